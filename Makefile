@@ -1,0 +1,47 @@
+# Every target sets itself up. Needs Python 3.11 or newer; `make PYTHON=python3.12 ...` chooses which.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# pip reads these: one list of versions, for what is installed and for what builds it.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check format bench-overhead clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
+
+demo: $(READY) ## train one small model three ways on this machine and compare them (under 4 minutes)
+	$(BIN)/python examples/demo.py
+
+test: $(READY) ## run the tests
+	$(BIN)/pytest
+
+check: $(READY) ## formatting, lint, types, architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-overhead: $(READY) ## seconds per step over DistributedDataParallel, two workers on this machine
+	$(BIN)/python benchmarks/overhead.py
+
+clean: ## remove the environment, caches and run records
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and pinned: left to the resolver, pip may fetch gigabytes of another version on the way.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Gossamer needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -e ".[dev]"
+	touch $(READY)

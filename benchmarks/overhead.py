@@ -1,0 +1,187 @@
+"""What does Gossamer cost where it has nothing to save? Its seconds per step over DistributedDataParallel's.
+
+Two workers on this machine train two copies of one model in turns, in the same processes: a block of steps
+with DDP, a block with Gossamer, then the other way round. Whatever else the machine does slows both alike,
+and each pair of blocks gives one ratio.
+
+    python benchmarks/overhead.py [--json FILE]
+"""
+
+import argparse
+import copy
+import json
+import os
+import platform
+import random
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS = 2
+Step = Callable[[], None]
+
+
+class Pieces(nn.Module):
+    """200 tensors of 1,000 elements: hardly any arithmetic, so bookkeeping and messages are what is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces = nn.ParameterList(torch.randn(1000) for _ in range(200))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([(piece * x).sum() for piece in self.pieces]).sum()
+
+
+def bytelm(batch: int = 8) -> tuple[nn.Module, Tensor]:
+    sys.path.insert(0, str(ROOT))
+    from examples.bytelm import CONTEXT, SIZES, ByteLM
+
+    return ByteLM(*SIZES["base"]), torch.randint(256, (batch, CONTEXT + 1))
+
+
+def pieces() -> tuple[nn.Module, Tensor]:
+    return Pieces(), torch.randn(1000)
+
+
+CASES = {"bytelm base, batch 8": (bytelm, 5), "200 tensors of 1,000": (pieces, 50)}  # and steps in a block
+
+
+def stepper(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
+    def step() -> None:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds_per_step(step: Step, steps: int) -> float:
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - began) / steps
+
+
+def interleave(plain: Step, ours: Step, blocks: int, steps: int) -> list[tuple[float, float]]:
+    """(plain, ours) seconds per step of each pair of blocks; who goes first alternates."""
+    seconds_per_step(plain, 2 * steps), seconds_per_step(ours, 2 * steps)  # warm-up
+    pairs: list[tuple[float, float]] = []
+    for block in range(blocks):
+        if block % 2:
+            late = seconds_per_step(ours, steps)
+            pairs.append((seconds_per_step(plain, steps), late))
+        else:
+            pairs.append((seconds_per_step(plain, steps), seconds_per_step(ours, steps)))
+    return pairs
+
+
+def bootstrap(values: Sequence[float], resamples: int = 10_000) -> tuple[float, float]:
+    """The 95 % interval of the median."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
+    return medians[round(0.025 * resamples)], medians[round(0.975 * resamples) - 1]
+
+
+def measure(case: str, blocks: int, rank: int) -> dict[str, Any]:
+    torch.manual_seed(rank)  # other data on each worker; both engines begin with rank 0's model
+    build, steps = CASES[case]
+    model, x = build()
+    twin = copy.deepcopy(model)
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    plain = stepper(wrapped, torch.optim.AdamW(wrapped.parameters()), x)
+    optimizer = torch.optim.AdamW(twin.parameters())
+    with gossamer.attach(twin, optimizer, "Dense()"):
+        pairs = interleave(plain, stepper(twin, optimizer, x), blocks, steps)
+    same = all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    ratios = [ours / plain for plain, ours in pairs]
+    return {
+        "case": case,
+        "ddp_seconds_per_step": statistics.median(plain for plain, _ in pairs),
+        "gossamer_seconds_per_step": statistics.median(ours for _, ours in pairs),
+        "ratio": statistics.median(ratios),
+        "ratio_interval": bootstrap(ratios),
+        "blocks": blocks,
+        "steps_per_block": steps,
+        "same_parameters": same,
+    }
+
+
+def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads_per_worker": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    print("machine ", ", ".join(f"{name} {value}" for name, value in report["machine"].items()))
+    print("command ", report["command"])
+    print(f"{'':24}{'DDP':>12}{'Gossamer':>12}{'ratio':>9}   95 % interval")
+    for row in report["cases"]:
+        plain, ours = 1000 * row["ddp_seconds_per_step"], 1000 * row["gossamer_seconds_per_step"]
+        low, high = row["ratio_interval"]
+        print(f"{row['case']:24}{plain:9.2f} ms{ours:9.2f} ms{row['ratio']:9.3f}   {low:.3f} to {high:.3f}")
+        print(f"{'':24}parameters bit for bit {'equal' if row['same_parameters'] else 'DIFFERENT'} at the end")
+
+
+def work(args: argparse.Namespace) -> None:
+    world = gossamer.init()
+    about = machine()
+    report = {
+        "machine": about,
+        "command": shlex.join(["python", *sys.argv]),
+        "cases": [measure(case, args.blocks, world.rank) for case in CASES],
+    }
+    if world.is_first:
+        show(report)
+        if args.json:
+            Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def launch() -> int:
+    """This script again, once per worker, on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(WORKERS),
+        "LOCAL_WORLD_SIZE": str(WORKERS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // WORKERS)),
+    }
+    workers = [
+        subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+        for rank in map(str, range(WORKERS))
+    ]
+    return max(abs(worker.wait()) for worker in workers)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description="Dense() over DistributedDataParallel, two workers on loopback.")
+    options.add_argument("--blocks", type=int, default=12, help="pairs of blocks")
+    options.add_argument("--json", metavar="FILE")
+    args = options.parse_args()
+    if "RANK" not in os.environ:
+        sys.exit(launch())
+    work(args)

@@ -1,0 +1,32 @@
+"""Gossamer trains PyTorch models across machines that talk less."""
+
+from gossamer.attach import attach, average_, ddp_hook
+from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK
+from gossamer.recipe import Recipe
+from gossamer.session import Session
+from gossamer.strategies import EveryStep
+from gossamer.topologies import Complete
+from gossamer.version import __version__
+from gossamer.world import Shard, World, init
+
+__all__ = [
+    "Codec",
+    "Complete",
+    "Compressor",
+    "Dense",
+    "EveryStep",
+    "Feedback",
+    "Int8",
+    "PowerSGD",
+    "Recipe",
+    "Route",
+    "Session",
+    "Shard",
+    "TopK",
+    "World",
+    "__version__",
+    "attach",
+    "average_",
+    "ddp_hook",
+    "init",
+]

@@ -1,0 +1,13 @@
+"""Checkpoints: one safetensors file a rank, written atomically, no pickle.
+
+    DIRECTORY/step-00000020/rank-0.safetensors      everything this rank holds
+    DIRECTORY/step-00000020/rank-0.json             the manifest; without it the step does not count
+
+`stage` writes the first under a temporary name. Once every rank has done so, `complete` names it and writes the
+second. Nothing here communicates: whoever saves gathers the digests in between.
+"""
+
+from gossamer.checkpoint.steps import abandon, complete, complete_steps, read, stage
+from gossamer.checkpoint.tree import digest, flatten, unflatten
+
+__all__ = ["abandon", "complete", "complete_steps", "digest", "flatten", "read", "stage", "unflatten"]

@@ -1,0 +1,217 @@
+"""Steps on disk: staged, completed, pruned, read back."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from gossamer.checkpoint.tree import DIGEST_BYTES, FORMAT_DTYPES, chunks, flatten, unflatten
+from gossamer.errors import CheckpointError
+from gossamer.events import notice
+
+
+def _header(text: str, tensors: dict[str, Tensor]) -> bytes:
+    """The format's header: its length, then JSON, padded so that the data begin at a multiple of eight bytes."""
+    places: dict[str, Any] = {"__metadata__": {"tree": text}}
+    start = 0
+    for name, tensor in tensors.items():
+        stop = start + tensor.nbytes
+        dtype, shape = FORMAT_DTYPES[tensor.dtype], list(tensor.shape)
+        places[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    header = json.dumps(places).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _file_bytes(tree: Any) -> Iterator[bytes | memoryview]:
+    """A safetensors file, piece by piece.
+
+    Not the library's own writer: that one refuses tensors that share memory, and cannot be hashed and synced on the
+    way. Its reader reads what this writes.
+    """
+    text, found = flatten(tree)
+    # Widest elements first, so that each tensor begins at a multiple of its element's size.
+    tensors = dict(sorted(found.items(), key=lambda item: -item[1].itemsize))
+    yield _header(text, tensors)
+    for tensor in tensors.values():
+        yield from chunks(tensor)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write and sync a new file; returns its digest."""
+    running = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        for piece in pieces:
+            running.update(piece)
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return running.hexdigest()
+
+
+def _folder(directory: str | os.PathLike[str], step: int) -> Path:
+    return Path(directory) / f"step-{step:08d}"
+
+
+def _data(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.safetensors"
+
+
+def _manifest(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.json"
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+@contextlib.contextmanager
+def _all_or_nothing(directory: str | os.PathLike[str], step: int, rank: int) -> Iterator[None]:
+    """Leave no temporary behind where writing fails."""
+    try:
+        yield
+    except CheckpointError:
+        abandon(directory, step, rank)
+        raise
+    except OSError as error:
+        abandon(directory, step, rank)
+        raise CheckpointError(
+            f"Writing the checkpoint of step {step} to {directory} failed: {error.strerror or error}. Earlier "
+            "checkpoints are untouched. Free some space or choose another directory, and save again."
+        ) from error
+
+
+def stage(directory: str | os.PathLike[str], step: int, rank: int, tree: Any) -> str:
+    """Write this rank's tree (see `flatten`) under a temporary name, synced to disk; returns the file's digest.
+
+    A complete checkpoint of the same step stays what it is until `complete` replaces it.
+    """
+    folder = _folder(directory, step)
+    with _all_or_nothing(directory, step, rank):
+        folder.mkdir(parents=True, exist_ok=True)
+        return _write(_temporary(_data(folder, rank)), _file_bytes(tree))
+
+
+def abandon(directory: str | os.PathLike[str], step: int, rank: int) -> None:
+    """Remove what `stage` wrote for this step."""
+    folder = _folder(directory, step)
+    _remove_temporaries(folder, rank)
+    _remove_if_empty(folder)
+
+
+def complete(
+    directory: str | os.PathLike[str], step: int, rank: int, digests: list[str], about: dict[str, Any], keep: int = 2
+) -> None:
+    """Make the staged file this rank's checkpoint of `step`, then remove older ones: the newest `keep` stay.
+
+    digests: every rank's, by rank; about: what describes the run, kept in the manifest.
+    """
+    folder = _folder(directory, step)
+    data, manifest = _data(folder, rank), _manifest(folder, rank)
+    content = {"step": step, "rank": rank, "world": len(digests), "digests": digests, "about": about}
+    with _all_or_nothing(directory, step, rank):
+        # All that needs space comes before the old files of this step, if any, are replaced. In between there is no
+        # manifest, so at no moment does one describe a file that is not its own.
+        _write(_temporary(manifest), [json.dumps(content, indent=1).encode()])
+        manifest.unlink(missing_ok=True)
+        _temporary(data).replace(data)
+        _sync_folder(folder)
+        _temporary(manifest).replace(manifest)
+        _sync_folder(folder)
+        _sync_folder(folder.parent)
+    try:
+        _prune(Path(directory), step, rank, keep)
+    except OSError as error:
+        notice(f"Step {step} is saved, but older checkpoints in {directory} could not be removed: {error}")
+
+
+def _prune(directory: Path, step: int, rank: int, keep: int) -> None:
+    """Of this rank's files: leave the `keep` newest complete steps up to this one, and no temporary."""
+    kept = [other for other in complete_steps(directory, rank) if other <= step][-keep:]
+    for other in _steps(directory):
+        folder = _folder(directory, other)
+        _remove_temporaries(folder, rank)
+        if other < step and other not in kept:
+            _manifest(folder, rank).unlink(missing_ok=True)
+            _data(folder, rank).unlink(missing_ok=True)
+            _remove_if_empty(folder)
+
+
+def _remove_temporaries(folder: Path, rank: int) -> None:
+    for path in (_data(folder, rank), _manifest(folder, rank)):
+        _temporary(path).unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _steps(directory: Path) -> list[int]:
+    names = (re.fullmatch(r"step-(\d+)", path.name) for path in directory.glob("step-*"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def complete_steps(directory: str | os.PathLike[str], rank: int) -> list[int]:
+    """The steps of which this rank's file and manifest are there, ascending."""
+    places = ((step, _folder(directory, step)) for step in _steps(Path(directory)))
+    return [step for step, folder in places if _manifest(folder, rank).is_file() and _data(folder, rank).is_file()]
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}), so what its step holds cannot be verified. Remove {path.parent} and load "
+            "an earlier step."
+        ) from error
+    return manifest
+
+
+def read(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[Any, dict[str, Any]]:
+    """This rank's tree and manifest of a complete step, verified; tensors are on the CPU."""
+    path = _data(_folder(directory, step), rank)
+    if step not in complete_steps(directory, rank):
+        raise CheckpointError(
+            f"{directory} holds no complete checkpoint of step {step} for rank {rank}; complete are the steps "
+            f"{complete_steps(directory, rank)}. Load one of these."
+        )
+    manifest = _read_manifest(_manifest(path.parent, rank))
+    expected, found = manifest["digests"][rank], _file_digest(path)
+    if expected != found:
+        raise CheckpointError(
+            f"{path} is damaged: its digest is {found} and should be {expected}, so its contents cannot be trusted. "
+            f"Remove {path.parent} and load an earlier step."
+        )
+    with safe_open(path, framework="pt") as file:
+        # Cloned, because the file is mapped into memory and later saves remove it.
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        return unflatten(file.metadata()["tree"], tensors), manifest

@@ -1,0 +1,31 @@
+"""The entry point of `gossamer`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gossamer.cli.explain import explain
+from gossamer.cli.recipes import recipes
+from gossamer.cli.run import run
+from gossamer.errors import GossamerError
+from gossamer.version import __version__
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__)
+def gossamer() -> None:
+    """Train PyTorch models across machines that talk less."""
+
+
+for command in (run, explain, recipes):
+    gossamer.add_command(command)
+
+
+def main() -> None:
+    try:
+        gossamer(prog_name="gossamer")
+    except GossamerError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1)

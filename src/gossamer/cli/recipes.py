@@ -1,0 +1,25 @@
+"""gossamer recipes: everything a recipe can be made of."""
+
+from __future__ import annotations
+
+import click
+
+from gossamer.recipe import KINDS, PRESETS, describe, resolve
+
+
+@click.command()
+def recipes() -> None:
+    """List what a recipe can be made of, a copyable line each.
+
+    A recipe joins at most one of each kind by +, in any order, such as "TopK(density=0.01) + EveryStep()".
+    """
+    for kind in KINDS:
+        _print_group(f"{kind} (default {getattr(resolve(None), kind)!r})", describe(kind))
+    _print_group("preset", [(name, repr(resolve(preset))) for name, preset in PRESETS.items()])
+
+
+def _print_group(title: str, lines: list[tuple[str, str]]) -> None:
+    width = max(len(example) for example, _ in lines)
+    click.secho(title, bold=True)
+    for example, sentence in lines:
+        click.echo(f"  {example:{width}}  {sentence}")

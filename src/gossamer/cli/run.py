@@ -1,0 +1,203 @@
+"""`gossamer run`: a script on several workers, watched, recorded, and explained where it fails."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from gossamer.errors import RecipeError
+from gossamer.launch.failure import Failure
+from gossamer.launch.job import Job, interfaces
+from gossamer.launch.launcher import Outcome, launch
+from gossamer.launch.rendezvous import split_endpoint
+from gossamer.launch.tail import log_path
+from gossamer.observe import record as records
+from gossamer.observe.live import LiveView
+from gossamer.observe.plot import check_matplotlib, plot
+from gossamer.observe.terminal import Terminal
+from gossamer.recipe import resolve
+
+NEVER_ATTACHED = (
+    "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
+    "training loop: session = gossamer.attach(model, optimizer)"
+)
+
+OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+def _check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """A recipe that cannot be read is refused here once, instead of by every worker."""
+    if text is not None:
+        try:
+            resolve(text)
+        except RecipeError as error:
+            raise click.BadParameter(str(error)) from None
+    return text
+
+
+def _check_interface(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
+    if name is not None and name not in interfaces():
+        raise click.BadParameter(f"there is no {name!r} on this machine; there are: {', '.join(interfaces())}")
+    return name
+
+
+def _check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """A file that could not be written is missed before the run, not after it."""
+    if path is not None and not path.parent.is_dir():
+        raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
+    return path
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Workers on this machine.")
+@click.option("--recipe", callback=_check_recipe, help="How the workers talk; beats the script's own.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, callback=_check_parent, help="Write the run's record there.")
+@click.option("--plot", "plot_file", type=OUTPUT_FILE, callback=_check_parent, help="Draw the run's curves (PNG).")
+@click.option(
+    "--logs",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="One log file a rank.  [default: runs/TIME]",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Restart all workers so often.",
+)
+@click.option("--interface", callback=_check_interface, help="The network interface to use, such as eth0.")
+@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines.")
+@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is.")
+@click.option("--rendezvous", metavar="HOST:PORT", help="Where the machines meet: on machine 0.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    workers: int,
+    recipe: str | None,
+    json_file: Path | None,
+    plot_file: Path | None,
+    logs: Path | None,
+    max_restarts: int,
+    interface: str | None,
+    nnodes: int,
+    node_rank: int,
+    rendezvous: str | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run SCRIPT on several workers. What follows SCRIPT belongs to it."""
+    _check_machines(nnodes, node_rank, rendezvous)
+    if plot_file is not None:
+        check_matplotlib()
+    job = Job(
+        script=script,
+        arguments=arguments,
+        workers=workers,
+        nodes=nnodes,
+        node_rank=node_rank,
+        rendezvous=rendezvous,
+        interface=interface,
+        recipe=recipe,
+        max_restarts=max_restarts,
+        logs=logs or _new_logs(),
+        worker_module="gossamer.cli.worker",
+    )
+    sys.exit(_run(job, json_file, plot_file))
+
+
+def _check_machines(nnodes: int, node_rank: int, rendezvous: str | None) -> None:
+    if nnodes > 1 and rendezvous is None:
+        raise click.UsageError("Several machines need a place to meet: add --rendezvous HOST:PORT, the same on all.")
+    if node_rank >= nnodes:
+        raise click.UsageError(f"--node-rank counts from 0 to {nnodes - 1} for --nnodes {nnodes}, not {node_rank}.")
+    if rendezvous is not None:
+        split_endpoint(rendezvous)
+
+
+def _run(job: Job, json_file: Path | None, plot_file: Path | None) -> int:
+    console, aside = Console(highlight=False), Console(stderr=True, highlight=False)
+    with _private_directory(job.logs) as directory:
+        live = LiveView(directory, job.local_ranks)
+        terminal = Terminal(live, console, aside)
+        with terminal.progress():
+            outcome = launch(job, directory, show=terminal.line, note=terminal.note, tick=terminal.tick)
+        if outcome.exit_code:
+            _explain_end(job, outcome, live.progress.checkpoint)
+        else:
+            _report(job, directory, terminal, json_file, plot_file)
+    return outcome.exit_code
+
+
+def _report(job: Job, directory: Path, terminal: Terminal, json_file: Path | None, plot_file: Path | None) -> None:
+    ranks = records.read_ranks(directory)
+    if not ranks:
+        terminal.note(NEVER_ATTACHED.format(script=job.script))
+        return
+    record = records.merge(ranks)
+    files = [job.logs / "record.json", *([json_file] if json_file else [])]
+    for file in files:
+        records.write(file, record)
+    if plot_file is not None:
+        plot([record], plot_file)
+    terminal.table(record, str(files[-1]))
+
+
+def _explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None) -> None:
+    if outcome.failure is not None:
+        _explain_failure(job, outcome.failure)
+    elif outcome.signal is not None:
+        click.echo(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.", err=True)
+        click.echo(f"Logs: {job.logs}", err=True)
+    if checkpoint is not None:
+        where, step = checkpoint["directory"], checkpoint["step"]
+        click.echo(
+            f"A checkpoint of step {step} is in {where}. To go on from it, run the same command again:",
+            err=True,
+        )
+        click.echo(f"  {shlex.join(['gossamer', *sys.argv[1:]])}", err=True)
+
+
+def _explain_failure(job: Job, failure: Failure) -> None:
+    click.secho(f"\n{failure}", fg="red", bold=True, err=True)
+    if failure.traceback:
+        click.echo(f"\n{failure.traceback}", err=True)
+    others = job.workers - 1
+    if others:
+        click.echo(
+            f"The other {others} workers were stopped." if others > 1 else "The other worker was stopped.", err=True
+        )
+    click.echo(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}", err=True)
+
+
+def _new_logs() -> Path:
+    """A directory that no other run has: runs/TIME, with a number where two runs start in the same second."""
+    stem = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    names = [stem, *(stem.with_name(f"{stem.name}_{number}") for number in range(2, 100))]
+    for name in names:
+        try:
+            name.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return name
+    raise click.ClickException(f"There are already {len(names)} directories like {stem}. Name another: --logs DIR")
+
+
+@contextmanager
+def _private_directory(logs: Path) -> Iterator[Path]:
+    """On the same disk as the logs, because it holds as much; gone at the end."""
+    logs.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix=".run-", dir=logs)).resolve()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

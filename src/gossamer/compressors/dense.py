@@ -1,0 +1,51 @@
+"""Everything travels, in the tensor's own precision or a lower one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.compressors.base import Compressor, wide
+from gossamer.errors import require
+from gossamer.kernels import all_finite
+from gossamer.layout import Packed
+from gossamer.words import Aggregation, At, Mean, Staged, State
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, repr=False)
+class Dense(Compressor):
+    """Send everything, cast to `dtype` where one is given ("float32", "float16" or "bfloat16").
+
+    C(x) = x, or x rounded to the nearest number of dtype
+    law:    |x - C(x)| <= 2^-11 |x| for float16 (normal numbers), 2^-8 |x| for bfloat16; exact otherwise
+    bytes:  2 (n-1)/n N itemsize
+    source: Patarasuk & Yuan 2009, JPDC (the bytes); Micikevicius et al. 2018, ICLR (half precision)
+
+    A half-precision mean is summed in float32, divided there and rounded once more, so `own` averages to it only to
+    half a unit in its last place. A number beyond float16's 65504 marks the step as not finite instead of becoming
+    infinite in silence.
+    """
+
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.dtype is None or self.dtype in DTYPES,
+            f"Dense sends float32, float16 or bfloat16, not {self.dtype!r}. Write Dense(dtype='bfloat16'), or Dense() "
+            "to send gradients as they are.",
+        )
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        if self.dtype is None or x.flat.dtype == DTYPES[self.dtype]:
+            mean = yield Mean(x.flat, out)
+            return Staged(mean=mean, own=x.flat)
+        cast = x.flat.to(DTYPES[self.dtype])
+        own = cast.to(wide(x.flat.dtype))
+        finite = all_finite(cast)
+        mean = yield Mean(cast if finite else cast.zero_(), cast)
+        mean = own.new_empty(own.shape).copy_(mean) if out is None else out.copy_(mean)
+        return Staged(mean=mean, own=own, finite=finite)

@@ -1,0 +1,49 @@
+"""The few ways to fail. Every message says what happened, why it matters, and the line to write instead."""
+
+from __future__ import annotations
+
+
+class GossamerError(Exception):
+    """Everything this library raises on purpose, except plain wrong arguments."""
+
+
+class RecipeError(GossamerError, ValueError):
+    """A recipe that cannot be read, or parts of one that do not go together."""
+
+
+class AttachError(GossamerError):
+    """A model, optimizer or loop that cannot be served as it is."""
+
+
+class LayoutError(GossamerError):
+    """A tensor is not what it was when its state was made."""
+
+
+class MismatchError(GossamerError):
+    """Ranks that should be alike are not; names both values and the ranks that hold them."""
+
+
+class LoopError(GossamerError):
+    """The training loop did something the recipe cannot honour."""
+
+
+class NonFiniteError(GossamerError):
+    """Gradients were not finite for several steps in a row."""
+
+
+class PeerLost(GossamerError):
+    """A worker left, or its link broke."""
+
+
+class ConnectError(GossamerError):
+    """The workers could not find each other."""
+
+
+class CheckpointError(GossamerError):
+    """A checkpoint that is missing, damaged, or belongs to another run."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Check a hyperparameter once, at construction."""
+    if not condition:
+        raise ValueError(message)

@@ -1,0 +1,90 @@
+"""Many scripts, one conversation: in each round, what they ask of the same kind travels together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+
+from gossamer.words import Exchange, Gather, Mean, Mix, Script, Word
+
+Fused = Generator[Word, Any, list[Any]]
+
+
+def fuse(scripts: Sequence[Script]) -> Fused:
+    """Advance many scripts together; returns their results in order.
+
+    Two hundred small tensors then cost as many messages as one. A word that is alone of its kind in a round travels as
+    it is, without a copy.
+    """
+    results: list[Any] = [None] * len(scripts)
+    asking: dict[int, Word] = {}
+
+    def advance(place: int, answer: Any) -> None:
+        try:
+            asking[place] = scripts[place].send(answer)
+        except StopIteration as stop:
+            results[place] = stop.value
+
+    for place in range(len(scripts)):
+        advance(place, None)
+    while asking:
+        together: dict[tuple[object, ...], list[int]] = {}
+        for place in sorted(asking):
+            together.setdefault(_kind(asking[place]), []).append(place)
+        words, asking = asking, {}
+        for places in together.values():
+            if len(places) == 1:
+                advance(places[0], (yield words[places[0]]))
+                continue
+            joint, split = _join([words[place] for place in places])
+            answer = yield joint
+            for place, part in zip(places, split(answer), strict=True):
+                advance(place, part)
+    return results
+
+
+def _kind(word: Word) -> tuple[object, ...]:
+    """Words of equal kind can be joined."""
+    match word:
+        case Mean(tensor):
+            return Mean, tensor.dtype, tensor.device
+        case Mix(_, edges):
+            return Mix, edges
+        case _:
+            return (type(word),)
+
+
+def _join(words: Sequence[Any]) -> tuple[Word, Callable[[Any], list[Any]]]:
+    """One word that asks for all of them, and how its answer is split again."""
+    if isinstance(words[0], Mean):
+        return _join_means(words)
+    if isinstance(words[0], Exchange):
+        counts = [len(word.parts[0]) for word in words]
+        parts = tuple(sum((word.parts[peer] for word in words), ()) for peer in range(len(words[0].parts)))
+        return Exchange(parts), lambda heard: _split_payloads(heard, counts)
+    counts = [len(word.payload) for word in words]
+    payload = sum((word.payload for word in words), ())
+    joint = Gather(payload) if isinstance(words[0], Gather) else Mix(payload, words[0].edges)
+    return joint, lambda heard: _split_payloads(heard, counts)
+
+
+def _join_means(words: Sequence[Mean]) -> tuple[Word, Callable[[Any], list[Any]]]:
+    sizes = [word.tensor.numel() for word in words]
+    flat = torch.cat([word.tensor.reshape(-1) for word in words])
+
+    def split(answer: torch.Tensor) -> list[Any]:
+        parts = [part.view(word.tensor.shape) for word, part in zip(words, answer.split(sizes), strict=True)]
+        return [part if word.out is None else word.out.copy_(part) for word, part in zip(words, parts, strict=True)]
+
+    return Mean(flat, out=flat), split
+
+
+def _split_payloads(heard: Sequence[tuple[torch.Tensor, ...]], counts: Sequence[int]) -> list[Any]:
+    answers: list[Any] = []
+    at = 0
+    for count in counts:
+        answers.append([payload[at : at + count] for payload in heard])
+        at += count
+    return answers

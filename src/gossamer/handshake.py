@@ -1,0 +1,147 @@
+"""Ranks that are not alike are found before the first step, by value and by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer import seeds
+from gossamer.checkpoint import digest
+from gossamer.errors import MismatchError
+from gossamer.events import notice
+from gossamer.version import __version__
+
+NOT_SEEN, NO_BATCH = 0, -1
+
+MEANING = {
+    "gossamer": "Gossamer's version (install the same one everywhere)",
+    "torch": "torch's version (install the same one everywhere)",
+    "python": "Python's version (use the same one everywhere)",
+    "nccl": "NCCL's version (install the same one everywhere)",
+    "script": "a hash of the script (copy the same file everywhere)",
+    "recipe": "the recipe (pass the same one everywhere)",
+    "layout": "a hash of the parameters' names, shapes and dtypes (build the same model everywhere)",
+    "optimizer": "a hash of the optimizer's state and settings (load its state on every rank, before attach)",
+}
+
+
+def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None) -> dict[str, str]:
+    """What must be alike on every rank."""
+    return {
+        "gossamer": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none",
+        "script": _script_hash(),
+        "recipe": recipe,
+        "layout": layout,
+        "optimizer": "none" if optimizer is None else optimizer_digest(optimizer),
+    }
+
+
+def compare(texts: Sequence[str]) -> None:
+    """Refuse fingerprints (as JSON, by rank) that differ, naming each value and the ranks that hold it."""
+    prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
+    differing = [key for key in prints[0] if len({each.get(key) for each in prints}) > 1]
+    if differing:
+        lines = [
+            f"{MEANING.get(key, key)}: {_by_value([each.get(key, 'none') for each in prints])}" for key in differing
+        ]
+        raise MismatchError(
+            "the ranks are not alike, so their parameters would drift apart without a word. They differ in "
+            + "; in ".join(lines)
+        )
+
+
+def _by_value(values: Sequence[str]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ", ".join(
+        f"{value!r} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for value, who in ranks.items()
+    )
+
+
+def _script_hash() -> str:
+    script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
+    if script is None or not script.is_file():
+        return "none"
+    return hashlib.blake2b(script.read_bytes(), digest_size=8).hexdigest()
+
+
+def optimizer_digest(optimizer: Optimizer) -> str:
+    """A hash of every tensor and number in the optimizer's state."""
+    state = optimizer.state_dict()
+    tensors: list[Tensor] = []
+    numbers: list[str] = []
+    for path, value in _leaves(state, ""):
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            numbers.append(f"{path}:{tuple(value.shape)}")
+        else:
+            numbers.append(f"{path}={value!r}")
+    return hashlib.blake2b((digest(tensors) + ";".join(numbers)).encode(), digest_size=8).hexdigest()
+
+
+def settings(optimizer: Optimizer) -> str:
+    """The optimizer's hyperparameters as text, group by group: learning rates, momenta, decays."""
+    groups = [
+        {key: value for key, value in group.items() if isinstance(value, (bool, int, float, tuple, Tensor))}
+        for group in optimizer.param_groups
+    ]
+    return "; ".join(
+        ", ".join(f"{key}={float(value) if isinstance(value, Tensor) else value!r}" for key, value in group.items())
+        for group in groups
+    )
+
+
+def compare_settings(texts: Sequence[str]) -> None:
+    raise MismatchError(
+        "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "
+        f"optimizer's settings are {_by_value(texts)}. Step learning-rate schedulers equally often on every rank; "
+        "where ranks have different numbers of batches, once an epoch instead of once a batch."
+    )
+
+
+class FirstBatch:
+    """A hash of the first batch: ranks that train on the same data learn nothing from each other."""
+
+    def __init__(self) -> None:
+        self.hash, self._pid = NOT_SEEN, os.getpid()
+
+    def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A forward pre-hook that looks at the first batch only."""
+        if self.hash == NOT_SEEN and model.training and os.getpid() == self._pid:
+            inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            self.hash = seeds.address(digest(inputs)) if inputs else NO_BATCH
+
+    @staticmethod
+    def compare(batches: Sequence[tuple[int, float]]) -> None:
+        """Notice equal hashes among everyone's (hash, weight)."""
+        hashes = [batch for batch, weight in batches if weight > 0 and batch not in (NOT_SEEN, NO_BATCH)]
+        if len(set(hashes)) < len(hashes):
+            notice(
+                "several workers began with the very same batch, so they compute the same gradient several times. Give "
+                "each its own part of the data: DataLoader(dataset, sampler=world.shard(dataset), ...)."
+            )
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}")
+    elif isinstance(tree, (list, tuple)):
+        for place, value in enumerate(tree):
+            yield from _leaves(value, f"{path}.{place}")
+    else:
+        yield path, tree

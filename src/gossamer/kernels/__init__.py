@@ -1,0 +1,5 @@
+"""The inner loops, as pure functions over raw buffers."""
+
+from gossamer.kernels.reference import all_finite
+
+__all__ = ["all_finite"]

@@ -1,0 +1,43 @@
+"""Do something every few milliseconds beside the main thread, which the engine needs for itself."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+
+class Every:
+    """Calls `action` every `seconds` in a thread until the block ends, then once more.
+
+    An error of `action` interrupts the main thread and is raised at the end of the block.
+    """
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._action = action
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Every:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        self._action()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(self._seconds):
+                self._action()
+        except BaseException as error:
+            self._error = error
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -1,0 +1,103 @@
+"""Why a run failed: of all that went wrong, the first that is not a consequence of something else."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from gossamer.errors import PeerLost
+
+# What the engines say when somebody else's process ended; they have no error class of their own for it
+ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
+
+
+class Origin(IntEnum):
+    """How likely a failure is the cause of the others, the likeliest first."""
+
+    KILLED = 0
+    RAISED = 1
+    ENDED = 2
+    ECHO = 3
+    STOPPED = 4
+
+
+FAULTS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One worker's end. exit_code is negative for a signal's number; moment is in seconds since the epoch."""
+
+    rank: int
+    exit_code: int
+    moment: float
+    origin: Origin
+    summary: str = ""
+    traceback: str = ""
+
+    @property
+    def shell_code(self) -> int:
+        """What a shell would report."""
+        return 128 - self.exit_code if self.exit_code < 0 else self.exit_code or 1
+
+    @property
+    def ending(self) -> str:
+        if self.exit_code >= 0:
+            return f"exit code {self.exit_code}"
+        return f"signal {_signal_name(-self.exit_code)}"
+
+    def __str__(self) -> str:
+        if self.origin is Origin.STOPPED:
+            return f"rank {self.rank} was stopped ({self.ending})"
+        if self.summary:
+            return f"rank {self.rank} failed: {self.summary} ({self.ending})"
+        return f"rank {self.rank} failed: it ended with {self.ending}{_HINTS.get(-self.exit_code, '')}"
+
+
+_HINTS = {
+    int(signal.SIGKILL): ". It was killed from outside; on Linux most often because memory ran out: see `dmesg`",
+    int(signal.SIGSEGV): ". Native code crashed: `python -X faulthandler` shows where",
+}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether an error says no more than that another worker is gone."""
+    if isinstance(error, PeerLost | ConnectionError):
+        return True
+    return isinstance(error, RuntimeError) and any(echo in str(error).lower() for echo in ECHOES)
+
+
+def from_report(report: Mapping[str, Any]) -> Failure:
+    """What the worker wrote about itself."""
+    return Failure(
+        rank=report["rank"],
+        exit_code=report["exit_code"],
+        moment=report["moment"],
+        origin=Origin[report["origin"]],
+        summary=report["summary"],
+        traceback=report["traceback"],
+    )
+
+
+def from_exit(rank: int, exit_code: int, moment: float, stopped: bool) -> Failure:
+    """What is known of a worker that wrote nothing. stopped: the launcher ended it because of another."""
+    origin = Origin.ENDED
+    if stopped or exit_code in (-signal.SIGTERM, -signal.SIGINT):
+        origin = Origin.STOPPED
+    elif -exit_code in FAULTS:
+        origin = Origin.KILLED
+    return Failure(rank=rank, exit_code=exit_code, moment=moment, origin=origin)
+
+
+def cause(failures: Iterable[Failure]) -> Failure:
+    return min(failures, key=lambda failure: (failure.origin, failure.moment, failure.rank))

@@ -1,0 +1,47 @@
+"""Where the processes of one run leave word for each other: a file per matter, rank and attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RUN_DIRECTORY = "GOSSAMER_RUN_DIRECTORY"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Attempts count from 0: the first start, then one more after every restart."""
+
+    directory: Path
+
+    def output(self, rank: int, attempt: int) -> Path:
+        """What the worker prints, both streams in one file, so that their order is kept."""
+        return self.directory / f"output-{attempt}-{rank}.txt"
+
+    def boot(self, rank: int, attempt: int) -> Path:
+        """What the worker prints to stderr before it has joined its two streams."""
+        return self.directory / f"boot-{attempt}-{rank}.txt"
+
+    def started(self, rank: int, attempt: int) -> Path:
+        return self.directory / f"started-{attempt}-{rank}.json"
+
+    def failure(self, rank: int, attempt: int) -> Path:
+        return self.directory / f"failure-{attempt}-{rank}.json"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Readers find the whole file or none."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(content))
+    os.replace(draft, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return content

@@ -1,0 +1,79 @@
+"""What is to be run, and the environment its workers find."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossamer.errors import require
+from gossamer.launch.files import RUN_DIRECTORY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """`workers` processes on each of `nodes` machines run `script`; this is machine `node_rank` of them.
+
+    rendezvous: HOST:PORT where the machines meet, None for one machine; interface: the network interface to
+    use, None for the default; logs: a directory for one log file a rank; worker_module: `python -m` runs it.
+    """
+
+    script: Path
+    arguments: tuple[str, ...] = ()
+    workers: int = 2
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None
+    interface: str | None = None
+    recipe: str | None = None
+    max_restarts: int = 0
+    logs: Path
+    worker_module: str = "gossamer.launch.worker"
+
+    def __post_init__(self) -> None:
+        require(self.workers >= 1, f"workers is a count of at least 1, not {self.workers}")
+        require(
+            self.nodes == 1 or self.rendezvous is not None,
+            "several machines need a place to meet: rendezvous",
+        )
+        require(0 <= self.node_rank < self.nodes, f"node_rank is in 0..{self.nodes - 1}, not {self.node_rank}")
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks that this machine's workers have in the whole job."""
+        return range(self.node_rank * self.workers, (self.node_rank + 1) * self.workers)
+
+    @property
+    def command(self) -> str:
+        return shlex.join([str(self.script), *self.arguments])
+
+    @property
+    def worker_arguments(self) -> tuple[str, ...]:
+        """Unbuffered, so that what was printed is in the file whatever ends the process."""
+        return ("-u", "-m", self.worker_module, str(self.script), *self.arguments)
+
+    def environment(self, directory: Path, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """What to add to the `given` environment for every worker."""
+        added = {RUN_DIRECTORY: str(directory), "GOSSAMER_LAUNCHER_PID": str(os.getpid())}
+        if self.recipe is not None:
+            added["GOSSAMER_RECIPE"] = self.recipe
+        if self.interface is not None:
+            added |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), self.interface)
+        elif self.rendezvous is None and "GLOO_SOCKET_IFNAME" not in given:
+            added["GLOO_SOCKET_IFNAME"] = loopback()
+        if "OMP_NUM_THREADS" not in given:
+            # N workers that each take every core are slower than one worker
+            added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.workers))
+        return added
+
+
+def interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def loopback() -> str:
+    return "lo0" if sys.platform == "darwin" else "lo"

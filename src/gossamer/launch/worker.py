@@ -1,0 +1,134 @@
+"""One worker: runs the user's script as `python script.py` would, and leaves word if it fails.
+
+Started as `python -u -m gossamer.launch.worker SCRIPT ARGS...`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from gossamer.launch.failure import Origin, is_echo
+from gossamer.launch.files import RUN_DIRECTORY, RunFiles, write_json
+
+Finish = Callable[[], None]
+
+
+def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) -> None:
+    """Run the script; `finish` writes this rank's record, whether it ended well or not."""
+    script, *rest = arguments or sys.argv[1:]
+    post = Post(RunFiles(Path(os.environ[RUN_DIRECTORY])), int(os.environ["RANK"]))
+    os.dup2(1, 2)  # one file for both streams, so that their order is kept
+    post.started()
+    _end_with(int(os.environ["GOSSAMER_LAUNCHER_PID"]))
+    try:
+        exit_code = _run(script, rest, post)
+    except BaseException as error:
+        exit_code = post.raised(error, script)
+    finish()
+    if exit_code:
+        raise SystemExit(exit_code)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Post:
+    """What one worker writes for its launcher."""
+
+    def __init__(self, files: RunFiles, rank: int) -> None:
+        self._rank = rank
+        self._attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self._files = files
+
+    def started(self) -> None:
+        """So that the launcher can find this process, even if it does nothing more."""
+        started = {"pid": os.getpid(), "host": socket.gethostname(), "moment": time.time()}
+        write_json(self._files.started(self._rank, self._attempt), started)
+
+    def ended(self, code: object) -> int:
+        """What sys.exit was given; anything but a number is printed and means 1, as without a launcher."""
+        if code is None or code == 0:
+            return 0
+        exit_code = code if isinstance(code, int) else 1
+        if exit_code is not code:
+            print(code, file=sys.stderr)
+        self._failed(exit_code, Origin.ENDED, "the script called sys.exit", "")
+        return exit_code
+
+    def raised(self, error: BaseException, script: str) -> int:
+        lines = traceback.format_exception(type(error), error, _from_script(error, script))
+        summary = traceback.format_exception_only(error)[-1].strip()
+        self._failed(1, Origin.ECHO if is_echo(error) else Origin.RAISED, summary, "".join(lines))
+        return 1
+
+    def _failed(self, exit_code: int, origin: Origin, summary: str, text: str) -> None:
+        report: dict[str, Any] = {
+            "rank": self._rank,
+            "exit_code": exit_code,
+            "moment": time.time(),
+            "origin": origin.name,
+            "summary": summary,
+            "traceback": text,
+        }
+        write_json(self._files.failure(self._rank, self._attempt), report)
+
+
+def _run(script: str, arguments: Sequence[str], post: Post) -> int:
+    try:
+        _run_script(script, arguments)
+    except SystemExit as end:
+        exit_code = post.ended(end.code)
+        if exit_code:
+            return exit_code
+    _close_sessions()
+    return 0
+
+
+def _run_script(script: str, arguments: Sequence[str]) -> None:
+    sys.argv = [script, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _close_sessions() -> None:
+    """Sessions that the script left open; one that never met the library has none."""
+    module = sys.modules.get("gossamer.session")
+    for session in module.open_sessions() if module else ():
+        session.close()
+
+
+def _from_script(error: BaseException, script: str) -> TracebackType | None:
+    """The part of a traceback that is the user's: from the script's own first frame on."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename != script:
+        at = at.tb_next
+    unread = isinstance(error, SyntaxError)  # a script that cannot be read has no frame, and none of ours says more
+    return at if at is not None or unread else error.__traceback__
+
+
+def _end_with(launcher: int) -> None:
+    """End this worker and its helpers when the launcher is gone, however it went."""
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(0.5)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What the workers say of themselves while they run, as far as one glance shows."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gossamer.observe.recorder import live_path
+from gossamer.observe.units import bytes_text, seconds_text, share_text, short
+
+WINDOW_LINES = 40
+
+
+class LiveFile:
+    """The lines that were added since the last look; a file that shrank began anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:
+                self._offset = 0
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # still being written
+                self._offset += len(line)
+                yield json.loads(line)
+
+
+@dataclass
+class Progress:
+    """Steps from the first worker that tells of them; sentences from all, each once."""
+
+    attached: dict[str, Any] | None = None
+    checkpoint: dict[str, Any] | None = None
+    window: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=WINDOW_LINES))
+    _said: set[str] = field(default_factory=set)
+
+    def take(self, line: dict[str, Any]) -> str | None:
+        """Digest one live line; the sentence to show, if it is worth one that was not shown yet."""
+        match line:
+            case {"kind": "attached"}:
+                self.attached = line
+                self.window.clear()
+            case {"kind": "step"}:
+                self.window.append(line)
+            case {"kind": "saved"}:
+                self.checkpoint = line
+            case {"kind": "noticed", "message": message}:
+                return self._once(message)
+            case {"kind": "skipped", "step": step, "rank": rank, "tensor": tensor}:
+                return self._once(
+                    f"Step {step} was skipped on every worker, because the gradient of {tensor!r} was not "
+                    f"finite on rank {rank}."
+                )
+        return None
+
+    def _once(self, sentence: str) -> str | None:
+        if sentence in self._said:
+            return None
+        self._said.add(sentence)
+        return sentence
+
+    def __str__(self) -> str:
+        """One line: where the run is and how fast."""
+        if self.attached is None:
+            return "starting"
+        if not self.window:
+            return "attached, before the first step"
+        return " · ".join(self._parts())
+
+    def _parts(self) -> Iterator[str]:
+        first, last = self.window[0], self.window[-1]
+        yield f"step {last['step']}"
+        elapsed = last["seconds"] - first["seconds"]
+        if elapsed > 0:
+            yield f"{short((last['steps_made'] - first['steps_made']) / elapsed)} steps/s"
+        if "loss" in last["metrics"]:
+            yield f"loss {short(float(last['metrics']['loss']))}"
+        yield f"{bytes_text(_mean(self.window, 'bytes_sent'))}/step"
+        yield f"{share_text(_mean(self.window, 'waiting_share'))} waiting"
+        yield seconds_text(round(last["seconds"]))
+
+
+def _mean(lines: Iterable[dict[str, Any]], name: str) -> float:
+    return fmean(line[name] for line in lines)
+
+
+class LiveView:
+    """Follows the live files of the ranks on this machine."""
+
+    def __init__(self, directory: Path, ranks: Iterable[int]) -> None:
+        self._files = [LiveFile(live_path(directory, rank)) for rank in ranks]
+        self.progress = Progress()
+
+    def look(self) -> list[str]:
+        """The sentences that came up since the last look."""
+        told = [self.progress.take(line) for file in self._files for line in file.lines()]
+        return [sentence for sentence in told if sentence]

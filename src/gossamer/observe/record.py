@@ -1,0 +1,151 @@
+"""The record of a run: every rank's numbers, and their sum."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gossamer.version import __version__
+
+Point = tuple[int, float, float]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """One rank's numbers over one session. Seconds and bytes per step are means unless they say otherwise.
+
+    metrics: name -> (step, seconds since the session began, value); checkpoints: (step, directory); digest:
+    None where the session was not closed. Of the times per step the first ten, or a fifth of fewer than
+    fifty, are left out as warm-up; bytes and totals count every step.
+    """
+
+    rank: int
+    world: int
+    recipe: str
+    parameters: int
+    steps: int
+    skipped_steps: int
+    seconds: float
+    median_seconds: float
+    p90_seconds: float
+    compute_seconds: float
+    waiting_seconds: float
+    encode_seconds: float
+    wire_seconds: float
+    decode_seconds: float
+    bytes_sent: float
+    residual_bytes: int = 0
+    bucket_bytes: int = 0
+    peak_resident_bytes: int = 0
+    digest: str | None = None
+    metrics: dict[str, list[Point]] = field(default_factory=dict)
+    checkpoints: list[tuple[int, str]] = field(default_factory=list)
+
+
+def rank_path(directory: Path, rank: int) -> Path:
+    return directory / f"record-{rank}.json"
+
+
+def write_rank(directory: Path, record: RankRecord) -> None:
+    write(rank_path(directory, record.rank), asdict(record))
+
+
+def read_ranks(directory: Path) -> list[RankRecord]:
+    """What the ranks on this machine wrote, in their order; empty where none had a session."""
+    records = [RankRecord(**json.loads(path.read_text())) for path in directory.glob("record-*.json")]
+    return sorted(records, key=lambda record: record.rank)
+
+
+def write(path: Path, record: Record) -> None:
+    """Plain JSON, a line for every field: what is not a number is null. Readers find the whole file or none."""
+    draft = path.with_name(path.name + ".draft")
+    fields = (f"  {json.dumps(name)}: {json.dumps(_plain(value), allow_nan=False)}" for name, value in record.items())
+    draft.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def merge(ranks: Sequence[RankRecord]) -> Record:
+    """The run's record from its ranks' records: means over workers, the largest of memory.
+
+    The times per step leave out the first ten steps, or a fifth of fewer than fifty, as warm-up; `seconds`,
+    `steps` and bytes do not.
+    """
+    first = ranks[0]
+    metrics = _merge_metrics(ranks)
+
+    def mean(name: str) -> float:
+        return fmean(getattr(rank, name) for rank in ranks)
+
+    def largest(name: str) -> int:
+        return max(int(getattr(rank, name)) for rank in ranks)
+
+    return {
+        "gossamer": __version__,
+        "recipe": first.recipe,
+        "workers": first.world,
+        "network": None,
+        "emulation": None,
+        "parameters": first.parameters,
+        "steps": first.steps,
+        "skipped_steps": first.skipped_steps,
+        "seconds": max(rank.seconds for rank in ranks),
+        "seconds_per_step": {"median": mean("median_seconds"), "p90": mean("p90_seconds")},
+        "compute_seconds_per_step": mean("compute_seconds"),
+        "waiting_seconds_per_step": mean("waiting_seconds"),
+        "communication_seconds_per_step": {part: mean(f"{part}_seconds") for part in ("encode", "wire", "decode")},
+        "bytes_sent_per_step": {"accounted": mean("bytes_sent"), "interface": None},
+        "memory_bytes": {
+            "residuals": largest("residual_bytes"),
+            "buckets": largest("bucket_bytes"),
+            "peak_resident": largest("peak_resident_bytes"),
+        },
+        "metrics": metrics,
+        "final": {name: points[-1][2] for name, points in metrics.items()},
+        "checkpoints": [{"step": step, "directory": where} for step, where in _saved(ranks)],
+        "workers_agree": _agree(ranks),
+    }
+
+
+def _agree(ranks: Iterable[RankRecord]) -> bool:
+    """Bitwise, at the end. A session that was never closed has shown nothing."""
+    digests = {rank.digest for rank in ranks}
+    return len(digests) == 1 and None not in digests
+
+
+def _saved(ranks: Iterable[RankRecord]) -> list[tuple[int, str]]:
+    return sorted({(step, where) for rank in ranks for step, where in rank.checkpoints})
+
+
+def _merge_metrics(ranks: Iterable[RankRecord]) -> dict[str, list[Point]]:
+    """For each name and step the mean over whoever logged it."""
+    logged: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for rank in ranks:
+        for name, points in rank.metrics.items():
+            for step, seconds, value in points:
+                number = float("nan") if value is None else value
+                logged.setdefault(name, {}).setdefault(step, []).append((seconds, number))
+    return {name: [_mean_point(*item) for item in sorted(steps.items())] for name, steps in logged.items()}
+
+
+def _mean_point(step: int, heard: list[tuple[float, float]]) -> Point:
+    seconds, values = zip(*heard, strict=True)
+    return step, fmean(seconds), fmean(values)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case float() if not isfinite(value):
+            return None
+        case _:
+            return value

@@ -1,0 +1,184 @@
+"""Listens to one rank's events: keeps its numbers, and writes a few lines a second for whoever watches."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import threading
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gossamer.events import Attached, Closed, Event, Logged, Noticed, Saved, Skipped, StepEnded
+from gossamer.observe.record import Point, RankRecord, write_rank
+
+LIVE_SECONDS = 0.1
+TIMES = ("seconds", "waiting_seconds", "encode_seconds", "wire_seconds", "decode_seconds")
+
+
+def live_path(directory: Path, rank: int) -> Path:
+    return directory / f"live-{rank}.jsonl"
+
+
+def warm_up(steps: int) -> int:
+    """How many of the first steps are left out of times per step: ten, or a fifth of fewer than fifty."""
+    return 10 if steps >= 50 else steps // 5
+
+
+def peak_resident_bytes() -> int:
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
+
+
+@dataclass
+class Tally:
+    """What happened since a session began."""
+
+    attached: Attached
+    times: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in TIMES})
+    steps: int = 0
+    skipped_steps: int = 0
+    bytes_sent: float = 0.0
+    last_moment: float = 0.0
+    latest: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, list[Point]] = field(default_factory=dict)
+    checkpoints: list[tuple[int, str]] = field(default_factory=list)
+    closed: Closed | None = None
+
+    def add(self, ended: StepEnded) -> None:
+        for name, values in self.times.items():
+            values.append(getattr(ended, name))
+        self.steps = ended.step
+        self.skipped_steps += ended.skipped
+        self.bytes_sent += ended.bytes_sent
+
+    def record(self) -> RankRecord:
+        count = len(self.times["seconds"])
+        kept = {name: np.array(values)[warm_up(count) :] for name, values in self.times.items()}
+        means = {name: float(values.mean()) if count else 0.0 for name, values in kept.items()}
+        median, p90 = np.quantile(kept["seconds"], (0.5, 0.9)) if count else (0.0, 0.0)
+        return RankRecord(
+            rank=self.attached.rank,
+            world=self.attached.world,
+            recipe=self.attached.recipe,
+            parameters=self.attached.parameters,
+            steps=self.steps,
+            skipped_steps=self.skipped_steps,
+            seconds=self.last_moment - self.attached.moment,
+            median_seconds=float(median),
+            p90_seconds=float(p90),
+            compute_seconds=means["seconds"] - means["waiting_seconds"],
+            waiting_seconds=means["waiting_seconds"],
+            encode_seconds=means["encode_seconds"],
+            wire_seconds=means["wire_seconds"],
+            decode_seconds=means["decode_seconds"],
+            bytes_sent=self.bytes_sent / max(count, 1),
+            residual_bytes=self.closed.residual_bytes if self.closed else 0,
+            bucket_bytes=self.closed.bucket_bytes if self.closed else 0,
+            peak_resident_bytes=peak_resident_bytes(),
+            digest=self.closed.digest if self.closed else None,
+            metrics=self.metrics,
+            checkpoints=self.checkpoints,
+        )
+
+
+class Recorder:
+    """Subscribe it: `events.subscribe(Recorder(directory, rank))`; at the end call `write()`.
+
+    Live lines about steps come from the ranks that are told to, at most ten a second; notices, skipped steps
+    and checkpoints from all. Where a script attaches several times, the numbers are of the last session.
+    """
+
+    def __init__(self, directory: Path, rank: int, steps_live: bool = True) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._steps_live = steps_live
+        self._tally: Tally | None = None
+        self._live = live_path(directory, rank).open("w", buffering=1, encoding="utf-8")
+        self._next_live = 0.0
+        self._lock = threading.Lock()  # steps and notices may come from different threads
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            if self._tally is not None:
+                self._tally.last_moment = event.moment
+            self._take(event)
+
+    def write(self) -> None:
+        """Leave this rank's record; nothing where no session was ever attached."""
+        with self._lock:
+            if self._tally is not None:
+                write_rank(self._directory, self._tally.record())
+            self._live.close()
+
+    @singledispatchmethod
+    def _take(self, event: Event) -> None:
+        """Other events are for other listeners."""
+
+    @_take.register
+    def _(self, event: Attached) -> None:
+        self._tally = Tally(event, last_moment=event.moment)
+        self._say("attached", recipe=event.recipe, workers=event.world, parameters=event.parameters)
+
+    @_take.register
+    def _(self, event: StepEnded) -> None:
+        if self._tally is None:
+            return
+        self._tally.add(event)
+        if self._steps_live and event.moment >= self._next_live:
+            self._next_live = event.moment + LIVE_SECONDS
+            self._say_step(self._tally, event)
+
+    @_take.register
+    def _(self, event: Logged) -> None:
+        if self._tally is None:
+            return
+        self._tally.latest |= event.values
+        seconds = event.moment - self._tally.attached.moment
+        for name, value in event.values.items():
+            self._tally.metrics.setdefault(name, []).append((event.step, seconds, value))
+
+    @_take.register
+    def _(self, event: Skipped) -> None:
+        self._say("skipped", step=event.step, rank=event.rank, tensor=event.tensor)
+
+    @_take.register
+    def _(self, event: Noticed) -> None:
+        self._say("noticed", message=event.message)
+
+    @_take.register
+    def _(self, event: Saved) -> None:
+        if self._tally is not None:
+            self._tally.checkpoints.append((event.step, event.directory))
+        self._say("saved", step=event.step, directory=event.directory)
+
+    @_take.register
+    def _(self, event: Closed) -> None:
+        if self._tally is not None:
+            self._tally.closed = event
+            self._tally.steps = event.steps
+
+    def _say_step(self, tally: Tally, event: StepEnded) -> None:
+        self._say(
+            "step",
+            step=event.step,
+            seconds=event.moment - tally.attached.moment,
+            steps_made=len(tally.times["seconds"]),
+            waiting_share=event.waiting_seconds / event.seconds if event.seconds > 0 else 0.0,
+            bytes_sent=event.bytes_sent,
+            metrics=_finite(tally.latest),
+        )
+
+    def _say(self, kind: str, **content: Any) -> None:
+        self._live.write(json.dumps({"kind": kind, **content}) + "\n")
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """JSON has no word for infinities and such."""
+    return {name: value if np.isfinite(value) else str(value) for name, value in metrics.items()}

@@ -1,0 +1,113 @@
+"""What a run looks like: the workers' lines, one line of progress below them, and a table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from gossamer.observe.live import LiveView
+from gossamer.observe.record import Record
+from gossamer.observe.units import bytes_text, count_text, seconds_text, share_text, short
+
+RANK_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
+PLAIN_SECONDS = 5.0
+
+
+class Terminal:
+    """Shows a run on a console; where that is no terminal, as plain lines.
+
+    Worker lines go to `console`, standard output. What the launcher says goes to `aside`, standard error,
+    where `console` is no terminal: progress every few seconds, and notes.
+    """
+
+    def __init__(
+        self,
+        live: LiveView,
+        console: Console,
+        aside: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._live = live
+        self._console = console
+        self._aside = console if console.is_terminal else aside
+        self._clock = clock
+        self._next_plain = clock() + PLAIN_SECONDS
+        self._spinner = Spinner("dots", style="cyan")
+
+    @contextmanager
+    def progress(self) -> Iterator[None]:
+        """Keep the line of progress below everything within the block."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(get_renderable=self._status, console=self._console, transient=True, refresh_per_second=8):
+            yield
+
+    def line(self, rank: int, text: str) -> None:
+        """One line that a worker printed, colours included."""
+        prefix = f"[rank {rank}] ", RANK_STYLES[rank % len(RANK_STYLES)]
+        self._console.print(Text.assemble(prefix, Text.from_ansi(text, end="")), soft_wrap=True)
+
+    def note(self, sentence: str) -> None:
+        text = Text.assemble(("gossamer: ", "bold yellow"), (sentence, "yellow"))
+        self._aside.print(text, soft_wrap=not self._aside.is_terminal)
+
+    def tick(self) -> None:
+        """Look at what the workers tell; without a terminal say it every few seconds."""
+        for sentence in self._live.look():
+            self.note(sentence)
+        if not self._console.is_terminal and self._clock() >= self._next_plain:
+            self._next_plain = self._clock() + PLAIN_SECONDS
+            self._aside.print(f"gossamer: {self._live.progress}", soft_wrap=True, markup=False, highlight=False)
+
+    def table(self, record: Record, path: str) -> None:
+        """The end of a run that went well."""
+        self._console.print()
+        if self._console.is_terminal:
+            self._console.print(_grid(record, path))
+            return
+        for name, value in rows(record, path):
+            self._console.print(f"{name:<26}{value}", soft_wrap=True, markup=False)
+
+    def _status(self) -> Spinner:
+        width = max(self._console.width - 4, 10)
+        status = Text(str(self._live.progress), style="dim", no_wrap=True, overflow="ellipsis")
+        status.truncate(width, overflow="ellipsis")
+        self._spinner.update(text=status)
+        return self._spinner
+
+
+def rows(record: Record, path: str) -> Iterator[tuple[str, str]]:
+    """The closing table: what was run, how fast, at what price, how well."""
+    times, memory = record["seconds_per_step"], record["memory_bytes"]
+    busy = record["compute_seconds_per_step"] + record["waiting_seconds_per_step"]
+    skipped = f" ({record['skipped_steps']} skipped)" if record["skipped_steps"] else ""
+    yield "recipe", record["recipe"]
+    yield "workers", str(record["workers"])
+    yield "parameters", count_text(record["parameters"])
+    yield "steps", f"{record['steps']}{skipped} in {seconds_text(record['seconds'])}"
+    yield "time per step", f"median {seconds_text(times['median'])}, 90 % within {seconds_text(times['p90'])}"
+    yield "waiting", share_text(record["waiting_seconds_per_step"] / busy if busy else 0.0)
+    yield "sent per step and worker", bytes_text(record["bytes_sent_per_step"]["accounted"])
+    yield "peak memory", bytes_text(memory["peak_resident"])
+    for name, value in record["final"].items():
+        yield f"final {name}", short(value) if value is not None else "not a number"
+    yield "workers agree", "yes" if record["workers_agree"] else "no"
+    yield "record", path
+
+
+def _grid(record: Record, path: str) -> Table:
+    shown = Table.grid(padding=(0, 2))
+    shown.add_column(style="dim", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, value in rows(record, path):
+        alarm = (name, value) == ("workers agree", "no")
+        shown.add_row(name, Text(value, style="bold red" if alarm else ""))
+    return shown

@@ -1,0 +1,54 @@
+"""Numbers for people: 1.2 MB, 34 ms, 12 %."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+COUNT_UNITS = ("", "thousand", "million", "billion", "trillion")
+SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def short(value: float) -> str:
+    """Three digits, no exponent where a plain number does: 0.0123, 1.20, 12.3, 123, 1230."""
+    if not isfinite(value):
+        return str(value)
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.2e}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:#.3g}"
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    place = 0
+    while abs(value) >= 999.5 and place < len(units) - 1:
+        value /= 1000
+        place += 1
+    number = f"{value:.0f}" if place == 0 or abs(value) >= 99.95 else f"{value:.1f}"
+    return f"{number} {units[place]}".rstrip()
+
+
+def bytes_text(count: float) -> str:
+    """Decimal units, as networks count: 1.2 MB is 1,200,000 bytes."""
+    return _scaled(count, BYTE_UNITS)
+
+
+def count_text(count: float) -> str:
+    return _scaled(count, COUNT_UNITS)
+
+
+def seconds_text(seconds: float) -> str:
+    """34 ms, 1.2 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole >= 100:
+        return f"{whole // 60} min {whole % 60} s"
+    size, name = next((unit for unit in SECOND_UNITS if seconds >= unit[0]), SECOND_UNITS[-1])
+    return f"{seconds / size:.3g} {name}" if seconds else "0 s"
+
+
+def share_text(share: float) -> str:
+    """A fraction as a percentage: 12 %."""
+    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"

@@ -1,0 +1,394 @@
+"""The one stateful object: what the workers remember between steps, and the training loop's few words to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import isfinite
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer import checkpoint, events, saving, uneven
+from gossamer.buckets import Bucket, buffer_groups, divide, layouts, moving_bytes, trainable
+from gossamer.control import Presence, control_bytes
+from gossamer.errors import AttachError, CheckpointError, LoopError, NonFiniteError, require
+from gossamer.gradients import GradientExchange, Loop, Outcome
+from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
+from gossamer.lane import Lane
+from gossamer.recipe import Recipe
+from gossamer.transports.base import Transport
+from gossamer.version import __version__
+from gossamer.words import At
+
+T = TypeVar("T")
+PATIENCE = 5  # steps in a row that may be skipped without a GradScaler, which needs more to find its scale
+
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def open_sessions() -> list[Session]:
+    """The sessions of this process that were not closed."""
+    return list(_open)
+
+
+class Stateful(Protocol):
+    """What can be part of a checkpoint; the world, for one."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+class Scaler(Stateful, Protocol):
+    """What is needed of torch.amp.GradScaler."""
+
+    def get_scale(self) -> float: ...
+    def is_enabled(self) -> bool: ...
+
+
+class Session:
+    """Trains `model` with `optimizer` together with the other workers of `transport`, as `recipe` says.
+
+    Made by gossamer.attach. Raises MismatchError where ranks are not alike.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        recipe: Recipe,
+        transport: Transport,
+        *,
+        world: Stateful,
+        scaler: Scaler | None = None,
+        clip_norm: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        require(clip_norm is None or clip_norm > 0, f"clip_norm is a positive norm, not {clip_norm}")
+        self.model, self.optimizer, self.recipe, self.scaler, self.clip_norm = (
+            model,
+            optimizer,
+            recipe,
+            scaler,
+            clip_norm,
+        )
+        self._transport, self._world, self._seed, self._pid = transport, world, seed, os.getpid()
+        self._parameters = trainable(model)
+        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        self._lane = Lane(next(iter(self._parameters.values())).device)
+        self._first_batch, self._skipped, self._solo_steps = FirstBatch(), 0, 0
+        self._last = time.perf_counter()
+        self._scale, self._in_epoch = 1.0, False
+        buckets = self._buckets()
+        self._layout = ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
+        events.emit(
+            events.Attached(
+                recipe=repr(recipe),
+                layouts=tuple(layouts(buckets)),
+                parameters=sum(parameter.numel() for parameter in model.parameters()),
+                buffer_bytes=moving_bytes(model),
+                control_bytes=control_bytes(len(self._parameters), len(buffer_groups(model))),
+                rank=transport.rank,
+                world=transport.world,
+            )
+        )
+        self._shake_hands()
+        self._exchange = self._exchange_of(buckets)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+            model.register_forward_pre_hook(self._first_batch.see, with_kwargs=True),
+        ]
+        _open.add(self)
+
+    # -- beginning -------------------------------------------------------------------------------------------------
+
+    @property
+    def _alone(self) -> bool:
+        return self._transport.world == 1
+
+    def _at(self) -> At:
+        return At(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
+
+    def _buckets(self) -> list[Bucket]:
+        compressor = self.recipe.compressor
+        return [Bucket(part, compressor, self._at()) for part in divide(self._parameters)]
+
+    def _exchange_of(self, buckets: list[Bucket]) -> GradientExchange | None:
+        """None alone: a world of one is plain training, bit for bit."""
+        if self._alone:
+            return None
+        loop = Loop(
+            scale=self._current_scale,
+            settings=lambda: settings(self.optimizer),
+            buffers=lambda: buffer_groups(self.model),
+            batch=lambda: self._first_batch.hash,
+        )
+        exchange = GradientExchange(buckets, self.recipe.compressor, self._transport, self._lane, loop, self._seed)
+        exchange.warn, exchange.done = (
+            FirstBatch.compare if self._transport.rank == 0 else exchange.warn,
+            self._step_done,
+        )
+        if self.scaler is not None and self.scaler.is_enabled():
+            exchange.skip_to_infinity()
+        return exchange
+
+    def _shake_hands(self) -> None:
+        if self._alone:
+            return
+        mine = fingerprint(recipe=repr(self.recipe), layout=self._layout, optimizer=self.optimizer)
+        compare(self._on_lane(partial(self._transport.gather_text, json.dumps(mine))))
+        start = [*self.model.parameters(), *self.model.buffers()]
+        self._broadcast([tensor.detach() for tensor in start], 0)
+
+    def _on_lane(self, job: Callable[[], T]) -> T:
+        return self._lane.submit(job).wait()
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """How many exchanges were committed."""
+        return self._solo_steps if self._exchange is None else self._exchange.step
+
+    def weight(self, weight: float) -> None:
+        """Say how much this rank's batch counts, usually len(batch), before backward; stays until said again.
+
+        The mean gradient is then sum(w g) / sum(w). Every rank should say it, or none.
+        """
+        require(isfinite(weight) and weight >= 0, f"a weight is a finite number of samples, not {weight}")
+        if self._exchange is not None:
+            self._exchange.weight = float(weight)
+
+    def log(self, **metrics: float) -> None:
+        """Write numbers, such as loss=loss.item(), into the run's record."""
+        events.emit(events.Logged(step=self.steps, values={name: float(value) for name, value in metrics.items()}))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on this rank; the next backward outside sends the sum."""
+        if self._exchange is None:
+            yield
+            return
+        before, self._exchange.muted = self._exchange.muted, True
+        try:
+            yield
+        finally:
+            self._exchange.muted = before
+
+    @contextmanager
+    def epoch(self) -> Iterator[None]:
+        """Let ranks run out of data at different times within the block, on every rank once per epoch.
+
+        A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
+        buffers and optimizer state from one that made every step.
+        """
+        self._in_epoch = True
+        yield
+        self._in_epoch = False
+        if self._exchange is None:
+            return
+        missed = 0
+        while self._exchange.finish(Presence.GONE).verdict.active:
+            missed += 1
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        uneven.catch_up(self.model, self.optimizer, missed, self._transport.rank, self._tell, self._broadcast)
+
+    @contextmanager
+    def merged(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Evaluate what the workers agree on; with lock-step recipes that is the model as it is."""
+        yield model
+
+    # -- around the optimizer --------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._refuse_thawed()
+        closure = args[1:] or [value for value in kwargs.values() if value is not None]
+        if self._exchange is not None:
+            if not self._exchange.finished and not closure:
+                self._exchange.finish()  # no gradient hook fired here: the others wait for this rank
+            self._exchange.in_optimizer = True
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters.values(), self.clip_norm)
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._pid:
+            return
+        if self._exchange is not None:
+            self._exchange.in_optimizer = self._exchange.averaged = self._exchange.finished = False
+            return
+        self._solo_steps += 1
+        self._emit_step()
+
+    def _refuse_thawed(self) -> None:
+        if any(parameter.requires_grad for parameter in self._frozen):
+            raise LoopError(
+                "a parameter that was frozen at attach is trained now, and nobody averages its gradient. Call "
+                "session.close() and gossamer.attach(...) again after thawing it."
+            )
+
+    def _current_scale(self) -> float:
+        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+        if scale != self._scale and self._exchange is not None:
+            self._exchange.averaged = False  # the scaler skipped the step by itself: that step is over
+        self._scale = scale
+        return scale
+
+    def _step_done(self, outcome: Outcome) -> None:
+        if not outcome.verdict.active:
+            return
+        self._emit_step(skipped=not outcome.committed, **outcome.costs)
+        self._skipped = 0 if outcome.committed else self._skipped + 1
+        if outcome.committed or not outcome.verdict.culprits:
+            return
+        rank, place = outcome.verdict.culprits[0]
+        assert self._exchange is not None
+        tensor = self._exchange.names[place]
+        events.emit(events.Skipped(step=self.steps, rank=rank, tensor=tensor))
+        if self._skipped >= PATIENCE and self.scaler is None:
+            raise NonFiniteError(
+                f'gradients were not finite {self._skipped} steps in a row, the last time in "{tensor}" on rank '
+                f"{rank}. No parameter was changed meanwhile. Lower the learning rate, clip with attach(..., "
+                "clip_norm=1.0), or, with float16, train with a GradScaler and attach(..., scaler=scaler)."
+            )
+
+    def _emit_step(self, *, skipped: bool = False, **costs: float) -> None:
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        events.emit(events.StepEnded(step=self.steps, seconds=seconds, skipped=skipped, **costs))
+
+    # -- saving and ending -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of what the recipe remembers, by parameter name. Never communicates."""
+        state: dict[str, dict[str, Tensor]] = {}
+        if self._exchange is not None:
+            for bucket in self._exchange.buckets:
+                state.update(bucket.state_by_name())
+        return {
+            "rank": self._transport.rank,
+            "world": self._transport.world,
+            "recipe": repr(self.recipe),
+            "layout": self._layout,
+            "step": self.steps,
+            "reference": self._exchange.reference if self._exchange is not None else None,
+            "state": state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what state_dict() of the same rank, world, recipe and layout gave."""
+        mine = self.state_dict()
+        for key in ("recipe", "layout", "world", "rank"):
+            if state[key] != mine[key]:
+                raise CheckpointError(
+                    f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}: what was remembered "
+                    "would not fit. Run with what it was written with, or begin in an empty directory."
+                )
+        self._solo_steps = state["step"]
+        if self._exchange is not None:
+            self._exchange.step, self._exchange.reference = state["step"], state["reference"]
+            for name, remembered in mine["state"].items():
+                for key, tensor in remembered.items():
+                    tensor.copy_(state["state"][name][key])
+
+    def save(self, directory: str | os.PathLike[str], **mine: Any) -> None:
+        """Write everything that a bit-exact resume needs into `directory`, one file a rank; every rank must call it.
+
+        Model, optimizer, scaler, what the recipe remembers, positions of the world's shards, random states, and `mine`:
+        numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two checkpoints are kept.
+        """
+        if self._in_epoch and self._exchange is not None:
+            self._exchange.finish(Presence.SAVING)  # a rank that has run out of data would not hear of it otherwise
+        tree = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler is not None else {},
+            "session": self.state_dict(),
+            "world": self._world.state_dict(),
+            "random": saving.random_state(),
+            "mine": mine,
+        }
+        about = {"gossamer": __version__, "recipe": repr(self.recipe), "layout": self._layout}
+        saving.save(directory, self.steps, self._transport.rank, tree, about, self._tell)
+        events.emit(events.Saved(step=self.steps, directory=os.fspath(directory)))
+
+    def load(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
+        """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as
+        `mine`, or {} where there is none. Every rank must call it."""
+        tree = saving.load(directory, self._transport.rank, self._tell)
+        if tree is None:
+            return {}
+        self.load_state_dict(tree["session"])
+        self.model.load_state_dict(tree["model"])
+        self.optimizer.load_state_dict(tree["optimizer"])
+        if self.scaler is not None and tree["scaler"]:
+            self.scaler.load_state_dict(tree["scaler"])
+        self._world.load_state_dict(tree["world"])
+        saving.set_random_state(tree["random"])
+        self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
+        return dict(tree["mine"])
+
+    def _tell(self, text: str) -> list[str]:
+        return [text] if self._alone else self._on_lane(partial(self._transport.gather_text, text))
+
+    def _broadcast(self, tensors: Sequence[Tensor], source: int) -> None:
+        self._on_lane(partial(self._transport.broadcast_, tensors, source))
+
+    def reset(self, name: str) -> None:
+        """Forget what is remembered about a parameter, and take it as it is now: after resizing it, on every rank."""
+        if name not in trainable(self.model):
+            raise AttachError(f'the model has no trainable parameter named "{name}"')
+        self._parameters = trainable(self.model)
+        if self._exchange is None:
+            return
+        old = self.state_dict()["state"]
+        self._exchange.close()
+        step, reference = self._exchange.step, self._exchange.reference
+        buckets = self._buckets()
+        for bucket in buckets:
+            for kept, remembered in bucket.state_by_name().items():
+                for key, tensor in remembered.items() if kept != name else ():
+                    tensor.copy_(old[kept][key])
+        self._layout = ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
+        self._exchange = self._exchange_of(buckets)
+        assert self._exchange is not None
+        self._exchange.step, self._exchange.reference = step, reference
+
+    def close(self) -> None:
+        """Leave the loop as it was found; the model and the optimizer stay as they are."""
+        if self not in _open or os.getpid() != self._pid:
+            return
+        _open.discard(self)
+        for hook in self._hooks:
+            hook.remove()
+        buckets = self._exchange.buckets if self._exchange is not None else []
+        if self._exchange is not None:
+            self._exchange.close()
+        events.emit(
+            events.Closed(
+                steps=self.steps,
+                digest=checkpoint.digest(self.model.parameters()),
+                residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
+                bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
+            )
+        )
+        self._lane.close()
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,37 @@
+"""The terms of a recipe: frozen hyperparameters that add up, and whose repr rebuilds them."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar
+
+
+class Term:
+    """A part of a recipe. Subclasses are frozen dataclasses; the first field may be given by position."""
+
+    kind: ClassVar[str]
+
+    def __add__(self, other: Term | Terms) -> Terms:
+        return Terms((self,)) + other
+
+    def __repr__(self) -> str:
+        shown: list[str] = []
+        for place, item in enumerate(fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            default = item.default_factory() if item.default_factory is not MISSING else item.default
+            if value != default:
+                shown.append(repr(value) if place == 0 and isinstance(value, Term) else f"{item.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Terms:
+    """Several terms joined by `+`, not yet checked: a recipe in the making."""
+
+    terms: tuple[Term, ...]
+
+    def __add__(self, other: Term | Terms) -> Terms:
+        return Terms(self.terms + (other.terms if isinstance(other, Terms) else (other,)))
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.terms))

@@ -1,0 +1,33 @@
+"""What a transport is: something that answers words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from gossamer.words import Word
+
+
+class Transport(Protocol):
+    """Answers the words of one worker in a lock-step group. Calls come from one thread, in the same order everywhere.
+
+    A tensor that was handed over in a word belongs to the transport until the answer is there. A failure of the group
+    raises PeerLost.
+    """
+
+    rank: int
+    world: int
+
+    def answer(self, word: Word) -> Any:
+        """Say one word and wait for its answer."""
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Overwrite `tensors` with those of `source`, bit for bit."""
+
+    def gather_text(self, text: str) -> list[str]:
+        """Everyone's text, by rank; lengths may differ."""
+
+    def close(self) -> None:
+        """Leave the group."""

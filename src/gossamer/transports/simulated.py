@@ -1,0 +1,119 @@
+"""Words answered inside one process: for all workers at once, or for one thread per worker. No sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import MismatchError, PeerLost
+from gossamer.words import Exchange, Gather, Mean, Mix, Word
+
+
+def answers(words: Sequence[Word]) -> list[Any]:
+    """What each rank hears when rank r said words[r]. Ranks that say different things are refused."""
+    kinds = [type(word).__name__ for word in words]
+    if len(set(kinds)) > 1:
+        raise MismatchError(
+            f"the ranks said different words at once: {', '.join(kinds)}. Scripts in lock step must say the same "
+            "words in the same order: nothing a rank alone knows may decide what it asks."
+        )
+    match words[0]:
+        case Mean():
+            return _means(words)  # type: ignore[arg-type]
+        case Gather():
+            return [[word.payload for word in words] for _ in words]  # type: ignore[union-attr]
+        case Exchange():
+            return [[word.parts[rank] for word in words] for rank in range(len(words))]  # type: ignore[union-attr]
+        case Mix():
+            return [[words[peer].payload for peer, _ in word.edges] for word in words]  # type: ignore[union-attr]
+
+
+def _means(words: Sequence[Mean]) -> list[Tensor]:
+    mean = mean_of([word.tensor for word in words])
+    return [mean.clone() if word.out is None else word.out.copy_(mean.view(word.out.shape)) for word in words]
+
+
+def mean_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The mean by rank order: one division after the sum; half precision is summed in float32 and rounded once."""
+    first = tensors[0]
+    total = first.to(torch.promote_types(first.dtype, torch.float32), copy=True)
+    for tensor in tensors[1:]:
+        total += tensor
+    return total.div_(len(tensors)).to(first.dtype)
+
+
+def meta_answer(word: Word, world: int, rank: int) -> Any:
+    """An answer of the right shapes: everyone is taken to say what this rank says."""
+    match word:
+        case Mean(tensor, out):
+            return tensor if out is None else out
+        case Gather(payload):
+            return [payload] * world
+        case Exchange(parts):
+            return [parts[rank]] * world
+        case Mix(payload, edges):
+            return [payload] * len(edges)
+
+
+class SimulatedGroup:
+    """`world` transports that meet in this process, each to be used by a thread of its own."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._said: list[Any] = [None] * world
+        self._heard: list[Any] = [None] * world
+        self._failure: BaseException | None = None
+        self._barrier = threading.Barrier(world, action=self._answer)
+        self.transports = [SimulatedTransport(self, rank) for rank in range(world)]
+
+    def meet(self, rank: int, said: tuple[Callable[[list[Any]], list[Any]], Any]) -> Any:
+        """Wait until every rank has said something; all of them combine it in the same way."""
+        self._said[rank] = said
+        try:
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise self._failure or PeerLost(f"a worker left while rank {rank} waited for it") from None
+        return self._heard[rank]
+
+    def _answer(self) -> None:
+        try:
+            combine = self._said[0][0]
+            self._heard = combine([said for _, said in self._said])
+        except MismatchError as failure:
+            self._failure = failure
+            raise
+
+    def leave(self) -> None:
+        self._barrier.abort()
+
+
+class SimulatedTransport:
+    """One worker's end of a SimulatedGroup."""
+
+    def __init__(self, group: SimulatedGroup, rank: int) -> None:
+        self._group = group
+        self.rank = rank
+        self.world = group.world
+
+    def answer(self, word: Word) -> Any:
+        return self._group.meet(self.rank, (answers, word))
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        def hand_out(said: list[Any]) -> list[Any]:
+            for theirs in said:
+                for mine, original in zip(theirs, said[source], strict=True):
+                    mine.copy_(original)
+            return said
+
+        with torch.no_grad():
+            self._group.meet(self.rank, (hand_out, list(tensors)))
+
+    def gather_text(self, text: str) -> list[str]:
+        return list(self._group.meet(self.rank, (lambda said: [said] * len(said), text)))
+
+    def close(self) -> None:
+        self._group.leave()

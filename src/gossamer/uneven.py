@@ -1,0 +1,46 @@
+"""Ranks that ran out of data early catch up with those that did not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer import checkpoint
+
+
+def catch_up(
+    model: nn.Module,
+    optimizer: Optimizer,
+    missed: int,
+    rank: int,
+    tell: Callable[[str], list[str]],
+    broadcast: Callable[[Sequence[Tensor], int], None],
+) -> None:
+    """Give ranks that missed steps the parameters, buffers and optimizer state of the first rank that missed none."""
+    everyone = [int(text) for text in tell(str(missed))]
+    if not any(everyone):
+        return
+    source = everyone.index(0)
+    text, tensors = checkpoint.flatten(optimizer.state_dict())
+    specs = {key: _spec(tensor) for key, tensor in tensors.items()}
+    theirs = json.loads(tell(json.dumps({"tree": text, "tensors": specs}))[source])
+    if rank != source:
+        tensors = {key: _blank(spec) for key, spec in theirs["tensors"].items()}
+    own = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    broadcast([*own, *(tensors[key] for key in sorted(tensors))], source)
+    if rank != source:
+        optimizer.load_state_dict(checkpoint.unflatten(theirs["tree"], tensors))
+
+
+def _spec(tensor: Tensor) -> list[Any]:
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), str(tensor.device.type)]
+
+
+def _blank(spec: list[Any]) -> Tensor:
+    shape, dtype, device = spec
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)

@@ -1,0 +1,159 @@
+import json
+import math
+
+import pytest
+from click.testing import CliRunner
+
+from gossamer.cli.explain import explain
+from gossamer.forecast import assumed_shapes
+
+SCRIPT = """
+import os, sys
+from gossamer import events
+from gossamer.layout import Layout
+size = int(sys.argv[sys.argv.index("--workers") + 1])
+events.emit(events.Attached(
+    recipe=os.environ["GOSSAMER_RECIPE"], layouts=(("float32", Layout.of({"w": (size, size)})),),
+    parameters=size * size, buffer_bytes=400, control_bytes=22, rank=0, world=1))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def run(*args):
+    result = CliRunner().invoke(explain, args)
+    return result.exit_code, result.output
+
+
+def shown(output, start):
+    """The number on the first line that starts with `start`."""
+    line = next(line for line in output.splitlines() if line.strip().startswith(start))
+    return int(line.strip().removeprefix(start).split()[0].replace(",", ""))
+
+
+def test_prints_the_recipe_as_resolved_and_the_batch():
+    code, output = run("TopK(0.01)", "--parameters", "200000", "--workers", "5")
+    assert code == 0
+    assert "recipe      EveryStep() + Route(Feedback(TopK(density=0.01))) + Complete()" in output
+    assert "5 workers x the batch your loop draws on each" in output
+    assert "200,000 in" in output
+    assert "shapes assumed" in output
+
+
+def test_numbers_follow_from_the_formula():
+    shapes = assumed_shapes(200_000).values()
+    matrices = [math.prod(shape) for shape in shapes if len(shape) == 2]
+    rest = 200_000 - sum(matrices)
+    _, output = run("TopK(0.01)", "--parameters", "200000", "--workers", "8")
+    gather = 7 * sum(max(1, round(0.01 * numel)) for numel in matrices) * (4 + 4)
+    mean = 2 * 7 / 8 * rest * 4
+    assert shown(output, "bucket 0          Gather") == gather
+    assert shown(output, "bucket 0          Mean") == mean
+    assert shown(output, "dense float32 ring") == 2 * 7 / 8 * 800_000
+    assert shown(output, "total") == gather + mean + shown(output, "control           Gather")
+    assert shown(output, "residuals") == 4 * sum(matrices)
+    assert shown(output, "other state") == 0
+    assert f"{shown(output, 'total') / shown(output, 'dense float32 ring'):.2%} of the ring's" in output
+
+
+def test_without_a_size_one_is_assumed():
+    code, output = run("home")
+    assert code == 0
+    assert "workers     4" in output
+    assert "10,000,000 in" in output
+
+
+def test_buckets_that_send_the_same_share_a_line(tmp_path):
+    file = tmp_path / "out.json"
+    _, output = run("Dense", "--parameters", "400000000", "--json", str(file))
+    alike = [word["bytes_sent"] for word in json.loads(file.read_text())["words"]]
+    each = shown(output, "17 buckets, each  Mean")
+    assert alike.count(each) == 17
+
+
+def test_a_world_of_one_sends_nothing():
+    code, output = run("home", "--workers", "1")
+    assert code == 0
+    assert "a world of one sends nothing" in output
+    assert shown(output, "total") == 0
+
+
+def test_a_script_is_priced_and_keeps_its_own_options(script):
+    code, output = run("--workers", "2", "Dense", script, "--workers", "50")
+    assert code == 0
+    assert "workers     2" in output
+    assert f"2,500 in 1 tensors ({script})" in output
+    assert shown(output, "bucket 0          Mean") == 2 / 2 * 2500 * 4
+    assert shown(output, "buffers           broadcast") == 200
+
+
+def test_options_may_stand_on_both_sides_of_the_recipe(script, tmp_path):
+    file = tmp_path / "out.json"
+    code, output = run("--workers", "3", "Dense", "--json", str(file), script, "--workers", "50")
+    assert code == 0
+    assert "workers     3" in output
+    assert file.exists()
+
+
+def test_options_may_stand_between_recipe_and_script(script, tmp_path):
+    code, output = run("Dense", "--workers=3", "--json", str(tmp_path / "out.json"), script, "--workers", "50")
+    assert code == 0
+    assert "workers     3" in output
+
+
+def test_json_says_what_is_printed(tmp_path, script):
+    file = tmp_path / "out.json"
+    _, output = run("TopK(0.1)", "--json", str(file), script, "--workers", "50")
+    record = json.loads(file.read_text())
+    assert record["recipe"] in output
+    assert record["workers"] == 4
+    assert record["parameters"] == 2500
+    assert record["words"][0] == {"where": "bucket 0", "word": "Gather", "bytes_sent": 3 * 250 * 8}
+    assert sum(word["bytes_sent"] for word in record["words"]) == record["bytes_sent_per_step"]
+    assert record["bytes_sent_per_step"] == shown(output, "total")
+    assert record["dense_bytes_sent_per_step"] == 2 * 3 / 4 * 10_000
+    assert record["share_of_dense"] == record["bytes_sent_per_step"] / record["dense_bytes_sent_per_step"]
+    assert record["memory_bytes"] == {"residuals": 10_000, "other_state": 0}
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["Topk(1)"], ["no Topk", "TopK(density, feedback=True)"]),
+        (["TopK(0.1) + Int8"], ["at most one compressor"]),
+        (["home", "--workers", "0"], ["--workers", "0 is not in the range"]),
+        (["home", "--parameters", "0"], ["--parameters", "0 is not in the range"]),
+        (["home", "no-such-script.py"], ["no-such-script.py", "does not exist"]),
+        (["home", "--workers"], ["--workers"]),
+        ([], ["Missing argument 'RECIPE'"]),
+    ],
+)
+def test_nonsense_is_refused(args, words):
+    code, output = run(*args)
+    assert code != 0
+    for word in words:
+        assert word in output
+
+
+def test_a_size_beside_a_script_is_refused(script):
+    code, output = run("home", "--parameters", "5", script)
+    assert code == 2
+    assert "Leave out one of the two" in output
+
+
+def test_a_script_that_never_attaches_is_refused(tmp_path):
+    (tmp_path / "idle.py").write_text("import sys; sys.exit(3)")
+    code, output = run("home", str(tmp_path / "idle.py"))
+    assert code == 1
+    assert "ended before it called gossamer.attach" in output
+
+
+def test_help_needs_no_recipe():
+    code, output = run("--help")
+    assert code == 0
+    assert "RECIPE [SCRIPT] [ARGS]" in output

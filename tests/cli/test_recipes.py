@@ -1,0 +1,39 @@
+from click.testing import CliRunner
+
+from gossamer.cli.recipes import recipes
+from gossamer.recipe import NOUNS, PRESETS, resolve
+
+
+def listed():
+    result = CliRunner().invoke(recipes)
+    assert result.exit_code == 0
+    return result.output.splitlines()
+
+
+def test_every_line_starts_with_something_that_can_be_pasted():
+    names = []
+    for line in listed():
+        if line.startswith("  "):
+            text = line.strip().partition("  ")[0]
+            resolve(text)
+            names.append(text.partition("(")[0])
+    assert sorted(names) == sorted([*NOUNS, *PRESETS])
+
+
+def test_lines_are_grouped_under_their_kind():
+    titles = [line for line in listed() if not line.startswith(" ")]
+    assert titles == [
+        "strategy (default EveryStep())",
+        "compressor (default Dense())",
+        "topology (default Complete())",
+        "preset",
+    ]
+
+
+def test_presets_show_what_they_resolve_to():
+    lines = [line.split(maxsplit=1) for line in listed()]
+    assert ["home", "EveryStep() + Route(Feedback(TopK(density=0.01))) + Complete()"] in lines
+
+
+def test_piped_output_is_plain():
+    assert not any("\x1b" in line for line in listed())

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gossamer.cli.main import gossamer
+from gossamer.observe import plot
+
+TRAINING = """
+import os, sys
+from gossamer import events
+rank = int(os.environ["RANK"])
+events.emit(events.Attached(recipe=os.environ["GOSSAMER_RECIPE"], layouts=(), parameters=10,
+                            buffer_bytes=0, control_bytes=0, rank=rank, world=2))
+for step in range(1, 21):
+    events.emit(events.StepEnded(step=step, seconds=0.1, waiting_seconds=0.02, encode_seconds=0, wire_seconds=0,
+                                 decode_seconds=0, bytes_sent=40))
+    events.emit(events.Logged(step=step, values={"loss": 1 / step + rank}))
+events.emit(events.Saved(step=20, directory="kept"))
+if "fail" in sys.argv:
+    raise ValueError("bad data")
+events.emit(events.Closed(steps=20, digest="same", residual_bytes=1, bucket_bytes=2))
+"""
+
+
+GOSSAMER = [sys.executable, "-c", "from gossamer.cli.main import main; main()"]
+
+
+def run(
+    directory: Path, script: str, *options: str, arguments: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    (directory / "train.py").write_text(script)
+    return subprocess.run(
+        [*GOSSAMER, "run", *options, "train.py", *arguments],
+        cwd=directory, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.processes
+def test_a_run_ends_with_its_record_its_picture_and_a_table(tmp_path: Path) -> None:
+    done = run(tmp_path, TRAINING, "--recipe", "Dense()", "--json", "out.json", "--plot", "out.png", "--logs", "logs")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record == json.loads((tmp_path / "logs" / "record.json").read_text())
+    assert (record["recipe"], record["steps"], record["workers_agree"]) == ("Dense()", 20, True)
+    assert record["final"]["loss"] == pytest.approx(0.55)
+    assert record["bytes_sent_per_step"]["accounted"] == 40
+    assert (tmp_path / "out.png").exists()
+    assert "workers agree             yes" in done.stdout
+    assert sorted(os.listdir(tmp_path / "logs")) == ["rank-0.log", "rank-1.log", "record.json"]
+
+
+ATTACHED = """
+import gossamer, torch
+world = gossamer.init()
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = gossamer.attach(model, optimizer)
+for step in range(3):
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    session.log(loss=loss.item())
+"""
+
+
+@pytest.mark.processes
+def test_a_session_that_the_script_left_open_is_closed(tmp_path: Path) -> None:
+    done = run(tmp_path, ATTACHED, "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert (record["workers"], record["steps"], record["workers_agree"]) == (2, 3, True)
+    assert [step for step, _, _ in record["metrics"]["loss"]] == [1, 2, 3]
+
+
+@pytest.mark.processes
+def test_a_failed_run_says_once_why_and_how_to_go_on(tmp_path: Path) -> None:
+    done = run(tmp_path, TRAINING, "--recipe", "Dense()", "--json", "out.json", arguments=("fail",))
+    assert done.returncode == 1
+    assert (done.stdout + done.stderr).count("Traceback") == 1
+    assert "failed: ValueError: bad data (exit code 1)" in done.stderr
+    assert "A checkpoint of step 20 is in kept." in done.stderr
+    assert "gossamer run --recipe 'Dense()' --json out.json train.py fail" in done.stderr
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.processes
+def test_a_script_without_attach_is_told_the_missing_line(tmp_path: Path) -> None:
+    done = run(tmp_path, "print('hello')")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] hello", "[rank 1] hello"]
+    assert "never called gossamer.attach" in done.stderr
+    assert "workers agree" not in done.stdout
+
+
+WAITING = """
+import os, signal, subprocess, sys, time
+{}
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+print("pids", os.getpid(), child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+@contextmanager
+def waiting_run(directory: Path, first: str = "") -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run of two workers with a helper each that wait; the launcher, and the file descriptors of all four."""
+    (directory / "train.py").write_text(WAITING.format(first))
+    with subprocess.Popen(
+        [*GOSSAMER, "run", "train.py"],
+        cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as launcher:  # fmt: skip
+        assert launcher.stdout is not None
+        lines = [launcher.stdout.readline().split() for _ in range(2)]
+        opened = [os.pidfd_open(int(pid)) for line in lines for pid in line[-2:]]
+        try:
+            yield launcher, opened
+        finally:
+            launcher.kill()
+            for file in opened:
+                os.close(file)
+
+
+def all_end(opened: list[int], seconds: float) -> bool:
+    """Whether these processes end in time; a file descriptor of a process is readable once it has ended."""
+    deadline = time.monotonic() + seconds
+    return all(select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0] for file in opened)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGINT, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")],
+)
+def test_a_signal_ends_everyone_within_five_seconds(tmp_path: Path, number: signal.Signals, first: str) -> None:
+    with waiting_run(tmp_path, first) as (launcher, opened):
+        launcher.send_signal(number)
+        assert all_end(opened, 5)
+        _, stderr = launcher.communicate(timeout=5)
+    assert launcher.returncode == 128 + number
+    assert f"Stopped by {number.name}" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.processes
+def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    with waiting_run(tmp_path) as (launcher, opened):
+        launcher.kill()
+        assert all_end(opened, 5)
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(gossamer, ["run", *arguments])
+    assert result.exit_code != 0
+    return str(result.output) + str(result.exception)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "train.py").write_text("")
+    return str(tmp_path / "train.py")
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "does not exist" in refused("missing.py")
+    assert "--recipe" in refused("--recipe", "TopZ(", script)
+    assert "no directory" in refused("--json", "nowhere/out.json", script)
+    assert "there are: " in refused("--interface", "none7", script)
+    assert "--rendezvous HOST:PORT" in refused("--nnodes", "2", script)
+    assert "from 0 to 0" in refused("--node-rank", "1", script)
+    assert "HOST:PORT" in refused("--rendezvous", "nonsense", script)
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    assert "gossamer[plot]" in refused("--plot", "out.png", script)
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+@pytest.mark.processes
+def test_a_port_in_use_is_said_within_two_seconds(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        began = time.monotonic()
+        assert f"Port {port} is in use" in refused("--rendezvous", f"127.0.0.1:{port}", script)
+        assert time.monotonic() - began < 2
+
+
+def test_help_lists_the_commands() -> None:
+    said = CliRunner().invoke(gossamer, ["--help"]).output
+    assert all(name in said for name in ("run", "explain", "recipes"))

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gossamer.launch.every import Every
+
+
+def test_it_acts_beside_the_block_and_once_more_at_its_end() -> None:
+    acted, threads = threading.Event(), []
+
+    def act() -> None:
+        threads.append(threading.current_thread())
+        acted.set()
+
+    with Every(0.001, act):
+        assert acted.wait(10)
+    assert threads[0] is not threading.main_thread()
+    assert threads[-1] is threading.main_thread()
+
+
+def test_an_error_interrupts_the_block_and_is_raised() -> None:
+    def act() -> None:
+        raise BrokenPipeError("nobody reads")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads"), Every(0.001, act):
+        threading.Event().wait(10)

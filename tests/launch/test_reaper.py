@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gossamer.launch.files import RunFiles, write_json
+from gossamer.launch.reaper import Reaper
+
+STUBBORN = "import signal, sys; signal.signal(15, signal.SIG_IGN); print(1, flush=True); sys.stdin.read()"
+
+pytestmark = pytest.mark.processes
+
+
+class Clock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def stubborn() -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that ignores the request to end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    return RunFiles(tmp_path)
+
+
+def test_nobody_is_killed_while_all_is_well(files: RunFiles, stubborn: subprocess.Popen[bytes]) -> None:
+    clock = Clock()
+    reaper = Reaper(files, 3.0, clock)
+    reaper.begin(0, range(1))
+    write_json(files.started(0, 0), {"pid": stubborn.pid})
+    clock.seconds = 1e9
+    reaper.look()
+    assert stubborn.poll() is None
+    assert not reaper.killed
+
+
+def test_after_a_failure_the_others_have_a_moment_and_no_more(
+    files: RunFiles, stubborn: subprocess.Popen[bytes]
+) -> None:
+    clock = Clock()
+    reaper = Reaper(files, 3.0, clock)
+    reaper.begin(0, range(2))
+    write_json(files.started(0, 0), {"pid": stubborn.pid})
+    write_json(files.failure(1, 0), {"rank": 1})
+    reaper.look()  # rank 1 never said its pid: nothing to conclude from
+    write_json(files.started(1, 0), {"pid": stubborn.pid})
+    reaper.look()
+    clock.seconds = 2.9
+    reaper.look()
+    assert stubborn.poll() is None
+    clock.seconds = 3.1
+    reaper.look()
+    assert stubborn.wait(5) == -signal.SIGKILL
+    assert 0 in reaper.killed
+
+
+def test_a_killed_worker_counts_as_a_failure_and_keeps_its_exit_code(files: RunFiles) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        reaper = Reaper(files)
+        reaper.begin(0, range(1))
+        write_json(files.started(0, 0), {"pid": process.pid})
+        reaper.look()
+        assert reaper.died[0][0] == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL  # still there for whoever started it
+
+
+def test_a_worker_that_ended_well_is_no_failure(files: RunFiles) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        reaper = Reaper(files)
+        reaper.begin(0, range(1))
+        write_json(files.started(0, 0), {"pid": process.pid})
+        reaper.look()
+        assert not reaper.died
+
+
+def test_a_new_attempt_forgives(files: RunFiles, stubborn: subprocess.Popen[bytes]) -> None:
+    clock = Clock()
+    reaper = Reaper(files, 3.0, clock)
+    reaper.begin(0, range(1))
+    reaper.stop()
+    reaper.begin(1, range(1))
+    write_json(files.started(0, 1), {"pid": stubborn.pid})
+    clock.seconds = 10.0
+    reaper.look()
+    assert stubborn.poll() is None

@@ -1,0 +1,199 @@
+"""The laws as functions that raise AssertionError, so that broken twins can be shown to break them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import seeds
+from gossamer.compressors import Compressor
+from gossamer.drive import perform, price, simulate
+from gossamer.layout import Layout, Packed
+from gossamer.transports.simulated import SimulatedGroup
+from gossamer.words import At, Staged, State
+
+SHAPES = {
+    "matrix": (12, 20),
+    "bias": (20,),
+    "small": (8, 6),
+    "kernel": (6, 5, 3, 3),
+    "one": (1,),
+    "wide": (16, 33),
+}
+LAYOUT = Layout.of(SHAPES)
+WORLDS = [2, 3, 4, 5, 8]
+
+
+class Group:
+    """`world` virtual workers that aggregate in lock step and commit what was staged."""
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        world: int,
+        *,
+        dtype: torch.dtype = torch.float64,
+        layout: Layout = LAYOUT,
+    ) -> None:
+        self.compressor, self.world, self.layout, self.dtype, self.step = compressor, world, layout, dtype, 0
+        blank = Packed.zeros(layout, dtype=dtype, device=torch.device("cpu"))
+        self.states: list[State] = [compressor.init(blank, self.at(rank)) for rank in range(world)]
+
+    def at(self, rank: int) -> At:
+        return At(step=self.step, seed=7, rank=rank, world=self.world)
+
+    def gradients(self, seed: int = 0) -> list[Tensor]:
+        """Unequal data: each rank leans its own way."""
+        return [
+            (
+                torch.randn(self.layout.numel, generator=seeds.generator(seed, rank, self.step), dtype=self.dtype)
+                + torch.randn(self.layout.numel, generator=seeds.generator(seed, rank), dtype=self.dtype)
+            )
+            for rank in range(self.world)
+        ]
+
+    def aggregate(self, gradients: Sequence[Tensor]) -> list[Staged]:
+        staged: list[Staged] = simulate(
+            [
+                self.compressor.aggregate(Packed(x.clone(), self.layout), state, self.at(rank))
+                for rank, (x, state) in enumerate(zip(gradients, self.states, strict=True))
+            ]
+        )
+        self.states = [each.next_state for each in staged]
+        self.step += 1
+        return staged
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance)
+
+
+def check_own(compressor: Compressor, world: int, *, tolerance: float = 1e-11, steps: int = 4) -> None:
+    """Law 1: the mean over workers of own is the mean, and every rank receives identical bits."""
+    group = Group(compressor, world)
+    owed = torch.zeros(LAYOUT.numel, dtype=torch.float64)
+    for _ in range(steps):
+        staged = group.aggregate(group.gradients())
+        for each in staged[1:]:
+            assert torch.equal(each.mean, staged[0].mean), "ranks received different bits"
+        now = torch.zeros_like(owed) if staged[0].owed is None else staged[0].owed
+        close(torch.stack([each.own for each in staged]).mean(0), staged[0].mean + now - owed, tolerance)
+        owed = now
+
+
+def check_conservation(compressor: Compressor, world: int, *, tolerance: float = 1e-10, steps: int = 12) -> None:
+    """Law 2: what was sent and the mean residual add up to what was given."""
+    group = Group(compressor, world)
+    given = torch.zeros(LAYOUT.numel, dtype=torch.float64)
+    sent = torch.zeros_like(given)
+    for _ in range(steps):
+        gradients = group.gradients()
+        given += torch.stack(gradients).mean(0)
+        sent += group.aggregate(gradients)[0].mean
+    owed = torch.zeros_like(given)
+    for state in group.states:
+        for key, packed in state.items():
+            if key.endswith("residual"):
+                for name, view in packed.items():
+                    LAYOUT.by_name[name].of(owed).add_(view / world)
+    close(sent + owed, given, tolerance)
+
+
+def check_zeros(compressor: Compressor, world: int) -> None:
+    """Zeros in, zeros out, also at once after something else was a dead layer for a while."""
+    group = Group(compressor, world, dtype=torch.float32)
+    for _ in range(3):
+        for staged in group.aggregate([torch.zeros(LAYOUT.numel) for _ in range(world)]):
+            assert torch.equal(staged.mean, torch.zeros_like(staged.mean)), "zeros became something"
+    gradients = group.gradients()
+    for _ in range(3):
+        staged = group.aggregate(gradients)
+    assert torch.isfinite(staged[0].mean).all()
+    assert float(staged[0].mean.abs().sum()) > 0, "a dead layer never came back"
+
+
+def check_bytes(compressor: Compressor, world: int, formula: Callable[[int], float]) -> None:
+    """Law 3: priced on meta tensors, counted while performing, and the formula: the same number."""
+    blank = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
+    at = At(world=world)
+    priced = sum(each.bytes_sent for each in price(compressor.aggregate(blank, compressor.init(blank, at), at), world))
+    assert priced == formula(world), f"priced {priced}, the formula says {formula(world)}"
+    counted = {performed.bytes_sent for performed in perform_together(compressor, world)}
+    assert counted == {priced}, f"counted {counted}, priced {priced}"
+
+
+def perform_together(compressor: Compressor, world: int) -> list[Any]:
+    """One aggregation per rank, each in a thread, over transports that meet in this process."""
+    group = Group(compressor, world, dtype=torch.float32)
+    transports = SimulatedGroup(world).transports
+    gradients = group.gradients()
+
+    def work(rank: int) -> Any:
+        x = Packed(gradients[rank], LAYOUT)
+        return perform(compressor.aggregate(x, group.states[rank], group.at(rank)), transports[rank])
+
+    return in_threads(work, world)
+
+
+def in_threads(work: Callable[[int], Any], world: int) -> list[Any]:
+    """Run work(rank) in a thread per rank; raise the first failure that is not merely somebody else's."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(world) as pool:
+        futures = [pool.submit(work, rank) for rank in range(world)]
+        failures = [future.exception() for future in futures]
+    real = [failure for failure in failures if failure is not None]
+    if real:
+        raise next((failure for failure in real if type(failure).__name__ != "PeerLost"), real[0])
+    return [future.result() for future in futures]
+
+
+def check_untouched(compressor: Compressor) -> None:
+    """A transaction: aggregating changes neither the state nor the input it was given."""
+    group = Group(compressor, 3)
+    group.aggregate(group.gradients())
+    before = [{key: packed.flat.clone() for key, packed in state.items()} for state in group.states]
+    states = group.states
+    inputs = group.gradients()
+    kept = [x.clone() for x in inputs]
+    simulate(
+        [
+            compressor.aggregate(Packed(x, LAYOUT), state, group.at(rank))
+            for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
+        ]
+    )
+    for state, old in zip(states, before, strict=True):
+        for key, packed in state.items():
+            assert torch.equal(packed.flat, old[key]), f"{key} was written before the commit"
+    for x, old_x in zip(inputs, kept, strict=True):
+        if not torch.equal(x, old_x):
+            raise AssertionError("the input was written although no `out` was given")
+
+
+def check_in_place(compressor: Compressor, world: int) -> None:
+    """Writing the mean over the input gives the same bits and the same next state as writing it elsewhere."""
+    group = Group(compressor, world, dtype=torch.float32)
+    inputs = group.gradients()
+
+    def run(outs: Sequence[Tensor | None]) -> list[Staged]:
+        result: list[Staged] = simulate(
+            [
+                compressor.aggregate(Packed(x if out is None else out, LAYOUT), state, group.at(rank), out)
+                for rank, (x, out, state) in enumerate(zip(inputs, outs, group.states, strict=True))
+            ]
+        )
+        return result
+
+    apart = run([None] * world)
+    apart = [replace(each, mean=each.mean.clone()) for each in apart]
+    over = [x.clone() for x in inputs]
+    together = run(over)
+    for a, b, out in zip(apart, together, over, strict=True):
+        assert b.mean.data_ptr() == out.data_ptr()
+        assert torch.equal(a.mean.to(out.dtype), out), "the mean differs when written in place"
+        for key in a.next_state:
+            assert torch.equal(a.next_state[key].flat, b.next_state[key].flat), f"{key} differs when in place"

@@ -1,0 +1,268 @@
+"""Every compressor there is obeys the laws; every law catches its broken twins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from inspect import isabstract
+
+import pytest
+import torch
+from laws.laws import (
+    LAYOUT,
+    SHAPES,
+    WORLDS,
+    Group,
+    check_bytes,
+    check_conservation,
+    check_in_place,
+    check_own,
+    check_untouched,
+    check_zeros,
+)
+from torch import Tensor
+
+from gossamer import compressors
+from gossamer.compressors import Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK
+from gossamer.compressors.feedback import RESIDUAL
+from gossamer.layout import Layout, Packed
+from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
+
+EXACT = [
+    Dense(),
+    TopK(density=0.1),
+    TopK(density=1.0),
+    Int8(),
+    Int8(block=7),
+    PowerSGD(rank=2),
+    PowerSGD(rank=100),
+    Feedback(TopK(density=0.1)),
+    Feedback(Int8(block=16)),
+    Feedback(PowerSGD(rank=2)),
+    Route(Feedback(TopK(density=0.1))),
+    Route(Feedback(PowerSGD(rank=2)), rest=Feedback(Int8()), smallest=100),
+    Feedback(Route(TopK(density=0.1))),
+]
+ROUNDED = [Dense(dtype="bfloat16"), Dense(dtype="float16"), Feedback(Dense(dtype="bfloat16"))]
+EVERY = EXACT + ROUNDED
+
+
+def test_every_compressor_is_here() -> None:
+    public = {name for name in compressors.__all__ if not isabstract(getattr(compressors, name))}
+    inside = {type(c).__name__ for c in EVERY}
+    assert public <= inside, f"no law is checked for {public - inside}"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("compressor", EXACT, ids=repr)
+def test_own(compressor: Compressor, world: int) -> None:
+    check_own(compressor, world)
+
+
+@pytest.mark.parametrize("compressor", ROUNDED, ids=repr)
+def test_own_of_half_precision_is_right_to_half_a_unit(compressor: Compressor) -> None:
+    check_own(compressor, 4, tolerance=2**-8)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("compressor", [c for c in EXACT if "Feedback" in repr(c) or c == Dense()], ids=repr)
+def test_conservation(compressor: Compressor, world: int) -> None:
+    check_conservation(compressor, world)
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_zeros_and_dead_layers(compressor: Compressor) -> None:
+    check_zeros(compressor, 3)
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_nothing_is_written_before_the_commit(compressor: Compressor) -> None:
+    check_untouched(compressor)
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_in_place(compressor: Compressor) -> None:
+    check_in_place(compressor, 3)
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_repr_rebuilds(compressor: Compressor) -> None:
+    names = {name: getattr(compressors, name) for name in compressors.__all__}
+    assert eval(repr(compressor), names) == compressor
+
+
+def sizes() -> list[int]:
+    return [math.prod(shape) for shape in SHAPES.values()]
+
+
+def ring(world: int, size: float) -> float:
+    return 2 * (world - 1) * size / world
+
+
+def low_rank_elements(rank: int) -> int:
+    total = 0
+    for shape in SHAPES.values():
+        rows, cols = shape[0], math.prod(shape[1:])
+        thin = len(shape) > 1 and rank * (rows + cols) < rows * cols
+        total += rank * (rows + cols) if thin else math.prod(shape)
+    return total
+
+
+FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
+    (Dense(), lambda n: ring(n, 4 * sum(sizes()))),
+    (Dense(dtype="bfloat16"), lambda n: ring(n, 2 * sum(sizes()))),
+    (TopK(density=0.1), lambda n: (n - 1) * sum(max(1, round(0.1 * size)) * 8 for size in sizes())),
+    (Int8(block=16), lambda n: (n - 1) * sum(size + 4 * math.ceil(size / 16) for size in sizes())),
+    (Feedback(Int8(block=16)), lambda n: (n - 1) * sum(size + 4 * math.ceil(size / 16) for size in sizes())),
+    (PowerSGD(rank=2), lambda n: ring(n, 4 * low_rank_elements(2))),
+    (
+        Route(Feedback(TopK(density=0.1))),
+        lambda n: sum((n - 1) * 8 * round(0.1 * size) for size in (270, 528)) + ring(n, 4 * (240 + 20 + 48 + 1)),
+    ),
+]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("compressor", "formula"), FORMULAS, ids=lambda value: repr(value)[:40])
+def test_bytes(compressor: Compressor, formula: Callable[[int], float], world: int) -> None:
+    check_bytes(compressor, world, formula)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 7, 8])
+def test_integers_are_exact(world: int) -> None:
+    group = Group(Dense(), world, dtype=torch.float32)
+    whole = [torch.randint(-1000, 1000, (LAYOUT.numel,)).float() * world for _ in range(world)]
+    exact = torch.stack(whole).double().mean(0)
+    for staged in group.aggregate(whole):
+        assert torch.equal(staged.mean.double(), exact)
+
+
+# -- the broken twins ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Wrapping(Compressor):
+    """A twin changes one thing about an aggregation that is right."""
+
+    inner: Compressor
+
+    def init(self, like: Packed, at: At) -> State:
+        return self.inner.init(like, at)
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        staged = yield from self.inner.aggregate(x, state, at, out)
+        return self.broken(staged, x, state, at)
+
+    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+        raise NotImplementedError
+
+
+class WrongSign(Wrapping):
+    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+        return replace(staged, own=-staged.own)
+
+
+class MissingDivision(Wrapping):
+    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+        return replace(staged, mean=staged.mean * at.world)
+
+
+class StaleResidual(Wrapping):
+    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+        return replace(staged, next_state={**staged.next_state, RESIDUAL: state[RESIDUAL]})
+
+
+class GlobalResidual(Wrapping):
+    """Drops the old residual, as the recursion printed with 1-bit SGD does."""
+
+    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+        return replace(staged, next_state={RESIDUAL: Packed(x.flat - staged.own, x.layout)})
+
+
+class EagerState(Wrapping):
+    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+        for key, packed in staged.next_state.items():
+            state[key].flat.copy_(packed.flat)
+        return staged
+
+
+class DifferentBits(Wrapping):
+    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+        return replace(staged, mean=staged.mean + at.rank * 1e-12)
+
+
+class UnguardedScale(Int8):
+    """Divides by the scale of a block of zeros."""
+
+    def encode(self, x: Packed, at: At) -> Payload:
+        scale = x.flat.abs().amax().float().view(1) / 127
+        return scale.repeat(sum(-(-s.numel // self.block) for s in x.layout)), x.flat / scale
+
+    def accumulate(self, payloads: Sequence[Payload], layout: Layout, out: Tensor) -> None:
+        for scales, codes in payloads:
+            out.add_(codes * scales[0])
+
+
+class Unpacked(TopK):
+    """Claims to be sparse and sends a byte for every entry beside it."""
+
+    def encode(self, x: Packed, at: At) -> Payload:
+        return (*super().encode(x, at), torch.zeros(x.layout.numel, dtype=torch.uint8, device=x.flat.device))
+
+    def accumulate(self, payloads: Sequence[Payload], layout: Layout, out: Tensor) -> None:
+        super().accumulate([payload[:2] for payload in payloads], layout, out)
+
+
+@pytest.mark.parametrize(
+    "twin", [WrongSign(TopK(density=0.1)), MissingDivision(Int8()), DifferentBits(Dense())], ids=repr
+)
+def test_own_catches(twin: Compressor) -> None:
+    with pytest.raises(AssertionError):
+        check_own(twin, 4)
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        TopK(density=0.1),
+        Int8(),
+        PowerSGD(rank=2),
+        StaleResidual(Feedback(TopK(density=0.1))),
+        GlobalResidual(Feedback(TopK(density=0.1))),
+        Feedback(WrongSign(TopK(density=0.1))),
+        Feedback(MissingDivision(TopK(density=0.1))),
+    ],
+    ids=repr,
+)
+def test_conservation_catches(twin: Compressor) -> None:
+    with pytest.raises(AssertionError):
+        check_conservation(twin, 4)
+
+
+def test_zeros_catches() -> None:
+    with pytest.raises(AssertionError):
+        check_zeros(UnguardedScale(), 3)
+
+
+def test_untouched_catches() -> None:
+    with pytest.raises(AssertionError, match="before the commit"):
+        check_untouched(EagerState(Feedback(TopK(density=0.1))))
+
+
+def test_bytes_catches() -> None:
+    with pytest.raises(AssertionError, match="formula"):
+        check_bytes(Unpacked(density=0.1), 4, FORMULAS[2][1])
+
+
+def test_every_hyperparameter_is_frozen() -> None:
+    for compressor in EVERY:
+        assert is_dataclass(compressor)
+        for field in fields(compressor):
+            with pytest.raises(AttributeError):
+                setattr(compressor, field.name, None)
+
+
+def test_gather_is_the_only_word_of_a_codec() -> None:
+    x = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
+    assert isinstance(next(TopK(density=0.1).aggregate(x, {}, At(world=2))), Gather)

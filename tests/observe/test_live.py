@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gossamer.observe.live import LiveView, Progress
+from gossamer.observe.recorder import live_path
+
+ATTACHED = {"kind": "attached", "recipe": "Dense()", "workers": 2, "parameters": 3}
+
+
+def step(number: int, seconds: float, **metrics: Any) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "step": number,
+        "steps_made": number,
+        "seconds": seconds,
+        "waiting_share": 0.25,
+        "bytes_sent": 40_100.0,
+        "metrics": metrics,
+    }
+
+
+def said(*lines: dict[str, Any]) -> str:
+    progress = Progress()
+    for line in lines:
+        progress.take(line)
+    return str(progress)
+
+
+def test_one_line_says_where_the_run_is() -> None:
+    assert said() == "starting"
+    assert said(ATTACHED) == "attached, before the first step"
+    assert said(ATTACHED, step(1, 0.5)) == "step 1 · 40.1 kB/step · 25 % waiting · 0 s"
+    lines = [step(10, 1.0, loss=2.0), step(30, 3.0, loss=1.5)]
+    assert said(ATTACHED, *lines) == "step 30 · 10.0 steps/s · loss 1.50 · 40.1 kB/step · 25 % waiting · 3 s"
+    assert "loss nan" in said(ATTACHED, step(1, 1.0, loss="nan"))
+
+
+def test_what_every_rank_says_is_shown_once(tmp_path: Path) -> None:
+    skipped = {"kind": "skipped", "step": 3, "rank": 1, "tensor": "head"}
+    for rank in range(2):
+        lines = [{"kind": "noticed", "message": "beware"}, skipped, {"kind": "saved", "step": 3, "directory": "d"}]
+        live_path(tmp_path, rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    view = LiveView(tmp_path, range(2))
+    notice, step_skipped = view.look()
+    assert notice == "beware"
+    assert "Step 3 was skipped" in step_skipped
+    assert "'head'" in step_skipped
+    assert view.look() == []
+    assert view.progress.checkpoint is not None
+    assert view.progress.checkpoint["directory"] == "d"
+
+
+def test_lines_still_being_written_wait_and_a_file_that_began_anew_is_read_again(tmp_path: Path) -> None:
+    path, view = live_path(tmp_path, 0), LiveView(tmp_path, [0])
+    assert view.look() == []
+    text = json.dumps({"kind": "noticed", "message": "one"}) + "\n"
+    path.write_text(text + text[:9])
+    assert view.look() == ["one"]
+    path.write_text(text + text.replace("one", "two"))
+    assert view.look() == ["two"]
+    path.write_text(text.replace("one", "6"))
+    assert view.look() == ["6"]

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gossamer.observe.live import LiveView
+from gossamer.observe.recorder import live_path
+from gossamer.observe.terminal import PLAIN_SECONDS, Terminal
+
+RECORD: dict[str, Any] = {
+    "recipe": "EveryStep() + " + "a very long recipe " * 10,
+    "workers": 2,
+    "parameters": 3_307_264,
+    "steps": 300,
+    "skipped_steps": 2,
+    "seconds": 71.2,
+    "seconds_per_step": {"median": 0.21, "p90": 0.24},
+    "compute_seconds_per_step": 0.18,
+    "waiting_seconds_per_step": 0.02,
+    "bytes_sent_per_step": {"accounted": 40_123.0, "interface": None},
+    "memory_bytes": {"residuals": 0, "buckets": 0, "peak_resident": 612_000_000},
+    "final": {"loss": 0.5, "accuracy": None},
+    "workers_agree": True,
+}
+
+
+class Shown:
+    def __init__(self, directory: Path, is_terminal: bool) -> None:
+        self.directory = directory
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self.seconds = 0.0
+        console = Console(
+            file=self.out,
+            force_terminal=is_terminal,
+            color_system="standard" if is_terminal else None,
+            width=60,
+            highlight=False,
+        )
+        self.terminal = Terminal(
+            LiveView(directory, [0]), console, Console(file=self.err, width=60), lambda: self.seconds
+        )
+
+    def tell(self, **line: Any) -> None:
+        with live_path(self.directory, 0).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Shown:
+    return Shown(tmp_path, is_terminal=False)
+
+
+def test_lines_are_shown_as_they_are_whatever_their_length(plain: Shown) -> None:
+    with plain.terminal.progress():
+        plain.terminal.line(1, "[bold]no markup[/bold] " + "x" * 100)
+        plain.terminal.line(0, "")
+    assert plain.out.getvalue() == f"[rank 1] [bold]no markup[/bold] {'x' * 100}\n[rank 0] \n"
+
+
+def test_without_a_terminal_a_line_every_few_seconds(plain: Shown) -> None:
+    plain.terminal.tick()
+    assert plain.err.getvalue() == ""
+    for plain.seconds in (PLAIN_SECONDS, PLAIN_SECONDS + 0.1, 2 * PLAIN_SECONDS):
+        plain.terminal.tick()
+    assert plain.err.getvalue() == "gossamer: starting\n" * 2
+    assert plain.out.getvalue() == ""
+
+
+def test_notes_stand_beside_the_output(plain: Shown) -> None:
+    plain.tell(kind="noticed", message="several workers [began] with the very same batch, " * 3)
+    plain.terminal.tick()
+    assert plain.err.getvalue() == "gossamer: " + "several workers [began] with the very same batch, " * 3 + "\n"
+
+
+def test_the_closing_table_without_a_terminal_is_one_line_a_row(plain: Shown) -> None:
+    plain.terminal.table(RECORD, "runs/x/record.json")
+    shown = dict(line.split("  ", 1) for line in plain.out.getvalue().strip().splitlines())
+    values = {name: value.strip() for name, value in shown.items()}
+    assert values["recipe"] == RECORD["recipe"].strip()
+    assert values["steps"] == "300 (2 skipped) in 71.2 s"
+    assert values["time per step"] == "median 210 ms, 90 % within 240 ms"
+    assert values["waiting"] == "10 %"
+    assert values["sent per step and worker"] == "40.1 kB"
+    assert (values["final loss"], values["final accuracy"]) == ("0.500", "not a number")
+    assert (values["workers agree"], values["record"]) == ("yes", "runs/x/record.json")
+
+
+def test_on_a_terminal_long_values_stay_in_their_column(tmp_path: Path) -> None:
+    shown = Shown(tmp_path, is_terminal=True)
+    shown.terminal.table(RECORD | {"workers_agree": False}, "record.json")
+    lines = shown.out.getvalue().splitlines()
+    assert max(map(len, lines)) < 100
+    assert any("\x1b[1;31mno" in line for line in lines)
+
+
+def test_on_a_terminal_everything_goes_above_the_line_of_progress(tmp_path: Path) -> None:
+    shown = Shown(tmp_path, is_terminal=True)
+    with shown.terminal.progress():
+        shown.terminal.line(0, "hello")
+        shown.terminal.note("careful")
+    text = shown.out.getvalue()
+    assert text.index("hello") < text.index("careful")
+    assert "starting" in text
+    assert shown.err.getvalue() == ""

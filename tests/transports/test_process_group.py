@@ -1,0 +1,28 @@
+"""The same through real processes on Gloo: bits, DDP's company, and DDP's hook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import succeed
+
+CHECKS = [
+    "words_over_gloo",
+    "compressors_over_gloo",
+    "dense_equals_ddp",
+    "dense_equals_ddp_on_integers",
+    "dense_is_within_rounding_of_ddp",
+    "hook_survives_rebuilding",
+    "hook_skips_what_is_not_finite",
+    "averages",
+    "other_collectives_beside_the_lane",
+]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world", [2, 4])
+def test_real_workers(world: int) -> None:
+    said = succeed([str(Path(__file__).with_name("worker_checks.py")), *CHECKS], world)
+    for text in said:
+        assert [line for line in text.splitlines() if line.startswith("passed")] == [f"passed {c}" for c in CHECKS]

@@ -1,0 +1,95 @@
+"""Virtual workers: one thread each, real sessions, a transport that meets in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from laws.laws import in_threads
+from torch import nn
+
+from gossamer.recipe import resolve
+from gossamer.session import Session
+from gossamer.transports.base import Transport
+from gossamer.transports.simulated import SimulatedGroup
+
+
+class Nothing:
+    """A world without shards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state == {}
+
+
+@dataclass
+class Worker:
+    """What one virtual worker has at hand."""
+
+    rank: int
+    world: int
+    transport: Transport
+    sessions: list[Session] = field(default_factory=list)
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any = None, **options: Any) -> Session:
+        session = Session(model, optimizer, resolve(recipe), self.transport, world=Nothing(), **options)
+        self.sessions.append(session)
+        return session
+
+
+def cluster(
+    work: Callable[[Worker], Any], world: int, wrap: Callable[[Transport], Transport] = lambda transport: transport
+) -> list[Any]:
+    """Run work(worker) in a thread per rank; returns results by rank, or raises the first real failure."""
+    group = SimulatedGroup(world)
+
+    def run(rank: int) -> Any:
+        worker = Worker(rank, world, wrap(group.transports[rank]))
+        try:
+            result = work(worker)
+        except BaseException:
+            group.leave()
+            raise
+        finally:
+            for session in worker.sessions:
+                for hook in session._hooks:
+                    hook.remove()
+                session._lane.close()
+        return result
+
+    return in_threads(run, world)
+
+
+_global_generator = threading.Lock()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's global generator is shared by the threads: one builds its model at a time."""
+    with _global_generator:
+        torch.manual_seed(seed)
+        yield
+
+
+def network(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A small model whose every rank starts from other weights: attach must make them equal."""
+    with seeded(seed):
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
+
+
+def batch(step: int, rank: int, size: int = 4, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return (
+        torch.randn(size, 6, generator=generator, dtype=torch.float64).to(dtype),
+        torch.randn(size, 3, generator=generator, dtype=torch.float64).to(dtype),
+    )
+
+
+def parameters(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
