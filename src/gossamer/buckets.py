@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import torch
 from torch import Tensor, nn
@@ -35,24 +35,24 @@ class Bucket:
     def residual_bytes(self) -> int:
         return sum(packed.flat.nbytes for packed in self.state.values())
 
-    def adopt(self, name: str) -> None:
-        """Move a fresh gradient into the bucket and let `.grad` point there."""
-        parameter, view = self.parameters[name], self.views[name]
-        if parameter.grad is not None and not same_memory(parameter.grad, view):
-            view.copy_(parameter.grad)
-            parameter.grad = view
+    def point(self, used: Set[str]) -> None:
+        """Let the gradients of `used` parameters lie here, and take away those of the others."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = self.views[name] if name in used else None
 
-    def holds(self, name: str) -> bool:
-        """Whether the parameter's gradient lies in this bucket already."""
-        grad = self.parameters[name].grad
-        return grad is not None and same_memory(grad, self.views[name])
+    def commit(self, following: State, used: Set[str], correction: float) -> None:
+        """The average is here: remember, multiply by `correction`, and show it to the optimizer.
 
-    def restore(self, names: Iterable[str], following: State) -> None:
-        """Give these tensors their old state back in `following`: what nobody used was not exchanged."""
-        for name in names:
+        What nobody used was not exchanged: it keeps its state and has no gradient.
+        """
+        for name in self.parameters.keys() - used:
             for key, packed in self.state.items():
                 if name in packed.layout.by_name:
                     following[key][name].copy_(packed[name])
+        self.state = following
+        if correction != 1.0:
+            self.flat.mul_(correction)
+        self.point(used)
 
     def state_by_name(self) -> dict[str, dict[str, Tensor]]:
         """{parameter name: {what: tensor}}, as views."""
@@ -61,10 +61,6 @@ class Bucket:
             for name, view in packed.items():
                 found.setdefault(name, {})[key] = view
         return found
-
-
-def same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape
 
 
 def arrange(parameters: Mapping[str, Tensor], compressor: Compressor) -> Layout:
@@ -106,10 +102,17 @@ def layouts(buckets: Iterable[Bucket]) -> list[tuple[str, Layout]]:
     return [(str(bucket.flat.dtype).removeprefix("torch."), bucket.layout) for bucket in buckets]
 
 
-def buffer_groups(model: nn.Module) -> list[list[Tensor]]:
-    """The model's buffers, by the module that holds them."""
-    groups = [list(module.buffers(recurse=False)) for module in model.modules()]
-    return [group for group in groups if group]
+class Buffers:
+    """A model's buffers by the module that holds them, as they are at each moment."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._holders = [module._buffers for module in model.modules() if any(True for _ in module.buffers(False))]
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def __call__(self) -> list[list[Tensor]]:
+        return [[buffer for buffer in holder.values() if buffer is not None] for holder in self._holders]
 
 
 def moving_bytes(model: nn.Module) -> int:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from struct import Struct
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from gossamer.words import Gather, Payload
+from gossamer.words import Gather
 
 NOBODY = -1
+HEAD = Struct("<dqiB")  # weight, settings, culprit, presence: the same on every machine
+
+Flags = npt.NDArray[np.bool_]
 
 
 class Presence(IntEnum):
@@ -36,8 +42,8 @@ class Report:
     presence: Presence
     settings: int
     culprit: int
-    used: tuple[bool, ...]
-    moved: tuple[bool, ...]
+    used: Flags
+    moved: Flags
 
 
 @dataclass(frozen=True)
@@ -68,51 +74,51 @@ class Verdict:
         return len({report.settings for report in self.reports if report.presence == Presence.TRAINING}) <= 1
 
     @property
-    def used(self) -> list[bool]:
-        return [any(bits) for bits in zip(*(report.used for report in self.reports), strict=True)]
+    def used(self) -> Flags:
+        """The parameters that have a gradient on some rank."""
+        flags: Flags = np.any([report.used for report in self.reports], axis=0)
+        return flags
 
     @property
-    def moved(self) -> list[bool]:
-        return [any(bits) for bits in zip(*(report.moved for report in self.reports), strict=True)]
+    def moved(self) -> Flags:
+        """The modules whose buffers changed on some rank."""
+        flags: Flags = np.any([report.moved for report in self.reports], axis=0)
+        return flags
 
 
 def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
-    """Payload bytes of a report: weight and settings 8 each, culprit 4, presence 1, and two bitmaps."""
-    return 21 + -(-parameter_tensors // 8) + -(-buffer_groups // 8)
+    """Payload bytes of a report: its head and two bitmaps."""
+    return HEAD.size + -(-parameter_tensors // 8) + -(-buffer_groups // 8)
 
 
 def conclude(report: Report) -> Generator[Gather, Any, Verdict]:
     """Tell everyone my report, hear theirs."""
-    heard = yield Gather(_encode(report))
-    return Verdict(tuple(_decode(payload, len(report.used), len(report.moved)) for payload in heard))
+    heard = yield Gather((_encode(report),))
+    return Verdict(tuple(_decode(text, len(report.used), len(report.moved)) for (text,) in heard))
 
 
-def _encode(report: Report) -> Payload:
-    bits = np.concatenate([np.packbits(np.array(flags, dtype=bool)) for flags in (report.used, report.moved)])
-    return (
-        torch.tensor([report.weight], dtype=torch.float64),
-        torch.tensor([report.settings], dtype=torch.int64),
-        torch.tensor([report.culprit], dtype=torch.int32),
-        torch.from_numpy(np.concatenate([np.array([report.presence], dtype=np.uint8), bits])),
-    )
+def _encode(report: Report) -> Tensor:
+    head = HEAD.pack(report.weight, report.settings, report.culprit, report.presence)
+    bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
+    return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
 
 
-def _decode(payload: Payload, parameters: int, buffers: int) -> Report:
-    weight, settings, culprit, flags = payload
-    raw = flags.numpy()
-    split = 1 + -(-parameters // 8)
+def _decode(text: Tensor, parameters: int, buffers: int) -> Report:
+    raw = text.numpy()
+    weight, settings, culprit, presence = HEAD.unpack(raw[: HEAD.size].tobytes())
+    split = HEAD.size + -(-parameters // 8)
     return Report(
-        weight=weight.item(),
-        presence=Presence(raw[0]),
-        settings=int(settings.item()),
-        culprit=int(culprit.item()),
-        used=_bits(raw[1:split], parameters),
+        weight=weight,
+        presence=Presence(presence),
+        settings=settings,
+        culprit=culprit,
+        used=_bits(raw[HEAD.size : split], parameters),
         moved=_bits(raw[split:], buffers),
     )
 
 
-def _bits(raw: np.ndarray[Any, np.dtype[np.uint8]], count: int) -> tuple[bool, ...]:
-    return tuple(map(bool, np.unpackbits(raw, count=count)))
+def _bits(raw: npt.NDArray[np.uint8], count: int) -> Flags:
+    return np.unpackbits(raw, count=count).astype(bool)
 
 
 def first_batches(batch: int, weight: float) -> Generator[Gather, Any, Sequence[tuple[int, float]]]:

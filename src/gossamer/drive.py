@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.transports.base import Transport
 from gossamer.transports.simulated import answers, meta_answer
-from gossamer.words import Script, Word, bytes_sent
+from gossamer.words import Script, Together, Word, bytes_sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,5 +96,6 @@ def price(script: Script, world: int, rank: int = 0) -> list[Priced]:
             word = script.send(answer)
         except StopIteration:
             return said
-        said.append(Priced(type(word).__name__, bytes_sent(word, world, rank)))
+        each = word.words if isinstance(word, Together) else (word,)
+        said.extend(Priced(type(one).__name__, bytes_sent(one, world, rank)) for one in each)
         answer = meta_answer(word, world, rank)

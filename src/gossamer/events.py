@@ -57,10 +57,13 @@ class StepEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped(Event):
-    """A step was skipped on every rank because a gradient was not finite: whose, and in which tensor."""
+    """A step was skipped on every rank because a gradient was not finite: whose, and in which tensor.
+
+    rank is None where every rank's was finite and their mean left the range of the format in which it travels.
+    """
 
     step: int
-    rank: int
+    rank: int | None
     tensor: str
 
 

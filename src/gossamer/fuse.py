@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gossamer.words import Exchange, Gather, Mean, Mix, Script, Word
+from gossamer.words import Exchange, Gather, Mean, Mix, Script, Together, Word
 
 Fused = Generator[Word, Any, list[Any]]
 
@@ -15,8 +15,8 @@ Fused = Generator[Word, Any, list[Any]]
 def fuse(scripts: Sequence[Script]) -> Fused:
     """Advance many scripts together; returns their results in order.
 
-    Two hundred small tensors then cost as many messages as one. A word that is alone of its kind in a round travels as
-    it is, without a copy.
+    Two hundred small tensors then cost as many messages as one, and different kinds of words do not wait for each
+    other. A word that is alone of its kind in a round travels as it is, without a copy.
     """
     results: list[Any] = [None] * len(scripts)
     asking: dict[int, Word] = {}
@@ -34,14 +34,15 @@ def fuse(scripts: Sequence[Script]) -> Fused:
         for place in sorted(asking):
             together.setdefault(_kind(asking[place]), []).append(place)
         words, asking = asking, {}
-        for places in together.values():
-            if len(places) == 1:
-                advance(places[0], (yield words[places[0]]))
-                continue
-            joint, split = _join([words[place] for place in places])
-            answer = yield joint
-            for place, part in zip(places, split(answer), strict=True):
-                advance(place, part)
+        joined = [_join([words[place] for place in places]) for places in together.values()]
+        answers = (yield Together(tuple(word for word, _ in joined))) if len(joined) > 1 else [(yield joined[0][0])]
+        parts = {
+            place: part
+            for places, (_, split), answer in zip(together.values(), joined, answers, strict=True)
+            for place, part in zip(places, split(answer), strict=True)
+        }
+        for place in sorted(parts):
+            advance(place, parts[place])
     return results
 
 
@@ -56,8 +57,10 @@ def _kind(word: Word) -> tuple[object, ...]:
             return (type(word),)
 
 
-def _join(words: Sequence[Any]) -> tuple[Word, Callable[[Any], list[Any]]]:
+def _join(words: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:
     """One word that asks for all of them, and how its answer is split again."""
+    if len(words) == 1:
+        return words[0], lambda answer: [answer]
     if isinstance(words[0], Mean):
         return _join_means(words)
     if isinstance(words[0], Exchange):
@@ -70,7 +73,7 @@ def _join(words: Sequence[Any]) -> tuple[Word, Callable[[Any], list[Any]]]:
     return joint, lambda heard: _split_payloads(heard, counts)
 
 
-def _join_means(words: Sequence[Mean]) -> tuple[Word, Callable[[Any], list[Any]]]:
+def _join_means(words: Sequence[Mean]) -> tuple[Any, Callable[[Any], list[Any]]]:
     sizes = [word.tensor.numel() for word in words]
     flat = torch.cat([word.tensor.reshape(-1) for word in words])
 

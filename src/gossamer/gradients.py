@@ -16,77 +16,71 @@ from math import inf
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from gossamer import seeds
 from gossamer.buckets import Bucket
-from gossamer.control import NOBODY, Presence, Report, Verdict, conclude, first_batches
-from gossamer.drive import Performed, broadcast, perform
+from gossamer.compressors import Compressor
+from gossamer.control import NOBODY, Presence, Report, Verdict
 from gossamer.errors import LayoutError, LoopError
-from gossamer.handshake import compare_settings
-from gossamer.kernels import all_finite
 from gossamer.lane import Lane, Ticket
-from gossamer.layout import Packed, Slot
+from gossamer.rounds import Closing, Fresh, Round, worst
 from gossamer.transports.base import Transport
-from gossamer.words import At, Staged, State
+from gossamer.words import At
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one exchange ended, and what it took on this worker."""
+    """How one exchange ended, and what it took on this worker.
+
+    blame: whose gradient was not finite and in which tensor; no rank where the agreed mean left a format's range.
+    """
 
     verdict: Verdict
     committed: bool
+    blame: tuple[int | None, str] | None
     costs: Mapping[str, float]  # by the names of events.StepEnded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """What the exchange must know of the training loop at the moment it is asked.
+    """What the exchange must know of the training loop at the moment it is asked, and whom it tells.
 
-    scale: the factor in the gradients that a GradScaler put there, 1.0 without one; settings: the optimizer's
-    hyperparameters as text; buffers: the model's, by module; batch: a hash of this rank's first batch.
+    scale: the factor in the gradients that a GradScaler put there, None without one; settings: the optimizer's
+    hyperparameters as text; buffers: the model's, by module; batch: a hash of this rank's first batch; warn: hears
+    everyone's (hash, weight); done: hears how each exchange ended.
     """
 
-    scale: Callable[[], float]
+    scale: Callable[[], float | None]
     settings: Callable[[], str]
     buffers: Callable[[], Sequence[Sequence[Tensor]]]
     batch: Callable[[], int]
+    warn: Callable[[Sequence[tuple[int, float]]], None]
+    done: Callable[[Outcome], None]
 
 
 class GradientExchange:
-    """Averages the gradients of `parameters` over a transport's group, bucket by bucket."""
+    """Averages the gradients in `buckets` over a transport's group.
+
+    muted: backward passes add up and send nothing; averaged: the gradients are, and no optimizer step has used them;
+    finished: an exchange took place since the last optimizer step; in_optimizer: such a step is going on.
+    """
 
     def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        compressor: Any,
-        transport: Transport,
-        lane: Lane,
-        loop: Loop,
-        seed: int,
+        self, buckets: Sequence[Bucket], compressor: Compressor, transport: Transport, lane: Lane, loop: Loop, seed: int
     ) -> None:
         self.buckets, self.step, self.weight = buckets, 0, 1.0
-        self.reference: float | None = None  # the weight that counts as one: the mean of the first batches'
+        self.reference: float | None = None
         self.muted = self.in_optimizer = self.averaged = self.finished = False
-        self.warn: Callable[[Sequence[tuple[int, float]]], None] = lambda batches: None
-        self.done: Callable[[Outcome], None] = lambda outcome: None
-        self._compressor, self._transport, self._lane, self._loop, self._seed = (
-            compressor,
-            transport,
-            lane,
-            loop,
-            seed,
-        )
         self.names = [name for bucket in buckets for name in bucket.parameters]
-        self._pid, self._next = os.getpid(), 0
+        self._compressor, self._transport, self._lane, self._loop = compressor, transport, lane, loop
+        self._seed, self._pid = seed, os.getpid()
         self._task: int | None = None
+        self._round: Round | None = None
         self._tickets: list[Ticket[Any]] = []
-        self._staged: dict[int, Staged] = {}
-        self._spent: list[Performed] = []
-        self._culprit = NOBODY
         self._versions = self._buffer_versions()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
@@ -94,64 +88,102 @@ class GradientExchange:
             for name, parameter in bucket.parameters.items()
         ]
 
-    # -- the training thread, within backward ----------------------------------------------------------------------
+    # -- within backward -----------------------------------------------------------------------------------------------
 
     def _ready(self, bucket: Bucket, name: str, parameter: Tensor) -> None:
-        """A gradient is complete. Runs within backward, once per parameter."""
-        if self.muted or os.getpid() != self._pid:
+        """A gradient is complete. Runs once per parameter, so it does as little as it can."""
+        if self.muted or (torch._C._current_graph_task_id() != self._task and not self._arm()):
             return
-        self._arm()
-        self._check(bucket, name)
-        bucket.adopt(name)
         bucket.missing.discard(name)
-        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
-            self._launch(self.buckets[self._next])
+        if not bucket.missing:
+            while (sent := len(self._tickets)) < len(self.buckets) and not self.buckets[sent].missing:
+                self._launch(self.buckets[sent], Presence.TRAINING)
 
-    def _arm(self) -> None:
-        """At the first gradient of a backward pass, ask to be called when it is over."""
-        task = torch._C._current_graph_task_id()
-        if task == self._task:
-            return
+    def _arm(self) -> bool:
+        """At the first gradient of a backward pass, ask to be called when it is over. False in a forked child."""
+        if os.getpid() != self._pid:
+            return False
         _refuse_reentrant()
-        if self._task is not None and self._next:
+        if self._tickets:
             raise LoopError(
                 "the backward pass before this one did not finish, and part of its gradients is on its way already. "
                 "Catch errors around the whole step on every rank, or load the last checkpoint."
             )
-        self._task = task
+        self._task = torch._C._current_graph_task_id()
         for bucket in self.buckets:
             bucket.missing = set(bucket.layout.names)
         torch.autograd.Variable._execution_engine.queue_callback(self._over)
+        return True
 
-    def _check(self, bucket: Bucket, name: str) -> None:
-        grad = bucket.parameters[name].grad
-        assert grad is not None
-        if grad.shape != bucket.views[name].shape:
-            raise LayoutError(
-                f'"{name}" was {tuple(bucket.views[name].shape)} at attach and is {tuple(grad.shape)} now, so what is '
-                f'remembered about it no longer means anything. Call session.reset("{name}") after resizing.'
-            )
-        if grad.layout != torch.strided:
-            raise LoopError(f'"{name}" has a sparse gradient, which buckets cannot hold: build it with sparse=False.')
-        if bucket.state and self.averaged and (self.in_optimizer or bucket.holds(name)):
+    def _launch(self, bucket: Bucket, presence: Presence) -> None:
+        """Hand a bucket to the lane; the last one takes this rank's report along."""
+        training = presence == Presence.TRAINING
+        weight = self.weight if training else 0.0
+        round_ = self._round or self._begin(weight)
+        scale = self._scale_of(bucket)
+        fresh = self._fresh(bucket) if training else []
+        if bucket is self.buckets[-1]:
+            closing = self._closing(presence, weight)
+            self._submit(partial(round_.close, bucket, fresh, weight, scale, closing))
+        else:
+            self._submit(partial(round_.exchange, bucket, fresh, weight, scale))
+
+    def _begin(self, weight: float) -> Round:
+        at = At(step=self.step, seed=self._seed, rank=self._transport.rank, world=self._transport.world)
+        self._round = Round(self._compressor, self._transport, self.names, at, self.reference)
+        if self.reference is None:
+            self._lane.submit(partial(self._round.open, self._loop.batch(), weight, self._loop.warn))
+        return self._round
+
+    def _submit(self, job: Callable[[], Any]) -> None:
+        self._tickets.append(self._lane.submit(job))
+
+    def _fresh(self, bucket: Bucket) -> Fresh:
+        """The gradients that do not lie in the bucket yet: zero_grad() took them out, as it does by default."""
+        fresh: list[tuple[Tensor, Tensor]] = []
+        held = False
+        for name, parameter in bucket.parameters.items():
+            gradient, view = parameter.grad, bucket.views[name]
+            if gradient is view:
+                held = True
+            elif gradient is None:
+                view.zero_()
+            elif gradient.shape != view.shape or gradient.is_sparse:
+                raise _unfit(name, view, gradient)
+            else:
+                fresh.append((view, gradient))
+        if bucket.state and self.averaged and (self.in_optimizer or held):
             raise LoopError(
                 "a second backward() before optimizer.step() would send what was averaged already once more, and "
                 f"{self._compressor!r} would remember it wrongly. Accumulate with `with session.no_sync():` around "
-                "all but the last backward(), or use Dense(). An optimizer that calls backward() within its step, such "
-                "as LBFGS, needs Dense()."
+                "all but the last backward(), or use Dense(). An optimizer that calls backward() within its step, "
+                "such as LBFGS, needs Dense()."
             )
+        return fresh
 
-    def _launch(self, bucket: Bucket, weight: float | None = None) -> None:
-        if self.reference is None and not self._next:
-            self._lane_do(partial(self._open, self._loop.batch(), self.weight if weight is None else weight))
-        scale = self._loop.scale() if bucket.state else 1.0
-        self._lane_do(partial(self._exchange, bucket, self.weight if weight is None else weight, scale))
-        self._next += 1
+    def _scale_of(self, bucket: Bucket) -> float:
+        """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
+        return (self._loop.scale() or 1.0) if bucket.state else 1.0
 
-    def _lane_do(self, job: Callable[[], Any]) -> None:
-        self._tickets.append(self._lane.submit(job))
+    def _closing(self, presence: Presence, weight: float) -> Closing:
+        training = presence == Presence.TRAINING
+        now, settings = self._buffer_versions(), self._loop.settings()
+        report = Report(
+            weight=weight,
+            presence=presence,
+            settings=seeds.address(settings),
+            culprit=NOBODY,
+            used=np.array([p.grad is not None for bucket in self.buckets for p in bucket.parameters.values()])
+            & training,
+            moved=np.array([new != old for new, old in zip(now, self._versions, strict=True)], dtype=bool) & training,
+        )
+        return Closing(report=report, settings=settings, buffers=self._loop.buffers())
 
-    # -- the training thread, when backward is over ----------------------------------------------------------------
+    def _buffer_versions(self) -> list[tuple[tuple[int, int], ...]]:
+        """By module: some of BatchNorm's buffers change without their version counters telling, others do tell."""
+        return [tuple((id(buffer), buffer._version) for buffer in group) for group in self._loop.buffers()]
+
+    # -- when backward is over -----------------------------------------------------------------------------------------
 
     def _over(self) -> None:
         self.finish()
@@ -161,163 +193,70 @@ class GradientExchange:
 
         A rank that is not training has no data and only keeps the others company.
         """
-        active = presence == Presence.TRAINING
-        weight = self.weight if active else 0.0
-        for bucket in self.buckets[self._next :]:
-            for name in bucket.layout.names if not active else bucket.missing:
-                self._fill(bucket, name, active)
-            self._launch(bucket, weight)
-        used = [
-            active and bucket.parameters[name].grad is not None for bucket in self.buckets for name in bucket.parameters
-        ]
-        buffers = self._loop.buffers()
-        moved = [active and now != before for now, before in zip(self._buffer_versions(), self._versions, strict=True)]
-        settings = self._loop.settings()
-        scale = self._loop.scale()
-        closing = self._lane.submit(partial(self._close, weight, presence, settings, used, moved, buffers))
+        for bucket in self.buckets[len(self._tickets) :]:
+            if presence != Presence.TRAINING:
+                bucket.flat.zero_()
+            self._launch(bucket, presence)
         asked = time.perf_counter()
-        verdict = closing.wait()
-        for ticket in self._tickets:
-            ticket.wait()
+        *_, verdict = [ticket.wait() for ticket in self._tickets]
         waited = time.perf_counter() - asked
-        outcome = self._settle(verdict, scale, waited)
-        self.done(outcome)
+        outcome = self._settle(verdict, waited)
+        self._loop.done(outcome)
         return outcome
 
-    def _fill(self, bucket: Bucket, name: str, active: bool) -> None:
-        """The bucket's part for a parameter whose hook did not fire: what it accumulated before, or zeros."""
-        if active and bucket.parameters[name].grad is not None:
-            self._check(bucket, name)
-            bucket.adopt(name)
-        else:
-            bucket.views[name].zero_()
-
-    def _settle(self, verdict: Verdict, scale: float, waited: float) -> Outcome:
+    def _settle(self, verdict: Verdict, waited: float) -> Outcome:
         _refuse_saving_without(verdict)
-        committed = bool(verdict.active) and not verdict.culprits and verdict.weight > 0
-        used = dict(zip(self.names, verdict.used, strict=True))
-        for place, bucket in enumerate(self.buckets):
+        assert self._round is not None
+        done, self._round, self._task, self._tickets = self._round, None, None, []
+        blame = self._blame(verdict, done)
+        committed = bool(verdict.active) and verdict.weight > 0 and blame is None
+        scale = self._loop.scale()
+        used = {name for name, someone in zip(self.names, verdict.used, strict=True) if someone}
+        for bucket, staged in zip(self.buckets, done.staged, strict=True):
             if committed:
-                self._commit(bucket, self._staged[place].next_state, verdict, used, scale)
+                correction = self._transport.world * (done.reference or 1.0) / verdict.weight * self._scale_of(bucket)
+                bucket.commit(staged.next_state, used, correction)
+            elif blame and scale is not None:
+                bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
+                bucket.point(used)
             else:
-                _discard(bucket, used, infinite=self._skips_to_infinity and bool(verdict.culprits))
-        spent = self._spent
+                bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
+        self.reference = done.reference
         self.averaged, self.finished = committed, True
         self.step += committed
-        self._task, self._next, self._tickets, self._staged, self._spent = None, 0, [], {}, []
         self._versions = self._buffer_versions()
         for bucket in self.buckets:
             bucket.missing = set(bucket.layout.names)
-        parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
-        costs = {part: sum(getattr(each, part) for each in spent) for part in parts}
-        return Outcome(verdict=verdict, committed=committed, costs={"waiting_seconds": waited, **costs})
-
-    _skips_to_infinity = False
-
-    def skip_to_infinity(self) -> None:
-        """Let skipped steps leave infinite gradients, which is how a GradScaler learns of them."""
-        self._skips_to_infinity = True
-
-    def _commit(
-        self, bucket: Bucket, following: State, verdict: Verdict, used: Mapping[str, bool], scale: float
-    ) -> None:
-        assert self.reference is not None
-        bucket.restore([name for name in bucket.parameters if not used[name]], following)
-        bucket.state = following
-        correction = self._transport.world * self.reference / verdict.weight * (scale if bucket.state else 1.0)
-        if correction != 1.0:
-            bucket.flat.mul_(correction)
-        for name, parameter in bucket.parameters.items():
-            parameter.grad = bucket.views[name] if used[name] else None
-
-    def _buffer_versions(self) -> list[tuple[tuple[int, int], ...]]:
-        """By module: some of BatchNorm's buffers change without their version counters telling, others do tell."""
-        return [tuple((id(buffer), buffer._version) for buffer in group) for group in self._loop.buffers()]
-
-    # -- the lane --------------------------------------------------------------------------------------------------
-
-    def _open(self, batch: int, weight: float) -> None:
-        """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
-
-        Part of the handshake, not of any step's bytes.
-        """
-        performed = perform(first_batches(batch, weight), self._transport)
-        weights = [theirs for _, theirs in performed.result if theirs > 0]
-        if weights:
-            self.reference = sum(weights) / len(weights)
-            self.warn(performed.result)
-
-    def _exchange(self, bucket: Bucket, weight: float, scale: float) -> None:
-        """Average one bucket in place, in units that do not change when the loss scale does."""
-        flat = bucket.flat
-        factor = weight / (self.reference or 1.0) / scale
-        if factor != 1.0:
-            flat.mul_(factor)
-        if not all_finite(flat):
-            self._blame(bucket, flat)
-            flat.zero_()
-        at = At(step=self.step, seed=self._seed, rank=self._transport.rank, world=self._transport.world)
-        script = self._compressor.aggregate(Packed(flat, bucket.layout), bucket.state, at, flat)
-        performed = perform(script, self._transport)
-        self._spent.append(performed)
-        self._staged[len(self._staged)] = performed.result
-        if not performed.result.finite:
-            self._blame(bucket, performed.result.own)
-
-    def _blame(self, bucket: Bucket, flat: Tensor) -> None:
-        """Note the first tensor that is not finite, or else the one with the largest entry, too large to send."""
-
-        def size(slot: Slot) -> float:
-            return inf if not all_finite(slot.span(flat)) else float(slot.span(flat).abs().amax())
-
-        if self._culprit == NOBODY:
-            worst = max((slot for slot in bucket.layout if slot.numel), key=size)
-            self._culprit = self.names.index(worst.name)
-
-    def _close(
-        self,
-        weight: float,
-        presence: Presence,
-        settings: str,
-        used: Sequence[bool],
-        moved: Sequence[bool],
-        buffers: Sequence[Sequence[Tensor]],
-    ) -> Verdict:
-        report = Report(
-            weight=weight,
-            presence=presence,
-            settings=seeds.address(settings),
-            culprit=self._culprit,
-            used=tuple(used),
-            moved=tuple(moved),
+        return Outcome(
+            verdict=verdict, committed=committed, blame=blame, costs={"waiting_seconds": waited, **done.costs()}
         )
-        self._culprit = NOBODY
-        performed = perform(conclude(report), self._transport)
-        self._spent.append(performed)
-        verdict: Verdict = performed.result
-        if not verdict.alike:
-            compare_settings(self._transport.gather_text(settings))
-        travelling = [buffer for group, moved in zip(buffers, verdict.moved, strict=True) if moved for buffer in group]
-        if travelling:
-            self._spent.append(broadcast(self._transport, travelling, source=verdict.active[0]))
-        return verdict
+
+    def _blame(self, verdict: Verdict, done: Round) -> tuple[int | None, str] | None:
+        if verdict.culprits:
+            rank, place = verdict.culprits[0]
+            return rank, self.names[place]
+        for bucket, staged in zip(self.buckets, done.staged, strict=True):
+            if not staged.finite:
+                return None, worst(bucket, staged.mean)
+        return None
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
 
-def _discard(bucket: Bucket, used: Mapping[str, bool], infinite: bool) -> None:
-    """Leave gradients with which optimizers do nothing: none at all, or infinite ones for a GradScaler to find."""
-    if infinite:
-        bucket.flat.fill_(inf)
-    for name, parameter in bucket.parameters.items():
-        parameter.grad = bucket.views[name] if infinite and used[name] else None
+def _unfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
+    if gradient.layout != torch.strided:
+        return LoopError(f'"{name}" has a sparse gradient, which buckets cannot hold: build it with sparse=False.')
+    return LayoutError(
+        f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so what is remembered '
+        f'about it no longer means anything. Call session.reset("{name}") after resizing.'
+    )
 
 
 def _refuse_saving_without(verdict: Verdict) -> None:
-    saving, others = verdict.present(Presence.SAVING), len(verdict.present(Presence.SAVING)) < len(verdict.reports)
-    if saving and others:
+    saving = verdict.present(Presence.SAVING)
+    if saving and len(saving) < len(verdict.reports):
         raise LoopError(
             f"ranks {', '.join(map(str, saving))} called session.save() within session.epoch() while others had run "
             "out of data or went on training, and a checkpoint needs all of them at the same step. Save after the "

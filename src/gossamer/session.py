@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer import checkpoint, events, saving, uneven
-from gossamer.buckets import Bucket, buffer_groups, divide, layouts, moving_bytes, trainable
+from gossamer.buckets import Bucket, Buffers, divide, layouts, moving_bytes, trainable
 from gossamer.control import Presence, control_bytes
 from gossamer.errors import AttachError, CheckpointError, LoopError, NonFiniteError, require
 from gossamer.gradients import GradientExchange, Loop, Outcome
@@ -83,6 +83,7 @@ class Session:
         self._parameters = trainable(model)
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._lane = Lane(next(iter(self._parameters.values())).device)
+        self._buffers = Buffers(model)
         self._first_batch, self._skipped, self._solo_steps = FirstBatch(), 0, 0
         self._last = time.perf_counter()
         self._scale, self._in_epoch = 1.0, False
@@ -94,7 +95,7 @@ class Session:
                 layouts=tuple(layouts(buckets)),
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 buffer_bytes=moving_bytes(model),
-                control_bytes=control_bytes(len(self._parameters), len(buffer_groups(model))),
+                control_bytes=control_bytes(len(self._parameters), len(self._buffers)),
                 rank=transport.rank,
                 world=transport.world,
             )
@@ -128,17 +129,12 @@ class Session:
         loop = Loop(
             scale=self._current_scale,
             settings=lambda: settings(self.optimizer),
-            buffers=lambda: buffer_groups(self.model),
+            buffers=self._buffers,
             batch=lambda: self._first_batch.hash,
+            warn=FirstBatch.compare if self._transport.rank == 0 else lambda batches: None,
+            done=self._step_done,
         )
-        exchange = GradientExchange(buckets, self.recipe.compressor, self._transport, self._lane, loop, self._seed)
-        exchange.warn, exchange.done = (
-            FirstBatch.compare if self._transport.rank == 0 else exchange.warn,
-            self._step_done,
-        )
-        if self.scaler is not None and self.scaler.is_enabled():
-            exchange.skip_to_infinity()
-        return exchange
+        return GradientExchange(buckets, self.recipe.compressor, self._transport, self._lane, loop, self._seed)
 
     def _shake_hands(self) -> None:
         if self._alone:
@@ -237,8 +233,10 @@ class Session:
                 "session.close() and gossamer.attach(...) again after thawing it."
             )
 
-    def _current_scale(self) -> float:
-        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+    def _current_scale(self) -> float | None:
+        if self.scaler is None or not self.scaler.is_enabled():
+            return None
+        scale = self.scaler.get_scale()
         if scale != self._scale and self._exchange is not None:
             self._exchange.averaged = False  # the scaler skipped the step by itself: that step is over
         self._scale = scale
@@ -249,17 +247,16 @@ class Session:
             return
         self._emit_step(skipped=not outcome.committed, **outcome.costs)
         self._skipped = 0 if outcome.committed else self._skipped + 1
-        if outcome.committed or not outcome.verdict.culprits:
+        if outcome.blame is None:
             return
-        rank, place = outcome.verdict.culprits[0]
-        assert self._exchange is not None
-        tensor = self._exchange.names[place]
+        rank, tensor = outcome.blame
         events.emit(events.Skipped(step=self.steps, rank=rank, tensor=tensor))
         if self._skipped >= PATIENCE and self.scaler is None:
+            where = "after averaging" if rank is None else f"on rank {rank}"
             raise NonFiniteError(
-                f'gradients were not finite {self._skipped} steps in a row, the last time in "{tensor}" on rank '
-                f"{rank}. No parameter was changed meanwhile. Lower the learning rate, clip with attach(..., "
-                "clip_norm=1.0), or, with float16, train with a GradScaler and attach(..., scaler=scaler)."
+                f'gradients were not finite {self._skipped} steps in a row, the last time in "{tensor}" {where}. No '
+                "parameter was changed meanwhile. Lower the learning rate, clip with attach(..., clip_norm=1.0), or, "
+                "with float16, train with a GradScaler and attach(..., scaler=scaler)."
             )
 
     def _emit_step(self, *, skipped: bool = False, **costs: float) -> None:

@@ -58,7 +58,14 @@ class Mix:
     edges: tuple[tuple[int, float], ...]
 
 
-Word = Mean | Gather | Exchange | Mix
+@dataclass(frozen=True)
+class Together:
+    """Ask for several words at once, none of which waits for another; the answers come in the same order."""
+
+    words: tuple[Mean | Gather | Exchange | Mix, ...]
+
+
+Word = Mean | Gather | Exchange | Mix | Together
 
 
 def payload_bytes(payload: Payload) -> int:
@@ -79,6 +86,8 @@ def bytes_sent(word: Word, world: int, rank: int = 0) -> float:
             return float(sum(payload_bytes(part) for peer, part in enumerate(parts) if peer != rank))
         case Mix(payload, edges):
             return float(sum(peer != rank for peer, _ in edges) * payload_bytes(payload))
+        case Together(words):
+            return sum(bytes_sent(each, world, rank) for each in words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +108,8 @@ class Staged:
     own         this worker's part in it
     owed        what the group still owes itself because of rounding after the exchange; None means nothing
     next_state  the state to commit
-    finite      False where encoding met a number that its format cannot hold: the step must then be skipped
+    finite      False where the group agreed on a number that is not finite, for instance because one left a format's
+                range; the same on every rank, and the step must then be skipped
 
     LAW: mean over workers of own = mean + owed' - owed.
     """

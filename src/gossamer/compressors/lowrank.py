@@ -71,11 +71,10 @@ class PowerSGD(Compressor):
             slot.span(own).copy_(slot.span(x.flat))
         first = yield Mean(first, first)
         parts = first.split([slot.shape[0] * self.rank for slot in matrices] + [slot.numel for slot in others])
-        finite = all_finite(first)
-        ps = {
-            slot.name: orthonormal(part.view(-1, self.rank) if finite else torch.zeros_like(part).view(-1, self.rank))
-            for slot, part in zip(matrices, parts, strict=False)
-        }
+        finite = all_finite(first)  # of the mean, so every rank comes to the same conclusion
+        if not finite:
+            first.zero_()
+        ps = {slot.name: orthonormal(part.view(-1, self.rank)) for slot, part in zip(matrices, parts, strict=False)}
 
         mine = Packed(torch.empty_like(q.flat), q.layout)
         for name, p in ps.items():

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import PeerLost
-from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Word
+from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -30,28 +30,37 @@ class ProcessGroupTransport:
 
     def answer(self, word: Word) -> Any:
         with self._translated():
-            match word:
-                case Mean(tensor, out):
-                    return self._mean(tensor, out)
-                case Gather(payload):
-                    return self._gather(payload)
-                case Exchange(parts):
-                    return self._exchange(parts)
-                case Mix(payload, edges):
-                    return self._mix(payload, [peer for peer, _ in edges])
+            return self._start(word)()
 
-    def _mean(self, tensor: Tensor, out: Tensor | None) -> Tensor:
+    def _start(self, word: Word) -> Callable[[], Any]:
+        """Begin to say a word; the function returned waits for its answer. Words are begun and waited for in order."""
+        match word:
+            case Mean(tensor, out):
+                return self._mean(tensor, out)
+            case Gather(payload):
+                return self._gather(payload)
+            case Exchange(parts):
+                return self._exchange(parts)
+            case Mix(payload, edges):
+                return self._mix(payload, [peer for peer, _ in edges])
+            case Together(words):
+                waiting = [self._start(each) for each in words]
+                return lambda: [wait() for wait in waiting]
+
+    def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
         mean = _into(out, tensor)
-        if mean.is_cuda:
-            dist.all_reduce(mean, op=dist.ReduceOp.AVG, group=self._group)
-        elif mean.dtype.itemsize < 4:
-            self._half_mean_(mean)
-        else:
-            dist.all_reduce(mean, group=self._group)
-            mean.div_(self.world)
-        return mean
+        if not mean.is_cuda and mean.dtype.itemsize < 4:
+            return self._half_mean(mean)
+        operation = dist.ReduceOp.AVG if mean.is_cuda else dist.ReduceOp.SUM
+        work = dist.all_reduce(mean, op=operation, group=self._group, async_op=True)
 
-    def _half_mean_(self, mean: Tensor) -> None:
+        def wait() -> Tensor:
+            work.wait()
+            return mean if mean.is_cuda else mean.div_(self.world)
+
+        return wait
+
+    def _half_mean(self, mean: Tensor) -> Callable[[], Tensor]:
         """Reduce-scatter in the tensor's precision, summed in float32 by one owner per part; then all-gather.
 
         The engine's own half-precision sum rounds at every hop, and overflows in float16.
@@ -61,37 +70,60 @@ class ProcessGroupTransport:
         sizes = [part.nbytes for part in parts]
         mine = parts[self.rank]
         heard = torch.empty(self.world * mine.nbytes, dtype=torch.uint8)
-        self._all_to_all(heard, flat.view(torch.uint8), [mine.nbytes] * self.world, sizes)
-        total = heard.view(mean.dtype).view(self.world, -1).sum(0, dtype=torch.float32)
-        mine.copy_(total.div_(self.world))
-        told = mine.view(torch.uint8).repeat(self.world)
-        self._all_to_all(flat.view(torch.uint8), told, sizes, [mine.nbytes] * self.world)
+        work = self._all_to_all(heard, flat.view(torch.uint8), [mine.nbytes] * self.world, sizes)
 
-    def _gather(self, payload: Payload) -> list[Payload]:
+        def wait() -> Tensor:
+            work.wait()
+            total = heard.view(mean.dtype).view(self.world, -1).sum(0, dtype=torch.float32)
+            mine.copy_(total.div_(self.world))
+            told = mine.view(torch.uint8).repeat(self.world)
+            self._all_to_all(flat.view(torch.uint8), told, sizes, [mine.nbytes] * self.world).wait()
+            return mean
+
+        return wait
+
+    def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
         joint = _join(payload)
         heard = joint.new_empty(self.world * joint.numel())
-        _all_gather(heard, joint, group=self._group)
-        return [_split(part, payload) for part in heard.view(self.world, -1)]
+        work = _all_gather(heard, joint, group=self._group, async_op=True)
 
-    def _exchange(self, parts: Sequence[Payload]) -> list[Payload]:
+        def wait() -> list[Payload]:
+            work.wait()
+            return [_split(part, payload) for part in heard.view(self.world, -1)]
+
+        return wait
+
+    def _exchange(self, parts: Sequence[Payload]) -> Callable[[], list[Payload]]:
         joined = [_join(part) for part in parts]
         mine = joined[self.rank].numel()
         heard = joined[0].new_empty(self.world * mine)
-        self._all_to_all(heard, torch.cat(joined), [mine] * self.world, [part.numel() for part in joined])
-        return [_split(part, parts[self.rank]) for part in heard.view(self.world, -1)]
+        told = torch.cat(joined)
+        work = self._all_to_all(heard, told, [mine] * self.world, [part.numel() for part in joined])
 
-    def _mix(self, payload: Payload, peers: Sequence[int]) -> list[Payload]:
+        def wait() -> list[Payload]:
+            work.wait()
+            return [_split(part, parts[self.rank]) for part in heard.view(self.world, -1)]
+
+        return wait
+
+    def _mix(self, payload: Payload, peers: Sequence[int]) -> Callable[[], list[Payload]]:
         joint = _join(payload)
         heard = {peer: joint if peer == self.rank else torch.empty_like(joint) for peer in peers}
         others = [peer for peer in heard if peer != self.rank]
         sends = [dist.P2POp(dist.isend, joint, peer, self._group) for peer in others]
         receives = [dist.P2POp(dist.irecv, heard[peer], peer, self._group) for peer in others]
-        for work in dist.batch_isend_irecv(sends + receives) if others else ():
-            work.wait()
-        return [_split(heard[peer], payload) for peer in peers]
+        works = dist.batch_isend_irecv(sends + receives) if others else []
 
-    def _all_to_all(self, heard: Tensor, told: Tensor, heard_sizes: list[int], told_sizes: list[int]) -> None:
-        dist.all_to_all_single(heard, told, heard_sizes, told_sizes, group=self._group)
+        def wait() -> list[Payload]:
+            for work in works:
+                work.wait()
+            return [_split(heard[peer], payload) for peer in peers]
+
+        return wait
+
+    def _all_to_all(self, heard: Tensor, told: Tensor, heard_sizes: list[int], told_sizes: list[int]) -> dist.Work:
+        work: dist.Work = dist.all_to_all_single(heard, told, heard_sizes, told_sizes, group=self._group, async_op=True)
+        return work
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         with self._translated(), torch.no_grad():
@@ -106,9 +138,9 @@ class ProcessGroupTransport:
     def gather_text(self, text: str) -> list[str]:
         with self._translated():
             data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._device())
-            (lengths,) = zip(*self._gather((torch.tensor([data.numel()], device=data.device),)), strict=True)
+            (lengths,) = zip(*self._gather((torch.tensor([data.numel()], device=data.device),))(), strict=True)
             longest = int(max(lengths))
-            heard = self._gather((torch.nn.functional.pad(data, (0, longest - data.numel())),))
+            heard = self._gather((torch.nn.functional.pad(data, (0, longest - data.numel())),))()
         return [
             bytes(part[: int(length)].tolist()).decode().rstrip("\0")
             for (part,), length in zip(heard, lengths, strict=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import MismatchError, PeerLost
-from gossamer.words import Exchange, Gather, Mean, Mix, Word
+from gossamer.words import Exchange, Gather, Mean, Mix, Together, Word
 
 
 def answers(words: Sequence[Word]) -> list[Any]:
@@ -30,6 +30,9 @@ def answers(words: Sequence[Word]) -> list[Any]:
             return [[word.parts[rank] for word in words] for rank in range(len(words))]  # type: ignore[union-attr]
         case Mix():
             return [[words[peer].payload for peer, _ in word.edges] for word in words]  # type: ignore[union-attr]
+        case Together():
+            heard = [answers(same) for same in zip(*(word.words for word in words), strict=True)]  # type: ignore[union-attr]
+            return [list(each) for each in zip(*heard, strict=True)]
 
 
 def _means(words: Sequence[Mean]) -> list[Tensor]:
@@ -57,6 +60,8 @@ def meta_answer(word: Word, world: int, rank: int) -> Any:
             return [parts[rank]] * world
         case Mix(payload, edges):
             return [payload] * len(edges)
+        case Together(words):
+            return [meta_answer(each, world, rank) for each in words]
 
 
 class SimulatedGroup:

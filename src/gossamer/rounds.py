@@ -1,0 +1,114 @@
+"""One exchange of all buckets, as the lane sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import torch
+from torch import Tensor
+
+from gossamer.buckets import Bucket
+from gossamer.compressors import Compressor
+from gossamer.control import NOBODY, Report, Verdict, conclude, first_batches
+from gossamer.drive import Performed, broadcast, perform
+from gossamer.fuse import fuse
+from gossamer.handshake import compare_settings
+from gossamer.kernels import all_finite
+from gossamer.layout import Slot
+from gossamer.transports.base import Transport
+from gossamer.words import Aggregation, At, Staged
+
+Fresh = Sequence[tuple[Tensor, Tensor]]  # (place in the bucket, gradient that does not lie there yet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closing:
+    """What the step's last word needs beside the last bucket."""
+
+    report: Report
+    settings: str
+    buffers: Sequence[Sequence[Tensor]]
+
+
+@dataclass
+class Round:
+    """Buckets leave one after the other; the last one takes along what every rank must know before it commits.
+
+    reference: the weight that counts as one; agreed upon in the very first round.
+    """
+
+    compressor: Compressor
+    transport: Transport
+    names: Sequence[str]
+    at: At
+    reference: float | None
+    staged: list[Staged] = field(default_factory=list)
+    spent: list[Performed] = field(default_factory=list)
+    culprit: int = NOBODY
+
+    def open(self, batch: int, weight: float, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
+        """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
+
+        Part of the handshake, not of any step's bytes.
+        """
+        heard = perform(first_batches(batch, weight), self.transport).result
+        weights = [theirs for _, theirs in heard if theirs > 0]
+        if weights:
+            self.reference = sum(weights) / len(weights)
+            warn(heard)
+
+    def exchange(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float) -> None:
+        """Average one bucket in place."""
+        performed = perform(self._aggregation(bucket, fresh, weight, scale), self.transport)
+        self.spent.append(performed)
+        self.staged.append(performed.result)
+
+    def close(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float, closing: Closing) -> Verdict:
+        """Average the last bucket, and hear what happened on the other ranks."""
+        aggregation = self._aggregation(bucket, fresh, weight, scale)
+        report = replace(closing.report, culprit=self.culprit)
+        performed = perform(fuse([aggregation, conclude(report)]), self.transport)
+        staged, verdict = performed.result
+        self.spent.append(performed)
+        self.staged.append(staged)
+        if not verdict.alike:
+            compare_settings(self.transport.gather_text(closing.settings))
+        moved = [group for group, has_moved in zip(closing.buffers, verdict.moved, strict=True) if has_moved]
+        if moved:
+            travelling = [buffer for group in moved for buffer in group]
+            self.spent.append(broadcast(self.transport, travelling, source=verdict.active[0]))
+        return verdict  # type: ignore[no-any-return]
+
+    def _aggregation(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float) -> Aggregation:
+        """The bucket's script, in units that do not change when the loss scale does. Nothing infinite leaves."""
+        if fresh:
+            views, gradients = zip(*fresh, strict=True)
+            torch._foreach_copy_(views, gradients)
+        flat = bucket.flat
+        factor = weight / (self.reference or 1.0) / scale
+        if factor != 1.0:
+            flat.mul_(factor)
+        if not all_finite(flat):
+            if self.culprit == NOBODY:
+                self.culprit = self.names.index(worst(bucket, flat))
+            flat.zero_()
+        return self.compressor.aggregate(bucket.packed, bucket.state, self.at, flat)
+
+    @property
+    def finite(self) -> bool:
+        return all(staged.finite for staged in self.staged)
+
+    def costs(self) -> Mapping[str, float]:
+        parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
+        return {part: sum(getattr(each, part) for each in self.spent) for part in parts}
+
+
+def worst(bucket: Bucket, flat: Tensor) -> str:
+    """The first tensor that is not finite, or else the one with the largest entry."""
+
+    def size(slot: Slot) -> float:
+        return inf if not all_finite(slot.span(flat)) else float(slot.span(flat).abs().amax())
+
+    return max((slot for slot in bucket.layout if slot.numel), key=size).name
