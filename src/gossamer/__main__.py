@@ -1,0 +1,5 @@
+"""`python -m gossamer`: the command line without its script."""
+
+from gossamer.cli.main import main
+
+main()
