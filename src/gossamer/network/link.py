@@ -1,0 +1,71 @@
+"""Hosts with a rate each way, and paths between them with a round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from gossamer.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine's line: bits per second that it may send (up) and receive (down), headers of IP included.
+
+    site: hosts of one site share the paths that are named after it.
+    """
+
+    up_bits_per_second: float
+    down_bits_per_second: float
+    site: str = ""
+
+    def __post_init__(self) -> None:
+        for rate in (self.up_bits_per_second, self.down_bits_per_second):
+            require(
+                isfinite(rate) and rate > 0,
+                f"a line's rate is a positive number of bits per second, not {rate}. Write 100mbit, or cut the host "
+                "off with --fault.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Path:
+    """What lies between two hosts: seconds there and back, how much each way varies, and the share of packets lost.
+
+    Half of the round trip is spent each way; jitter is the standard deviation of one way's seconds.
+    """
+
+    round_trip_seconds: float = 0.0
+    jitter_seconds: float = 0.0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.round_trip_seconds >= 0, f"a round trip takes at least 0 seconds, not {self.round_trip_seconds}")
+        require(self.jitter_seconds >= 0, f"jitter is at least 0 seconds, not {self.jitter_seconds}")
+        require(0 <= self.loss < 1, f"loss is a share of packets in [0, 1), not {self.loss}. Write loss=0.1%.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Hosts by number, and a path for every pair of sites; pairs that are not named take `default`.
+
+    text: how a user wrote it, for records.
+    """
+
+    hosts: tuple[Host, ...]
+    default: Path = Path()
+    paths: Mapping[frozenset[str], Path] = field(default_factory=dict)
+    text: str = ""
+
+    def path(self, a: int, b: int) -> Path:
+        """What lies between hosts a and b; the two ends of one site are the pair of the site with itself."""
+        return self.paths.get(frozenset((self.hosts[a].site, self.hosts[b].site)), self.default)
+
+    def bits_per_second(self, sender: int, receiver: int) -> float:
+        """The most that one host can send to another: its own line or the other's, whichever is slower."""
+        return min(self.hosts[sender].up_bits_per_second, self.hosts[receiver].down_bits_per_second)
+
+    @property
+    def is_uniform(self) -> bool:
+        return len(set(self.hosts)) <= 1 and not self.paths
