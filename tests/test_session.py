@@ -17,7 +17,8 @@ from virtual import Worker, batch, cluster, network, parameters, seeded
 
 from gossamer import events
 from gossamer.compressors import Feedback, TopK
-from gossamer.errors import LayoutError, LoopError, MismatchError, NonFiniteError
+from gossamer.errors import LayoutError, LoopError, MismatchError, NonFiniteError, Stopped
+from gossamer.session import Session
 from gossamer.transports.base import Transport
 from gossamer.words import Word
 
@@ -679,6 +680,29 @@ def test_equal_first_batches_are_noticed(equal: bool) -> None:
 
 
 # -- changing models --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_everyone_stops_after_the_same_step(world: int) -> None:
+    def loop(worker: Worker, session: Session) -> None:
+        with session.epoch():
+            for step in range(100 if worker.rank != 1 else 3):
+                session.optimizer.zero_grad()
+                mse_loss(session.model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+                if step == 5 and worker.rank == world - 1:
+                    session.ask_to_stop()
+                session.optimizer.step()
+
+    def work(worker: Worker) -> tuple[int, Tensor]:
+        model = network(0)
+        session = worker.attach(model, sgd(model))
+        with pytest.raises(Stopped):
+            loop(worker, session)
+        return session.steps, parameters(model)
+
+    results = cluster(work, world)
+    assert len({steps for steps, _ in results}) == 1
+    assert 6 <= results[0][0] <= 7
 
 
 def test_resizing_asks_for_a_reset() -> None:

@@ -50,17 +50,18 @@ def attach(
     refuse(model)
     refuse_strangers(optimizer, model)
     world = current()
-    resolved = resolve(_chosen(recipe))
+    resolved = resolve(_chosen(recipe, world))
     session = Session(model, optimizer, resolved, _transport(world), world=world, scaler=scaler, clip_norm=clip_norm)
     return session
 
 
-def _chosen(recipe: Recipe | Terms | Term | str | None) -> Recipe | Terms | Term | str | None:
+def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe | Terms | Term | str | None:
     """The command line's recipe where there is one: it beats the script's."""
     override = os.environ.get("GOSSAMER_RECIPE")
     if override is None:
         return recipe
-    if recipe is not None and resolve(recipe) != resolve(override):
+    replaces = recipe is not None and resolve(recipe) != resolve(override)
+    if replaces and world.is_first:  # once a job, whoever launched it
         events.notice(f"the command line's recipe, {override}, replaces the script's, {recipe}")
     return override
 
@@ -84,7 +85,10 @@ def refuse(model: nn.Module) -> None:
             )
     parameters = trainable(model)
     if not parameters:
-        raise AttachError("the model has no trainable parameter, so there is nothing to average")
+        raise AttachError(
+            "the model has no trainable parameter, so there is nothing to average. Call model.requires_grad_(True), or "
+            "thaw the part that you train, before attach."
+        )
     held = {id(parameter) for session in open_sessions() for parameter in session.model.parameters()}
     if any(id(parameter) in held for parameter in parameters.values()):
         raise AttachError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.words import Gather
 
 NOBODY = -1
-HEAD = Struct("<dqiB")  # weight, settings, culprit, presence: the same on every machine
+HEAD = Struct("<dqiBB")  # weight, settings, culprit, presence, stop: the same on every machine
 
 Flags = npt.NDArray[np.bool_]
 
@@ -35,7 +35,7 @@ class Report:
 
     weight: of its batch; presence: why it takes part; settings: a hash of the optimizer's hyperparameters; culprit: the
     place of the first tensor that was not finite, or NOBODY; used, moved: which parameters have a gradient and which
-    modules' buffers changed, by place.
+    modules' buffers changed, by place; stop: somebody asked this rank to end the run.
     """
 
     weight: float
@@ -44,6 +44,7 @@ class Report:
     culprit: int
     used: Flags
     moved: Flags
+    stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Verdict:
 
     def present(self, presence: Presence) -> tuple[int, ...]:
         return tuple(rank for rank, report in enumerate(self.reports) if report.presence == presence)
+
+    @property
+    def stop(self) -> bool:
+        return any(report.stop for report in self.reports)
 
     @property
     def culprits(self) -> tuple[tuple[int, int], ...]:
@@ -98,14 +103,14 @@ def conclude(report: Report) -> Generator[Gather, Any, Verdict]:
 
 
 def _encode(report: Report) -> Tensor:
-    head = HEAD.pack(report.weight, report.settings, report.culprit, report.presence)
+    head = HEAD.pack(report.weight, report.settings, report.culprit, report.presence, report.stop)
     bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
     return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
 
 
 def _decode(text: Tensor, parameters: int, buffers: int) -> Report:
     raw = text.numpy()
-    weight, settings, culprit, presence = HEAD.unpack(raw[: HEAD.size].tobytes())
+    weight, settings, culprit, presence, stop = HEAD.unpack(raw[: HEAD.size].tobytes())
     split = HEAD.size + -(-parameters // 8)
     return Report(
         weight=weight,
@@ -114,6 +119,7 @@ def _decode(text: Tensor, parameters: int, buffers: int) -> Report:
         culprit=culprit,
         used=_bits(raw[HEAD.size : split], parameters),
         moved=_bits(raw[split:], buffers),
+        stop=bool(stop),
     )
 
 

@@ -35,6 +35,10 @@ class PeerLost(GossamerError):
     """A worker left, or its link broke."""
 
 
+class Stopped(BaseException):
+    """Not an error: somebody asked the run to end after this step, on every rank. Whoever asked catches it."""
+
+
 class ConnectError(GossamerError):
     """The workers could not find each other."""
 

@@ -66,7 +66,8 @@ class GradientExchange:
     """Averages the gradients in `buckets` over a transport's group.
 
     muted: backward passes add up and send nothing; averaged: the gradients are, and no optimizer step has used them;
-    finished: an exchange took place since the last optimizer step; in_optimizer: such a step is going on.
+    finished: an exchange took place since the last optimizer step; in_optimizer: such a step is going on;
+    asked_to_stop: this rank wants the run to end; stopping: all of them know that it ends.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class GradientExchange:
         self.buckets, self.step, self.weight = buckets, 0, 1.0
         self.reference: float | None = None
         self.muted = self.in_optimizer = self.averaged = self.finished = False
+        self.asked_to_stop = self.stopping = False
         self.names = [name for bucket in buckets for name in bucket.parameters]
         self._compressor, self._transport, self._lane, self._loop = compressor, transport, lane, loop
         self._seed, self._pid = seed, os.getpid()
@@ -173,6 +175,7 @@ class GradientExchange:
             presence=presence,
             settings=seeds.address(settings),
             culprit=NOBODY,
+            stop=self.asked_to_stop,
             used=np.array([p.grad is not None for bucket in self.buckets for p in bucket.parameters.values()])
             & training,
             moved=np.array([new != old for new, old in zip(now, self._versions, strict=True)], dtype=bool) & training,
@@ -206,6 +209,7 @@ class GradientExchange:
 
     def _settle(self, verdict: Verdict, waited: float) -> Outcome:
         _refuse_saving_without(verdict)
+        self.stopping = verdict.stop
         assert self._round is not None
         done, self._round, self._task, self._tickets = self._round, None, None, []
         blame = self._blame(verdict, done)

@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,6 +15,13 @@ from gossamer import checkpoint
 from gossamer.errors import CheckpointError
 
 Tell = Callable[[str], list[str]]
+
+
+class Stateful(Protocol):
+    """What can be part of a checkpoint; the world, for one."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
 
 
 def save(

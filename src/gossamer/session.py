@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from gossamer import checkpoint, events, saving, uneven
 from gossamer.buckets import Bucket, Buffers, divide, layouts, moving_bytes, trainable
 from gossamer.control import Presence, control_bytes
-from gossamer.errors import AttachError, CheckpointError, LoopError, NonFiniteError, require
+from gossamer.errors import AttachError, CheckpointError, LoopError, NonFiniteError, Stopped, require
 from gossamer.gradients import GradientExchange, Loop, Outcome
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
 from gossamer.lane import Lane
@@ -39,14 +39,7 @@ def open_sessions() -> list[Session]:
     return list(_open)
 
 
-class Stateful(Protocol):
-    """What can be part of a checkpoint; the world, for one."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
-
-
-class Scaler(Stateful, Protocol):
+class Scaler(saving.Stateful, Protocol):
     """What is needed of torch.amp.GradScaler."""
 
     def get_scale(self) -> float: ...
@@ -66,7 +59,7 @@ class Session:
         recipe: Recipe,
         transport: Transport,
         *,
-        world: Stateful,
+        world: saving.Stateful,
         scaler: Scaler | None = None,
         clip_norm: float | None = None,
         seed: int = 0,
@@ -86,7 +79,7 @@ class Session:
         self._buffers = Buffers(model)
         self._first_batch, self._skipped, self._solo_steps = FirstBatch(), 0, 0
         self._last = time.perf_counter()
-        self._scale, self._in_epoch = 1.0, False
+        self._scale, self._in_epoch, self._stop = 1.0, False, False
         buckets = self._buckets()
         self._layout = ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
         events.emit(
@@ -192,8 +185,10 @@ class Session:
         if self._exchange is None:
             return
         missed = 0
-        while self._exchange.finish(Presence.GONE).verdict.active:
+        while (verdict := self._exchange.finish(Presence.GONE).verdict).active:
             missed += 1
+            if verdict.stop:
+                raise Stopped
         for parameter in self._parameters.values():
             parameter.grad = None
         uneven.catch_up(self.model, self.optimizer, missed, self._transport.rank, self._tell, self._broadcast)
@@ -222,9 +217,12 @@ class Session:
             return
         if self._exchange is not None:
             self._exchange.in_optimizer = self._exchange.averaged = self._exchange.finished = False
-            return
-        self._solo_steps += 1
-        self._emit_step()
+            self._stop = self._exchange.stopping
+        else:
+            self._solo_steps += 1
+            self._emit_step()
+        if self._stop:
+            raise Stopped
 
     def _refuse_thawed(self) -> None:
         if any(parameter.requires_grad for parameter in self._frozen):
@@ -265,6 +263,13 @@ class Session:
         events.emit(events.StepEnded(step=self.steps, seconds=seconds, skipped=skipped, **costs))
 
     # -- saving and ending -----------------------------------------------------------------------------------------
+
+    def ask_to_stop(self) -> None:
+        """End the run cleanly: every rank raises Stopped after the same optimizer step, the one after next at most."""
+        if self._exchange is not None:
+            self._exchange.asked_to_stop = True
+        else:
+            self._stop = True
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of what the recipe remembers, by parameter name. Never communicates."""

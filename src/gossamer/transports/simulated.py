@@ -65,10 +65,13 @@ def meta_answer(word: Word, world: int, rank: int) -> Any:
 
 
 class SimulatedGroup:
-    """`world` transports that meet in this process, each to be used by a thread of its own."""
+    """`world` transports that meet in this process, each to be used by a thread of its own.
 
-    def __init__(self, world: int) -> None:
-        self.world = world
+    A worker that lets the others wait for more than `patience_seconds` has left.
+    """
+
+    def __init__(self, world: int, patience_seconds: float = 60.0) -> None:
+        self.world, self._patience_seconds = world, patience_seconds
         self._said: list[Any] = [None] * world
         self._heard: list[Any] = [None] * world
         self._failure: BaseException | None = None
@@ -79,7 +82,7 @@ class SimulatedGroup:
         """Wait until every rank has said something; all of them combine it in the same way."""
         self._said[rank] = said
         try:
-            self._barrier.wait()
+            self._barrier.wait(self._patience_seconds)
         except threading.BrokenBarrierError:
             raise self._failure or PeerLost(f"a worker left while rank {rank} waited for it") from None
         return self._heard[rank]
