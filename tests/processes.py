@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -78,3 +79,14 @@ def succeed(arguments: Sequence[str], world: int, **options: Any) -> list[str]:
     failed = [f"rank {rank} ended with {r.returncode}:\n{r.stdout}" for rank, r in enumerate(results) if r.returncode]
     assert not failed, "\n".join(failed)
     return [result.stdout for result in results]
+
+
+def per_rank(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Arguments for run_workers with which rank r becomes commands[r], a program and its arguments."""
+    become = "import json, os, sys; mine = json.loads(sys.argv[1])[int(os.environ['RANK'])]; os.execv(mine[0], mine)"
+    return ["-c", become, json.dumps([list(command) for command in commands])]
+
+
+def findings(text: str) -> list[dict[str, Any]]:
+    """What a worker said in lines such as `said {"seconds": 1.5}`."""
+    return [json.loads(line.removeprefix("said ")) for line in text.splitlines() if line.startswith("said ")]

@@ -262,9 +262,10 @@ def _refuse_saving_without(verdict: Verdict) -> None:
     saving = verdict.present(Presence.SAVING)
     if saving and len(saving) < len(verdict.reports):
         raise LoopError(
-            f"ranks {', '.join(map(str, saving))} called session.save() within session.epoch() while others had run "
-            "out of data or went on training, and a checkpoint needs all of them at the same step. Save after the "
-            "block, or let every rank draw equally many batches: DataLoader(..., drop_last=True)."
+            f"ranks {', '.join(map(str, saving))} called session.save() while others went on training or had run out "
+            "of data, and a checkpoint needs all of them at the same step. Where ranks have different numbers of "
+            "batches, write `with session.epoch():` around the loop over batches and save after it, or let all draw "
+            "equally many: DataLoader(..., drop_last=True)."
         )
 
 

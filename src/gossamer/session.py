@@ -64,14 +64,12 @@ class Session:
         clip_norm: float | None = None,
         seed: int = 0,
     ) -> None:
-        require(clip_norm is None or clip_norm > 0, f"clip_norm is a positive norm, not {clip_norm}")
-        self.model, self.optimizer, self.recipe, self.scaler, self.clip_norm = (
-            model,
-            optimizer,
-            recipe,
-            scaler,
-            clip_norm,
+        require(
+            clip_norm is None or clip_norm > 0,
+            f"clip_norm is a positive norm, not {clip_norm}: attach(..., clip_norm=1.0), or leave it out",
         )
+        self.model, self.optimizer, self.recipe = model, optimizer, recipe
+        self.scaler, self.clip_norm = scaler, clip_norm
         self._transport, self._world, self._seed, self._pid = transport, world, seed, os.getpid()
         self._parameters = trainable(model)
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
@@ -79,7 +77,7 @@ class Session:
         self._buffers = Buffers(model)
         self._first_batch, self._skipped, self._solo_steps = FirstBatch(), 0, 0
         self._last = time.perf_counter()
-        self._scale, self._in_epoch, self._stop = 1.0, False, False
+        self._scale, self._stop = 1.0, False
         buckets = self._buckets()
         self._layout = ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
         events.emit(
@@ -93,7 +91,11 @@ class Session:
                 world=transport.world,
             )
         )
-        self._shake_hands()
+        try:
+            self._shake_hands()
+        except BaseException:
+            self._lane.close()
+            raise
         self._exchange = self._exchange_of(buckets)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -138,6 +140,8 @@ class Session:
         self._broadcast([tensor.detach() for tensor in start], 0)
 
     def _on_lane(self, job: Callable[[], T]) -> T:
+        if os.getpid() != self._pid:
+            raise LoopError("a forked process has no part in the group. Save, load and train where attach was called.")
         return self._lane.submit(job).wait()
 
     # -- in the loop -----------------------------------------------------------------------------------------------
@@ -179,9 +183,7 @@ class Session:
         A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
         buffers and optimizer state from one that made every step.
         """
-        self._in_epoch = True
         yield
-        self._in_epoch = False
         if self._exchange is None:
             return
         missed = 0
@@ -309,8 +311,8 @@ class Session:
         Model, optimizer, scaler, what the recipe remembers, positions of the world's shards, random states, and `mine`:
         numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two checkpoints are kept.
         """
-        if self._in_epoch and self._exchange is not None:
-            self._exchange.finish(Presence.SAVING)  # a rank that has run out of data would not hear of it otherwise
+        if self._exchange is not None:
+            self._exchange.finish(Presence.SAVING)  # ranks that go on training would not hear of it otherwise
         tree = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -45,7 +45,7 @@ def _from_spec(text: str, workers: int) -> Network:
         options[key if equals else "round_trip"] = value if equals else part
     if unknown := options.keys() - {"round_trip", "jitter", "loss"}:
         raise NetworkError(
-            f"{', '.join(sorted(unknown))} is no part of a network. Write RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE], "
+            f"{', '.join(sorted(unknown))} is not part of a network: RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE], "
             "such as 20mbit,80ms,loss=0.1%."
         )
     bits = _rate(rate)
