@@ -719,8 +719,9 @@ def test_resizing_asks_for_a_reset() -> None:
                 optimizer.param_groups[0]["params"] = list(model.parameters())
                 kept = session.state_dict()["state"].get("0.weight", {})
                 if reset:
-                    session.reset("4.weight")
-                    session.reset("4.bias")
+                    with pytest.raises(LayoutError, match="same call"):
+                        session.reset("4.weight")
+                    session.reset("4.weight", "4.bias")
                     now = session.state_dict()["state"].get("0.weight", {})
                     assert all(torch.equal(now[key], kept[key]) for key in kept), "reset forgot the others too"
             optimizer.zero_grad()

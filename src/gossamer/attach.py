@@ -19,11 +19,12 @@ from gossamer.buckets import trainable
 from gossamer.compressors import Compressor
 from gossamer.drive import perform
 from gossamer.errors import AttachError, LayoutError
+from gossamer.guards import Scaler
 from gossamer.kernels import all_finite
 from gossamer.lane import Lane
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import Recipe, resolve
-from gossamer.session import Scaler, Session, open_sessions
+from gossamer.session import Session, open_sessions
 from gossamer.terms import Term, Terms
 from gossamer.transports.base import Transport
 from gossamer.transports.process_group import ProcessGroupTransport
@@ -214,6 +215,8 @@ def average_(
     world = current()
     if world.size == 1 or not named:
         return
+    if strange := {str(tensor.dtype) for tensor in named.values() if not tensor.is_floating_point()}:
+        raise TypeError(f"average_ averages real numbers, not {', '.join(strange)}: pass tensor.float() instead")
     kinds: dict[str, dict[str, Tensor]] = {}
     for name, tensor in named.items():
         kinds.setdefault(f"{tensor.device} {tensor.dtype}", {})[name] = tensor.detach()
@@ -225,6 +228,8 @@ def average_(
                 "and gossamer.average_(tensors, compressor, state=state) each time."
             )
         memory = (state if state is not None else {}).setdefault(kind, Memory(chosen, _shared_transport()))
+        if memory.compressor != chosen:
+            raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
         memory.average_(packed)
         memory.step += 1
         for name, view in packed.items():
@@ -259,13 +264,9 @@ def _ddp_average(state: DdpState, bucket: GradBucket) -> torch.futures.Future[Te
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
 
     def job() -> None:
-        try:
-            state.memory.average_(Packed(flat, layout))
-            state.memory.step += last
-            future.set_result(flat)
-        except BaseException as failure:
-            future.set_exception(failure)  # type: ignore[arg-type]
-            raise
+        state.memory.average_(Packed(flat, layout))
+        state.memory.step += last
+        future.set_result(flat)
 
-    state.lane.submit(job)
+    state.lane.submit(job, on_failure=future.set_exception)  # type: ignore[arg-type]
     return future

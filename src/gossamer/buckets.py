@@ -98,6 +98,11 @@ def trainable(model: nn.Module) -> dict[str, Parameter]:
     }
 
 
+def layout_text(buckets: Iterable[Bucket]) -> str:
+    """A fingerprint of everything that is exchanged."""
+    return ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
+
+
 def layouts(buckets: Iterable[Bucket]) -> list[tuple[str, Layout]]:
     return [(str(bucket.flat.dtype).removeprefix("torch."), bucket.layout) for bucket in buckets]
 

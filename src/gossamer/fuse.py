@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gossamer.words import Exchange, Gather, Mean, Mix, Script, Together, Word
+from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Script, Together, Word
 
 Fused = Generator[Word, Any, list[Any]]
 
@@ -53,8 +53,16 @@ def _kind(word: Word) -> tuple[object, ...]:
             return Mean, tensor.dtype, tensor.device
         case Mix(_, edges):
             return Mix, edges
+        case Gather(payload):
+            return Gather, _devices(payload)
+        case Exchange(parts):
+            return Exchange, _devices(parts[0])
         case _:
             return (type(word),)
+
+
+def _devices(payload: Payload) -> frozenset[torch.device]:
+    return frozenset(tensor.device for tensor in payload)
 
 
 def _join(words: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:

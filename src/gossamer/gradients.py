@@ -108,8 +108,9 @@ class GradientExchange:
         _refuse_reentrant()
         if self._tickets:
             raise LoopError(
-                "the backward pass before this one did not finish, and part of its gradients is on its way already. "
-                "Catch errors around the whole step on every rank, or load the last checkpoint."
+                "the backward pass before this one did not finish, and part of its gradients is on its way already, so "
+                "the ranks are out of step. End the run and go on from the last checkpoint, as gossamer run "
+                "--max-restarts 1 does by itself."
             )
         self._task = torch._C._current_graph_task_id()
         for bucket in self.buckets:
@@ -208,10 +209,10 @@ class GradientExchange:
         return outcome
 
     def _settle(self, verdict: Verdict, waited: float) -> Outcome:
-        _refuse_saving_without(verdict)
-        self.stopping = verdict.stop
         assert self._round is not None
         done, self._round, self._task, self._tickets = self._round, None, None, []
+        self.stopping = verdict.stop
+        _refuse_to_save_apart(verdict)
         blame = self._blame(verdict, done)
         committed = bool(verdict.active) and verdict.weight > 0 and blame is None
         scale = self._loop.scale()
@@ -226,7 +227,8 @@ class GradientExchange:
             else:
                 bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
         self.reference = done.reference
-        self.averaged, self.finished = committed, True
+        if verdict.active:
+            self.averaged, self.finished = committed, True
         self.step += committed
         self._versions = self._buffer_versions()
         for bucket in self.buckets:
@@ -244,6 +246,10 @@ class GradientExchange:
                 return None, worst(bucket, staged.mean)
         return None
 
+    def rest(self) -> None:
+        """The optimizer has made its step, or never will: what comes next is a new one."""
+        self.averaged = self.finished = self.in_optimizer = False
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -258,7 +264,7 @@ def _unfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
     )
 
 
-def _refuse_saving_without(verdict: Verdict) -> None:
+def _refuse_to_save_apart(verdict: Verdict) -> None:
     saving = verdict.present(Presence.SAVING)
     if saving and len(saving) < len(verdict.reports):
         raise LoopError(

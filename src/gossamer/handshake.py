@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from gossamer import seeds
 from gossamer.checkpoint import digest
@@ -31,11 +32,12 @@ MEANING = {
     "script": "a hash of the script (copy the same file everywhere)",
     "recipe": "the recipe (pass the same one everywhere)",
     "layout": "a hash of the parameters' names, shapes and dtypes (build the same model everywhere)",
+    "options": "what else attach was given (pass the same everywhere)",
     "optimizer": "a hash of the optimizer's state and settings (load its state on every rank, before attach)",
 }
 
 
-def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None) -> dict[str, str]:
+def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, options: str = "") -> dict[str, str]:
     """What must be alike on every rank."""
     return {
         "gossamer": __version__,
@@ -45,6 +47,7 @@ def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None) -> dic
         "script": _script_hash(),
         "recipe": recipe,
         "layout": layout,
+        "options": options,
         "optimizer": "none" if optimizer is None else optimizer_digest(optimizer),
     }
 
@@ -118,12 +121,15 @@ class FirstBatch:
 
     def __init__(self) -> None:
         self.hash, self._pid = NOT_SEEN, os.getpid()
+        self.hook: RemovableHandle | None = None
 
     def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A forward pre-hook that looks at the first batch only."""
         if self.hash == NOT_SEEN and model.training and os.getpid() == self._pid:
             inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             self.hash = seeds.address(digest(inputs)) if inputs else NO_BATCH
+            if self.hook is not None:
+                self.hook.remove()
 
     @staticmethod
     def compare(batches: Sequence[tuple[int, float]]) -> None:

@@ -13,48 +13,55 @@ from typing import Generic, TypeVar
 
 import torch
 
+from gossamer.errors import LoopError
+
 T = TypeVar("T")
+PATIENCE_SECONDS = 1.0
 
 
 class Ticket(Generic[T]):
     """A job's place in the queue; `wait` returns its result or raises what it raised."""
 
-    def __init__(self, job: Callable[[], T]) -> None:
+    def __init__(
+        self,
+        job: Callable[[], T],
+        stream: torch.cuda.Stream | None,
+        on_failure: Callable[[BaseException], None] | None,
+    ) -> None:
         self._job: Callable[[], T] | None = job
+        self._stream, self._on_failure = stream, on_failure
         self._done = threading.Event()
         self._result: T
         self._failure: BaseException | None = None
-        self._ready = _record_event()
+        self._ready = None if stream is None else torch.cuda.current_stream(stream.device).record_event()
         self._finished: torch.cuda.Event | None = None
 
-    def run(self, stream: torch.cuda.Stream | None) -> None:
+    def run(self) -> None:
         assert self._job is not None
         try:
-            if stream is None:
+            if self._stream is None or self._ready is None:
                 self._result = self._job()
             else:
-                with torch.cuda.stream(stream):
-                    if self._ready is not None:
-                        stream.wait_event(self._ready)
+                with torch.cuda.stream(self._stream):
+                    self._stream.wait_event(self._ready)
                     self._result = self._job()
-                    self._finished = stream.record_event()
-        except BaseException as failure:
-            self._failure = failure
-            raise
+                    self._finished = self._stream.record_event()
         finally:
             self._job = None
-            self._done.set()
+        self._done.set()
 
     def fail(self, failure: BaseException) -> None:
         self._failure = failure
+        if self._on_failure is not None:
+            self._on_failure(failure)
         self._done.set()
 
     def wait(self) -> T:
         self._done.wait()
         if self._failure is not None:
             raise self._failure
-        if self._finished is not None:
-            torch.cuda.current_stream().wait_event(self._finished)
+        if self._finished is not None and self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._finished)
         return self._result
 
 
@@ -68,29 +75,31 @@ class Lane:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._queue: SimpleQueue[Ticket[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name="gossamer-lane", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], T]) -> Ticket[T]:
-        ticket = Ticket(job)
+    def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Ticket[T]:
+        """Queue a job; `on_failure` hears, on the lane, why it failed or was never tried."""
+        if self._closed:
+            raise LoopError("the session is closed, so nothing can be sent any more. Call gossamer.attach(...) again.")
+        ticket = Ticket(job, self._stream, on_failure)
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
 
     def _work(self) -> None:
+        torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is no part of anybody's graph
         while (ticket := self._queue.get()) is not None:
-            if self._failure is not None:
-                ticket.fail(self._failure)
-                continue
             try:
-                ticket.run(self._stream)
+                if self._failure is not None:
+                    raise self._failure
+                ticket.run()
             except BaseException as failure:  # whoever waits for the ticket gets it, whatever it is
                 self._failure = failure
+                ticket.fail(failure)
 
     def close(self) -> None:
-        """End the thread after what is queued; does not wait for it, since a peer may have left it waiting for ever."""
+        """End the thread after what is queued; waits but a moment, since a peer may have left it waiting for ever."""
+        self._closed = True
         self._queue.put(None)
-
-
-def _record_event() -> torch.cuda.Event | None:
-    """The moment up to which the submitting thread's work on the GPU must be done before the job may start."""
-    return torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
+        self._thread.join(PATIENCE_SECONDS)

@@ -15,7 +15,7 @@ from gossamer.control import NOBODY, Report, Verdict, conclude, first_batches
 from gossamer.drive import Performed, broadcast, perform
 from gossamer.fuse import fuse
 from gossamer.handshake import compare_settings
-from gossamer.kernels import all_finite
+from gossamer.kernels import all_finite, within_range
 from gossamer.layout import Slot
 from gossamer.transports.base import Transport
 from gossamer.words import Aggregation, At, Staged
@@ -62,8 +62,7 @@ class Round:
     def exchange(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float) -> None:
         """Average one bucket in place."""
         performed = perform(self._aggregation(bucket, fresh, weight, scale), self.transport)
-        self.spent.append(performed)
-        self.staged.append(performed.result)
+        self._keep(performed, performed.result)
 
     def close(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float, closing: Closing) -> Verdict:
         """Average the last bucket, and hear what happened on the other ranks."""
@@ -71,8 +70,7 @@ class Round:
         report = replace(closing.report, culprit=self.culprit)
         performed = perform(fuse([aggregation, conclude(report)]), self.transport)
         staged, verdict = performed.result
-        self.spent.append(performed)
-        self.staged.append(staged)
+        self._keep(performed, staged)
         if not verdict.alike:
             compare_settings(self.transport.gather_text(closing.settings))
         moved = [group for group, has_moved in zip(closing.buffers, verdict.moved, strict=True) if has_moved]
@@ -90,15 +88,16 @@ class Round:
         factor = weight / (self.reference or 1.0) / scale
         if factor != 1.0:
             flat.mul_(factor)
-        if not all_finite(flat):
+        if not within_range(flat, self.transport.world):
             if self.culprit == NOBODY:
                 self.culprit = self.names.index(worst(bucket, flat))
             flat.zero_()
         return self.compressor.aggregate(bucket.packed, bucket.state, self.at, flat)
 
-    @property
-    def finite(self) -> bool:
-        return all(staged.finite for staged in self.staged)
+    def _keep(self, performed: Performed, staged: Staged) -> None:
+        """Until the step is settled. Nobody will ask for this worker's own part, as large as the bucket."""
+        self.spent.append(performed)
+        self.staged.append(replace(staged, own=staged.mean))
 
     def costs(self) -> Mapping[str, float]:
         parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")

@@ -52,19 +52,18 @@ def _complete(
     return "complete"
 
 
-def _together(tell: Tell, step: int, write: Callable[[], str]) -> list[str]:
+def _together(tell: Tell, step: int, act: Callable[[], str], wish: str = "could be written") -> list[str]:
     """Do something on every rank; returns what it gave, by rank, or raises on all of them where one failed."""
     try:
-        told = "done " + write()
-    except (CheckpointError, OSError) as failure:
+        told = "done " + act()
+    except (CheckpointError, OSError, RuntimeError) as failure:
         told = f"lost {failure}"
     answers = tell(told)
     lost = [f"rank {who}: {text[5:]}" for who, text in enumerate(answers) if text.startswith("lost ")]
     if lost:
         raise CheckpointError(
-            f"the checkpoint of step {step} was given up, since not every rank could write its part: "
-            + "; ".join(lost)
-            + ". The one before it still loads."
+            f"the checkpoint of step {step} was given up, since not every rank's part {wish}: {'; '.join(lost)}. "
+            "Others in the same directory are as they were."
         )
     return [text[5:] for text in answers]
 
@@ -80,10 +79,17 @@ def load(directory: str | os.PathLike[str], rank: int, tell: Tell) -> Any | None
             "workers as wrote it."
         )
     for step in sorted(set.intersection(*steps), reverse=True):
-        tree, manifest = checkpoint.read(directory, step, rank)
-        if len(set(tell(json.dumps(manifest["digests"])))) == 1:  # else a crash left parts of two saves of one step
-            return tree
+        found: list[Any] = []
+        manifests = _together(tell, step, partial(_read, directory, step, rank, found), "could be read")
+        if len(set(manifests)) == 1:  # else a crash left parts of two saves of one step
+            return found[0]
     return None
+
+
+def _read(directory: str | os.PathLike[str], step: int, rank: int, found: list[Any]) -> str:
+    tree, manifest = checkpoint.read(directory, step, rank)
+    found.append(tree)
+    return json.dumps(manifest["digests"])
 
 
 def random_state() -> dict[str, Any]:

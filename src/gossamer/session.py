@@ -11,16 +11,18 @@ from contextlib import contextmanager
 from functools import partial
 from math import isfinite
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer import checkpoint, events, saving, uneven
-from gossamer.buckets import Bucket, Buffers, divide, layouts, moving_bytes, trainable
+from gossamer.buckets import Bucket, Buffers, divide, layout_text, layouts, moving_bytes, trainable
 from gossamer.control import Presence, control_bytes
-from gossamer.errors import AttachError, CheckpointError, LoopError, NonFiniteError, Stopped, require
+from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, Stopped, require
 from gossamer.gradients import GradientExchange, Loop, Outcome
+from gossamer.guards import PATIENCE, Scaler, clip, kept_gradients, never_finite, refuse_strangers
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
 from gossamer.lane import Lane
 from gossamer.recipe import Recipe
@@ -29,7 +31,6 @@ from gossamer.version import __version__
 from gossamer.words import At
 
 T = TypeVar("T")
-PATIENCE = 5  # steps in a row that may be skipped without a GradScaler, which needs more to find its scale
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
 
@@ -37,13 +38,6 @@ _open: weakref.WeakSet[Session] = weakref.WeakSet()
 def open_sessions() -> list[Session]:
     """The sessions of this process that were not closed."""
     return list(_open)
-
-
-class Scaler(saving.Stateful, Protocol):
-    """What is needed of torch.amp.GradScaler."""
-
-    def get_scale(self) -> float: ...
-    def is_enabled(self) -> bool: ...
 
 
 class Session:
@@ -71,15 +65,15 @@ class Session:
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.scaler, self.clip_norm = scaler, clip_norm
         self._transport, self._world, self._seed, self._pid = transport, world, seed, os.getpid()
-        self._parameters = trainable(model)
-        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        self._adopt(trainable(model))
         self._lane = Lane(next(iter(self._parameters.values())).device)
         self._buffers = Buffers(model)
         self._first_batch, self._skipped, self._solo_steps = FirstBatch(), 0, 0
         self._last = time.perf_counter()
         self._scale, self._stop = 1.0, False
+        self._exchange: GradientExchange | None = None
         buckets = self._buckets()
-        self._layout = ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
+        self._layout = layout_text(buckets)
         events.emit(
             events.Attached(
                 recipe=repr(recipe),
@@ -102,6 +96,7 @@ class Session:
             optimizer.register_step_post_hook(self._after_step),
             model.register_forward_pre_hook(self._first_batch.see, with_kwargs=True),
         ]
+        self._first_batch.hook = self._hooks[-1]
         _open.add(self)
 
     # -- beginning -------------------------------------------------------------------------------------------------
@@ -123,7 +118,7 @@ class Session:
             return None
         loop = Loop(
             scale=self._current_scale,
-            settings=lambda: settings(self.optimizer),
+            settings=lambda: f"{settings(self.optimizer)}; loss scale={self._current_scale()}",
             buffers=self._buffers,
             batch=lambda: self._first_batch.hash,
             warn=FirstBatch.compare if self._transport.rank == 0 else lambda batches: None,
@@ -134,7 +129,8 @@ class Session:
     def _shake_hands(self) -> None:
         if self._alone:
             return
-        mine = fingerprint(recipe=repr(self.recipe), layout=self._layout, optimizer=self.optimizer)
+        options = f"clip_norm={self.clip_norm}, scaler={self._current_scale() is not None}, seed={self._seed}"
+        mine = fingerprint(recipe=repr(self.recipe), layout=self._layout, optimizer=self.optimizer, options=options)
         compare(self._on_lane(partial(self._transport.gather_text, json.dumps(mine))))
         start = [*self.model.parameters(), *self.model.buffers()]
         self._broadcast([tensor.detach() for tensor in start], 0)
@@ -193,7 +189,9 @@ class Session:
                 raise Stopped
         for parameter in self._parameters.values():
             parameter.grad = None
-        uneven.catch_up(self.model, self.optimizer, missed, self._transport.rank, self._tell, self._broadcast)
+        self._exchange.rest()
+        parts = [self.optimizer, *([self.scaler] if self.scaler is not None else [])]
+        uneven.catch_up(self.model, parts, missed, self._transport.rank, self._tell, self._broadcast)
 
     @contextmanager
     def merged(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -205,20 +203,23 @@ class Session:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
-        self._refuse_thawed()
+        refuse_strangers(optimizer, self._averaged_ids)
         closure = args[1:] or [value for value in kwargs.values() if value is not None]
+        self._exchange_before_step(bool(closure))
+        if self.clip_norm is not None:
+            clip(self._parameters.values(), self.clip_norm, optimizer, closure=bool(closure))
+
+    def _exchange_before_step(self, closure: bool) -> None:
         if self._exchange is not None:
             if not self._exchange.finished and not closure:
                 self._exchange.finish()  # no gradient hook fired here: the others wait for this rank
             self._exchange.in_optimizer = True
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters.values(), self.clip_norm)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
         if self._exchange is not None:
-            self._exchange.in_optimizer = self._exchange.averaged = self._exchange.finished = False
+            self._exchange.rest()
             self._stop = self._exchange.stopping
         else:
             self._solo_steps += 1
@@ -226,19 +227,12 @@ class Session:
         if self._stop:
             raise Stopped
 
-    def _refuse_thawed(self) -> None:
-        if any(parameter.requires_grad for parameter in self._frozen):
-            raise LoopError(
-                "a parameter that was frozen at attach is trained now, and nobody averages its gradient. Call "
-                "session.close() and gossamer.attach(...) again after thawing it."
-            )
-
     def _current_scale(self) -> float | None:
         if self.scaler is None or not self.scaler.is_enabled():
             return None
         scale = self.scaler.get_scale()
         if scale != self._scale and self._exchange is not None:
-            self._exchange.averaged = False  # the scaler skipped the step by itself: that step is over
+            self._exchange.rest()  # the scaler skipped the step by itself: that step is over
         self._scale = scale
         return scale
 
@@ -252,12 +246,7 @@ class Session:
         rank, tensor = outcome.blame
         events.emit(events.Skipped(step=self.steps, rank=rank, tensor=tensor))
         if self._skipped >= PATIENCE and self.scaler is None:
-            where = "after averaging" if rank is None else f"on rank {rank}"
-            raise NonFiniteError(
-                f'gradients were not finite {self._skipped} steps in a row, the last time in "{tensor}" {where}. No '
-                "parameter was changed meanwhile. Lower the learning rate, clip with attach(..., clip_norm=1.0), or, "
-                "with float16, train with a GradScaler and attach(..., scaler=scaler)."
-            )
+            raise never_finite(self._skipped, rank, tensor)
 
     def _emit_step(self, *, skipped: bool = False, **costs: float) -> None:
         now = time.perf_counter()
@@ -301,6 +290,7 @@ class Session:
         self._solo_steps = state["step"]
         if self._exchange is not None:
             self._exchange.step, self._exchange.reference = state["step"], state["reference"]
+            self._exchange.rest()
             for name, remembered in mine["state"].items():
                 for key, tensor in remembered.items():
                     tensor.copy_(state["state"][name][key])
@@ -312,7 +302,8 @@ class Session:
         numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two checkpoints are kept.
         """
         if self._exchange is not None:
-            self._exchange.finish(Presence.SAVING)  # ranks that go on training would not hear of it otherwise
+            with kept_gradients(self._parameters.values()):
+                self._exchange.finish(Presence.SAVING)  # ranks that go on training would not hear of it otherwise
         tree = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -348,25 +339,36 @@ class Session:
     def _broadcast(self, tensors: Sequence[Tensor], source: int) -> None:
         self._on_lane(partial(self._transport.broadcast_, tensors, source))
 
-    def reset(self, name: str) -> None:
-        """Forget what is remembered about a parameter, and take it as it is now: after resizing it, on every rank."""
-        if name not in trainable(self.model):
-            raise AttachError(f'the model has no trainable parameter named "{name}"')
-        self._parameters = trainable(self.model)
+    def reset(self, *names: str) -> None:
+        """Forget what is remembered about these parameters: after resizing them, all at once, on every rank."""
+        now = trainable(self.model)
+        if unknown := [name for name in names if name not in now]:
+            raise AttachError(f"the model has no trainable parameters {unknown}")
+        changed = [name for name, p in now.items() if name not in names and p.shape != self._shapes.get(name)]
+        if changed:
+            raise LayoutError(
+                f"{changed} have other shapes now, too. Name them in the same call: session.reset('a', 'b')."
+            )
+        old = self.state_dict()["state"]
+        self._adopt(now)
         if self._exchange is None:
             return
-        old = self.state_dict()["state"]
-        self._exchange.close()
-        step, reference = self._exchange.step, self._exchange.reference
         buckets = self._buckets()
         for bucket in buckets:
             for kept, remembered in bucket.state_by_name().items():
-                for key, tensor in remembered.items() if kept != name else ():
+                for key, tensor in remembered.items() if kept not in names else ():
                     tensor.copy_(old[kept][key])
-        self._layout = ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
-        self._exchange = self._exchange_of(buckets)
+        self._layout = layout_text(buckets)
+        self._exchange.close()
+        before, self._exchange = self._exchange, self._exchange_of(buckets)
         assert self._exchange is not None
-        self._exchange.step, self._exchange.reference = step, reference
+        self._exchange.step, self._exchange.reference = before.step, before.reference
+        self._exchange.weight = before.weight
+
+    def _adopt(self, parameters: dict[str, Parameter]) -> None:
+        self._parameters = parameters
+        self._averaged_ids = {id(parameter) for parameter in parameters.values()}
+        self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
 
     def close(self) -> None:
         """Leave the loop as it was found; the model and the optimizer stay as they are."""

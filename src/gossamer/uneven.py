@@ -8,25 +8,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gossamer import checkpoint
+from gossamer.saving import Stateful
 
 
 def catch_up(
     model: nn.Module,
-    optimizer: Optimizer,
+    parts: Sequence[Stateful],
     missed: int,
     rank: int,
     tell: Callable[[str], list[str]],
     broadcast: Callable[[Sequence[Tensor], int], None],
 ) -> None:
-    """Give ranks that missed steps the parameters, buffers and optimizer state of the first rank that missed none."""
+    """Give ranks that missed steps the parameters, buffers and `parts` (optimizer, scaler) of the first rank that
+    missed none."""
     everyone = [int(text) for text in tell(str(missed))]
     if not any(everyone):
         return
     source = everyone.index(0)
-    text, tensors = checkpoint.flatten(optimizer.state_dict())
+    text, tensors = checkpoint.flatten([part.state_dict() for part in parts])
     specs = {key: _spec(tensor) for key, tensor in tensors.items()}
     theirs = json.loads(tell(json.dumps({"tree": text, "tensors": specs}))[source])
     if rank != source:
@@ -34,7 +35,8 @@ def catch_up(
     own = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
     broadcast([*own, *(tensors[key] for key in sorted(tensors))], source)
     if rank != source:
-        optimizer.load_state_dict(checkpoint.unflatten(theirs["tree"], tensors))
+        for part, state in zip(parts, checkpoint.unflatten(theirs["tree"], tensors), strict=True):
+            part.load_state_dict(state)
 
 
 def _spec(tensor: Tensor) -> list[Any]:

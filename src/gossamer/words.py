@@ -22,7 +22,8 @@ State = dict[str, Packed]
 class Mean:
     """Ask for the elementwise mean of `tensor` over the group, in the tensor's shape and dtype.
 
-    Half-precision tensors travel as they are, are summed in float32 and rounded once. The answer is written to `out`
+    Half-precision tensors travel as they are, are summed in float32 and rounded once (NCCL sums them its own way). The
+    answer is written to `out`
     where one is given; `out` may be `tensor` itself.
     """
 

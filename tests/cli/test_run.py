@@ -58,6 +58,7 @@ def test_a_run_ends_with_its_record_its_picture_and_a_table(tmp_path: Path) -> N
     assert record["final"]["loss"] == pytest.approx(0.55)
     assert record["bytes_sent_per_step"]["accounted"] == 40
     assert (tmp_path / "out.png").exists()
+    assert "picture                   out.png" in done.stdout
     assert "workers agree             yes" in done.stdout
     assert sorted(os.listdir(tmp_path / "logs")) == ["rank-0.log", "rank-1.log", "record.json"]
 
@@ -65,11 +66,11 @@ def test_a_run_ends_with_its_record_its_picture_and_a_table(tmp_path: Path) -> N
 ATTACHED = """
 import gossamer, torch
 world = gossamer.init()
-model = torch.nn.Linear(8, 2)
+model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = gossamer.attach(model, optimizer)
 for step in range(3):
-    loss = model(torch.randn(4, 8)).square().mean()
+    loss = model(torch.randn(4, 64)).square().mean()
     loss.backward()
     optimizer.step()
     session.log(loss=loss.item())
@@ -83,6 +84,20 @@ def test_a_session_that_the_script_left_open_is_closed(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "out.json").read_text())
     assert (record["workers"], record["steps"], record["workers_agree"]) == (2, 3, True)
     assert [step for step, _, _ in record["metrics"]["loss"]] == [1, 2, 3]
+
+
+@pytest.mark.processes
+def test_a_run_sends_what_explain_foretells(tmp_path: Path) -> None:
+    recipe = "TopK(density=0.25)"
+    done = run(tmp_path, ATTACHED, "--workers", "3", "--recipe", recipe, "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    subprocess.run(
+        [*GOSSAMER, "explain", recipe, "--workers", "3", "--json", "foretold.json", "train.py"],
+        cwd=tmp_path, capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    record, foretold = (json.loads((tmp_path / name).read_text()) for name in ("out.json", "foretold.json"))
+    assert record["bytes_sent_per_step"]["accounted"] == foretold["bytes_sent_per_step"] > 0
+    assert record["memory_bytes"]["residuals"] == foretold["memory_bytes"]["residuals"] > 0
 
 
 @pytest.mark.processes
@@ -133,12 +148,16 @@ def waiting_run(directory: Path, first: str = "") -> Iterator[tuple[subprocess.P
                 os.close(file)
 
 
+watched = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs file descriptors of processes (Linux)")
+
+
 def all_end(opened: list[int], seconds: float) -> bool:
     """Whether these processes end in time; a file descriptor of a process is readable once it has ended."""
     deadline = time.monotonic() + seconds
     return all(select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0] for file in opened)
 
 
+@watched
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("number", "first"),
@@ -154,6 +173,7 @@ def test_a_signal_ends_everyone_within_five_seconds(tmp_path: Path, number: sign
     assert "Traceback" not in stderr
 
 
+@watched
 @pytest.mark.processes
 def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     with waiting_run(tmp_path) as (launcher, opened):

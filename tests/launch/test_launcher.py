@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gossamer.errors import ConnectError
-from gossamer.launch import launcher
+from gossamer.launch import launcher, reaper
 from gossamer.launch.failure import Origin
 from gossamer.launch.job import Job
 from gossamer.launch.launcher import Outcome, launch
@@ -146,6 +146,23 @@ def test_a_killed_worker_is_named_and_stubborn_ones_do_not_delay_the_end(run: Ru
     assert rank == 2
     assert ended - float(words.split()[-1]) < 5
     assert "rank 0 was stopped" in run.log(0)
+
+
+def test_a_killed_worker_is_named_where_nobody_but_the_engine_can_look(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "await_end", reaper._await_collection)  # as on macOS before Python 3.13
+    outcome = run(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank == 1:
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+        """
+    )
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.exit_code) == (1, 137)
+    assert run.seconds < 25  # less than the engine's own patience
 
 
 def test_exit_codes_of_the_script_are_kept(run: Run) -> None:

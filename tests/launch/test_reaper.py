@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.launch import reaper as reaper_module
 from gossamer.launch.files import RunFiles, write_json
 from gossamer.launch.reaper import Reaper
 
@@ -72,25 +72,46 @@ def test_after_a_failure_the_others_have_a_moment_and_no_more(
     assert 0 in reaper.killed
 
 
+def ended(files: RunFiles, code: str) -> Reaper:
+    """A reaper that has watched a worker which runs `code` to its end."""
+    clock = Clock()
+    reaper = Reaper(files, 3.0, clock)
+    reaper.begin(0, range(1))
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
+        write_json(files.started(0, 0), {"pid": process.pid})
+        reaper.look()
+        if reaper_module.await_end is reaper_module._look_at_end:
+            reaper._watchers[0].join(10)  # sees the end before this test collects the worker
+        exit_code = process.wait()
+    assert exit_code in (0, reaper.died.get(0, (exit_code, 0))[0])  # still there for whoever started it
+    reaper._watchers[0].join(10)
+    assert 0 in reaper._ended
+    return reaper
+
+
 def test_a_killed_worker_counts_as_a_failure_and_keeps_its_exit_code(files: RunFiles) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        reaper = Reaper(files)
-        reaper.begin(0, range(1))
-        write_json(files.started(0, 0), {"pid": process.pid})
-        reaper.look()
-        assert reaper.died[0][0] == -signal.SIGKILL
-        assert process.wait() == -signal.SIGKILL  # still there for whoever started it
+    reaper = ended(files, "import os; os.kill(os.getpid(), 9)")
+    assert reaper.died[0][0] == -signal.SIGKILL
+    assert reaper._deadline == 3.0
 
 
-def test_a_worker_that_ended_well_is_no_failure(files: RunFiles) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        reaper = Reaper(files)
-        reaper.begin(0, range(1))
-        write_json(files.started(0, 0), {"pid": process.pid})
-        reaper.look()
-        assert not reaper.died
+@pytest.mark.parametrize("code", ["", "import os; os._exit(0)"])
+def test_a_worker_that_ended_well_is_no_failure(files: RunFiles, code: str) -> None:
+    reaper = ended(files, code)
+    assert not reaper.died
+    assert reaper._deadline is None
+
+
+@pytest.mark.parametrize(("word", "deadline"), [(True, None), (False, 3.0)])
+def test_a_system_that_cannot_look_without_collecting_goes_by_the_workers_last_word(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch, word: bool, deadline: float | None
+) -> None:
+    monkeypatch.setattr(reaper_module, "await_end", reaper_module._await_collection)
+    if word:
+        write_json(files.finished(0, 0), {"moment": 0.0})
+    reaper = ended(files, "import os; os.kill(os.getpid(), 9)")
+    assert not reaper.died
+    assert reaper._deadline == deadline
 
 
 def test_a_new_attempt_forgives(files: RunFiles, stubborn: subprocess.Popen[bytes]) -> None:

@@ -47,6 +47,12 @@ def test_workers_agree_only_where_all_have_shown_the_same(digests: tuple[str | N
     assert merge([ranked(rank, digest=digest) for rank, digest in enumerate(digests)])["workers_agree"] is agree
 
 
+def test_one_machine_of_several_knows_only_of_disagreement() -> None:
+    assert merge([ranked(0)])["workers_agree"] is None
+    assert merge([ranked(0, digest=None)])["workers_agree"] is False
+    assert merge([ranked(0, digest="a", world=3), ranked(1, digest="b", world=3)])["workers_agree"] is False
+
+
 def test_metrics_are_means_over_whoever_logged_them_in_the_order_of_steps() -> None:
     first = {"loss": [(1, 0.1, 2.0), (2, 0.2, 4.0)], "validation_loss": [(2, 0.3, 7.0)]}
     second = {"loss": [(2, 0.4, 6.0), (1, 0.3, 4.0)]}

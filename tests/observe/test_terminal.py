@@ -78,7 +78,7 @@ def test_notes_stand_beside_the_output(plain: Shown) -> None:
 
 
 def test_the_closing_table_without_a_terminal_is_one_line_a_row(plain: Shown) -> None:
-    plain.terminal.table(RECORD, "runs/x/record.json")
+    plain.terminal.table(RECORD, {"record": "runs/x/record.json", "picture": "loss.png"})
     shown = dict(line.split("  ", 1) for line in plain.out.getvalue().strip().splitlines())
     values = {name: value.strip() for name, value in shown.items()}
     assert values["recipe"] == RECORD["recipe"].strip()
@@ -88,14 +88,20 @@ def test_the_closing_table_without_a_terminal_is_one_line_a_row(plain: Shown) ->
     assert values["sent per step and worker"] == "40.1 kB"
     assert (values["final loss"], values["final accuracy"]) == ("0.500", "not a number")
     assert (values["workers agree"], values["record"]) == ("yes", "runs/x/record.json")
+    assert values["picture"] == "loss.png"
 
 
 def test_on_a_terminal_long_values_stay_in_their_column(tmp_path: Path) -> None:
     shown = Shown(tmp_path, is_terminal=True)
-    shown.terminal.table(RECORD | {"workers_agree": False}, "record.json")
+    shown.terminal.table(RECORD | {"workers_agree": False}, {"record": "record.json"})
     lines = shown.out.getvalue().splitlines()
     assert max(map(len, lines)) < 100
     assert any("\x1b[1;31mno" in line for line in lines)
+
+
+def test_one_machine_of_several_does_not_claim_to_know_the_others(plain: Shown) -> None:
+    plain.terminal.table(RECORD | {"workers_agree": None}, {})
+    assert "workers agree             unknown" in plain.out.getvalue()
 
 
 def test_on_a_terminal_everything_goes_above_the_line_of_progress(tmp_path: Path) -> None:

@@ -144,12 +144,14 @@ def _report(job: Job, directory: Path, terminal: Terminal, json_file: Path | Non
         terminal.note(NEVER_ATTACHED.format(script=job.script))
         return
     record = records.merge(ranks)
-    files = [job.logs / "record.json", *([json_file] if json_file else [])]
-    for file in files:
+    kept = job.logs / "record.json"
+    for file in {kept, json_file or kept}:
         records.write(file, record)
+    files = {"record": str(json_file or kept), "logs": str(job.logs)}
     if plot_file is not None:
         plot([record], plot_file)
-    terminal.table(record, str(files[-1]))
+        files["picture"] = str(plot_file)
+    terminal.table(record, files)
 
 
 def _explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gossamer.kernels import all_finite
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.terms import Term
 from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
@@ -68,7 +69,8 @@ class Codec(Compressor):
         mean = out.zero_() if out is not None and out.dtype == own.dtype else torch.zeros_like(own)
         self.accumulate(heard, x.layout, mean)
         mean.div_(at.world)
-        return Staged(mean=mean if out is None or mean is out else out.copy_(mean), own=own)
+        told = mean if out is None or mean is out else out.copy_(mean)
+        return Staged(mean=told, own=own, finite=all_finite(told))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

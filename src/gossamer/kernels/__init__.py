@@ -1,5 +1,5 @@
 """The inner loops, as pure functions over raw buffers."""
 
-from gossamer.kernels.reference import all_finite
+from gossamer.kernels.reference import all_finite, within_range
 
-__all__ = ["all_finite"]
+__all__ = ["all_finite", "within_range"]

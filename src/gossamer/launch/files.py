@@ -28,6 +28,10 @@ class RunFiles:
     def started(self, rank: int, attempt: int) -> Path:
         return self.directory / f"started-{attempt}-{rank}.json"
 
+    def finished(self, rank: int, attempt: int) -> Path:
+        """There once the script has ended well."""
+        return self.directory / f"finished-{attempt}-{rank}.json"
+
     def failure(self, rank: int, attempt: int) -> Path:
         return self.directory / f"failure-{attempt}-{rank}.json"
 

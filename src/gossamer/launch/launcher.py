@@ -22,7 +22,7 @@ from gossamer.launch.failure import Failure, cause, from_exit, from_report
 from gossamer.launch.files import RunFiles, read_json
 from gossamer.launch.job import Job
 from gossamer.launch.reaper import Reaper
-from gossamer.launch.rendezvous import check_free, free_endpoint
+from gossamer.launch.rendezvous import check_free, free_endpoint, reach
 from gossamer.launch.tail import Follower, Show
 
 LOOK_SECONDS = 0.05
@@ -66,8 +66,8 @@ def launch(
     show(rank, line) gets every line the workers print, note(sentence) what the launcher has to say, tick() is
     called some twenty times a second in the same thread as `show`.
     """
-    if job.rendezvous is not None and job.node_rank == 0:
-        check_free(job.rendezvous)
+    if job.rendezvous is not None:
+        _prepare_meeting(job, job.rendezvous, note)
     attempts = Attempts(job, RunFiles(directory), show, note)
 
     def look() -> None:
@@ -79,6 +79,17 @@ def launch(
             return _run(job, attempts)
     finally:
         attempts.close()
+
+
+def _prepare_meeting(job: Job, endpoint: str, note: Callable[[str], None]) -> None:
+    """The engine waits for minutes, and says nothing, where an address is wrong."""
+    if job.node_rank:
+        reach(endpoint)
+        return
+    check_free(endpoint)
+    if job.nodes > 1:
+        others = "machine 1" if job.nodes == 2 else f"machines 1 to {job.nodes - 1}"
+        note(f"waiting for {others} to come to {endpoint}, {MEETING_SECONDS // 60} minutes at most")
 
 
 def _run(job: Job, attempts: Attempts) -> Outcome:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from gossamer.launch.files import RunFiles, read_json
 
 PATIENCE_SECONDS = 2.5
+POLL_SECONDS = 0.02
 
 
 class Reaper:
@@ -29,11 +30,13 @@ class Reaper:
         self._files = files
         self._patience_seconds = patience_seconds
         self._clock = clock
-        self._lock = threading.RLock()  # the engine's thread begins and ends, another one looks
+        self._lock = threading.RLock()  # the engine's thread begins and ends, others look and watch
         self._deadline: float | None = None
         self._attempt = 0
         self._pids: dict[int, int] = {}
+        self._watchers: dict[int, threading.Thread] = {}
         self._waiting: set[int] = set()
+        self._ended: set[int] = set()
         self.died: dict[int, tuple[int, float]] = {}
         self.killed: set[int] = set()
 
@@ -44,7 +47,9 @@ class Reaper:
             self._deadline = None
             self._attempt = attempt
             self._pids = {}
+            self._watchers = {}
             self._waiting = set(ranks)
+            self._ended = set()
             self.died = {}
             self.killed = set()
 
@@ -56,14 +61,10 @@ class Reaper:
     def look(self) -> None:
         with self._lock:
             self._learn()
-            for rank, pid in self._pids.items():
-                exit_code = _peek(pid)
-                if exit_code:
-                    self.died.setdefault(rank, (exit_code, time.time()))
-                if exit_code or self._files.failure(rank, self._attempt).exists():
-                    self.stop()
+            if any(self._files.failure(rank, self._attempt).exists() for rank in self._pids):
+                self.stop()
             if self._deadline is not None and self._clock() > self._deadline:
-                self.killed |= {rank for rank, pid in self._pids.items() if _runs(pid)}
+                self.killed |= set(self._pids) - self._ended
                 self.end()
 
     def end(self) -> None:
@@ -82,15 +83,30 @@ class Reaper:
             if started is not None:
                 self._pids[rank] = started["pid"]
                 self._waiting.discard(rank)
+                watcher = threading.Thread(target=self._watch, args=(rank, started["pid"], self._attempt), daemon=True)
+                self._watchers[rank] = watcher
+                watcher.start()
+
+    def _watch(self, rank: int, pid: int, attempt: int) -> None:
+        """A thread for each worker, since the engine collects the ended within a fraction of a second."""
+        exit_code = await_end(pid)
+        with self._lock:
+            if attempt != self._attempt:
+                return
+            self._ended.add(rank)
+            if exit_code:
+                self.died[rank] = (exit_code, time.time())
+            if exit_code or (exit_code is None and not self._files.finished(rank, attempt).exists()):
+                self.stop()
 
 
-def _peek(pid: int) -> int | None:
-    """The exit code of a worker that has ended, negative for a signal; the engine still gets to collect it.
+def _look_at_end(pid: int) -> int | None:
+    """Wait until a worker has ended; its exit code, negative for a signal, or None where it is not known.
 
-    None for one that runs, and for one that the engine has collected already: then it has acted upon it.
+    The engine still gets to collect it. If it was faster, the exit code is not known.
     """
     try:
-        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:
         return None
     if status is None:
@@ -98,9 +114,14 @@ def _peek(pid: int) -> int | None:
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return _peek(pid) is None
+def _await_collection(pid: int) -> None:
+    """The same where the system cannot look without collecting: wait until the engine has collected the worker."""
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+await_end: Callable[[int], int | None] = _look_at_end if hasattr(os, "waitid") else _await_collection

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gossamer.errors import Stopped
 from gossamer.launch.failure import Origin, is_echo
 from gossamer.launch.files import RUN_DIRECTORY, RunFiles, write_json
 
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) 
     finish()
     if exit_code:
         raise SystemExit(exit_code)
+    post.finished()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -56,6 +58,9 @@ class Post:
         """So that the launcher can find this process, even if it does nothing more."""
         started = {"pid": os.getpid(), "host": socket.gethostname(), "moment": time.time()}
         write_json(self._files.started(self._rank, self._attempt), started)
+
+    def finished(self) -> None:
+        write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
 
     def ended(self, code: object) -> int:
         """What sys.exit was given; anything but a number is printed and means 1, as without a launcher."""
@@ -88,6 +93,8 @@ class Post:
 def _run(script: str, arguments: Sequence[str], post: Post) -> int:
     try:
         _run_script(script, arguments)
+    except Stopped:
+        pass
     except SystemExit as end:
         exit_code = post.ended(end.code)
         if exit_code:

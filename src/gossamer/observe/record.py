@@ -113,10 +113,14 @@ def merge(ranks: Sequence[RankRecord]) -> Record:
     }
 
 
-def _agree(ranks: Iterable[RankRecord]) -> bool:
-    """Bitwise, at the end. A session that was never closed has shown nothing."""
+def _agree(ranks: Sequence[RankRecord]) -> bool | None:
+    """Bitwise, at the end. A session that was never closed has shown nothing.
+
+    None, for unknown, where the ranks given do agree but others are on other machines.
+    """
     digests = {rank.digest for rank in ranks}
-    return len(digests) == 1 and None not in digests
+    agree = len(digests) == 1 and None not in digests
+    return None if agree and len(ranks) < ranks[0].world else agree
 
 
 def _saved(ranks: Iterable[RankRecord]) -> list[tuple[int, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from gossamer.observe.units import bytes_text, count_text, seconds_text, share_t
 
 RANK_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
 PLAIN_SECONDS = 5.0
+AGREE = {True: "yes", False: "no", None: "unknown: only this machine's workers are in this record"}
 
 
 class Terminal:
@@ -67,13 +68,13 @@ class Terminal:
             self._next_plain = self._clock() + PLAIN_SECONDS
             self._aside.print(f"gossamer: {self._live.progress}", soft_wrap=True, markup=False, highlight=False)
 
-    def table(self, record: Record, path: str) -> None:
-        """The end of a run that went well."""
+    def table(self, record: Record, files: Mapping[str, str]) -> None:
+        """The end of a run that went well. files: what was written, and where."""
         self._console.print()
         if self._console.is_terminal:
-            self._console.print(_grid(record, path))
+            self._console.print(_grid(record, files))
             return
-        for name, value in rows(record, path):
+        for name, value in rows(record, files):
             self._console.print(f"{name:<26}{value}", soft_wrap=True, markup=False)
 
     def _status(self) -> Spinner:
@@ -84,7 +85,7 @@ class Terminal:
         return self._spinner
 
 
-def rows(record: Record, path: str) -> Iterator[tuple[str, str]]:
+def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The closing table: what was run, how fast, at what price, how well."""
     times, memory = record["seconds_per_step"], record["memory_bytes"]
     busy = record["compute_seconds_per_step"] + record["waiting_seconds_per_step"]
@@ -99,15 +100,15 @@ def rows(record: Record, path: str) -> Iterator[tuple[str, str]]:
     yield "peak memory", bytes_text(memory["peak_resident"])
     for name, value in record["final"].items():
         yield f"final {name}", short(value) if value is not None else "not a number"
-    yield "workers agree", "yes" if record["workers_agree"] else "no"
-    yield "record", path
+    yield "workers agree", AGREE[record["workers_agree"]]
+    yield from files.items()
 
 
-def _grid(record: Record, path: str) -> Table:
+def _grid(record: Record, files: Mapping[str, str]) -> Table:
     shown = Table.grid(padding=(0, 2))
     shown.add_column(style="dim", no_wrap=True)
     shown.add_column(overflow="fold")
-    for name, value in rows(record, path):
+    for name, value in rows(record, files):
         alarm = (name, value) == ("workers agree", "no")
         shown.add_row(name, Text(value, style="bold red" if alarm else ""))
     return shown

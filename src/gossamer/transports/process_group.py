@@ -51,14 +51,15 @@ class ProcessGroupTransport:
 
     def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
         mean = _into(out, tensor)
-        if not mean.is_cuda and mean.dtype.itemsize < 4:
+        averages = mean.is_cuda and "nccl" in str(dist.get_backend_config(self._group))
+        if not averages and mean.dtype.itemsize < 4:
             return self._half_mean(mean)
-        operation = dist.ReduceOp.AVG if mean.is_cuda else dist.ReduceOp.SUM
+        operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
         work = dist.all_reduce(mean, op=operation, group=self._group, async_op=True)
 
         def wait() -> Tensor:
             work.wait()
-            return mean if mean.is_cuda else mean.div_(self.world)
+            return mean if averages else mean.div_(self.world)
 
         return wait
 
@@ -71,7 +72,7 @@ class ProcessGroupTransport:
         parts = flat.tensor_split(self.world)
         sizes = [part.nbytes for part in parts]
         mine = parts[self.rank]
-        heard = torch.empty(self.world * mine.nbytes, dtype=torch.uint8)
+        heard = torch.empty(self.world * mine.nbytes, dtype=torch.uint8, device=mean.device)
         work = self._all_to_all(heard, flat.view(torch.uint8), [mine.nbytes] * self.world, sizes)
 
         def wait() -> Tensor:

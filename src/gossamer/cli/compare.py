@@ -1,0 +1,200 @@
+"""`gossamer compare`: the same training with several recipes, one after the other, and who won why."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.cli.worker import SECONDS, UNTIL
+from gossamer.errors import RecipeError
+from gossamer.observe.comparison import Comparison, Prices, Row, compare
+from gossamer.observe.page import write_page
+from gossamer.observe.plot import check_matplotlib, plot
+from gossamer.observe.record import Record, write
+from gossamer.observe.target import Target, read_target
+from gossamer.observe.units import bytes_text, seconds_text, share_text, short
+from gossamer.recipe import resolve
+
+FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+NO_LOSS = "The script logged no loss, so columns about it are empty. Add session.log(loss=loss.item()) to its loop."
+
+
+def _target(context: click.Context, option: click.Parameter, text: str | None) -> Target | None:
+    try:
+        return read_target(text) if text is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _different(context: click.Context, option: click.Parameter, recipes: tuple[str, ...]) -> tuple[str, ...]:
+    """Each readable, and no two the same once they are resolved."""
+    seen: dict[str, str] = {}
+    for text in recipes:
+        try:
+            resolved = repr(resolve(text))
+        except RecipeError as error:
+            raise click.BadParameter(str(error)) from None
+        if resolved in seen:
+            raise click.BadParameter(
+                f"{text!r} and {seen[resolved]!r} are the same recipe, {resolved}: there would be nothing to compare."
+            )
+        seen[resolved] = text
+    return recipes
+
+
+@click.command("compare", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--recipe", "recipes", multiple=True, required=True, callback=_different, help="Say it once per row.")
+@click.option("--workers", type=click.IntRange(2), default=2, show_default=True)
+@click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
+@click.option("--until", "target", callback=_target, help='End a run there: "validation_loss<2.2".')
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End a run after so long.")
+@click.option("--unlimited/--no-unlimited", default=True, help="Also run Dense() without a network limit.")
+@click.option("--price-per-hour", type=float, help="Of one worker.")
+@click.option("--egress-price-per-gb", type=float, help="Of a sent gigabyte.")
+@click.option("--json", "json_file", type=FILE, help="Write everything there.")
+@click.option("--plot", "plot_file", type=FILE, help="Draw the curves (PNG).")
+@click.option("--page", "page_file", type=FILE, help="Write a page for a browser (HTML).")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def compare_command(
+    recipes: tuple[str, ...],
+    workers: int,
+    network: str | None,
+    target: Target | None,
+    seconds: float | None,
+    unlimited: bool,
+    price_per_hour: float | None,
+    egress_price_per_gb: float | None,
+    json_file: Path | None,
+    plot_file: Path | None,
+    page_file: Path | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Train SCRIPT with every --recipe in turn, on the same network and from the same seed. What follows SCRIPT belongs
+    to it. All ranks of a run end after the same step."""
+    if plot_file or page_file:
+        check_matplotlib()
+    console = Console(highlight=False)
+    limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
+    training = [str(script), *arguments]
+    records = [_train(recipe, workers, network, limits, training, console) for recipe in recipes]
+    floor = None
+    if unlimited and network is not None:
+        floor = _train("Dense()", workers, None, limits, training, console)
+    prices = Prices(per_hour=price_per_hour, per_gigabyte=egress_price_per_gb)
+    found = compare(records, unlimited=floor, target=target, prices=prices)
+    _show(found, recipes, console)
+    if json_file:
+        write(json_file, {"comparison": asdict(found), "records": records, "unlimited": floor})
+    _draw(found, recipes, records, workers, network, plot_file, page_file)
+
+
+def _train(
+    recipe: str, workers: int, network: str | None, limits: Mapping[str, str], training: Sequence[str], console: Console
+) -> Record:
+    """One run's record; its latest line of progress is shown while it lasts."""
+    where = f" over {network}" if network else " without a network limit"
+    with tempfile.TemporaryDirectory() as folder, console.status(f"{recipe}{where}") as status:
+        file = Path(folder) / "record.json"
+        command = [sys.executable, "-m", "gossamer", "run", "--workers", str(workers), "--recipe", recipe]
+        command += ["--json", str(file), "--logs", folder, *(["--network", network] if network else []), *training]
+        tail: list[str] = []
+        environment = {**os.environ, **limits}
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as run:
+            for line in run.stdout or ():
+                tail = [*tail[-40:], line]
+                status.update(f"{recipe}{where}  [dim]{line.strip()[:100]}")
+        if run.returncode or not file.exists():
+            raise click.ClickException(f"{shlex.join(command)} ended with {run.returncode}:\n{''.join(tail)}")
+        record: Record = json.loads(file.read_text())
+    step = record["seconds_per_step"]["median"]
+    console.print(f"{recipe}{where}: {record['steps']} steps, {seconds_text(step)} each", markup=False)
+    return record
+
+
+def _cells(row: Row, recipe: str, found: Comparison) -> dict[str, str | None]:
+    """The table's line by column; a column that is None in every row is left out."""
+
+    def text(value: float | None, show: Any) -> str | None:
+        return None if value is None else show(value)
+
+    return {
+        "recipe": recipe,
+        "step": seconds_text(row.step_seconds),
+        "foretold": text(row.foretold_step_seconds, seconds_text),
+        "waiting": share_text(row.waiting_share),
+        "sent a step": bytes_text(row.bytes_per_step),
+        "steps": str(row.steps),
+        f"loss at {seconds_text(found.equal_seconds)}": text(row.loss_at_equal_time, short),
+        f"loss at {found.equal_steps} steps": text(row.loss_at_equal_steps, short),
+        f"to {found.target}": text(row.seconds_to_target, seconds_text),
+        "over first": f"{row.step_ratio:.2f}",
+        "over unlimited": text(row.unlimited_ratio, lambda ratio: f"{ratio:.2f}"),
+        "money": text(row.money, lambda money: f"{money:.4f}"),
+    }
+
+
+def table(found: Comparison, recipes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Header and lines, as text."""
+    lines = [_cells(row, recipe, found) for row, recipe in zip(found.rows, recipes, strict=True)]
+    header = [name for name in lines[0] if any(line[name] is not None for line in lines)]
+    return header, [[line[name] or "-" for name in header] for line in lines]
+
+
+def _show(found: Comparison, recipes: Sequence[str], console: Console) -> None:
+    header, lines = table(found, recipes)
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    for name in header:
+        shown.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=name == "recipe")
+    for line in lines:
+        shown.add_row(*line)
+    console.print()
+    console.print(shown)
+    if found.unlimited_step_seconds is not None:
+        floor = seconds_text(found.unlimited_step_seconds)
+        console.print(f"\nover unlimited: of Dense() without a network limit, {floor} a step in this comparison")
+    console.print(f"\n{NO_LOSS}" if found.metric is None else f"loss: {found.metric} as the script logged it")
+
+
+def _draw(
+    found: Comparison,
+    recipes: Sequence[str],
+    records: Sequence[Record],
+    workers: int,
+    network: str | None,
+    plot_file: Path | None,
+    page_file: Path | None,
+) -> None:
+    if not (plot_file or page_file):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        picture = plot_file or Path(folder) / "curves.png"
+        plot([{**record, "recipe": recipe} for record, recipe in zip(records, recipes, strict=True)], picture)
+        if page_file:
+            header, lines = table(found, recipes)
+            where = f"on {network}" if network else "without a network limit"
+            write_page(
+                page_file,
+                title=f"{len(recipes)} recipes, {workers} workers, {where}",
+                about="The same training from the same seed, one run after the other. Losses at equal time and equal "
+                "steps are those of the shortest run.",
+                header=header,
+                rows=lines,
+                picture=picture,
+                command=shlex.join(["gossamer", *sys.argv[1:]]),
+            )

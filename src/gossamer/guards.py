@@ -1,0 +1,63 @@
+"""What a session watches for around the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
+from typing import Protocol
+
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer.errors import LoopError, NonFiniteError
+from gossamer.saving import Stateful
+
+PATIENCE = 5  # steps in a row that may be skipped without a GradScaler, which needs more to find its scale
+
+
+class Scaler(Stateful, Protocol):
+    """What is needed of torch.amp.GradScaler."""
+
+    def get_scale(self) -> float: ...
+    def is_enabled(self) -> bool: ...
+
+
+def clip(parameters: Iterable[Parameter], norm: float, optimizer: Optimizer, *, closure: bool) -> None:
+    """Scale all gradients so that their norm together is at most `norm`, just before the optimizer uses them."""
+    if closure:
+        raise LoopError(
+            "clip_norm is applied before the optimizer's step, and a closure computes gradients within it. Clip in the "
+            "closure: torch.nn.utils.clip_grad_norm_(model.parameters(), ...)."
+        )
+    left_in = getattr(optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
+    nn.utils.clip_grad_norm_(parameters, norm if left_in is None else norm * float(left_in))
+
+
+def refuse_strangers(optimizer: Optimizer, averaged: Set[int]) -> None:
+    """Refuse parameters, by id, that the optimizer trains and nobody averages."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if not held <= averaged:
+        raise LoopError(
+            "the optimizer trains a parameter that was frozen, or not there, at attach, and nobody averages its "
+            "gradient. Call session.close() and gossamer.attach(...) again after adding or thawing it; after resizing "
+            "one, session.reset(name)."
+        )
+
+
+def never_finite(steps: int, rank: int | None, tensor: str) -> NonFiniteError:
+    where = "after averaging" if rank is None else f"on rank {rank}"
+    return NonFiniteError(
+        f'gradients were not finite {steps} steps in a row, the last time in "{tensor}" {where}. No parameter was '
+        "changed meanwhile. Lower the learning rate, clip with attach(..., clip_norm=1.0), or, with float16, train "
+        "with a GradScaler and attach(..., scaler=scaler)."
+    )
+
+
+@contextmanager
+def kept_gradients(parameters: Iterable[Parameter]) -> Iterator[None]:
+    """Gradients that an optimizer has not used yet outlive an exchange in between."""
+    kept = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
+    yield
+    for parameter, gradient in kept:
+        parameter.grad = gradient

@@ -1,0 +1,138 @@
+"""Records side by side: who was faster, who learned more from the same time, steps and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from gossamer.observe.record import Record
+from gossamer.observe.target import Target
+
+SMOOTHED_POINTS = 10  # of a training loss, which is of single batches; a validation loss is taken as it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What a worker's hour and a sent gigabyte cost, in one currency."""
+
+    per_hour: float | None = None
+    per_gigabyte: float | None = None
+
+    def of(self, record: Record, seconds: float) -> float | None:
+        """What the whole run cost until `seconds`; None where nothing has a price."""
+        if self.per_hour is None and self.per_gigabyte is None:
+            return None
+        share = seconds / record["seconds"] if record["seconds"] else 0.0
+        sent = record["workers"] * record["steps"] * share * record["bytes_sent_per_step"]["accounted"]
+        hours = record["workers"] * seconds / 3600
+        return float((self.per_hour or 0.0) * hours + (self.per_gigabyte or 0.0) * sent / 1e9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One recipe's line. Losses are None where the script logged none in that range.
+
+    step_ratio: seconds per step over the first row's; unlimited_ratio: over the run without a network limit.
+    """
+
+    recipe: str
+    step_seconds: float
+    waiting_share: float
+    bytes_per_step: float
+    steps: int
+    seconds: float
+    loss_at_equal_time: float | None
+    loss_at_equal_steps: float | None
+    seconds_to_target: float | None
+    step_ratio: float
+    unlimited_ratio: float | None
+    foretold_step_seconds: float | None
+    money: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All rows, and the time and step at which losses are compared: the least that every run made."""
+
+    rows: tuple[Row, ...]
+    metric: str | None
+    equal_seconds: float
+    equal_steps: int
+    target: Target | None
+    unlimited_step_seconds: float | None
+
+
+def compare(
+    records: Sequence[Record],
+    *,
+    unlimited: Record | None = None,
+    target: Target | None = None,
+    prices: Prices | None = None,
+    foretold: Sequence[float | None] | None = None,
+) -> Comparison:
+    """Put records beside each other; `unlimited` is the run without a network limit, where one was made."""
+    metric = next((name for name in ("validation_loss", "loss") if all(name in r["metrics"] for r in records)), None)
+    seconds = min(record["seconds"] for record in records)
+    steps = min(record["steps"] for record in records)
+    first = records[0]["seconds_per_step"]["median"]
+    floor = unlimited["seconds_per_step"]["median"] if unlimited else None
+    rows = [
+        _row(record, metric, seconds, steps, first, floor, target, prices or Prices(), told)
+        for record, told in zip(records, foretold or [None] * len(records), strict=True)
+    ]
+    return Comparison(
+        rows=tuple(rows),
+        metric=metric,
+        equal_seconds=seconds,
+        equal_steps=steps,
+        target=target,
+        unlimited_step_seconds=floor,
+    )
+
+
+def _row(
+    record: Record,
+    metric: str | None,
+    seconds: float,
+    steps: int,
+    first: float,
+    floor: float | None,
+    target: Target | None,
+    prices: Prices,
+    told: float | None,
+) -> Row:
+    step_seconds = record["seconds_per_step"]["median"]
+    reached = seconds_to(record, target)
+    total = record["compute_seconds_per_step"] + record["waiting_seconds_per_step"]
+    return Row(
+        recipe=record["recipe"],
+        step_seconds=step_seconds,
+        waiting_share=record["waiting_seconds_per_step"] / total if total else 0.0,
+        bytes_per_step=record["bytes_sent_per_step"]["accounted"],
+        steps=record["steps"],
+        seconds=record["seconds"],
+        loss_at_equal_time=value_until(record, metric, 1, seconds),
+        loss_at_equal_steps=value_until(record, metric, 0, steps),
+        seconds_to_target=reached,
+        step_ratio=step_seconds / first if first else 1.0,
+        unlimited_ratio=step_seconds / floor if floor else None,
+        foretold_step_seconds=told,
+        money=prices.of(record, reached if reached is not None else record["seconds"]),
+    )
+
+
+def value_until(record: Record, metric: str | None, column: int, limit: float) -> float | None:
+    """What a metric was by then: column 0 counts in steps, 1 in seconds."""
+    points: Sequence[Any] = record["metrics"].get(metric, ()) if metric else ()
+    seen = [point[2] for point in points if point[column] <= limit + 1e-9 and point[2] is not None]
+    if not seen:
+        return None
+    return float(seen[-1]) if metric == "validation_loss" else fmean(seen[-SMOOTHED_POINTS:])
+
+
+def seconds_to(record: Record, target: Target | None) -> float | None:
+    """When a metric first reached its target; None where it did not."""
+    points = record["metrics"].get(target.metric, ()) if target else ()
+    return next((point[1] for point in points if target and target.reached(point[2])), None)

@@ -1,0 +1,44 @@
+"""A comparison as one file that a browser shows: the table, the curves, nothing fetched from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2733; background: #fff; margin: 3rem auto; max-width: 78rem;
+       padding: 0 1.5rem }
+h1 { font-size: 1.6rem; margin-bottom: .2rem } p.about { color: #5c6b7a; margin-top: 0 }
+table { border-collapse: collapse; width: 100%; margin: 1.5rem 0; font-variant-numeric: tabular-nums }
+th { text-align: right; font-weight: 600; font-size: .8rem; color: #5c6b7a; border-bottom: 2px solid #dde3ea;
+     padding: .4rem .6rem; vertical-align: bottom }
+td { text-align: right; border-bottom: 1px solid #eef1f5; padding: .45rem .6rem }
+th:first-child, td:first-child { text-align: left } td:first-child { font-family: ui-monospace, monospace }
+img { width: 100%; margin-top: 1rem } code { font-size: .85rem; color: #5c6b7a }
+"""
+
+
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    about: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    picture: Path,
+    command: str,
+) -> None:
+    """Write the page; `picture` is a PNG, taken into the page itself."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    image = base64.b64encode(picture.read_bytes()).decode()
+    path.write_text(
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style>"
+        f"<h1>{escape(title)}</h1><p class=about>{escape(about)}</p>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f'<img alt="loss over time, loss over bytes, time per step" src="data:image/png;base64,{image}">'
+        f"<p><code>{escape(command)}</code></p></html>\n",
+        encoding="utf-8",
+    )

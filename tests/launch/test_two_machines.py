@@ -1,0 +1,147 @@
+"""Two machines, each a network namespace of its own, joined by one cable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("ip") is None or os.geteuid() != 0,
+        reason="network namespaces need root and the ip command (Debian: iproute2)",
+    ),
+    pytest.mark.namespaces,
+    pytest.mark.processes,
+]
+
+PORT = 29617
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+TRAINING = """
+import os, signal
+from pathlib import Path
+import gossamer, torch
+from gossamer import checkpoint
+world = gossamer.init()
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gossamer.attach(model, optimizer, "TopK(density=0.1)") as session:
+    for step in range(5):
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        lethal = Path("lethal")
+        if step == 2 and world.rank == 1 and lethal.exists():
+            lethal.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+print("digest", checkpoint.digest(model.parameters()), os.environ["GLOO_SOCKET_IFNAME"])
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    directory: Path
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        gossamer = [sys.executable, "-c", "from gossamer.cli.main import main; main()"]
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.name, *gossamer, "run", "--workers", "1", *options, "train.py"],
+            cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+
+def ip(command: str) -> None:
+    subprocess.run(["ip", *command.split()], check=True)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[Machine]]:
+    """As on Debian, the first machine's own name means 127.0.1.1 on itself."""
+    unique = uuid.uuid4().hex[:6]
+    names, cables = [f"gossamer-{unique}-{end}" for end in "ab"], [f"g{unique}{end}" for end in "ab"]
+    folders = [Path("/etc/netns", name) for name in names]
+    created = [] if folders[0].parent.exists() else [folders[0].parent]
+    try:
+        for name in names:
+            ip(f"netns add {name}")
+        ip(f"link add {cables[0]} type veth peer name {cables[1]}")
+        for name, cable, address, folder in zip(names, cables, ADDRESSES, folders, strict=True):
+            ip(f"link set {cable} netns {name}")
+            ip(f"-n {name} addr add {address}/24 dev {cable}")
+            ip(f"-n {name} link set {cable} up")
+            ip(f"-n {name} link set lo up")
+            folder.mkdir(parents=True)
+            (folder / "resolv.conf").write_text("")
+            first = "127.0.1.1" if address == ADDRESSES[0] else ADDRESSES[0]
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n{first} first\n")
+        yield [machine(name, tmp_path / name) for name in names]
+    finally:
+        for name, folder in zip(names, folders, strict=True):
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in created:
+            with contextlib.suppress(OSError):  # another run of this test needs it still
+                folder.rmdir()
+
+
+def machine(name: str, directory: Path) -> Machine:
+    directory.mkdir()
+    (directory / "train.py").write_text(TRAINING)
+    return Machine(name, directory)
+
+
+def together(machines: list[Machine], *options: str) -> tuple[str, str]:
+    """What both printed, standard output and error together; both must end well."""
+    shared = ("--nnodes", "2", *options)
+    running = [each.start("--node-rank", str(place), *shared) for place, each in enumerate(machines)]
+    try:
+        said = ["\n".join(each.communicate(timeout=60)) for each in running]
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+    assert [each.returncode for each in running] == [0, 0], "\n".join(said)
+    return said[0], said[1]
+
+
+def digest(said: str) -> str:
+    """The last one; the interface that the worker chose is the machine's own cable."""
+    *_, line = (line for line in said.splitlines() if "digest" in line)
+    *_, found, interface = line.split()
+    assert interface.startswith("g")
+    return found
+
+
+@pytest.mark.parametrize("host", [ADDRESSES[0], "first"])
+def test_two_machines_train_together(machines: list[Machine], host: str) -> None:
+    first, second = together(machines, "--rendezvous", f"{host}:{PORT}")
+    assert digest(first) == digest(second)
+    assert f"waiting for machine 1 to come to {host}:{PORT}" in first
+    assert "workers agree             unknown" in second
+
+
+def test_after_a_failure_both_machines_restart_together(machines: list[Machine]) -> None:
+    (machines[1].directory / "lethal").touch()
+    first, second = together(machines, "--rendezvous", f"{ADDRESSES[0]}:{PORT}", "--max-restarts", "1")
+    assert digest(first) == digest(second)
+    assert "Restarting all workers (1 of at most 1)" in first
+    assert "rank 1 failed: it ended with signal SIGKILL" in second
+
+
+def test_without_a_first_machine_the_second_says_soon_where_it_looked(machines: list[Machine]) -> None:
+    with machines[1].start("--nnodes", "2", "--node-rank", "1", "--rendezvous", f"first:{PORT}") as second:
+        _, said = second.communicate(timeout=30)  # the engine alone would wait for minutes
+    assert second.returncode == 1
+    assert f"No connection to machine 0 at first:{PORT}, interface g" in said
+    assert "nothing listens there" in said
+    assert "Traceback" not in said
