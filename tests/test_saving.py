@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 from virtual import Worker, batch, cluster, network, parameters, seeded
 
 from gossamer import checkpoint
 from gossamer.errors import CheckpointError
+from gossamer.recipe import resolve
+from gossamer.session import Session
+from gossamer.world import World
 
 RECIPES = ["Dense()", "TopK(0.1)", "Int8()", "PowerSGD(rank=2)", "Route(PowerSGD(2), rest=Int8(block=8))"]
 
@@ -149,3 +153,33 @@ def test_a_rank_that_died_before_completing_takes_all_back(tmp_path: Path, monke
             cluster(lambda worker: train(worker, "TopK(0.1)", 2, 4, load=tmp_path, save=tmp_path), 2)
     assert 4 in checkpoint.complete_steps(tmp_path, 0)
     cluster(lambda worker: train(worker, "TopK(0.1)", 2, 3, load=tmp_path), 2)
+
+
+def test_dropout_and_a_loader_resume_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """A DataLoader takes a seed from torch's generator whenever it is iterated, also when it is resumed."""
+
+    def work(worker: Worker, start: bool, stop: int | None) -> Tensor:
+        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+        data = TensorDataset(torch.arange(60.0).view(20, 3))
+        with seeded(3):
+            model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+        session = Session(model, optimizer, resolve(None), worker.transport, world=world)
+        loader = DataLoader(data, 2, sampler=world.shard(data))
+        torch.manual_seed(11)
+        epoch = 0 if start else session.load(tmp_path)["epoch"]
+        for now in range(epoch, 2):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                if session.steps == stop:
+                    session.save(tmp_path, epoch=now)
+                    return parameters(model)
+        return parameters(model)
+
+    whole = cluster(lambda worker: work(worker, True, None), 1)[0]
+    for stop in (3, 7, 14):
+        cluster(lambda worker, s=stop: work(worker, True, s), 1)
+        resumed = cluster(lambda worker, s=stop: work(worker, False, None), 1)[0]
+        assert torch.equal(resumed, whole), stop

@@ -328,8 +328,8 @@ class Session:
         self.optimizer.load_state_dict(tree["optimizer"])
         if self.scaler is not None and tree["scaler"]:
             self.scaler.load_state_dict(tree["scaler"])
-        self._world.load_state_dict(tree["world"])
         saving.set_random_state(tree["random"])
+        self._world.load_state_dict(tree["world"])  # after the random state, which shards remember
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
         return dict(tree["mine"])
 

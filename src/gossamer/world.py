@@ -39,7 +39,7 @@ class Shard(Sampler[int]):
         self._source = source
         self._size = size
         self._seed = seed
-        self._continues = True
+        self._continues, self._random_state = True, torch.get_rng_state()
         total = _length(source)
         if total < size:
             raise ValueError(
@@ -54,6 +54,10 @@ class Shard(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         if not self._continues or self.drawn >= len(self):
             self.epoch, self.drawn = self.epoch + 1, 0
+        elif self.drawn:
+            # The loader of the interrupted epoch had taken its seed from torch's generator before the checkpoint; the
+            # new one has just taken another, which the run that was never interrupted did not.
+            torch.set_rng_state(self._random_state)
         self._continues = False
         return self._draw(self._indices()[self.drawn :])
 
@@ -88,7 +92,7 @@ class Shard(Sampler[int]):
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.epoch, self.drawn = state["epoch"], state["drawn"]
-        self._continues = True
+        self._continues, self._random_state = True, torch.get_rng_state()
 
 
 def _length(source: Any) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer import seeds
 from gossamer.compressors.base import Compressor, wide
 from gossamer.errors import require
-from gossamer.kernels import all_finite
+from gossamer.kernels import all_finite, orthonormal
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.words import Aggregation, At, Mean, Staged, State
 
@@ -74,7 +74,8 @@ class PowerSGD(Compressor):
         finite = all_finite(first)  # of the mean, so every rank comes to the same conclusion
         if not finite:
             first.zero_()
-        ps = {slot.name: orthonormal(part.view(-1, self.rank)) for slot, part in zip(matrices, parts, strict=False)}
+        thin = [part.view(-1, self.rank) for part in parts[: len(matrices)]]
+        ps = dict(zip((slot.name for slot in matrices), orthonormal(thin) if thin else [], strict=True))
 
         mine = Packed(torch.empty_like(q.flat), q.layout)
         for name, p in ps.items():
@@ -89,12 +90,6 @@ class PowerSGD(Compressor):
         for slot, part in zip(others, parts[len(matrices) :], strict=True):
             slot.span(mean).copy_(part)
         return Staged(mean=mean, own=own, next_state={"q": following}, finite=finite and all_finite(following.flat))
-
-
-def orthonormal(p: Tensor) -> Tensor:
-    """Columns that span p's: (rows, rank) -> (rows, rank). Householder, so zero columns give unit ones, not NaN."""
-    basis: Tensor = torch.linalg.qr(p).Q
-    return basis
 
 
 def _matrix(slot: Slot, flat: Tensor) -> Tensor:
