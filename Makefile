@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check format bench-overhead clean
+.PHONY: help demo test check format bench-overhead bench-network bench-recipes clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -33,12 +33,18 @@ format: $(READY) ## rewrite the sources in the project's format
 bench-overhead: $(READY) ## seconds per step over DistributedDataParallel, two workers on this machine
 	$(BIN)/python benchmarks/overhead.py
 
+bench-network: $(READY) ## step times on emulated networks beside torch's own hooks; writes docs/benchmarks/network.md
+	$(BIN)/python benchmarks/network.py
+
+bench-recipes: $(READY) ## what recipes cost in loss, and what their bytes would have bought otherwise
+	$(BIN)/python benchmarks/recipes.py --seeds 0 1 2
+
 clean: ## remove the environment, caches and run records
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and pinned: left to the resolver, pip may fetch gigabytes of another version on the way.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt hatch_build.py kernels-src/switch.cpp
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Gossamer needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -19,9 +20,11 @@ from gossamer.control import control_bytes
 from gossamer.drive import Priced, price
 from gossamer.errors import AttachError
 from gossamer.events import Attached, Event, subscribe
-from gossamer.layout import Packed
+from gossamer.fuse import fuse
+from gossamer.layout import Layout, Packed
 from gossamer.recipe import Recipe
-from gossamer.words import At, State
+from gossamer.transports.simulated import meta_answer
+from gossamer.words import At, Gather, Script, State, Word
 
 WIDTH_PER_LAYER = 64
 
@@ -84,6 +87,28 @@ def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
 def _is_residual(key: str) -> bool:
     """Wrappers put prefixes before the keys of what they wrap: "0.residual"."""
     return key.rpartition(".")[2] == RESIDUAL
+
+
+def conversation(
+    recipe: Recipe, layout: Layout, dtype: torch.dtype, workers: int, control_bytes: int = 0
+) -> list[Word]:
+    """The words, over meta tensors, that one bucket asks for, round by round; control travels in the first."""
+    at = At(world=workers)
+    packed = Packed(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
+    aggregation: Script = recipe.compressor.aggregate(packed, recipe.compressor.init(packed, at), at)
+    script = fuse([aggregation, _control(control_bytes)]) if control_bytes else aggregation
+    said: list[Word] = []
+    answer: Any = None
+    while True:
+        try:
+            said.append(script.send(answer))
+        except StopIteration:
+            return said
+        answer = meta_answer(said[-1], workers, 0)
+
+
+def _control(nbytes: int) -> Script:
+    yield Gather((torch.empty(nbytes, dtype=torch.uint8, device="meta"),))
 
 
 # -- shapes to price: made up, or a script's own
@@ -159,7 +184,7 @@ def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attac
 
     unsubscribe = subscribe(listen)
     try:
-        with _as_main(script, arguments, recipe), redirect_stdout(sys.stderr):
+        with as_main(script, arguments, recipe), redirect_stdout(sys.stderr):
             runpy.run_path(str(script), run_name="__main__")
     except (_Seen, SystemExit):
         pass
@@ -174,7 +199,7 @@ def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attac
 
 
 @contextmanager
-def _as_main(script: Path, arguments: Sequence[str], recipe: Recipe) -> Iterator[None]:
+def as_main(script: Path, arguments: Sequence[str], recipe: Recipe) -> Iterator[None]:
     """What a script sees when it is started by name: its arguments, its folder first, and the recipe."""
     argv, path, environment = sys.argv, sys.path, dict(os.environ)
     sys.argv = [str(script), *arguments]

@@ -9,18 +9,21 @@ import click
 from gossamer.cli.compare import compare_command
 from gossamer.cli.explain import explain
 from gossamer.cli.recipes import recipes
-
+from gossamer.cli.rehearse import rehearse
 from gossamer.cli.run import run
 from gossamer.errors import GossamerError
 from gossamer.version import __version__
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
 def gossamer() -> None:
     """Train PyTorch models across machines that talk less."""
 
-for command in (run, compare_command, explain, recipes):
+
+for command in (run, compare_command, explain, rehearse, recipes):
     gossamer.add_command(command)
+
 
 def main() -> None:
     try:

@@ -10,17 +10,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.errors import RecipeError
+from gossamer.lab import Fault, Plan, Schedule, read_fault
 from gossamer.launch.failure import Failure
 from gossamer.launch.job import Job, interfaces
 from gossamer.launch.launcher import Outcome, launch
 from gossamer.launch.rendezvous import split_endpoint
 from gossamer.launch.tail import log_path
+from gossamer.network import Network, read_network
 from gossamer.observe import record as records
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
@@ -75,6 +79,8 @@ def _check_parent(context: click.Context, option: click.Parameter, path: Path | 
     show_default=True,
     help="Restart all workers so often.",
 )
+@click.option("--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML.")
+@click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
 @click.option("--interface", callback=_check_interface, help="The network interface to use, such as eth0.")
 @click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines.")
 @click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is.")
@@ -88,6 +94,8 @@ def run(
     plot_file: Path | None,
     logs: Path | None,
     max_restarts: int,
+    network_text: str | None,
+    fault_texts: tuple[str, ...],
     interface: str | None,
     nnodes: int,
     node_rank: int,
@@ -95,10 +103,19 @@ def run(
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT on several workers. What follows SCRIPT belongs to it."""
+    """Run SCRIPT on several workers. What follows SCRIPT belongs to it.
+
+    With --network each worker has a host of its own on an emulated network. Faults (cut, slow, stop, kill) happen to
+    hosts and workers by number, in seconds after training began.
+    """
     _check_machines(nnodes, node_rank, rendezvous)
+    faults = tuple(read_fault(text, workers) for text in fault_texts)
+    network = read_network(network_text, workers) if network_text is not None else None
+    if network is not None and (nnodes > 1 or interface is not None):
+        raise click.UsageError("--network emulates all machines on this one: leave out --nnodes and --interface.")
     if plot_file is not None:
         check_matplotlib()
+    planned = enter(network, faults)
     job = Job(
         script=script,
         arguments=arguments,
@@ -112,7 +129,16 @@ def run(
         logs=logs or _new_logs(),
         worker_module="gossamer.cli.worker",
     )
-    sys.exit(_run(job, json_file, plot_file))
+    sys.exit(_run(job, Surroundings(network, planned, faults), json_file, plot_file))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The network that a run is given, if any, how it will be emulated, and what will happen in it."""
+
+    network: Network | None
+    planned: Plan | None
+    faults: tuple[Fault, ...]
 
 
 def _check_machines(nnodes: int, node_rank: int, rendezvous: str | None) -> None:
@@ -124,26 +150,51 @@ def _check_machines(nnodes: int, node_rank: int, rendezvous: str | None) -> None
         split_endpoint(rendezvous)
 
 
-def _run(job: Job, json_file: Path | None, plot_file: Path | None) -> int:
+def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
     console, aside = Console(highlight=False), Console(stderr=True, highlight=False)
     with _private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks)
         terminal = Terminal(live, console, aside)
-        with terminal.progress():
-            outcome = launch(job, directory, show=terminal.line, note=terminal.note, tick=terminal.tick)
+        with emulate(around.network, around.planned, terminal.note) as emulation:
+            faults = schedule(around.faults, emulation, directory, terminal.note)
+            outcome = _launch(emulation.place(job), directory, terminal, live, emulation, faults)
+            network = emulation.record()
         if outcome.exit_code:
             _explain_end(job, outcome, live.progress.checkpoint)
         else:
-            _report(job, directory, terminal, json_file, plot_file)
+            _report(job, directory, network, terminal, json_file, plot_file)
     return outcome.exit_code
 
 
-def _report(job: Job, directory: Path, terminal: Terminal, json_file: Path | None, plot_file: Path | None) -> None:
+def _launch(
+    job: Job, directory: Path, terminal: Terminal, live: LiveView, emulation: Emulation, faults: Schedule
+) -> Outcome:
+    def tick() -> None:
+        terminal.tick()
+        seconds = emulation.training_seconds(live.progress.attached is not None)
+        if seconds is not None:
+            faults.tick(seconds)
+
+    with terminal.progress():
+        outcome = launch(job, directory, show=terminal.line, note=terminal.note, tick=tick)
+    for text in faults.not_begun:
+        terminal.note(f"{text} never happened: training was over before.")
+    return outcome
+
+
+def _report(
+    job: Job,
+    directory: Path,
+    network: records.Record,
+    terminal: Terminal,
+    json_file: Path | None,
+    plot_file: Path | None,
+) -> None:
     ranks = records.read_ranks(directory)
     if not ranks:
         terminal.note(NEVER_ATTACHED.format(script=job.script))
         return
-    record = records.merge(ranks)
+    record = records.merge(ranks, network)
     kept = job.logs / "record.json"
     for file in {kept, json_file or kept}:
         records.write(file, record)

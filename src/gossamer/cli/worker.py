@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gossamer import events
+from gossamer.lab.counters import sent_bytes
 from gossamer.launch import worker
 from gossamer.launch.files import RUN_DIRECTORY
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import Watch, read_target
 from gossamer.session import open_sessions
 
+HEADER_BYTES = "GOSSAMER_LAB_HEADER_BYTES"
 UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"
 
 
 def main() -> None:
-    first_here = os.environ["LOCAL_RANK"] == "0"
-    recorder = Recorder(Path(os.environ[RUN_DIRECTORY]), int(os.environ["RANK"]), steps_live=first_here)
+    recorder = Recorder(
+        Path(os.environ[RUN_DIRECTORY]),
+        int(os.environ["RANK"]),
+        steps_live=os.environ["LOCAL_RANK"] == "0",
+        interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
+    )
     events.subscribe(recorder)
     _watch_for_the_end(int(os.environ["RANK"]))
     worker.main(finish=recorder.write)
+
+
+def _counter(header_bytes: str | None) -> Callable[[], int] | None:
+    """Of what this worker's host has sent, where it has a host of its own."""
+    return None if header_bytes is None else partial(sent_bytes, int(header_bytes))
 
 
 def _watch_for_the_end(rank: int) -> None:

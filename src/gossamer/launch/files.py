@@ -28,6 +28,11 @@ class RunFiles:
     def started(self, rank: int, attempt: int) -> Path:
         return self.directory / f"started-{attempt}-{rank}.json"
 
+    def newest_start(self, rank: int) -> dict[str, Any] | None:
+        """What the rank's worker of the latest attempt said of itself; None before the first has."""
+        attempts = [int(path.name.split("-")[1]) for path in self.directory.glob(f"started-*-{rank}.json")]
+        return read_json(self.started(rank, max(attempts))) if attempts else None
+
     def finished(self, rank: int, attempt: int) -> Path:
         """There once the script has ended well."""
         return self.directory / f"finished-{attempt}-{rank}.json"

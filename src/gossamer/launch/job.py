@@ -7,7 +7,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.errors import require
@@ -19,7 +19,9 @@ class Job:
     """`workers` processes on each of `nodes` machines run `script`; this is machine `node_rank` of them.
 
     rendezvous: HOST:PORT where the machines meet, None for one machine; interface: the network interface to
-    use, None for the default; logs: a directory for one log file a rank; worker_module: `python -m` runs it.
+    use, None for the default; logs: a directory for one log file a rank; worker_module: `python -m` runs it;
+    prefix: what comes before every worker's command, with ${local_rank} for its number here; settings: what is added to
+    its environment.
     """
 
     script: Path
@@ -33,6 +35,8 @@ class Job:
     max_restarts: int = 0
     logs: Path
     worker_module: str = "gossamer.launch.worker"
+    prefix: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.workers >= 1, f"workers is a count of at least 1, not {self.workers}")
@@ -68,7 +72,7 @@ class Job:
         if "OMP_NUM_THREADS" not in given:
             # N workers that each take every core are slower than one worker
             added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.workers))
-        return added
+        return added | dict(self.settings)
 
 
 def interfaces() -> list[str]:

@@ -113,7 +113,8 @@ def _meet_and_run(job: Job, attempts: Attempts) -> None:
         try:
             # `$` is the engine's sign for its own placeholders
             arguments = [argument.replace("$", "$$") for argument in job.worker_arguments]
-            elastic_launch(_config(job, attempts, endpoint), sys.executable)(*arguments)
+            command = [*job.prefix, sys.executable, *arguments]
+            elastic_launch(_config(job, attempts, endpoint), command[0])(*command[1:])
             return
         except DistError as problem:
             if job.rendezvous is None and tried < PORTS_TRIED and "EADDRINUSE" in str(problem):

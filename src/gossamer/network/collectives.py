@@ -1,7 +1,7 @@
 """Who sends what to whom, in order: one rank's part in an exchange, as Gloo cuts it.
 
-Pure functions of integers. Every exchange is a list of moves; Sent and Received wait for the oldest send or receive that
-nobody has waited for yet. Sizes are payload bytes.
+Pure functions of integers. Every exchange is a list of moves; Sent and Received wait for the oldest send or receive
+that nobody has waited for yet. Sizes are payload bytes.
 """
 
 from __future__ import annotations
@@ -45,18 +45,13 @@ def ring_mean(rank: int, world: int, nbytes: int, itemsize: int = 4) -> Moves:
     Segments hold at most 1 MiB and every rank owns equally many of them, so the last ones may be short or empty.
     source: Patarasuk & Yuan 2009, JPDC
     """
-    segment_bytes = _segment_bytes(nbytes, world, itemsize)
-    each = ceil(max(ceil(nbytes / segment_bytes), IN_FLIGHT * world) / world)
+    each = max(IN_FLIGHT, ceil(nbytes / SEGMENT_BYTES / world))
+    segment_bytes = ceil(ceil(nbytes / (each * world)) / itemsize) * itemsize
     for owner in (rank + 1, rank):
         segments = range(owner * each, (owner + world - 1) * each)
         sends = [_length(segment, each * world, segment_bytes, nbytes) for segment in segments]
         receives = [_length(segment + each, each * world, segment_bytes, nbytes) for segment in segments]
         yield from _windowed((rank - 1) % world, (rank + 1) % world, sends, receives)
-
-
-def _segment_bytes(nbytes: int, world: int, itemsize: int) -> int:
-    most = SEGMENT_BYTES // itemsize * itemsize
-    return ceil(min(ceil(nbytes / (IN_FLIGHT * world)), most) / itemsize) * itemsize
 
 
 def _length(segment: int, segments: int, segment_bytes: int, nbytes: int) -> int:
@@ -89,7 +84,7 @@ def direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
     others = [(rank + step) % world for step in range(1, world)]
     yield from (Receive(peer) for peer in reversed(others))
     yield from (Send(peer, nbytes[peer]) for peer in others)
-    yield from [Received(), Sent()] * len(others)
+    yield from _all(others)
 
 
 def neighbours(rank: int, peers: Sequence[int], nbytes: int) -> Moves:
@@ -97,7 +92,13 @@ def neighbours(rank: int, peers: Sequence[int], nbytes: int) -> Moves:
     others = [peer for peer in peers if peer != rank]
     yield from (Send(peer, nbytes) for peer in others)
     yield from (Receive(peer) for peer in others)
-    yield from [Received(), Sent()] * len(others)
+    yield from _all(others)
+
+
+def _all(peers: Sequence[int]) -> Moves:
+    for _ in peers:
+        yield Received()
+        yield Sent()
 
 
 def tree_broadcast(rank: int, world: int, nbytes: int, source: int = 0) -> Moves:

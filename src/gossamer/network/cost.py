@@ -27,7 +27,7 @@ from gossamer.network.collectives import (
     ring_mean,
     tree_broadcast,
 )
-from gossamer.network.link import Network
+from gossamer.network.link import Network, Path
 from gossamer.network.tcp import Stream, Tcp
 from gossamer.words import Exchange, Gather, Mean, Mix, Together, Word, payload_bytes
 
@@ -99,7 +99,9 @@ class VirtualNetwork:
         stream = self._streams.setdefault((sender, receiver), Stream(self._tcp.initial_window_bytes))
         path, slower = self._network.path(sender, receiver), self._network.bits_per_second(sender, receiver)
         begin = max(now, stream.free_seconds)
-        self._up[sender] = max(self._up[sender], begin) + 8 * wire_bytes / self._network.hosts[sender].up_bits_per_second
+        self._up[sender] = (
+            max(self._up[sender], begin) + 8 * wire_bytes / self._network.hosts[sender].up_bits_per_second
+        )
         stream.send(begin, wire_bytes, slower, path, self._tcp)
         stream.free_seconds = max(self._up[sender], stream.free_seconds)
         return begin, stream.free_seconds
@@ -109,15 +111,20 @@ class VirtualNetwork:
         bits = 8 * self._tcp.wire_bytes(nbytes + ENVELOPE_BYTES)
         line = self._network.hosts[receiver].down_bits_per_second
         self._down[receiver] = max(self._down[receiver], begin) + bits / line
-        return max(self._down[receiver], left) + self._network.path(sender, receiver).round_trip_seconds / 2
+        return max(self._down[receiver], left) + _latency_seconds(self._network.path(sender, receiver))
 
     def notice(self, sender: int, receiver: int, now: float) -> float:
-        """When a message of a few bytes arrives: it overtakes what its sender's line still has to take, not its queue."""
+        """When a message of a few bytes arrives: it waits for what is queued before its sender's line."""
         line = self._network.hosts[sender].up_bits_per_second
         queued = min(max(0.0, self._up[sender] - now), 8 * self._tcp.queue_bytes / line)
         bits = 8 * self._tcp.wire_bytes(ENVELOPE_BYTES)
-        path = self._network.path(sender, receiver)
-        return now + queued + bits / self._network.bits_per_second(sender, receiver) + path.round_trip_seconds / 2
+        sending = bits / self._network.bits_per_second(sender, receiver)
+        return now + queued + sending + _latency_seconds(self._network.path(sender, receiver))
+
+
+def _latency_seconds(path: Path) -> float:
+    """One way. Exchanges go on when the last of several messages is there, so jitter mostly costs its deviation."""
+    return path.round_trip_seconds / 2 + path.jitter_seconds
 
 
 @dataclass

@@ -33,7 +33,7 @@ class Tcp:
         return float(INITIAL_WINDOW_SEGMENTS * self.segment_bytes)
 
     def wire_bytes(self, nbytes: float) -> float:
-        """Payload with its headers, and the share of acknowledgements that the line carries for as much the other way."""
+        """Payload with its headers, and the acknowledgements of as much that comes the other way."""
         packets = ceil(nbytes / self.segment_bytes)
         return nbytes + packets * HEADER_BYTES + packets // 2 * HEADER_BYTES
 
@@ -46,7 +46,7 @@ class Tcp:
         if not path.loss or not path.round_trip_seconds:
             return inf
         reno = 1.22 / sqrt(path.loss)
-        cubic = 1.054 * (path.round_trip_seconds / path.loss) ** 0.75
+        cubic: float = 1.054 * (path.round_trip_seconds / path.loss) ** 0.75
         return max(reno, cubic) * self.segment_bytes * 8 / path.round_trip_seconds
 
 

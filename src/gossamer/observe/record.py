@@ -15,15 +15,17 @@ from gossamer.version import __version__
 
 Point = tuple[int, float, float]
 Record = dict[str, Any]
+NO_NETWORK: Record = {"network": None, "emulation": None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """One rank's numbers over one session. Seconds and bytes per step are means unless they say otherwise.
 
-    metrics: name -> (step, seconds since the session began, value); checkpoints: (step, directory); digest:
-    None where the session was not closed. Of the times per step the first ten, or a fifth of fewer than
-    fifty, are left out as warm-up; bytes and totals count every step.
+    interface_bytes: that the kernel counted, whoever sent them, None where nobody looked; metrics: name -> (step,
+    seconds since the session began, value); checkpoints: (step, directory); digest: None where the session was not
+    closed. Of the times per step the first ten, or a fifth of fewer than fifty, are left out as warm-up; bytes and
+    totals count every step.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class RankRecord:
     wire_seconds: float
     decode_seconds: float
     bytes_sent: float
+    interface_bytes: float | None = None
     residual_bytes: int = 0
     bucket_bytes: int = 0
     peak_resident_bytes: int = 0
@@ -71,11 +74,11 @@ def write(path: Path, record: Record) -> None:
     os.replace(draft, path)
 
 
-def merge(ranks: Sequence[RankRecord]) -> Record:
+def merge(ranks: Sequence[RankRecord], network: Record | None = None) -> Record:
     """The run's record from its ranks' records: means over workers, the largest of memory.
 
     The times per step leave out the first ten steps, or a fifth of fewer than fifty, as warm-up; `seconds`,
-    `steps` and bytes do not.
+    `steps` and bytes do not. network: the record's fields about the emulated network, where there is one.
     """
     first = ranks[0]
     metrics = _merge_metrics(ranks)
@@ -90,8 +93,7 @@ def merge(ranks: Sequence[RankRecord]) -> Record:
         "gossamer": __version__,
         "recipe": first.recipe,
         "workers": first.world,
-        "network": None,
-        "emulation": None,
+        **(network or NO_NETWORK),
         "parameters": first.parameters,
         "steps": first.steps,
         "skipped_steps": first.skipped_steps,
@@ -100,7 +102,7 @@ def merge(ranks: Sequence[RankRecord]) -> Record:
         "compute_seconds_per_step": mean("compute_seconds"),
         "waiting_seconds_per_step": mean("waiting_seconds"),
         "communication_seconds_per_step": {part: mean(f"{part}_seconds") for part in ("encode", "wire", "decode")},
-        "bytes_sent_per_step": {"accounted": mean("bytes_sent"), "interface": None},
+        "bytes_sent_per_step": {"accounted": mean("bytes_sent"), "interface": _interface(ranks)},
         "memory_bytes": {
             "residuals": largest("residual_bytes"),
             "buckets": largest("bucket_bytes"),
@@ -111,6 +113,11 @@ def merge(ranks: Sequence[RankRecord]) -> Record:
         "checkpoints": [{"step": step, "directory": where} for step, where in _saved(ranks)],
         "workers_agree": _agree(ranks),
     }
+
+
+def _interface(ranks: Iterable[RankRecord]) -> float | None:
+    counted = [rank.interface_bytes for rank in ranks]
+    return None if None in counted else fmean(bytes_ for bytes_ in counted if bytes_ is not None)
 
 
 def _agree(ranks: Sequence[RankRecord]) -> bool | None:

@@ -7,7 +7,7 @@ import resource
 import sys
 import threading
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
@@ -45,6 +45,7 @@ class Tally:
     steps: int = 0
     skipped_steps: int = 0
     bytes_sent: float = 0.0
+    counted: list[int] = field(default_factory=list)
     last_moment: float = 0.0
     latest: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, list[Point]] = field(default_factory=dict)
@@ -57,6 +58,10 @@ class Tally:
         self.steps = ended.step
         self.skipped_steps += ended.skipped
         self.bytes_sent += ended.bytes_sent
+
+    def count(self, counter: int) -> None:
+        """Of an interface's counter after every step, the first and the last matter."""
+        self.counted[1:] = [counter]
 
     def record(self) -> RankRecord:
         count = len(self.times["seconds"])
@@ -79,6 +84,7 @@ class Tally:
             wire_seconds=means["wire_seconds"],
             decode_seconds=means["decode_seconds"],
             bytes_sent=self.bytes_sent / max(count, 1),
+            interface_bytes=(self.counted[1] - self.counted[0]) / (count - 1) if len(self.counted) == 2 else None,
             residual_bytes=self.closed.residual_bytes if self.closed else 0,
             bucket_bytes=self.closed.bucket_bytes if self.closed else 0,
             peak_resident_bytes=peak_resident_bytes(),
@@ -93,12 +99,20 @@ class Recorder:
 
     Live lines about steps come from the ranks that are told to, at most ten a second; notices, skipped steps
     and checkpoints from all. Where a script attaches several times, the numbers are of the last session.
+    interface_bytes: reads a counter of what this worker's host has sent, where there is one.
     """
 
-    def __init__(self, directory: Path, rank: int, steps_live: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        steps_live: bool = True,
+        interface_bytes: Callable[[], int] | None = None,
+    ) -> None:
         self._directory = directory
         self._rank = rank
         self._steps_live = steps_live
+        self._interface_bytes = interface_bytes
         self._tally: Tally | None = None
         self._live = live_path(directory, rank).open("w", buffering=1, encoding="utf-8")
         self._next_live = 0.0
@@ -131,6 +145,8 @@ class Recorder:
         if self._tally is None:
             return
         self._tally.add(event)
+        if self._interface_bytes is not None:
+            self._tally.count(self._interface_bytes())
         if self._steps_live and event.moment >= self._next_live:
             self._next_live = event.moment + LIVE_SECONDS
             self._say_step(self._tally, event)

@@ -1,0 +1,155 @@
+"""A run on an emulated network: where its workers run, what happens to them, and what its record says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gossamer.cli.worker import HEADER_BYTES
+from gossamer.lab import Fault, Lab, LabError, Plan, Schedule, plan
+from gossamer.lab.ability import reentering
+from gossamer.launch.files import RunFiles
+from gossamer.launch.job import Job
+from gossamer.network import Network
+from gossamer.observe.record import NO_NETWORK, Record
+
+PACED = "GOSSAMER_PACED"
+REENTERED = "GOSSAMER_LAB_REENTERED"
+PORT = 29500  # every lab has all ports to itself
+# The engine warns of every peer whose address has no name, and in a lab none has
+LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+QUIET = os.environ.get(LOG_LEVEL, "ERROR")
+APPROXIMATE = (
+    "{network} is only approximate here: {reason}. Workers wait for every word as long as it would take; connections, "
+    'queues and what does not go through Gossamer are not slowed. The record says "emulation": "paced".'
+)
+
+NO_HOSTS = (
+    "cut and slow happen to the hosts of an emulated network, and this run has none. Add --network 100mbit; where "
+    "words are only paced there are no hosts either."
+)
+
+
+@dataclass
+class Emulation:
+    """What one run's network is, if it has one. `lab` is None where there is none or words are only paced."""
+
+    network: Network | None = None
+    name: str | None = None
+    lab: Lab | None = None
+    began: float | None = None  # training, by time.monotonic()
+    cpu_seconds_before: float | None = None
+
+    def place(self, job: Job) -> Job:
+        """The same job, on the hosts of the lab, where rank 0's is the meeting point."""
+        if self.lab is None:
+            paced = {PACED: self.network.text} if self.network is not None else {}
+            return replace(job, settings=paced)
+        settings = {
+            "MASTER_ADDR": self.lab.hosts[0].address,
+            "MASTER_PORT": str(PORT),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # that one is outside
+            LOG_LEVEL: QUIET,
+            HEADER_BYTES: str(self.lab.header_bytes),
+        }
+        prefix = self.lab.prefix("${local_rank}")
+        return replace(job, interface=self.lab.hosts[0].interface, prefix=prefix, settings=settings)
+
+    def training_seconds(self, has_begun: bool) -> float | None:
+        """Since the first worker attached; None before."""
+        if self.began is None and has_begun:
+            self.began = time.monotonic()
+            self.cpu_seconds_before = self.lab.cpu_seconds() if self.lab is not None else None
+        return None if self.began is None else time.monotonic() - self.began
+
+    def record(self) -> Record:
+        """The record's fields about the network, at its end."""
+        if self.network is None:
+            return NO_NETWORK
+        described = {"network": self.network.text, "emulation": self.name}
+        return described if self.lab is None else described | {"lab": self._lab_record(self.lab)}
+
+    def _lab_record(self, lab: Lab) -> Record:
+        """cpu_share: of one processor, by the switch, while training; None where the kernel carries packets."""
+        spent, seconds = lab.cpu_seconds(), self.training_seconds(False)
+        share = None
+        if spent is not None and self.cpu_seconds_before is not None and seconds:
+            share = round((spent - self.cpu_seconds_before) / seconds, 4)
+        return {"mtu": lab.mtu, "cpu_share": share}
+
+
+def enter(network: Network | None, faults: Sequence[Fault]) -> Plan | None:
+    """How `network` will be emulated. Where that takes a user namespace, this process begins again inside one."""
+    planned = plan(network) if network is not None else None
+    if any(fault.needs_lab for fault in faults) and (planned is None or planned.emulation == "paced"):
+        raise LabError(NO_HOSTS)
+    if planned is None or not planned.reenters:
+        return planned
+    if REENTERED in os.environ:
+        raise LabError("inside its own user namespace this process may still not make network namespaces. Run as root.")
+    os.environ |= {REENTERED: "1", LOG_LEVEL: QUIET}
+    command = reentering([sys.executable, "-m", "gossamer", *sys.argv[1:]])
+    os.execvp(command[0], command)
+
+
+@contextmanager
+def emulate(network: Network | None, planned: Plan | None, note: Callable[[str], None]) -> Iterator[Emulation]:
+    if network is None or planned is None:
+        yield Emulation()
+    elif planned.emulation == "paced":
+        note(APPROXIMATE.format(network=network.text, reason=planned.reason))
+        yield Emulation(network=network, name="paced")
+    else:
+        with Lab(network) as lab:
+            yield Emulation(network=network, name=lab.emulation, lab=lab)
+
+
+class Victims:
+    """What faults happen to: a lab's hosts, and the workers of a run."""
+
+    def __init__(self, lab: Lab | None, directory: Path) -> None:
+        self._lab = lab
+        self._files = RunFiles(directory)
+
+    @property
+    def lab(self) -> Lab:
+        if self._lab is None:
+            raise LabError(NO_HOSTS)
+        return self._lab
+
+    def cut(self, host: int, other: int | None) -> None:
+        self.lab.cut(host, other)
+
+    def heal(self, host: int, other: int | None) -> None:
+        self.lab.heal(host, other)
+
+    def slow(self, host: int, factor: float) -> None:
+        self.lab.slow(host, factor)
+
+    def stop(self, rank: int) -> None:
+        self._signal(rank, signal.SIGSTOP)
+
+    def resume(self, rank: int) -> None:
+        self._signal(rank, signal.SIGCONT)
+
+    def kill(self, rank: int) -> None:
+        self._signal(rank, signal.SIGKILL)
+
+    def _signal(self, rank: int, number: signal.Signals) -> None:
+        """To the worker and its helpers, a process group, as far as they are there."""
+        started = self._files.newest_start(rank)
+        if started is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started["pid"], number)
+
+
+def schedule(faults: Sequence[Fault], emulation: Emulation, directory: Path, note: Callable[[str], None]) -> Schedule:
+    """What will happen to this run's hosts and workers, and when."""
+    return Schedule(faults, Victims(emulation.lab, directory), note)

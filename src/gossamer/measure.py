@@ -1,0 +1,152 @@
+"""What a step takes without a network: a script runs for a few steps, in as many copies as share the processor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import nn
+
+from gossamer.buckets import Bucket
+from gossamer.compressors import Compressor
+from gossamer.errors import GossamerError
+from gossamer.events import Attached
+from gossamer.foretell import Measured, MeasuredBucket
+from gossamer.layout import Layout
+from gossamer.probe import EXCHANGES, exchange, medians, results
+from gossamer.recipe import Recipe
+from gossamer.words import At
+
+FEWEST_STEPS = 12
+LINES_OF_ERROR = 8
+MOST_ENTRIES = 2**29
+
+
+class MeasureError(GossamerError, RuntimeError):
+    """A script that could not be measured."""
+
+
+def measure(script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1) -> Measured:
+    """Run `copies` of a script at once until each has made some steps; the mean of what they took.
+
+    As many copies as workers that will share this machine: they slow each other down as those will.
+    """
+    with tempfile.TemporaryDirectory(prefix="gossamer-measure-") as directory:
+        _run_copies(Path(directory), script, arguments, recipe, workers, copies)
+        found = [Measured.from_json(json.loads(path.read_text())) for path in results(Path(directory), copies)]
+    return _mean(found)
+
+
+def _run_copies(
+    directory: Path, script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int
+) -> None:
+    threads = str(max(1, (os.cpu_count() or 1) // copies))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, "GOSSAMER_RECIPE": repr(recipe)}
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for copy in range(copies):
+            command = [sys.executable, "-m", "gossamer.probe", str(directory), str(copy), str(copies), str(workers)]
+            with (directory / f"errors-{copy}").open("wb") as errors:
+                running.append(
+                    subprocess.Popen(
+                        [*command, str(script), *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=errors
+                    )
+                )
+        for copy, process in enumerate(running):
+            process.wait()
+            _check(directory, copy, copies, process.returncode, script)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path) -> None:
+    if results(directory, copies)[copy].exists():
+        return
+    if exit_code:
+        tail = (directory / f"errors-{copy}").read_text(errors="replace").splitlines()[-LINES_OF_ERROR:]
+        raise MeasureError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
+    raise MeasureError(
+        f"{script} ended too soon to be measured. It must attach a recipe and make at least {FEWEST_STEPS} steps: pass "
+        "the arguments with which it trains, or leave it out and say --step-seconds 0.2."
+    )
+
+
+def _mean(found: Sequence[Measured]) -> Measured:
+    """Every number's mean over the copies; what they are the numbers of is the same in all."""
+
+    def mean(values: Sequence[Sequence[float]]) -> list[float]:
+        return [float(value) for value in np.mean(values, axis=0)]
+
+    buckets = [
+        replace(
+            same[0],
+            ready_seconds=fmean(bucket.ready_seconds for bucket in same),
+            computing_seconds=mean([bucket.computing_seconds for bucket in same]),
+            engine_seconds=mean([bucket.engine_seconds for bucket in same]),
+        )
+        for same in zip(*(each.buckets for each in found), strict=True)
+    ]
+    return replace(
+        found[0],
+        backward_seconds=fmean(each.backward_seconds for each in found),
+        rest_seconds=fmean(each.rest_seconds for each in found),
+        buckets=buckets,
+    )
+
+
+def assume(model: Attached, compressor: Compressor, step_seconds: float, workers: int) -> Measured:
+    """A step of given length, of which backward takes two thirds; its codecs are measured here, with random numbers.
+
+    Gradients appear evenly, by their entries; buckets of equal shapes are measured once.
+    """
+    seen: dict[tuple[tuple[int, ...], ...], tuple[list[float], list[float]]] = {}
+    buckets: list[MeasuredBucket] = []
+    numel = 0
+    for dtype, layout in model.layouts:
+        numel += layout.numel
+        shapes = tuple(slot.shape for slot in layout)
+        if shapes not in seen:
+            seen[shapes] = _codec_of(dtype, layout, compressor, workers)
+        computing, engine = seen[shapes]
+        buckets.append(
+            MeasuredBucket(
+                dtype=dtype,
+                shapes={slot.name: slot.shape for slot in layout},
+                ready_seconds=step_seconds * (1 + 2 * numel / model.parameters) / 3,
+                computing_seconds=computing,
+                engine_seconds=engine,
+            )
+        )
+    return Measured(
+        recipe=model.recipe,
+        backward_seconds=step_seconds,
+        rest_seconds=0.0,
+        buckets=buckets,
+        control_bytes=model.control_bytes,
+        copies=0,
+    )
+
+
+def _codec_of(dtype: str, layout: Layout, compressor: Compressor, workers: int) -> tuple[list[float], list[float]]:
+    if layout.numel > MOST_ENTRIES:
+        raise MeasureError(
+            f"a bucket of {layout.numel:,} entries is too large to be compressed here, and how long that takes would "
+            "have to be guessed. Ask for a smaller model, such as --parameters 1000000000."
+        )
+    kind = getattr(torch, dtype.removeprefix("torch."))
+    parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
+    buckets = [Bucket(parameters, compressor, At(world=workers))]
+    fresh = {name: parameter.detach() for name, parameter in parameters.items()}
+    found = [exchange(buckets, compressor, workers, fresh)[0] for _ in range(EXCHANGES)][1:]
+    return medians([computing for computing, _ in found]), medians([engine for _, engine in found])

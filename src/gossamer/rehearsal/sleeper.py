@@ -1,0 +1,121 @@
+"""A model that sleeps where others compute, and hands out prepared gradients when theirs would appear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.rehearsal.shapes import Gradient
+
+VARIANTS = 4  # every so many steps a gradient is the same again
+SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool
+ALIGNMENT = 16  # entries
+
+
+class Sleeper(nn.Module):
+    """Parameters of the given shapes; one step, forward and backward, takes `step_seconds` and next to no processor.
+
+    Returns a loss of zero. Moments are counted from the beginning of the step, so what one sleep took too long the next
+    one makes up for. Gradients are heavy-tailed and differ by tensor, step and seed: pieces of one pool, at no cost.
+    """
+
+    def __init__(
+        self, gradients: Sequence[Gradient], *, step_seconds: float, forward_share: float, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.step_seconds, self.forward_seconds = step_seconds, step_seconds * forward_share
+        self.late_seconds = 0.0
+        self._steps = 0
+        generator = torch.Generator().manual_seed(seed)
+        pool = heavy_tailed(max(gradient.numel for gradient in gradients) + SPREAD, generator)
+        for gradient in gradients:
+            self.register_parameter(key(gradient.name), nn.Parameter(torch.zeros(gradient.shape)))
+        later_first = sorted(gradients, key=lambda gradient: -gradient.share)
+        self._stops = [
+            Stop([self.get_parameter(key(gradient.name)) for gradient in together], share, pool, generator)
+            for share, together in ((share, list(group)) for share, group in groupby(later_first, lambda g: g.share))
+        ]
+
+    def forward(self) -> Tensor:
+        began = time.perf_counter()
+        self._steps += 1
+        backward_begins, backward_seconds = began + self.forward_seconds, self.step_seconds - self.forward_seconds
+        loss = torch.zeros(())
+        for stop in self._stops:
+            appear = partial(
+                self._appear, backward_begins + stop.share * backward_seconds, stop, self._steps % VARIANTS
+            )
+            loss = _Appear.apply(loss, appear, *stop.parameters)  # type: ignore[no-untyped-call]
+        sleep_until(backward_begins)
+        return loss
+
+    def _appear(self, moment: float, stop: Stop, variant: int) -> Iterator[Tensor]:
+        sleep_until(moment)
+        self.late_seconds = time.perf_counter() - moment
+        return stop.gradients(variant)
+
+
+class Stop:
+    """Gradients that appear at the same moment: when `share` of the backward pass is over."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], share: float, pool: Tensor, generator: torch.Generator
+    ) -> None:
+        self.parameters, self.share = parameters, share
+        self._variants = [[_piece(pool, parameter, generator) for parameter in parameters] for _ in range(VARIANTS)]
+
+    def gradients(self, variant: int) -> Iterator[Tensor]:
+        """Fresh handles on the same memory: autograd keeps these as they are, and copies tensors that others hold."""
+        return (piece.detach() for piece in self._variants[variant])
+
+
+class _Appear(torch.autograd.Function):
+    """Passes a number on; on the way back it waits, and then has gradients for its parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, appear: Callable[[], Iterator[Tensor]], *parameters: Tensor) -> Tensor:
+        ctx.appear = appear
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return *gradients, None, *ctx.appear()
+
+
+class Idle(Optimizer):
+    """Leaves parameters as they are: what a step of the real optimizer takes is part of the step's seconds."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Nothing."""
+
+
+def key(name: str) -> str:
+    """A module's own parameters may not have dots in their names."""
+    return name.replace(".", "/")
+
+
+def heavy_tailed(count: int, generator: torch.Generator) -> Tensor:
+    """Cubes of normal numbers: (count,). One in a hundred has almost half of their energy."""
+    return torch.randn(count, generator=generator).pow_(3)
+
+
+def _piece(pool: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
+    begin = ALIGNMENT * int(torch.randint(SPREAD // ALIGNMENT, (), generator=generator))
+    return pool[begin : begin + like.numel()].view(like.shape)
+
+
+def sleep_until(moment: float) -> None:
+    """Sleep until time.perf_counter() is `moment`; not at all if it has passed."""
+    left = moment - time.perf_counter()
+    if left > 0:
+        time.sleep(left)

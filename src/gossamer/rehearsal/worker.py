@@ -1,0 +1,38 @@
+"""One worker of a rehearsal: `gossamer run rehearsal/worker.py SHAPES.json --step-seconds S ...`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from gossamer.attach import attach
+from gossamer.rehearsal.shapes import from_file
+from gossamer.rehearsal.sleeper import Idle, Sleeper
+from gossamer.world import init
+
+
+def main(args: argparse.Namespace) -> None:
+    world = init()
+    gradients = from_file(args.shapes).gradients
+    model = Sleeper(gradients, step_seconds=args.step_seconds, forward_share=args.forward_share, seed=world.rank)
+    optimizer = Idle(model.parameters())
+    late = 0.0
+    with attach(model, optimizer) as session:
+        began = time.process_time()
+        for _ in range(args.steps):
+            model().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            late += model.late_seconds
+        spent = time.process_time() - began
+        session.log(processor_seconds_per_step=spent / args.steps, late_seconds_per_step=late / args.steps)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description="One worker of a rehearsal.")
+    options.add_argument("shapes", type=Path)
+    options.add_argument("--step-seconds", type=float, required=True)
+    options.add_argument("--forward-share", type=float, required=True)
+    options.add_argument("--steps", type=int, required=True)
+    main(options.parse_args())

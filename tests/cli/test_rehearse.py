@@ -1,0 +1,147 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gossamer.cli.main import gossamer
+from gossamer.cli.rehearse import Plan, Row, _lines
+from gossamer.foretell import Foretold, Measured, MeasuredBucket
+from gossamer.recipe import resolve
+from gossamer.rehearsal.shapes import Gradient, Shapes
+
+SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
+NUMEL = 64 * 1000 + 64 + 64 * 500
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps(SHAPES))
+    return path
+
+
+@pytest.mark.processes
+def test_recipes_are_rehearsed_with_real_bytes(shapes, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer", "rehearse", "--shapes", shapes, "--step-seconds", "0.05", "--workers", "2"]
+        + ["--recipe", "Dense()", "--recipe", "TopK(density=0.01)", "--steps", "10", "--json", "out.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    dense, topk = report["rows"]
+    assert (report["parameters"], report["tensors"], report["workers"]) == (NUMEL, 3, 2)
+    assert [row["recipe"] for row in report["rows"]] == ["Dense()", "TopK(density=0.01)"]
+    assert topk["record"]["recipe"] == repr(resolve("TopK(density=0.01)"))
+    assert all(row["record"]["steps"] == 10 and row["record"]["workers_agree"] for row in report["rows"])
+    assert dense["seconds_per_step"] >= 0.0499
+    assert dense["ratio"] == pytest.approx(dense["seconds_per_step"] / 0.05)
+    sent = [row["record"]["bytes_sent_per_step"]["accounted"] for row in report["rows"]]
+    assert 4 * NUMEL <= sent[0] <= 4 * NUMEL + 1000  # two workers send half each way, and the step's last word
+    assert sent[1] < 0.05 * sent[0]
+    rows = re.findall(r"^(\S+\(.*?\)) +\S+ m?s +- +(\d+\.\d\d) ", done.stdout, flags=re.MULTILINE)
+    assert rows == [(row["recipe"], f"{row['ratio']:.2f}") for row in report["rows"]]
+    assert f"{NUMEL:,} parameters in 3 tensors" in done.stdout
+    assert "workers agree" not in done.stdout  # the single runs' own tables
+
+
+def row(recipe: str, busy_seconds: float = 0.0, late_seconds: float = 0.0, foretold: Foretold | None = None) -> Row:
+    record = {
+        "workers": 4,
+        "seconds_per_step": {"median": 0.2},
+        "compute_seconds_per_step": 0.15,
+        "waiting_seconds_per_step": 0.05,
+        "communication_seconds_per_step": {"encode": 0.01, "wire": 0.02, "decode": 0.003},
+        "bytes_sent_per_step": {"accounted": 1_200_000.0},
+        "final": {"processor_seconds_per_step": busy_seconds, "late_seconds_per_step": late_seconds},
+    }
+    return Row(recipe=recipe, record=record, foretold=foretold)
+
+
+def lines(*rows: Row) -> list[str]:
+    shapes = Shapes("a model", (Gradient("a", (5,), 1.0),))
+    plan = Plan(shapes=shapes, step_seconds=0.1, forward_share=0.3, workers=4, network="1gbit,1ms", steps=30)
+    return list(_lines(plan, rows))
+
+
+def test_the_table_says_what_was_measured():
+    foretold = Foretold(step_seconds=0.19, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={})
+    said = lines(row("Dense()", foretold=foretold), row("Int8()"))
+    assert said[3] == "workers   4, network 1gbit,1ms"
+    assert re.split(" {2,}", said[5])[:6] == ["recipe", "step", "foretold", "ratio", "waiting", "encode"]
+    numbers = ["2.00", "25 %", "10 ms", "20 ms", "3 ms", "1.2 MB"]
+    assert re.split(" {2,}", said[6]) == ["Dense()", "200 ms", "190 ms", *numbers]
+    assert re.split(" {2,}", said[7]) == ["Int8()", "200 ms", "-", *numbers]
+    assert len({len(line) for line in said[5:8]}) == 1
+
+
+def test_rows_that_this_machine_slowed_are_named(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    said = [line for line in lines(row("Fine", 0.04), row("Busy", 0.06), row("Late", 0.0, 0.003)) if "too few" in line]
+    assert [line.split()[1] for line in said] == ["Busy", "Late"]
+    assert "kept 1.20 busy" in said[0]
+    assert "3 ms late" in said[1]
+
+
+class FakeRun:
+    """The command of that name, which says how it was called."""
+
+    said: tuple[str, ...] = ()
+
+    def main(self, arguments: list[str], standalone_mode: bool) -> None:
+        assert not standalone_mode
+        self.said = tuple(arguments)
+        path = arguments[arguments.index("--json") + 1]
+        Path(path).write_text(json.dumps(row("").record))
+        print("its own table")
+        sys.exit(0)
+
+
+def test_a_network_is_foretold_and_handed_on(shapes, tmp_path, monkeypatch):
+    """A worker whose only bucket of 4 kB is ready at once: two of them exchange it within the round trip's time."""
+    bucket = MeasuredBucket(
+        dtype="float32", shapes={"a": (1000,)}, ready_seconds=0.1, computing_seconds=(0, 0), engine_seconds=(0,)
+    )
+    measured = Measured(recipe="Dense()", backward_seconds=0.1, rest_seconds=0.0, buckets=[bucket], crowded=True)
+    run, asked = FakeRun(), []
+    command = sys.modules[Plan.__module__]
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "measure", lambda *given, copies: asked.append((*given, copies)) or measured)
+    options = ["--shapes", str(shapes), "--step-seconds", "0.1", "--workers", "2", "--network", "1gbit,100ms"]
+    result = CliRunner().invoke(gossamer, ["rehearse", *options, "--json", str(tmp_path / "out.json")])
+    assert result.exit_code == 0, result.output
+    assert "its own table" not in result.output
+    assert run.said[run.said.index("--network") + 1] == "1gbit,100ms"
+    ((script, worker, recipe, workers, copies),) = asked
+    assert (script.name, recipe, workers, copies) == ("worker.py", resolve("Dense()"), 2, 2)
+    assert run.said[-5] == str(script)
+    assert list(run.said[-4:-1]) == worker[:-1]  # alike but for the number of steps
+    (found,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert 0.15 <= found["foretold"]["step_seconds"] <= 0.35
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(gossamer, ["rehearse", *arguments])
+    assert result.exit_code != 0
+    return str(result.output)
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(shapes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, step = ("--shapes", str(shapes)), ("--step-seconds", "0.1")
+    assert "--shapes" in refused(*step)
+    assert "--step-seconds" in refused(*model)
+    for seconds in ("0", "-1", "nan", "inf"):
+        assert "--step-seconds" in refused(*model, "--step-seconds", seconds)
+    assert "--forward-share" in refused(*model, *step, "--forward-share", "1")
+    assert "resnet18" in refused("--shapes", "resnet19", *step)
+    assert "TopK" in refused(*model, *step, "--recipe", "TopZ()")
+    assert "same recipe" in refused(*model, *step, "--recipe", "Dense", "--recipe", "Dense()")
+    assert "100mbit" in refused(*model, *step, "--network", "100quick")
+    assert "no directory" in refused(*model, *step, "--json", "nowhere/out.json")
+    assert list(tmp_path.iterdir()) == [shapes]

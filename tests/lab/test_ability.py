@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.lab import LabError, ability
+from gossamer.lab.ability import Plan, needs_switch, plan, reentering
+from gossamer.lab.shell import call
+from gossamer.network import read_network
+
+RATES = read_network("100mbit", 2)
+DELAYS = read_network("100mbit,20ms", 2)
+
+
+@pytest.fixture(autouse=True)
+def _linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that has everything."""
+    (tmp_path / "there").touch()
+    monkeypatch.setattr(ability.sys, "platform", "linux")
+    monkeypatch.setattr(ability, "COMMANDS", ("sh",))
+    monkeypatch.setattr(ability, "TUN", tmp_path / "there")
+    monkeypatch.setattr(ability, "PROGRAM", tmp_path / "there")
+    monkeypatch.setattr(ability, "_works", lambda *command: True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "needs"),
+    [("100mbit", False), ("100mbit,1ms", True), ("100mbit,jitter=1ms", True), ("100mbit,loss=1%", True)],
+)
+def test_the_kernel_alone_does_rates(spec: str, needs: bool) -> None:
+    assert needs_switch(read_network(spec, 2)) is needs
+    assert plan(read_network(spec, 2)) == Plan(emulation="switch" if needs else "kernel")
+
+
+def test_a_world_of_one_needs_no_switch() -> None:
+    assert not needs_switch(read_network("100mbit,20ms", 1))
+
+
+def test_users_enter_a_namespace_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ability, "_works", lambda *command: "--user" in command)
+    assert plan(DELAYS) == Plan(emulation="switch", reenters=True)
+    assert reentering(["python", "a b"])[-2:] == ["python", "a b"]
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ability, "PROGRAM", tmp_path / "absent")
+    assert plan(RATES).emulation == "kernel"
+    assert plan(DELAYS).emulation == "paced"
+    assert "gossamer-switch was not built (install a C++ compiler" in plan(DELAYS).reason
+
+    monkeypatch.setattr(ability, "PROGRAM", tmp_path / "there")
+    monkeypatch.setattr(ability, "TUN", tmp_path / "absent")
+    assert plan(RATES).emulation == "kernel"
+    assert "absent is missing or may not be opened (modprobe tun" in plan(DELAYS).reason
+
+    monkeypatch.setattr(ability, "_works", lambda *command: False)
+    assert plan(RATES).emulation == "paced"
+    assert "neither are user namespaces" in plan(RATES).reason
+
+    monkeypatch.setattr(ability, "COMMANDS", ("sh", "no-such-command"))
+    assert "there is no no-such-command command here (install iproute2" in plan(RATES).reason
+
+    monkeypatch.setattr(ability.sys, "platform", "darwin")
+    assert "Linux's" in plan(RATES).reason
+
+
+def test_commands_that_fail_say_why() -> None:
+    assert call(["cat"], "text") == "text"
+    with pytest.raises(LabError, match="`sh -c echo no >&2; exit 3` failed: no"):
+        call(["sh", "-c", "echo no >&2; exit 3"])
+    with pytest.raises(LabError, match="there is no no-such-command command here"):
+        call(["no-such-command"])

@@ -1,0 +1,146 @@
+"""Small programs that run on the hosts of a lab, and what they measure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gossamer.lab import Lab
+
+PAYLOAD_BYTES = 1472
+PACKET_BYTES = 1500
+
+COUNTERS = """
+def counters():
+    line = next(line for line in open("/proc/self/net/dev") if "eth0:" in line)
+    return [int(field) for field in line.partition(":")[2].split()[:2]]
+"""
+
+ECHO = """
+import socket
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("", 7000))
+print("up", flush=True)
+while True:
+    heard, who = server.recvfrom(16)
+    server.sendto(heard, who)
+"""
+
+# UDP_SEGMENT: one call hands over many packets of PAYLOAD_BYTES
+FLOOD = """
+import socket, sys
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.setsockopt(socket.SOL_UDP, 103, 1472)
+data = bytes(1472 * int(sys.argv[2]))
+while True:
+    sender.sendto(data, (sys.argv[1], 7001))
+"""
+
+# Packets may arrive joined; every datagram's payload is whole all the same.
+RATE = (
+    COUNTERS
+    + """
+import socket, sys, time
+headers, seconds = int(sys.argv[1]), float(sys.argv[2])
+held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+held.bind(("", 7001))
+print("up", flush=True)
+def payload():
+    heard, packets = counters()
+    return heard - headers * packets
+while payload() < 1472 * 12:
+    time.sleep(0.005)
+before, began = payload(), time.perf_counter()
+while time.perf_counter() < began + seconds:
+    time.sleep(0.01)
+heard, took = payload() - before, time.perf_counter() - began
+print(heard / 1472 * 1500 * 8 / took, flush=True)
+"""
+)
+
+PING = """
+import socket, sys, time
+address, count, patience = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+asker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asker.settimeout(patience)
+best = None
+for number in range(count):
+    began = time.perf_counter()
+    asker.sendto(bytes([number]), (address, 7000))
+    try:
+        while asker.recv(16) != bytes([number]):
+            pass
+    except TimeoutError:
+        continue
+    best = min(best or 9e9, time.perf_counter() - began)
+print(best)
+"""
+
+COLLECT = """
+import socket, sys
+held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+held.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+held.bind(("", 7002))
+print("up", flush=True)
+seen = []
+while (number := int.from_bytes(held.recv(4), "big")) != 0:
+    seen.append(number)
+print(*seen)
+"""
+
+NUMBERED = """
+import socket, sys
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for number in [*range(1, int(sys.argv[2]) + 1), *[0] * 50]:  # the end is told often enough to arrive
+    sender.sendto(number.to_bytes(4, "big"), (sys.argv[1], 7002))
+"""
+
+
+@contextmanager
+def on(lab: Lab, host: int, program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A program that runs on a host for the length of the block."""
+    command = [*lab.hosts[host].prefix, sys.executable, "-S", "-c", program, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@contextmanager
+def answering(lab: Lab, host: int) -> Iterator[None]:
+    with on(lab, host, ECHO) as echo:
+        assert line(echo) == "up"
+        yield
+
+
+def round_trip_seconds(lab: Lab, a: int, b: int, count: int = 8, patience_seconds: float = 2.0) -> float | None:
+    """The shortest of some, for one byte; None where no answer came. Host b must be `answering`."""
+    with on(lab, a, PING, lab.hosts[b].address, count, patience_seconds) as ping:
+        best = line(ping)
+    return None if best == "None" else float(best)
+
+
+def bits_per_second(lab: Lab, a: int, b: int, seconds: float = 1.0) -> float:
+    """The rate of IP bytes from a to b while a sends as much as it can, by b's interface counters."""
+    slowest = min(lab.network.hosts[a].up_bits_per_second, lab.network.hosts[b].down_bits_per_second)
+    headers = 28 + (14 if lab.emulation == "kernel" else 0)
+    with on(lab, b, RATE, headers, seconds) as counting:
+        assert line(counting) == "up"
+        with on(lab, a, FLOOD, lab.hosts[b].address, 40 if slowest > 50e6 else 1):
+            return float(line(counting))
+
+
+def arrived(lab: Lab, a: int, b: int, count: int) -> list[int]:
+    """Which of `count` numbered packets from a came to b."""
+    with on(lab, b, COLLECT) as collect:
+        assert line(collect) == "up"
+        with on(lab, a, NUMBERED, lab.hosts[b].address, count):
+            return [int(number) for number in line(collect).split()]
