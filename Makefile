@@ -44,7 +44,7 @@ clean: ## remove the environment, caches and run records
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and pinned: left to the resolver, pip may fetch gigabytes of another version on the way.
-$(READY): pyproject.toml constraints.txt hatch_build.py kernels-src/switch.cpp
+$(READY): pyproject.toml constraints.txt hatch_build.py kernels-src/switch.cpp kernels-src/packets.hpp
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Gossamer needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -23,10 +23,12 @@ from gossamer.guards import Scaler
 from gossamer.kernels import all_finite
 from gossamer.lane import Lane
 from gossamer.layout import Layout, Packed
+from gossamer.network import read_network
 from gossamer.recipe import Recipe, resolve
 from gossamer.session import Session, open_sessions
 from gossamer.terms import Term, Terms
 from gossamer.transports.base import Transport
+from gossamer.transports.paced import PacedTransport
 from gossamer.transports.process_group import ProcessGroupTransport
 from gossamer.transports.simulated import SimulatedGroup
 from gossamer.words import At, Gather, Staged, State, Word
@@ -68,7 +70,11 @@ def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe 
 
 
 def _transport(world: World) -> Transport:
-    return ProcessGroupTransport() if world.size > 1 else SimulatedGroup(1).transports[0]
+    if world.size == 1:
+        return SimulatedGroup(1).transports[0]
+    paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
+    transport = ProcessGroupTransport()
+    return PacedTransport(transport, read_network(paced, world.size)) if paced else transport
 
 
 def refuse(model: nn.Module) -> None:

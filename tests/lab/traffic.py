@@ -28,11 +28,13 @@ while True:
     server.sendto(heard, who)
 """
 
-# UDP_SEGMENT: one call hands over many packets of PAYLOAD_BYTES
+# UDP_SEGMENT: one call hands over many packets of PAYLOAD_BYTES. Much waits in the socket (SO_SNDBUFFORCE), so that the
+# line stays busy while this program is not scheduled.
 FLOOD = """
 import socket, sys
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sender.setsockopt(socket.SOL_UDP, 103, 1472)
+sender.setsockopt(socket.SOL_SOCKET, 32, int(sys.argv[3]))
 data = bytes(1472 * int(sys.argv[2]))
 while True:
     sender.sendto(data, (sys.argv[1], 7001))
@@ -46,11 +48,12 @@ import socket, sys, time
 headers, seconds = int(sys.argv[1]), float(sys.argv[2])
 held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 held.bind(("", 7001))
-print("up", flush=True)
 def payload():
     heard, packets = counters()
     return heard - headers * packets
-while payload() < 1472 * 12:
+idle = payload()
+print("up", flush=True)
+while payload() < idle + 1472 * 12:
     time.sleep(0.005)
 before, began = payload(), time.perf_counter()
 while time.perf_counter() < began + seconds:
@@ -134,7 +137,9 @@ def bits_per_second(lab: Lab, a: int, b: int, seconds: float = 1.0) -> float:
     headers = 28 + (14 if lab.emulation == "kernel" else 0)
     with on(lab, b, RATE, headers, seconds) as counting:
         assert line(counting) == "up"
-        with on(lab, a, FLOOD, lab.hosts[b].address, 40 if slowest > 50e6 else 1):
+        with on(
+            lab, a, FLOOD, lab.hosts[b].address, 40 if slowest > 50e6 else 1, max(1 << 17, int(slowest / 8 * 0.02))
+        ):
             return float(line(counting))
 
 

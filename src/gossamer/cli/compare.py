@@ -28,6 +28,7 @@ from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 from gossamer.recipe import resolve
 
 FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+WIDTH = 140  # of a table that goes into a file
 NO_LOSS = "The script logged no loss, so columns about it are empty. Add session.log(loss=loss.item()) to its loop."
 
 
@@ -87,7 +88,7 @@ def compare_command(
     to it. All ranks of a run end after the same step."""
     if plot_file or page_file:
         check_matplotlib()
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
     training = [str(script), *arguments]
     records = [_train(recipe, workers, network, limits, training, console) for recipe in recipes]

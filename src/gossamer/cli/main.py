@@ -7,6 +7,7 @@ import sys
 import click
 
 from gossamer.cli.compare import compare_command
+from gossamer.cli.doctor import doctor
 from gossamer.cli.explain import explain
 from gossamer.cli.recipes import recipes
 from gossamer.cli.rehearse import rehearse
@@ -21,7 +22,7 @@ def gossamer() -> None:
     """Train PyTorch models across machines that talk less."""
 
 
-for command in (run, compare_command, explain, rehearse, recipes):
+for command in (run, compare_command, explain, rehearse, doctor, recipes):
     gossamer.add_command(command)
 
 

@@ -92,11 +92,15 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     skipped = f" ({record['skipped_steps']} skipped)" if record["skipped_steps"] else ""
     yield "recipe", record["recipe"]
     yield "workers", str(record["workers"])
+    if record.get("network"):
+        yield "network", f"{record['network']} (emulated: {record['emulation']})"
     yield "parameters", count_text(record["parameters"])
     yield "steps", f"{record['steps']}{skipped} in {seconds_text(record['seconds'])}"
     yield "time per step", f"median {seconds_text(times['median'])}, 90 % within {seconds_text(times['p90'])}"
     yield "waiting", share_text(record["waiting_seconds_per_step"] / busy if busy else 0.0)
     yield "sent per step and worker", bytes_text(record["bytes_sent_per_step"]["accounted"])
+    if record["bytes_sent_per_step"].get("interface"):
+        yield "by the interface's count", bytes_text(record["bytes_sent_per_step"]["interface"])
     yield "peak memory", bytes_text(memory["peak_resident"])
     for name, value in record["final"].items():
         yield f"final {name}", short(value) if value is not None else "not a number"

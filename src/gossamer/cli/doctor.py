@@ -1,0 +1,201 @@
+"""`gossamer doctor`: what the machines are, and how fast they reach each other, before a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gossamer import doctor as package
+from gossamer.cli.emulation import Emulation, emulate, enter
+from gossamer.cli.run import OUTPUT_FILE, _check_interface, _check_machines, _check_parent
+from gossamer.doctor import VERSIONS, Host, Pair, Report, differing, rate_text, read_report, round_trip_text, verdict
+from gossamer.launch.job import Job
+from gossamer.launch.launcher import launch
+from gossamer.network import read_network
+from gossamer.observe.units import bytes_text, seconds_text
+from gossamer.version import __version__
+
+WORKER = Path(package.__file__).with_name("worker.py")
+ONLY_PACED = (
+    "{network} cannot be emulated on this machine, so there is nothing to measure: {reason}. Leave out --network to "
+    "measure this machine as it is; `gossamer explain --network` needs no emulation."
+)
+
+
+@click.command("doctor")
+@click.option("--workers", type=click.IntRange(1), help="On this machine.  [default: 2; 1 on each of several machines]")
+@click.option("--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML.")
+@click.option("--interface", callback=_check_interface, help="The network interface to use, such as eth0.")
+@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines.")
+@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is.")
+@click.option("--rendezvous", metavar="HOST:PORT", help="Where the machines meet: on machine 0.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Of sending in all; every pair has 0.4 at least.",
+)
+@click.option("--json", "json_file", type=OUTPUT_FILE, callback=_check_parent, help="Also write what was found there.")
+def doctor(
+    workers: int | None,
+    network_text: str | None,
+    interface: str | None,
+    nnodes: int,
+    node_rank: int,
+    rendezvous: str | None,
+    seconds: float,
+    json_file: Path | None,
+) -> None:
+    """Measure round trip and bandwidth between every pair of workers, and show what each runs on.
+
+    Measured over TCP on the interface that training would use. Ends with 1 where a pair cannot talk.
+    """
+    _check_machines(nnodes, node_rank, rendezvous)
+    workers = workers or (2 if nnodes == 1 else 1)
+    if workers * nnodes < 2:
+        raise click.UsageError("One worker has nobody to talk to: say --workers 2, or more.")
+    network = read_network(network_text, workers) if network_text is not None else None
+    if network is not None and (nnodes > 1 or interface is not None):
+        raise click.UsageError("--network emulates all machines on this one: leave out --nnodes and --interface.")
+    planned = enter(network, ())
+    if network is not None and planned is not None and planned.emulation == "paced":
+        raise click.ClickException(ONLY_PACED.format(network=network.text, reason=planned.reason))
+    with tempfile.TemporaryDirectory(prefix="gossamer-doctor-") as folder, _progress() as say:
+        job = Job(
+            script=WORKER,
+            arguments=(str(Path(folder, "report.json")), f"--seconds={seconds}"),
+            workers=workers,
+            nodes=nnodes,
+            node_rank=node_rank,
+            rendezvous=rendezvous,
+            interface=interface,
+            logs=Path(folder, "logs"),
+        )
+        with emulate(network, planned, say) as emulation:
+            report = _examine(emulation.place(job), Path(folder), say)
+    _show(report, Console(highlight=False))
+    if json_file is not None:
+        json_file.write_text(json.dumps(_record(report, emulation), indent=1) + "\n", encoding="utf-8")
+    sys.exit(0 if report.healthy else 1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """One line that changes; where nobody watches, lines."""
+    aside = Console(stderr=True, highlight=False)
+    if not aside.is_terminal:
+        yield lambda sentence: aside.print(f"gossamer: {sentence}", soft_wrap=True, markup=False)
+        return
+    with aside.status("starting workers") as status:
+        yield lambda sentence: status.update(Text(sentence))
+
+
+def _examine(job: Job, folder: Path, say: Callable[[str], None]) -> Report:
+    def show(rank: int, line: str) -> None:
+        if line.startswith("pair "):  # the rest is the engine's, and stays in the logs
+            say(line)
+
+    directory = folder / "run"
+    directory.mkdir()
+    outcome = launch(job, directory, show=show, note=say, tick=lambda: None)
+    if outcome.failure is not None:
+        raise click.ClickException(f"nothing could be measured: {outcome.failure}")
+    if outcome.exit_code:
+        sys.exit(outcome.exit_code)
+    return read_report(folder / "report.json")
+
+
+def _show(report: Report, console: Console) -> None:
+    console.print(_pairs(report.pairs))
+    console.print()
+    console.print(_hosts(report.hosts))
+    console.print(f"\nAll run {_alike(report.hosts)}.", style="dim", soft_wrap=True)
+    for pair in report.pairs:
+        for problem in pair.problems:
+            console.print(Text(problem, style="red"), soft_wrap=True)
+    if report.join_problem is not None:
+        console.print(Text(report.join_problem, style="red"), soft_wrap=True)
+    if report.join_seconds is not None:
+        console.print(f"A process group of all ({report.backend}) came up in {seconds_text(report.join_seconds)}.")
+    style = "bold" if report.healthy else "bold red"
+    console.print(Text(verdict(report), style=style), soft_wrap=True)
+
+
+def _table(columns: Sequence[str]) -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    for name in columns:
+        shown.add_column(name, justify="right", no_wrap=name in ("interface", "address", "clock"))
+    return shown
+
+
+def _pairs(pairs: Sequence[Pair]) -> Table:
+    shown = _table(("ranks", "round trip", "median", "forth", "back"))
+    for pair in pairs:
+        cells = (
+            _text(pair.minimum_round_trip_seconds, round_trip_text),
+            _text(pair.median_round_trip_seconds, round_trip_text),
+            _text(pair.forth_bits_per_second, rate_text),
+            _text(pair.back_bits_per_second, rate_text),
+        )
+        shown.add_row("{}-{}".format(*pair.ranks), *cells, style="red" if pair.problems else None)
+    return shown
+
+
+def _text(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)
+
+
+def _hosts(hosts: Sequence[Host]) -> Table:
+    """Versions only where they differ, highlighted; columns in which nobody has anything are left out."""
+    different = differing(hosts)
+    cells = [{name: getattr(host, name) or "none" for name in different} | _cells(host) for host in hosts]
+    columns = ["rank", *(name for name in cells[0] if name != "rank" and any(each[name] for each in cells))]
+    shown = _table(columns)
+    for each in cells:
+        shown.add_row(*(Text(each[name] or "-", style="bold yellow" if name in different else "") for name in columns))
+    return shown
+
+
+def _cells(host: Host) -> dict[str, str]:
+    clock = host.clock_offset_seconds
+    return {
+        "rank": str(host.rank),
+        "host": host.name,
+        "interface": host.interface or "",
+        "address": host.address,
+        "cores": str(host.cores),
+        "load": f"{host.load_average:.1f}",
+        "memory": bytes_text(host.memory_bytes),
+        "gpus": ", ".join(host.gpus),
+        "clock": "" if clock is None or host.rank == 0 else f"{1000 * clock:+.2f} ms",
+    }
+
+
+def _alike(hosts: Sequence[Host]) -> str:
+    """The versions that all hosts share."""
+    alike = [name for name in VERSIONS if name not in differing(hosts) and getattr(hosts[0], name)]
+    return ", ".join(f"{name} {getattr(hosts[0], name)}" for name in alike)
+
+
+def _record(report: Report, emulation: Emulation) -> dict[str, Any]:
+    network = emulation.network
+    return {
+        "gossamer": __version__,
+        "workers": len(report.hosts),
+        "network": network.text if network is not None else None,
+        "emulation": emulation.name,
+        "verdict": verdict(report),
+        **asdict(report),
+    }

@@ -1,0 +1,80 @@
+"""From raw timings to numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+FIRST_BYTES = 16 << 10
+WARMING_SHARE = 0.25  # of a message's bytes: bursts that a line lets pass, and windows that still grow
+LEAST_SECONDS = 0.2  # for each direction of each pair, however many there are
+
+Arrivals = Sequence[tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class Ping:
+    """One small message there and back.
+
+    sent, received: here; answered: by the other's clock; all in seconds since the epoch. seconds: the round trip, by a
+    clock that nobody sets.
+    """
+
+    sent: float
+    answered: float
+    received: float
+    seconds: float
+
+
+def round_trip_seconds(pings: Sequence[Ping]) -> tuple[float, float]:
+    """The shortest and the median."""
+    return min(ping.seconds for ping in pings), median(ping.seconds for ping in pings)
+
+
+def clock_offset_seconds(pings: Sequence[Ping]) -> float:
+    """How far the other's clock is ahead: by the shortest round trip, whose halves can differ least.
+
+    offset = answered - (sent + received) / 2, wrong by half the round trip at most
+    """
+    best = min(pings, key=lambda ping: ping.seconds)
+    return best.answered - (best.sent + best.received) / 2
+
+
+def bits_per_second(arrivals: Arrivals) -> float:
+    """The rate at which a message arrived, its first quarter aside.
+
+    arrivals: (seconds, bytes so far), from (start, 0) to the last.
+    """
+    start, (end_seconds, end_bytes) = arrivals[0], arrivals[-1]
+    warm = next((each for each in arrivals if each[1] >= WARMING_SHARE * end_bytes), start)
+    from_seconds, from_bytes = warm if warm[0] < end_seconds else start
+    return 8 * (end_bytes - from_bytes) / (end_seconds - from_seconds)
+
+
+def growing(transfer: Callable[[int], float], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """What transfer(bytes) says of the largest message that fits: each is twice as long as the one before.
+
+    Ends after about `seconds`, since no message is begun that would take longer than what is left.
+    """
+    end = clock() + seconds
+    nbytes = FIRST_BYTES
+    while True:
+        began = clock()
+        rate = transfer(nbytes)
+        now = clock()
+        if now + 2 * (now - began) > end:
+            return rate
+        nbytes *= 2
+
+
+def pairs(world: int) -> list[tuple[int, int]]:
+    """All pairs of ranks in the order in which they are measured, one after another."""
+    return list(combinations(range(world), 2))
+
+
+def direction_seconds(seconds: float, world: int) -> float:
+    """How long each direction of each pair may send, when all together may for `seconds`."""
+    return max(seconds / (2 * len(pairs(world))), LEAST_SECONDS)

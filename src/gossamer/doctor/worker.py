@@ -1,0 +1,97 @@
+"""One worker of `gossamer doctor`: `gossamer run doctor/worker.py REPORT.json --seconds S`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from gossamer import environment
+from gossamer.doctor.links import Door
+from gossamer.doctor.machine import describe
+from gossamer.doctor.probing import Probe
+from gossamer.doctor.report import Host, Pair, Report, host_from, write_report
+from gossamer.doctor.timings import direction_seconds, pairs
+from gossamer.errors import ConnectError
+from gossamer.transports.board import Board
+
+MEETING_SECONDS = 30.0  # workers start within a few
+TOKEN_BYTES = 16
+
+
+def main(args: argparse.Namespace) -> None:
+    began = time.monotonic()
+    job = environment.detect(os.environ)
+    board = _board(job)
+    hosts, found = _probe(job, board, args.seconds)
+    report = Report(hosts=_with_clocks(hosts, found), pairs=tuple(found), seconds=time.monotonic() - began)
+    if report.healthy:
+        report = _joined(job, report)
+    if job.local_rank == 0:
+        write_report(args.report, report)
+    _leave(job, board)
+
+
+def _board(job: environment.Job) -> Board:
+    if job.master_address is None or job.master_port is None:
+        raise ConnectError("A world of one has no pairs to measure. Start `gossamer doctor --workers 2`, or more.")
+    launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    serves = job.rank == 0 and not launcher_serves
+    return Board("doctor", job.master_address, job.master_port, serves=serves, seconds=MEETING_SECONDS)
+
+
+def _probe(job: environment.Job, board: Board, seconds: float) -> tuple[list[Host], list[Pair]]:
+    mine = describe(job)
+    if job.rank == 0:
+        board.pin("token", secrets.token_hex(TOKEN_BYTES))
+    token = bytes.fromhex(board.read("token", MEETING_SECONDS))
+    with closing(Door(mine.address, token)) as door:
+        said = json.dumps({"host": asdict(mine), "port": door.port})
+        everyone = [json.loads(each) for each in board.everyone("host", job.rank, job.world, said, MEETING_SECONDS)]
+        probe = Probe(
+            rank=job.rank,
+            board=board,
+            door=door,
+            token=token,
+            addresses=[(each["host"]["address"], each["port"]) for each in everyone],
+            seconds=direction_seconds(seconds, job.world),
+        )
+        found = probe.measure(pairs(job.world))
+    return [host_from(json.dumps(each["host"])) for each in everyone], found
+
+
+def _joined(job: environment.Job, report: Report) -> Report:
+    """Whether training could begin: the group that it would use, as it would be made."""
+    began = time.monotonic()
+    try:
+        backend = environment.join(job)
+    except ConnectError as error:
+        return replace(report, join_problem=str(error))
+    return replace(report, backend=backend, join_seconds=time.monotonic() - began)
+
+
+def _leave(job: environment.Job, board: Board) -> None:
+    """Rank 0 is last, since the board may be in its process."""
+    board.pin(f"end/{job.rank}", "")
+    if job.rank == 0:
+        for rank in range(job.world):
+            board.read(f"end/{rank}", MEETING_SECONDS)
+
+
+def _with_clocks(hosts: Sequence[Host], found: Sequence[Pair]) -> tuple[Host, ...]:
+    """Rank 0 was in a pair with each of the others, as the first."""
+    offsets = {pair.ranks[1]: pair.clock_offset_seconds for pair in found if pair.ranks[0] == 0} | {0: 0.0}
+    return tuple(replace(host, clock_offset_seconds=offsets[host.rank]) for host in hosts)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description="One worker of the doctor.")
+    options.add_argument("report", type=Path)
+    options.add_argument("--seconds", type=float, required=True)
+    main(options.parse_args())

@@ -1,0 +1,63 @@
+"""A board at the meeting point, where every rank pins texts that all can read: there before ranks reach each other."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from gossamer.errors import ConnectError
+
+
+class Board:
+    """The job's key-value store under a `name` of its own. serves: this process is the one that holds it."""
+
+    def __init__(self, name: str, address: str, port: int, *, serves: bool, seconds: float) -> None:
+        self._where = f"{address}:{port}"
+        try:
+            store = TCPStore(
+                address,
+                port,
+                is_master=serves,
+                timeout=timedelta(seconds=seconds),
+                wait_for_workers=False,
+                multi_tenant=True,  # the process group's own may be at the same place later
+            )
+        except RuntimeError as error:
+            raise ConnectError(
+                f"There is no way to the meeting point {self._where}, so ranks cannot find each other "
+                f"({str(error).splitlines()[0]}). Rank 0 was not started, the address is wrong, or a firewall drops "
+                "the packets: start all workers within a few seconds, and open that port."
+            ) from error
+        self._store = PrefixStore(name, store)
+
+    def pin(self, topic: str, text: str) -> None:
+        self._store.set(topic, text)
+
+    def read(self, topic: str, seconds: float) -> str:
+        """What was pinned there, waiting for it; TimeoutError after so long."""
+        try:
+            self._store.wait([topic], timedelta(seconds=seconds))
+            return str(self._store.get(topic).decode())
+        except RuntimeError as error:
+            raise TimeoutError(f"nothing about {topic} came to {self._where} within {seconds:g} s") from error
+
+    def everyone(self, topic: str, rank: int, world: int, text: str, seconds: float) -> list[str]:
+        """All ranks' texts; ConnectError where some are missing, naming them."""
+        keys = [f"{topic}/{each}" for each in range(world)]
+        self.pin(keys[rank], text)
+        try:
+            self._store.wait(keys, timedelta(seconds=seconds))
+            return [self._store.get(key).decode() for key in keys]
+        except RuntimeError as error:
+            missing = [each for each, key in enumerate(keys) if not self._there(key)]
+            raise ConnectError(
+                f"{len(missing)} of {world} workers said nothing at the meeting point {self._where} within "
+                f"{seconds:g} s: ranks {missing}. Look at their machines, and start all of them together."
+            ) from error
+
+    def _there(self, key: str) -> bool:
+        try:
+            return self._store.check([key])
+        except RuntimeError:
+            return False  # the board itself is gone
