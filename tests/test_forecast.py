@@ -11,10 +11,10 @@ from gossamer.control import control_bytes
 from gossamer.drive import simulate
 from gossamer.errors import AttachError
 from gossamer.events import Attached, emit
-from gossamer.forecast import assumed, assumed_shapes, attached_by, forecast
+from gossamer.forecast import assumed, assumed_shapes, attached_by, conversation, forecast
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import resolve
-from gossamer.words import At, bytes_sent
+from gossamer.words import At, Gather, Mean, Together, bytes_sent
 
 WORKERS = 4
 SHAPES = {"a": (64, 32), "b": (7,), "c": (10, 20), "d": (16, 3, 5, 5), "e": (300,), "f": ()}
@@ -111,6 +111,28 @@ def test_the_forecast_is_what_real_tensors_send(text):
 
     simulate([worker(rank) for rank in range(WORKERS)])
     assert sum(sent) / WORKERS == sum(word.bytes_sent for word in said_of(text).buckets[0])
+
+
+@pytest.mark.parametrize("text", ["Dense", "lan", "TopK(0.05)", "PowerSGD(rank=2)", "home"])
+def test_a_conversation_is_what_is_priced(text):
+    recipe, layout = resolve(text), Layout.of(SHAPES)
+    words = conversation(recipe, layout, torch.float32, WORKERS)
+    priced = said_of(text).buckets[0]
+    assert sum(bytes_sent(word, WORKERS) for word in words) == sum(word.bytes_sent for word in priced)
+    with_control = conversation(recipe, layout, torch.float32, WORKERS, control_bytes=23)
+    assert len(with_control) == len(words)
+    assert bytes_sent(with_control[0], WORKERS) == bytes_sent(words[0], WORKERS) + 3 * 23
+    assert all(tensor.is_meta for tensor in tensors_of(words[0]))
+
+
+def tensors_of(word):
+    match word:
+        case Mean(tensor):
+            return [tensor]
+        case Gather(payload):
+            return list(payload)
+        case Together(words):
+            return [tensor for each in words for tensor in tensors_of(each)]
 
 
 @pytest.mark.parametrize("parameters", [1, 63, 64, 65, 50_000, 66_000, 1_000_003, 124_000_000, 10**11])

@@ -13,7 +13,7 @@ from gossamer.forecast import conversation
 from gossamer.layout import Layout
 from gossamer.network import Network
 from gossamer.network.cost import VirtualNetwork
-from gossamer.network.tcp import Tcp
+from gossamer.network.tcp import ETHERNET, Tcp
 from gossamer.recipe import Recipe
 from gossamer.words import Word
 
@@ -110,13 +110,13 @@ class Lines(Protocol):
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
 
 
-def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp | None = None) -> Foretold:
+def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp = ETHERNET) -> Foretold:
     """What a step of `recipe` takes when `workers` that were measured talk over `network`, once it is under way.
 
     tcp: how packets are cut; by default as on an Ethernet.
     """
-    alike = Network(hosts=network.hosts[:workers], default=network.default, paths=network.paths, text=network.text)
-    lines, jobs = VirtualNetwork(alike, tcp or Tcp()), plan(recipe, measured, workers)
+    there = Network(hosts=network.hosts[:workers], default=network.default, paths=network.paths, text=network.text)
+    lines, jobs = VirtualNetwork(there, tcp), plan(recipe, measured, workers)
     ends: Sequence[float] = [0.0] * workers
     for _ in range(STEPS_UNTIL_STEADY):
         begins = ends

@@ -156,6 +156,7 @@ class _Probe:
 
     meeting: _Meeting
     workers: int
+    asker: int = field(default_factory=os.getppid)
     session: Session | None = None
     buckets: list[Bucket] = field(default_factory=list)
     steps: int = 0
@@ -166,6 +167,8 @@ class _Probe:
         session = next((each for each in open_sessions() if each.optimizer is optimizer), None)
         if session is None:
             return
+        if os.getppid() != self.asker:
+            raise _Done  # nobody is left to read what would be found
         if self.session is None:
             self._watch(session)
         _synchronise()

@@ -140,6 +140,66 @@ def test_nonsense_is_refused(args, words):
         assert word in output
 
 
+def foretold_of(tmp_path, *args):
+    file = tmp_path / "out.json"
+    code, output = run("--parameters", "200000", "--step-seconds", "0.5", "--json", str(file), *args)
+    assert code == 0, output
+    return json.loads(file.read_text())["foretold"], output
+
+
+def test_a_step_is_foretold_for_a_network(tmp_path):
+    told, output = foretold_of(tmp_path, "--network", "10mbit,20ms", "Dense")
+    line = 2 * 3 / 4 * 800_000 * 8 / 10e6
+    assert line < told["wire_seconds"] < 1.1 * line + 0.24
+    assert told["step_seconds"] == pytest.approx(0.5 + told["waiting_seconds"])
+    assert f"{told['step_seconds']:.4f}" in output
+    assert f"{told['waiting_share']:.1%} of the step" in output
+    assert "foretold for 10mbit,20ms" in output
+    assert "as given" in output
+
+
+def test_a_slower_network_is_foretold_to_be_slower(tmp_path):
+    slow, _ = foretold_of(tmp_path, "--network", "1mbit", "Dense")
+    fast, _ = foretold_of(tmp_path, "--network", "1gbit", "Dense")
+    saving, _ = foretold_of(tmp_path, "--network", "1mbit", "TopK(0.01)")
+    assert fast["step_seconds"] < saving["step_seconds"] < slow["step_seconds"]
+
+
+def test_without_a_network_nothing_is_foretold(tmp_path):
+    file = tmp_path / "out.json"
+    _, output = run("Dense", "--json", str(file))
+    assert json.loads(file.read_text())["foretold"] is None
+    assert "foretold" not in output
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["Dense", "--network", "10mbit"], "--network 10mbit --step-seconds 0.2"),
+        (["Dense", "--step-seconds", "1"], "add --network"),
+        (["Dense", "--network", "10mbit", "--step-seconds", "0"], "--step-seconds"),
+        (["Dense", "--network", "10apples", "--step-seconds", "1"], "10apples"),
+        (["Dense", "--network", "missing.toml", "--step-seconds", "1"], "missing.toml"),
+    ],
+)
+def test_a_network_needs_what_a_worker_computes(args, words):
+    code, output = run(*args)
+    assert code != 0
+    assert words in output
+
+
+def test_a_script_shows_its_own_time(script):
+    code, output = run("--network", "10mbit", "--step-seconds", "1", "Dense", script, "--workers", "50")
+    assert code == 2
+    assert "Leave it out" in output
+
+
+def test_a_flag_takes_no_value(script):
+    code, output = run("--own-machines", "Dense", script, "--workers", "50")
+    assert code == 0
+    assert "2,500 in 1 tensors" in output
+
+
 def test_a_size_beside_a_script_is_refused(script):
     code, output = run("home", "--parameters", "5", script)
     assert code == 2

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gossamer import doctor as package
 from gossamer.cli.emulation import Emulation, emulate, enter
-from gossamer.cli.run import OUTPUT_FILE, _check_interface, _check_machines, _check_parent
+from gossamer.cli.run import OUTPUT_FILE, check_interface, check_machines, check_parent
 from gossamer.doctor import VERSIONS, Host, Pair, Report, differing, rate_text, read_report, round_trip_text, verdict
 from gossamer.launch.job import Job
 from gossamer.launch.launcher import launch
@@ -36,7 +36,7 @@ ONLY_PACED = (
 @click.command("doctor")
 @click.option("--workers", type=click.IntRange(1), help="On this machine.  [default: 2; 1 on each of several machines]")
 @click.option("--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML.")
-@click.option("--interface", callback=_check_interface, help="The network interface to use, such as eth0.")
+@click.option("--interface", callback=check_interface, help="The network interface to use, such as eth0.")
 @click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines.")
 @click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="Where the machines meet: on machine 0.")
@@ -47,7 +47,7 @@ ONLY_PACED = (
     show_default=True,
     help="Of sending in all; every pair has 0.4 at least.",
 )
-@click.option("--json", "json_file", type=OUTPUT_FILE, callback=_check_parent, help="Also write what was found there.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Also write what was found there.")
 def doctor(
     workers: int | None,
     network_text: str | None,
@@ -62,7 +62,7 @@ def doctor(
 
     Measured over TCP on the interface that training would use. Ends with 1 where a pair cannot talk.
     """
-    _check_machines(nnodes, node_rank, rendezvous)
+    check_machines(nnodes, node_rank, rendezvous)
     workers = workers or (2 if nnodes == 1 else 1)
     if workers * nnodes < 2:
         raise click.UsageError("One worker has nobody to talk to: say --workers 2, or more.")

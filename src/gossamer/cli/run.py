@@ -39,7 +39,7 @@ NEVER_ATTACHED = (
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-def _check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     """A recipe that cannot be read is refused here once, instead of by every worker."""
     if text is not None:
         try:
@@ -49,13 +49,13 @@ def _check_recipe(context: click.Context, option: click.Parameter, text: str | N
     return text
 
 
-def _check_interface(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
+def check_interface(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
     if name is not None and name not in interfaces():
         raise click.BadParameter(f"there is no {name!r} on this machine; there are: {', '.join(interfaces())}")
     return name
 
 
-def _check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+def check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """A file that could not be written is missed before the run, not after it."""
     if path is not None and not path.parent.is_dir():
         raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
@@ -64,9 +64,9 @@ def _check_parent(context: click.Context, option: click.Parameter, path: Path | 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Workers on this machine.")
-@click.option("--recipe", callback=_check_recipe, help="How the workers talk; beats the script's own.")
-@click.option("--json", "json_file", type=OUTPUT_FILE, callback=_check_parent, help="Write the run's record there.")
-@click.option("--plot", "plot_file", type=OUTPUT_FILE, callback=_check_parent, help="Draw the run's curves (PNG).")
+@click.option("--recipe", callback=check_recipe, help="How the workers talk; beats the script's own.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Write the run's record there.")
+@click.option("--plot", "plot_file", type=OUTPUT_FILE, callback=check_parent, help="Draw the run's curves (PNG).")
 @click.option(
     "--logs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -81,7 +81,7 @@ def _check_parent(context: click.Context, option: click.Parameter, path: Path | 
 )
 @click.option("--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML.")
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
-@click.option("--interface", callback=_check_interface, help="The network interface to use, such as eth0.")
+@click.option("--interface", callback=check_interface, help="The network interface to use, such as eth0.")
 @click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines.")
 @click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="Where the machines meet: on machine 0.")
@@ -108,7 +108,7 @@ def run(
     With --network each worker has a host of its own on an emulated network. Faults (cut, slow, stop, kill) happen to
     hosts and workers by number, in seconds after training began.
     """
-    _check_machines(nnodes, node_rank, rendezvous)
+    check_machines(nnodes, node_rank, rendezvous)
     faults = tuple(read_fault(text, workers) for text in fault_texts)
     network = read_network(network_text, workers) if network_text is not None else None
     if network is not None and (nnodes > 1 or interface is not None):
@@ -141,7 +141,7 @@ class Surroundings:
     faults: tuple[Fault, ...]
 
 
-def _check_machines(nnodes: int, node_rank: int, rendezvous: str | None) -> None:
+def check_machines(nnodes: int, node_rank: int, rendezvous: str | None) -> None:
     if nnodes > 1 and rendezvous is None:
         raise click.UsageError("Several machines need a place to meet: add --rendezvous HOST:PORT, the same on all.")
     if node_rank >= nnodes:

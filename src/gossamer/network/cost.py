@@ -7,12 +7,11 @@ receiver has said that it is ready: Gloo sends nothing before, so a message cost
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
 
 from gossamer.network.collectives import (
     Move,
@@ -28,11 +27,8 @@ from gossamer.network.collectives import (
     tree_broadcast,
 )
 from gossamer.network.link import Network, Path
-from gossamer.network.tcp import Stream, Tcp
+from gossamer.network.tcp import ETHERNET, Stream, Tcp
 from gossamer.words import Exchange, Gather, Mean, Mix, Together, Word, payload_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ENVELOPE_BYTES = 48  # what Gloo puts before a message, and all there is to "ready to receive"
 
@@ -61,7 +57,7 @@ def _half_mean(rank: int, world: int, numel: int, itemsize: int) -> Moves:
     yield from direct(rank, world, [sizes[rank]] * world)
 
 
-def seconds(word: Word, network: Network, tcp: Tcp = Tcp()) -> float:  # noqa: B008
+def seconds(word: Word, network: Network, tcp: Tcp = ETHERNET) -> float:
     """How long a word takes when all ranks say it at once, over connections that were idle."""
     world = len(network.hosts)
     return max(VirtualNetwork(network, tcp).answer([word] * world, [0.0] * world))
@@ -70,7 +66,7 @@ def seconds(word: Word, network: Network, tcp: Tcp = Tcp()) -> float:  # noqa: B
 class VirtualNetwork:
     """Answers words without sending anything: says when. Lines and connections remember what they carried."""
 
-    def __init__(self, network: Network, tcp: Tcp = Tcp()) -> None:  # noqa: B008
+    def __init__(self, network: Network, tcp: Tcp = ETHERNET) -> None:
         self._network, self._tcp = network, tcp
         self.world = len(network.hosts)
         self._up = [0.0] * self.world

@@ -50,6 +50,9 @@ class Tcp:
         return max(reno, cubic) * self.segment_bytes * 8 / path.round_trip_seconds
 
 
+ETHERNET = Tcp()
+
+
 @dataclass
 class Stream:
     """One direction of a connection: when it is free again, and how much it dares to have under way."""

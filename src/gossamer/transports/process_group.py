@@ -157,6 +157,8 @@ class ProcessGroupTransport:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group(self._group)
+            # Freed here and now: as garbage it could be collected in a forked child, where its threads do not exist.
+            self._group = dist.group.WORLD
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
