@@ -18,7 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.cli.worker import SECONDS, UNTIL
-from gossamer.errors import RecipeError
+from gossamer.errors import GossamerError, RecipeError
+from gossamer.foretell import Foretold, foretell
+from gossamer.measure import measure
+from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, Prices, Row, compare
 from gossamer.observe.page import write_page
 from gossamer.observe.plot import check_matplotlib, plot
@@ -62,6 +65,7 @@ def _different(context: click.Context, option: click.Parameter, recipes: tuple[s
 @click.option("--until", "target", callback=_target, help='End a run there: "validation_loss<2.2".')
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End a run after so long.")
 @click.option("--unlimited/--no-unlimited", default=True, help="Also run Dense() without a network limit.")
+@click.option("--foretell/--no-foretell", "foretelling", default=True, help="Foretell each step before its run.")
 @click.option("--price-per-hour", type=float, help="Of one worker.")
 @click.option("--egress-price-per-gb", type=float, help="Of a sent gigabyte.")
 @click.option("--json", "json_file", type=FILE, help="Write everything there.")
@@ -76,6 +80,7 @@ def compare_command(
     target: Target | None,
     seconds: float | None,
     unlimited: bool,
+    foretelling: bool,
     price_per_hour: float | None,
     egress_price_per_gb: float | None,
     json_file: Path | None,
@@ -91,16 +96,40 @@ def compare_command(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
     training = [str(script), *arguments]
-    records = [_train(recipe, workers, network, limits, training, console) for recipe in recipes]
+    foretold: list[Foretold | None] = []
+    records: list[Record] = []
+    for recipe in recipes:
+        foretold.append(_foretell(recipe, workers, network, script, arguments, console) if foretelling else None)
+        records.append(_train(recipe, workers, network, limits, training, console))
     floor = None
     if unlimited and network is not None:
         floor = _train("Dense()", workers, None, limits, training, console)
     prices = Prices(per_hour=price_per_hour, per_gigabyte=egress_price_per_gb)
-    found = compare(records, unlimited=floor, target=target, prices=prices)
+    told = [each.step_seconds if each else None for each in foretold]
+    found = compare(records, unlimited=floor, target=target, prices=prices, foretold=told)
     _show(found, recipes, console)
     if json_file:
-        write(json_file, {"comparison": asdict(found), "records": records, "unlimited": floor})
+        forecasts = [asdict(each) if each else None for each in foretold]
+        write(json_file, {"comparison": asdict(found), "foretold": forecasts, "records": records, "unlimited": floor})
     _draw(found, recipes, records, workers, network, plot_file, page_file)
+
+
+def _foretell(
+    recipe: str, workers: int, network: str | None, script: Path, arguments: Sequence[str], console: Console
+) -> Foretold | None:
+    """What a step on this network should take, from a few steps without it; None where that cannot be known."""
+    if network is None:
+        return None
+    with console.status(f"{recipe}: measuring a few steps alone, to foretell the others"):
+        try:
+            resolved = resolve(recipe)
+            measured = measure(script, arguments, resolved, workers, copies=workers)
+            found = foretell(resolved, measured, read_network(network, workers), workers)
+        except GossamerError as error:
+            console.print(f"{recipe}: nothing could be foretold: {error}", markup=False)
+            return None
+    console.print(f"{recipe} over {network}: foretold {seconds_text(found.step_seconds)} a step", markup=False)
+    return found
 
 
 def _train(
