@@ -32,9 +32,10 @@ REFUSED = "says_how_it_was_refused"
 @pytest.fixture(autouse=True)
 def every_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("GOSSAMER_RECIPE", raising=False)
-    earlier = open_sessions()  # of other tests, which the collector has not come to yet
+    for session in open_sessions():  # of other tests, which the collector has not come to yet
+        session.close()
     yield
-    left = [session for session in open_sessions() if session not in earlier]
+    left = open_sessions()
     for session in left:
         session.close()
     assert left == [], "a refused attach, or this test, left a session open"
