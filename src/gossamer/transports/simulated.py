@@ -75,15 +75,19 @@ class SimulatedGroup:
         self._said: list[Any] = [None] * world
         self._heard: list[Any] = [None] * world
         self._failure: BaseException | None = None
+        self._answered = 0
         self._barrier = threading.Barrier(world, action=self._answer)
         self.transports = [SimulatedTransport(self, rank) for rank in range(world)]
 
     def meet(self, rank: int, said: tuple[Callable[[list[Any]], list[Any]], Any]) -> Any:
         """Wait until every rank has said something; all of them combine it in the same way."""
         self._said[rank] = said
+        answered = self._answered
         try:
             self._barrier.wait(self._patience_seconds)
         except threading.BrokenBarrierError:
+            if self._answered > answered:  # somebody left right after this round, before this thread awoke
+                return self._heard[rank]
             raise self._failure or PeerLost(f"a worker left while rank {rank} waited for it") from None
         return self._heard[rank]
 
@@ -91,6 +95,7 @@ class SimulatedGroup:
         try:
             combine = self._said[0][0]
             self._heard = combine([said for _, said in self._said])
+            self._answered += 1
         except MismatchError as failure:
             self._failure = failure
             raise
