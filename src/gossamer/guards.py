@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from torch import nn
@@ -11,7 +12,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.errors import LoopError, NonFiniteError
+from gossamer.lane import Lane
 from gossamer.saving import Stateful
+from gossamer.transports.base import Transport
 
 PATIENCE = 5  # steps in a row that may be skipped without a GradScaler, which needs more to find its scale
 
@@ -21,6 +24,14 @@ class Scaler(Stateful, Protocol):
 
     def get_scale(self) -> float: ...
     def is_enabled(self) -> bool: ...
+
+
+def leave(lane: Lane, transport: Transport, process: int) -> None:
+    """End the lane, and leave the group before the interpreter ends; a forked child has no part in either."""
+    if os.getpid() == process:
+        lane.close()
+        with suppress(RuntimeError):
+            transport.close()
 
 
 def clip(parameters: Iterable[Parameter], norm: float, optimizer: Optimizer, *, closure: bool) -> None:

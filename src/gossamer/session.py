@@ -22,7 +22,7 @@ from gossamer.buckets import Bucket, Buffers, divide, layout_text, layouts, movi
 from gossamer.control import Presence, control_bytes
 from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, Stopped, require
 from gossamer.gradients import GradientExchange, Loop, Outcome
-from gossamer.guards import PATIENCE, Scaler, clip, kept_gradients, never_finite, refuse_strangers
+from gossamer.guards import PATIENCE, Scaler, clip, kept_gradients, leave, never_finite, refuse_strangers
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
 from gossamer.lane import Lane
 from gossamer.recipe import Recipe
@@ -67,6 +67,7 @@ class Session:
         self._transport, self._world, self._seed, self._pid = transport, world, seed, os.getpid()
         self._adopt(trainable(model))
         self._lane = Lane(next(iter(self._parameters.values())).device)
+        self._leave = weakref.finalize(self, leave, self._lane, transport, self._pid)  # at exit, too
         self._buffers = Buffers(model)
         self._first_batch, self._skipped, self._solo_steps = FirstBatch(), 0, 0
         self._last = time.perf_counter()
@@ -388,8 +389,7 @@ class Session:
                 bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
             )
         )
-        self._lane.close()
-        self._transport.close()
+        self._leave()
 
     def __enter__(self) -> Self:
         return self

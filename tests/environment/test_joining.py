@@ -187,6 +187,7 @@ world = gossamer.world.init()
 assert gossamer.world.init() is world and gossamer.world.current() is world
 group = dist.group.WORLD
 assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() >= 600
+del group  # or it would outlive the group's end, into that of the interpreter
 total = torch.ones(1) * (world.rank + 1)
 dist.all_reduce(total)
 dist.barrier()

@@ -26,7 +26,7 @@ class ProcessGroupTransport:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        self._group = dist.group.WORLD
+        self._group: Any = dist.group.WORLD
         self.gather_text("here")  # a rank that failed before is missed here at once; new_group would wait for it
         self._group = dist.new_group()
 
@@ -155,10 +155,11 @@ class ProcessGroupTransport:
         return torch.device("cuda", torch.cuda.current_device()) if only_cuda else torch.device("cpu")
 
     def close(self) -> None:
-        if dist.is_initialized():
+        if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
-            # Freed here and now: as garbage it could be collected in a forked child, where its threads do not exist.
-            self._group = dist.group.WORLD
+            # Freed here and now: as garbage it could be collected in a forked child, where its threads do not exist, or
+            # while the interpreter is taken down, where the engine has been seen to abort.
+            self._group = None
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
