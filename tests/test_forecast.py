@@ -12,6 +12,7 @@ from gossamer.drive import simulate
 from gossamer.errors import AttachError
 from gossamer.events import Attached, emit
 from gossamer.forecast import assumed, assumed_shapes, attached_by, conversation, forecast
+from gossamer.kernels import coded_bytes
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import resolve
 from gossamer.words import At, Gather, Mean, Together, bytes_sent
@@ -53,7 +54,8 @@ def test_dense_is_the_ring():
 
 def test_topk_sends_values_and_places_of_the_largest():
     kept = sum(max(1, round(0.05 * math.prod(shape))) for shape in MATRICES.values())
-    assert gathers("TopK(0.05)") == [("Gather", (WORKERS - 1) * kept * (4 + 4)), ("Mean", ring(4 * REST))]
+    code = coded_bytes(kept, sum(math.prod(shape) for shape in MATRICES.values()))
+    assert gathers("TopK(0.05)") == [("Gather", (WORKERS - 1) * (4 * kept + code)), ("Mean", ring(4 * REST))]
 
 
 def test_int8_sends_a_byte_each_and_a_scale_per_block():
@@ -224,6 +226,9 @@ def test_a_real_attach_is_priced(tmp_path):
     seen = attached_by(script, [], recipe)
     assert seen.recipe == repr(recipe)
     said = forecast(recipe, seen, workers=2)
-    assert [word.bytes_sent for words in said.buckets for word in words] == [120 * 8, ring(4 * 120, 2)]
+    assert [word.bytes_sent for words in said.buckets for word in words] == [
+        120 * 4 + coded_bytes(120, 1200),
+        ring(4 * 120, 2),
+    ]
     assert said.control_bytes_sent == control_bytes(4, 1)
     assert said.buffer_bytes_sent == seen.buffer_bytes / 2 >= 4 * 80 / 2

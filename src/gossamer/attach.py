@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.buckets import trainable
 from gossamer.compressors import Compressor
+from gossamer.compressors.base import aggregate_finite
 from gossamer.drive import perform
 from gossamer.errors import AttachError, LayoutError
 from gossamer.guards import Scaler
-from gossamer.kernels import all_finite
 from gossamer.lane import Lane
 from gossamer.layout import Layout, Packed
 from gossamer.network import read_network
@@ -150,14 +150,11 @@ class Memory:
         """Overwrite x with the mean over the group, or with NaN on every rank where one of them is not finite."""
         at = At(step=self.step, rank=self.transport.rank, world=self.transport.world)
         state = self._state(x, at)
-        finite = all_finite(x.flat)
-        if not finite:
-            x.flat.zero_()
-        staged, agreed = perform(_voted(self.compressor, x, state, at, finite), self.transport).result
+        staged, agreed = perform(_voted(self.compressor, x, state, at), self.transport).result
         if not agreed:
             x.flat.fill_(torch.nan)
         elif state:
-            self._states[x.layout.fingerprint()] = staged.next_state
+            self._states[x.layout.fingerprint()] = staged.next_state.after(state)
 
     def _state(self, x: Packed, at: At) -> State:
         """The state for this layout; tensors that lay elsewhere before bring theirs along."""
@@ -189,12 +186,11 @@ def _move(old: State, new: State) -> None:
                 view.copy_(old[key][name])
 
 
-def _voted(
-    compressor: Compressor, x: Packed, state: State, at: At, finite: bool
-) -> Generator[Word, Any, tuple[Staged, bool]]:
+def _voted(compressor: Compressor, x: Packed, state: State, at: At) -> Generator[Word, Any, tuple[Staged, bool]]:
     """Aggregate, then ask whether every rank's numbers were finite."""
-    staged: Staged = yield from compressor.aggregate(x, state, at, x.flat)
-    flag = torch.tensor([finite and staged.finite], dtype=torch.uint8)
+    lost: list[bool] = []
+    staged: Staged = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
+    flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8)
     heard = yield Gather((flag,))
     return staged, all(bool(theirs.item()) for (theirs,) in heard)
 

@@ -49,7 +49,7 @@ class Bucket:
             for key, packed in self.state.items():
                 if name in packed.layout.by_name:
                     following[key][name].copy_(packed[name])
-        self.state = following
+        self.state = following.after(self.state)
         if correction != 1.0:
             self.flat.mul_(correction)
         self.point(used)

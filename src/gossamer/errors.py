@@ -31,6 +31,14 @@ class NonFiniteError(GossamerError):
     """Gradients were not finite for several steps in a row."""
 
 
+class NotFinite(GossamerError):
+    """A number that cannot be sent, found where it would have been encoded. Who aggregates catches it."""
+
+
+class MalformedError(GossamerError):
+    """A payload that stands for nothing. Nothing was written."""
+
+
 class PeerLost(GossamerError):
     """A worker left, or its link broke."""
 

@@ -85,6 +85,10 @@ class Layout:
         return sum(slot.numel for slot in self.slots)
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(slot.numel for slot in self.slots)
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(slot.name for slot in self.slots)
 

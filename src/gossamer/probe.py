@@ -101,7 +101,7 @@ def exchange(
         else:
             round_.exchange(bucket, pairs, 1.0, 1.0)
         seconds = np.diff([*echo.moments, time.perf_counter()]).tolist()
-        bucket.state = round_.staged[-1].next_state
+        bucket.state = round_.staged[-1].next_state.after(bucket.state)
         found.append((seconds[::2], seconds[1::2]))
     return found
 

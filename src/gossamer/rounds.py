@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
+from gossamer.compressors.base import aggregate_finite
 from gossamer.control import NOBODY, Report, Verdict, conclude, first_batches
 from gossamer.drive import Performed, broadcast, perform
 from gossamer.fuse import fuse
 from gossamer.handshake import compare_settings
-from gossamer.kernels import all_finite, within_range
+from gossamer.kernels import all_finite
 from gossamer.layout import Slot
 from gossamer.transports.base import Transport
-from gossamer.words import Aggregation, At, Staged
+from gossamer.words import Aggregation, At, Gather, Staged
 
 Fresh = Sequence[tuple[Tensor, Tensor]]  # (place in the bucket, gradient that does not lie there yet)
 
@@ -67,8 +69,7 @@ class Round:
     def close(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float, closing: Closing) -> Verdict:
         """Average the last bucket, and hear what happened on the other ranks."""
         aggregation = self._aggregation(bucket, fresh, weight, scale)
-        report = replace(closing.report, culprit=self.culprit)
-        performed = perform(fuse([aggregation, conclude(report)]), self.transport)
+        performed = perform(fuse([aggregation, self._conclude(closing.report)]), self.transport)
         staged, verdict = performed.result
         self._keep(performed, staged)
         if not verdict.alike:
@@ -84,20 +85,24 @@ class Round:
         if fresh:
             views, gradients = zip(*fresh, strict=True)
             torch._foreach_copy_(views, gradients)
-        flat = bucket.flat
         factor = weight / (self.reference or 1.0) / scale
         if factor != 1.0:
-            flat.mul_(factor)
-        if not within_range(flat, self.transport.world):
+            bucket.flat.mul_(factor)
+
+        def lost() -> None:
             if self.culprit == NOBODY:
-                self.culprit = self.names.index(worst(bucket, flat))
-            flat.zero_()
-        return self.compressor.aggregate(bucket.packed, bucket.state, self.at, flat)
+                self.culprit = self.names.index(worst(bucket, bucket.flat))
+
+        return (yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, bucket.flat, lost))
+
+    def _conclude(self, report: Report) -> Generator[Gather, Any, Verdict]:
+        """Begins after the last bucket's encoder, so that the report tells what that one found."""
+        return (yield from conclude(replace(report, culprit=self.culprit)))
 
     def _keep(self, performed: Performed, staged: Staged) -> None:
         """Until the step is settled. Nobody will ask for this worker's own part, as large as the bucket."""
         self.spent.append(performed)
-        self.staged.append(replace(staged, own=staged.mean))
+        self.staged.append(replace(staged, mine=lambda: staged.mean))
 
     def costs(self) -> Mapping[str, float]:
         parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")

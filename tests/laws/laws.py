@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from gossamer import seeds
 from gossamer.compressors import Compressor
 from gossamer.drive import perform, price, simulate
+from gossamer.errors import NotFinite
 from gossamer.layout import Layout, Packed
 from gossamer.transports.simulated import SimulatedGroup
 from gossamer.words import At, Staged, State
@@ -63,7 +66,7 @@ class Group:
                 for rank, (x, state) in enumerate(zip(gradients, self.states, strict=True))
             ]
         )
-        self.states = [each.next_state for each in staged]
+        self.states = [each.next_state.after(old) for each, old in zip(staged, self.states, strict=True)]
         self.step += 1
         return staged
 
@@ -78,10 +81,12 @@ def check_own(compressor: Compressor, world: int, *, tolerance: float = 1e-11, s
     owed = torch.zeros(LAYOUT.numel, dtype=torch.float64)
     for _ in range(steps):
         staged = group.aggregate(group.gradients())
+        own = torch.stack([each.own for each in staged]).mean(0)
         for each in staged[1:]:
             assert torch.equal(each.mean, staged[0].mean), "ranks received different bits"
-        now = torch.zeros_like(owed) if staged[0].owed is None else staged[0].owed
-        close(torch.stack([each.own for each in staged]).mean(0), staged[0].mean + now - owed, tolerance)
+        shares = [each.owed for each in staged if each.owed is not None]
+        now = torch.stack(shares).sum(0) if shares else torch.zeros_like(owed)
+        close(own, staged[0].mean + now - owed, tolerance)
         owed = now
 
 
@@ -114,6 +119,17 @@ def check_zeros(compressor: Compressor, world: int) -> None:
         staged = group.aggregate(gradients)
     assert torch.isfinite(staged[0].mean).all()
     assert float(staged[0].mean.abs().sum()) > 0, "a dead layer never came back"
+
+
+def check_refuses_to_send_nonsense(compressor: Compressor) -> None:
+    """A number that is not finite is noticed before the first word, wherever it lies; nothing is remembered."""
+    group = Group(compressor, 2, dtype=torch.float32)
+    for number in (math.nan, math.inf, -math.inf):
+        for slot in LAYOUT:
+            x = group.gradients()[0]
+            slot.span(x)[-1] = number
+            with pytest.raises(NotFinite):
+                next(compressor.aggregate(Packed(x, LAYOUT), group.states[0], group.at(0)))
 
 
 def check_bytes(compressor: Compressor, world: int, formula: Callable[[int], float]) -> None:

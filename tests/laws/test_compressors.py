@@ -9,15 +9,18 @@ from inspect import isabstract
 
 import pytest
 import torch
+from laws import momentum, quantisers, sharded
+from laws import sparse as sparse_family
+from laws.formulas import low_rank_elements, ring, sizes, sparse
 from laws.laws import (
     LAYOUT,
-    SHAPES,
     WORLDS,
     Group,
     check_bytes,
     check_conservation,
     check_in_place,
     check_own,
+    check_refuses_to_send_nonsense,
     check_untouched,
     check_zeros,
 )
@@ -26,6 +29,7 @@ from torch import Tensor
 from gossamer import compressors
 from gossamer.compressors import Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK
 from gossamer.compressors.feedback import RESIDUAL
+from gossamer.kernels import Residual
 from gossamer.layout import Layout, Packed
 from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
 
@@ -45,6 +49,10 @@ EXACT = [
     Feedback(Route(TopK(density=0.1))),
 ]
 ROUNDED = [Dense(dtype="bfloat16"), Dense(dtype="float16"), Feedback(Dense(dtype="bfloat16"))]
+FAMILIES = (quantisers, sparse_family, momentum, sharded)
+for family in FAMILIES:
+    EXACT += family.EXACT
+    ROUNDED += family.ROUNDED
 EVERY = EXACT + ROUNDED
 
 
@@ -77,6 +85,11 @@ def test_zeros_and_dead_layers(compressor: Compressor) -> None:
 
 
 @pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_nonsense_is_not_sent(compressor: Compressor) -> None:
+    check_refuses_to_send_nonsense(compressor)
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
 def test_nothing_is_written_before_the_commit(compressor: Compressor) -> None:
     check_untouched(compressor)
 
@@ -92,35 +105,20 @@ def test_repr_rebuilds(compressor: Compressor) -> None:
     assert eval(repr(compressor), names) == compressor
 
 
-def sizes() -> list[int]:
-    return [math.prod(shape) for shape in SHAPES.values()]
-
-
-def ring(world: int, size: float) -> float:
-    return 2 * (world - 1) * size / world
-
-
-def low_rank_elements(rank: int) -> int:
-    total = 0
-    for shape in SHAPES.values():
-        rows, cols = shape[0], math.prod(shape[1:])
-        thin = len(shape) > 1 and rank * (rows + cols) < rows * cols
-        total += rank * (rows + cols) if thin else math.prod(shape)
-    return total
-
-
 FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
     (Dense(), lambda n: ring(n, 4 * sum(sizes()))),
     (Dense(dtype="bfloat16"), lambda n: ring(n, 2 * sum(sizes()))),
-    (TopK(density=0.1), lambda n: (n - 1) * sum(max(1, round(0.1 * size)) * 8 for size in sizes())),
+    (TopK(density=0.1), lambda n: (n - 1) * sparse(sizes())),
     (Int8(block=16), lambda n: (n - 1) * sum(size + 4 * math.ceil(size / 16) for size in sizes())),
     (Feedback(Int8(block=16)), lambda n: (n - 1) * sum(size + 4 * math.ceil(size / 16) for size in sizes())),
     (PowerSGD(rank=2), lambda n: ring(n, 4 * low_rank_elements(2))),
     (
         Route(Feedback(TopK(density=0.1))),
-        lambda n: sum((n - 1) * 8 * round(0.1 * size) for size in (270, 528)) + ring(n, 4 * (240 + 20 + 48 + 1)),
+        lambda n: (n - 1) * sparse([270, 528]) + ring(n, 4 * (240 + 20 + 48 + 1)),
     ),
 ]
+for family in FAMILIES:
+    FORMULAS += family.FORMULAS
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -160,7 +158,7 @@ class Wrapping(Compressor):
 
 class WrongSign(Wrapping):
     def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
-        return replace(staged, own=-staged.own)
+        return replace(staged, mine=lambda: -staged.own)
 
 
 class MissingDivision(Wrapping):
@@ -170,14 +168,14 @@ class MissingDivision(Wrapping):
 
 class StaleResidual(Wrapping):
     def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
-        return replace(staged, next_state={**staged.next_state, RESIDUAL: state[RESIDUAL]})
+        return replace(staged, next_state=State({**staged.next_state, RESIDUAL: state[RESIDUAL]}))
 
 
 class GlobalResidual(Wrapping):
     """Drops the old residual, as the recursion printed with 1-bit SGD does."""
 
     def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
-        return replace(staged, next_state={RESIDUAL: Packed(x.flat - staged.own, x.layout)})
+        return replace(staged, next_state=State({RESIDUAL: Packed(x.flat - staged.own, x.layout)}))
 
 
 class EagerState(Wrapping):
@@ -195,23 +193,22 @@ class DifferentBits(Wrapping):
 class UnguardedScale(Int8):
     """Divides by the scale of a block of zeros."""
 
-    def encode(self, x: Packed, at: At) -> Payload:
+    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         scale = x.flat.abs().amax().float().view(1) / 127
-        return scale.repeat(sum(-(-s.numel // self.block) for s in x.layout)), x.flat / scale
+        return scale, x.flat / scale
 
-    def accumulate(self, payloads: Sequence[Payload], layout: Layout, out: Tensor) -> None:
-        for scales, codes in payloads:
-            out.add_(codes * scales[0])
+    def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        out.copy_(sum(codes * scales[0] for scales, codes in payloads) / divisor)
 
 
 class Unpacked(TopK):
     """Claims to be sparse and sends a byte for every entry beside it."""
 
-    def encode(self, x: Packed, at: At) -> Payload:
-        return (*super().encode(x, at), torch.zeros(x.layout.numel, dtype=torch.uint8, device=x.flat.device))
+    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+        return (*super().encode(x, at, residual), torch.zeros(x.layout.numel, dtype=torch.uint8, device=x.flat.device))
 
-    def accumulate(self, payloads: Sequence[Payload], layout: Layout, out: Tensor) -> None:
-        super().accumulate([payload[:2] for payload in payloads], layout, out)
+    def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        super().decode([payload[:2] for payload in payloads], layout, out, divisor)
 
 
 @pytest.mark.parametrize(

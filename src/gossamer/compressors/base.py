@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from gossamer.kernels import all_finite
+from gossamer.errors import NotFinite
+from gossamer.kernels import Residual, all_finite, within_range
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.terms import Term
 from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
+
+HEADROOM = 1024  # by how much what a payload stands for may exceed the numbers in it
 
 
 class Compressor(Term, ABC):
@@ -26,15 +30,28 @@ class Compressor(Term, ABC):
 
     def init(self, like: Packed, at: At) -> State:
         """State for tensors laid out, typed and placed as `like`; equal on every rank at first."""
-        return {}
+        return State()
 
     @abstractmethod
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
         """Agree on the mean of `x` over the group. x.flat: (n,).
 
         `state` is read, never written: what it becomes is returned as `next_state`. The mean is written to `out` where
-        given: (n,) in x's dtype; it may be x.flat itself, and then `x` (and an `own` that is `x`) is gone.
+        given: (n,) in x's dtype; it may be x.flat itself, and then `x` (and an `own` that is `x`) is gone. Raises
+        NotFinite, before the first word and at no other time, where x holds a number that cannot be sent.
         """
+
+    def aggregate_compensated(
+        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+    ) -> Aggregation:
+        """Agree on the mean of x + residual.before; write to residual.after what of it this worker did not send."""
+        wanted = torch.add(x.flat, residual.before, out=residual.after)
+        into = out if out is not None and out.dtype == wanted.dtype else None
+        staged = yield from self.aggregate(Packed(wanted, x.layout), state, at, into)
+        own = staged.own
+        residual.after.sub_(own)
+        mean = staged.mean if out is None or into is not None else out.copy_(staged.mean)
+        return replace(staged, mean=mean, mine=lambda: own)
 
     def group(self, slot: Slot) -> int:
         """Tensors of equal group want to lie side by side in a bucket, groups in ascending order."""
@@ -49,30 +66,75 @@ class Codec(Compressor):
     """A compressor that is no more than an encoder and a decoder: everyone hears everyone's payload."""
 
     @abstractmethod
-    def encode(self, x: Packed, at: At) -> Payload:
-        """What travels for x.flat: (n,). Shapes depend on the layout only, and the payload shares no memory with x."""
+    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+        """What travels for x.flat, or for x.flat + residual.before where given: (n,).
+
+        What of the latter does not travel is written to residual.after, in the same pass. Shapes depend on the layout
+        only, and the payload shares no memory with x. Raises NotFinite.
+        """
 
     @abstractmethod
-    def accumulate(self, payloads: Sequence[Payload], layout: Layout, out: Tensor) -> None:
-        """Add what each payload stands for to `out`: (n,), in the order given."""
+    def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        """Overwrite `out`: (n,) with the sum of what the payloads stand for, in the order given, over `divisor`.
 
-    def decode(self, payload: Payload, layout: Layout, like: Tensor) -> Tensor:
+        Raises MalformedError, before it writes, for a payload that no encoder made.
+        """
+
+    def decoded(self, payload: Payload, layout: Layout, like: Tensor) -> Tensor:
         """What one payload stands for: (n,), at least in float32."""
-        out = torch.zeros(layout.numel, dtype=wide(like.dtype), device=like.device)
-        self.accumulate([payload], layout, out)
+        out = torch.empty(layout.numel, dtype=wide(like.dtype), device=like.device)
+        self.decode([payload], layout, out)
         return out
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
-        payload = self.encode(x, at)
+        return self._gathered(x, at, out, None)
+
+    def aggregate_compensated(
+        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+    ) -> Aggregation:
+        return self._gathered(x, at, out, residual)
+
+    def _gathered(self, x: Packed, at: At, out: Tensor | None, residual: Residual | None) -> Aggregation:
+        payload = self.encode(x, at, residual)
         heard = yield Gather(payload)
-        own = self.decode(payload, x.layout, x.flat)
-        mean = out.zero_() if out is not None and out.dtype == own.dtype else torch.zeros_like(own)
-        self.accumulate(heard, x.layout, mean)
-        mean.div_(at.world)
+        mean = room_for_mean(x.flat, out)
+        self.decode(heard, x.layout, mean, at.world)
         told = mean if out is None or mean is out else out.copy_(mean)
-        return Staged(mean=told, own=own, finite=all_finite(told))
+        finite = sums_stay_finite(heard) and (told is mean or all_finite(told))
+        like = x.flat.new_empty(0)
+        return Staged(mean=told, mine=lambda: self.decoded(payload, x.layout, like), finite=finite)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums and residuals of such numbers are kept: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def room_for_mean(x: Tensor, out: Tensor | None) -> Tensor:
+    """Where a mean of such numbers is computed: `out` where that is precise enough."""
+    dtype = wide(x.dtype)
+    return out if out is not None and out.dtype == dtype else torch.empty_like(x, dtype=dtype)
+
+
+def sums_stay_finite(payloads: Sequence[Payload]) -> bool:
+    """Whether the numbers in all payloads are finite and far enough from the end of their range to be added up.
+
+    Everyone hears the same payloads, so everyone comes to the same conclusion, without a pass over the mean.
+    """
+    numbers = [tensor for payload in payloads for tensor in payload if tensor.is_floating_point()]
+    return all(within_range(tensor, HEADROOM * len(payloads)) for tensor in numbers)
+
+
+def aggregate_finite(
+    compressor: Compressor, x: Packed, state: State, at: At, out: Tensor | None, lost: Callable[[], None]
+) -> Aggregation:
+    """Aggregate x; where it holds a number that cannot be sent, call `lost` and go on with zeros, written over x.
+
+    The others wait for this worker either way. The step must then be skipped everywhere.
+    """
+    try:
+        return (yield from compressor.aggregate(x, state, at, out))
+    except NotFinite:
+        lost()
+        x.flat.zero_()
+    return (yield from compressor.aggregate(x, state, at, out))

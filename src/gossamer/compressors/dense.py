@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, wide
-from gossamer.errors import require
-from gossamer.kernels import all_finite
+from gossamer.errors import NotFinite, require
+from gossamer.kernels import all_finite, within_range
 from gossamer.layout import Packed
 from gossamer.words import Aggregation, At, Mean, Staged, State
 
@@ -40,11 +40,13 @@ class Dense(Compressor):
         )
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        if not within_range(x.flat, at.world):
+            raise NotFinite("a number is not finite, or too large for the sum over the group")
         if self.dtype is None or x.flat.dtype == DTYPES[self.dtype]:
             mean = yield Mean(x.flat, out)
-            return Staged(mean=mean, own=x.flat)
+            return Staged(mean=mean, mine=lambda: x.flat)
+        dtype = wide(x.flat.dtype)
         cast = x.flat.to(DTYPES[self.dtype])
-        own = cast.to(wide(x.flat.dtype))
-        told = yield Mean(cast, cast)
-        mean = own.new_empty(own.shape).copy_(told) if out is None else out.copy_(told)
-        return Staged(mean=mean, own=own, finite=all_finite(told))
+        told = yield Mean(cast)
+        mean = told.to(dtype) if out is None else out.copy_(told)
+        return Staged(mean=mean, mine=lambda: cast.to(dtype), finite=all_finite(told))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, wide
+from gossamer.kernels import Residual
 from gossamer.layout import Packed, Slot
 from gossamer.words import Aggregation, At, State
 
@@ -21,7 +22,7 @@ class Feedback(Compressor):
 
     wanted = x + residual, residual' = wanted - own
     law:    sum of what was sent + mean residual = sum of what was given
-    bytes:  the inner compressor's; memory: N of at least float32
+    bytes:  the inner compressor's; memory: 2 N of at least float32, which take turns
     source: Seide et al. 2014, Interspeech; Karimireddy et al. 2019, ICML
 
     The residual is local and in gradient units: a learning rate that falls also shrinks what is still owed.
@@ -31,17 +32,13 @@ class Feedback(Compressor):
 
     def init(self, like: Packed, at: At) -> State:
         residual = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
-        return {RESIDUAL: Packed(residual, like.layout), **self.inner.init(like, at)}
+        return State({RESIDUAL: Packed(residual, like.layout), **self.inner.init(like, at)})
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
-        wanted = x.flat + state[RESIDUAL].flat
-        inner_state = {key: value for key, value in state.items() if key != RESIDUAL}
-        into = out if out is not None and out.dtype == wanted.dtype else None
-        staged = yield from self.inner.aggregate(Packed(wanted, x.layout), inner_state, at, into)
-        residual = wanted - staged.own if staged.own is wanted else wanted.sub_(staged.own)
-        if out is not None and into is None:
-            staged = replace(staged, mean=out.copy_(staged.mean))
-        return replace(staged, next_state={RESIDUAL: Packed(residual, x.layout), **staged.next_state})
+        left = state.room(RESIDUAL)
+        residual = Residual(state[RESIDUAL].flat, left.flat)
+        staged = yield from self.inner.aggregate_compensated(x, residual, state.part("", RESIDUAL), at, out)
+        return replace(staged, next_state=State({RESIDUAL: left, **staged.next_state}))
 
     def group(self, slot: Slot) -> int:
         return self.inner.group(slot)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gossamer import seeds
-from gossamer.compressors.base import Compressor, wide
-from gossamer.errors import require
-from gossamer.kernels import all_finite, orthonormal
+from gossamer.compressors.base import HEADROOM, Compressor, wide
+from gossamer.errors import NotFinite, require
+from gossamer.kernels import all_finite, orthonormal, within_range
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.words import Aggregation, At, Mean, Staged, State
 
@@ -54,9 +54,11 @@ class PowerSGD(Compressor):
         q = Packed.zeros(Layout.of(shapes), dtype=wide(like.flat.dtype), device=like.flat.device)
         for name, view in q.items():
             view.copy_(torch.randn(view.shape, generator=seeds.generator(at.seed, name, "q"), dtype=view.dtype))
-        return {"q": q}
+        return State({"q": q})
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        if not within_range(x.flat, HEADROOM * at.world):
+            raise NotFinite("a number is not finite, or too large for sums over the group")
         q = state["q"]
         matrices = [slot for slot in x.layout if slot.name in q.layout.by_name]
         others = [slot for slot in x.layout if slot.name not in q.layout.by_name]
@@ -66,9 +68,7 @@ class PowerSGD(Compressor):
             [(xs[slot.name] @ q[slot.name]).view(-1) for slot in matrices]
             + [slot.span(x.flat).to(q.flat.dtype) for slot in others]
         )
-        own = torch.empty_like(x.flat, dtype=q.flat.dtype)
-        for slot in others:
-            slot.span(own).copy_(slot.span(x.flat))
+        plain = {slot.name: slot.span(x.flat).to(q.flat.dtype, copy=True) for slot in others}
         first = yield Mean(first, first)
         parts = first.split([slot.shape[0] * self.rank for slot in matrices] + [slot.numel for slot in others])
         finite = all_finite(first)  # of the mean, so every rank comes to the same conclusion
@@ -80,16 +80,28 @@ class PowerSGD(Compressor):
         mine = Packed(torch.empty_like(q.flat), q.layout)
         for name, p in ps.items():
             torch.mm(xs[name].T, p, out=mine[name])
-        for slot in matrices:
-            _write(slot, own, ps[slot.name] @ mine[slot.name].T)
-        following = Packed((yield Mean(mine.flat, mine.flat)), q.layout)
+
+        def own() -> Tensor:
+            whole = torch.empty_like(x.flat, dtype=q.flat.dtype)
+            for slot in matrices:
+                _write(slot, whole, ps[slot.name] @ mine[slot.name].T)
+            for slot in others:
+                slot.span(whole).copy_(plain[slot.name])
+            return whole
+
+        following = Packed((yield Mean(mine.flat)), q.layout)
 
         mean = torch.empty_like(x.flat) if out is None else out
         for slot in matrices:
             _write(slot, mean, ps[slot.name] @ following[slot.name].T)
         for slot, part in zip(others, parts[len(matrices) :], strict=True):
             slot.span(mean).copy_(part)
-        return Staged(mean=mean, own=own, next_state={"q": following}, finite=finite and all_finite(following.flat))
+        return Staged(
+            mean=mean,
+            mine=own,
+            next_state=State({"q": following}),
+            finite=finite and all_finite(following.flat),
+        )
 
 
 def _matrix(slot: Slot, flat: Tensor) -> Tensor:

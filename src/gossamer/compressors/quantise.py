@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from gossamer.compressors.base import Codec, wide
+from gossamer.compressors.base import Codec
 from gossamer.errors import require
+from gossamer.kernels import Residual, int8_decode, int8_encode
 from gossamer.layout import Layout, Packed
 from gossamer.words import At, Payload
 
@@ -35,26 +34,8 @@ class Int8(Codec):
     def wants_feedback(self) -> bool:
         return self.feedback
 
-    def encode(self, x: Packed, at: At) -> Payload:
-        scales: list[Tensor] = []
-        codes = torch.empty(x.layout.numel, dtype=torch.int8, device=x.flat.device)
-        for slot in x.layout:
-            rows = _rows(slot.span(x.flat), self.block).to(wide(x.flat.dtype))
-            scale = rows.abs().amax(1, keepdim=True).float().div_(127)
-            divisor = torch.where(scale == 0, torch.ones_like(scale), scale)  # a block of zeros stays zeros
-            slot.span(codes).copy_((rows / divisor).round_().clamp_(-127, 127).view(-1)[: slot.numel])
-            scales.append(scale.view(-1))
-        return torch.cat(scales), codes
+    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+        return int8_encode(x.flat, x.layout.sizes, self.block, None, residual)
 
-    def accumulate(self, payloads: Sequence[Payload], layout: Layout, out: Tensor) -> None:
-        blocks = [-(-slot.numel // self.block) for slot in layout]
-        for scales, codes in payloads:
-            for slot, scale in zip(layout, scales.split(blocks), strict=True):
-                rows = _rows(slot.span(codes), self.block).to(out.dtype)
-                slot.span(out).add_(rows.mul_(scale.to(out.dtype)[:, None]).view(-1)[: slot.numel])
-
-
-def _rows(span: Tensor, block: int) -> Tensor:
-    """(n,) -> (ceil(n / block), block), the last row filled up with zeros."""
-    short = -span.numel() % block
-    return (pad(span, (0, short)) if short else span).view(-1, block)
+    def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        int8_decode([(scales, codes) for scales, codes in payloads], layout.sizes, self.block, out, divisor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from gossamer.compressors.base import Compressor, wide
 from gossamer.compressors.dense import Dense
 from gossamer.errors import require
 from gossamer.fuse import fuse
-from gossamer.layout import Packed, Slot
+from gossamer.layout import Layout, Packed, Slot
 from gossamer.words import Aggregation, At, Staged, State
 
 
@@ -44,12 +45,14 @@ class Route(Compressor):
         return [[slot.name for slot in x.layout if self.group(slot) == way] for way in range(len(self.ways))]
 
     def init(self, like: Packed, at: At) -> State:
-        return {
-            f"{way}.{key}": value
-            for way, (compressor, names) in enumerate(zip(self.ways, self._names(like), strict=True))
-            if names
-            for key, value in compressor.init(like.restrict(names), at).items()
-        }
+        return State(
+            {
+                f"{way}.{key}": value
+                for way, (compressor, names) in enumerate(zip(self.ways, self._names(like), strict=True))
+                if names
+                for key, value in compressor.init(like.restrict(names), at).items()
+            }
+        )
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
         mean = torch.empty_like(x.flat) if out is None else out
@@ -59,28 +62,38 @@ class Route(Compressor):
             if names
         ]
         parts: list[Staged] = yield from fuse(
-            [compressor.aggregate(part, _inner(state, way), at, into.flat) for way, compressor, part, into in taken]
+            [compressor.aggregate(part, state.part(f"{way}."), at, into.flat) for way, compressor, part, into in taken]
         )
-        own = torch.empty_like(x.flat, dtype=wide(x.flat.dtype))
-        for (_, _, part, into), staged in zip(taken, parts, strict=True):
-            for name, view in Packed(staged.own, part.layout).items():
-                x.layout.by_name[name].of(own).copy_(view)
+        for *_, into in taken:
             for name, view in into.items():
                 target = x.layout.by_name[name].of(mean)
                 if target.data_ptr() != view.data_ptr():
                     target.copy_(view)
+        layouts = [part.layout for _, _, part, _ in taken]
         return Staged(
             mean=mean,
-            own=own,
-            next_state={
-                f"{way}.{key}": value
-                for (way, *_), staged in zip(taken, parts, strict=True)
-                for key, value in staged.next_state.items()
-            },
+            mine=lambda: _joined(x.layout, [Packed(part.own, at) for part, at in zip(parts, layouts, strict=True)]),
+            owed=_joined_owed(x, [(part.owed, at) for part, at in zip(parts, layouts, strict=True)]),
+            next_state=State(
+                {
+                    f"{way}.{key}": value
+                    for (way, *_), staged in zip(taken, parts, strict=True)
+                    for key, value in staged.next_state.items()
+                }
+            ),
             finite=all(staged.finite for staged in parts),
         )
 
 
-def _inner(state: State, way: int) -> State:
-    prefix = f"{way}."
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+def _joined(layout: Layout, parts: Sequence[Packed]) -> Tensor:
+    """The parts' tensors in the places that they have in `layout`: (n,)."""
+    whole = parts[0].flat.new_zeros(layout.numel, dtype=wide(parts[0].flat.dtype))
+    for part in parts:
+        for name, view in part.items():
+            layout.by_name[name].of(whole).copy_(view)
+    return whole
+
+
+def _joined_owed(x: Packed, parts: Sequence[tuple[Tensor | None, Layout]]) -> Tensor | None:
+    owing = [Packed(owed, layout) for owed, layout in parts if owed is not None]
+    return _joined(x.layout, owing) if owing else None

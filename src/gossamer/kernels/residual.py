@@ -1,0 +1,30 @@
+"""What was not sent, before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import NotFinite
+from gossamer.kernels.checks import all_finite
+
+
+@dataclass(frozen=True)
+class Residual:
+    """before: what is still owed, (n,), read; after: room for what will be owed, (n,), written. Both at least float32.
+
+    They may be one tensor; an encoder then updates it in place.
+    """
+
+    before: Tensor
+    after: Tensor
+
+
+def wanted(x: Tensor, residual: Residual | None) -> Tensor:
+    """What should travel: (n,), at least in float32. Raises NotFinite where some of it cannot."""
+    found = x.to(torch.promote_types(x.dtype, torch.float32)) if residual is None else x + residual.before
+    if not all_finite(found):
+        raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+    return found
