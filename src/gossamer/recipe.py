@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from inspect import isabstract
+from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -199,6 +200,13 @@ def _hints(noun: type[Term]) -> dict[str, tuple[Any, ...]]:
     }
 
 
+def _bare(noun: type[Term]) -> int:
+    """How many arguments may come without their names: the first, or all leading ones that are required terms."""
+    hints, items = _hints(noun), _fields(noun)
+    terms = [item.default is MISSING and hints[item.name][0] not in ACCEPTED for item in items]
+    return max(len(list(takewhile(bool, terms))), min(len(items), 1))
+
+
 EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: TopK(density=0.01)}
 
 
@@ -208,7 +216,7 @@ def _example(noun: type[Term]) -> str:
     for place, item in enumerate(_fields(noun)):
         required = item.default is MISSING
         value = EXAMPLES[_hints(noun)[item.name][0]] if required else item.default
-        if place == 0 and isinstance(value, Term):
+        if place < _bare(noun) and isinstance(value, Term):
             shown.append(repr(value))
         elif required or type(value) in (int, float):
             shown.append(f"{item.name}={value!r}")
@@ -292,9 +300,13 @@ class _Reader:
 
     def arguments(self, call: ast.Call, noun: type[Term], depth: int) -> dict[str, object]:
         names = [item.name for item in _fields(noun)]
-        if len(call.args) > min(len(names), 1):
-            place = call.args[min(len(names), 1)]
-            raise self.refusal(f"Only a first argument may come without its name. Write {signature(noun)}.", place)
+        bare = _bare(noun)
+        if len(call.args) > bare:
+            raise self.refusal(
+                "Only a first argument, or required terms that lead, may come without their names. "
+                f"Write {signature(noun)}.",
+                call.args[bare],
+            )
         given: dict[str, object] = {}
         pairs = [*zip(names, call.args, strict=False), *((item.arg, item.value) for item in call.keywords)]
         for name, node in pairs:

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 
 class Term:
-    """A part of a recipe. Subclasses are frozen dataclasses; the first field may be given by position."""
+    """A part of a recipe. Subclasses are frozen dataclasses; the first field may be given by position,
+    and so may all leading fields that are terms and have no default."""
 
     kind: ClassVar[str]
 
@@ -16,11 +17,13 @@ class Term:
 
     def __repr__(self) -> str:
         shown: list[str] = []
-        for place, item in enumerate(fields(self)):  # type: ignore[arg-type]
+        bare = True  # terms that lead need no name
+        for item in fields(self):  # type: ignore[arg-type]
             value = getattr(self, item.name)
             default = item.default_factory() if item.default_factory is not MISSING else item.default
+            bare = bare and isinstance(value, Term) and (default is MISSING or not shown)
             if value != default:
-                shown.append(repr(value) if place == 0 and isinstance(value, Term) else f"{item.name}={value!r}")
+                shown.append(repr(value) if bare else f"{item.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
