@@ -18,7 +18,7 @@ from virtual import Worker, batch, cluster, network, parameters, seeded
 from gossamer import events
 from gossamer.compressors import Feedback, TopK
 from gossamer.errors import LayoutError, LoopError, MismatchError, NonFiniteError, Stopped
-from gossamer.session import Session
+from gossamer.session import Session, open_sessions
 from gossamer.transports.base import Transport
 from gossamer.words import Word
 
@@ -773,7 +773,9 @@ def test_a_forked_child_is_inert() -> None:
         mse_loss(model(inputs), targets).backward()
         optimizer.step()
         assert session.steps == 0
-        session.close()
+        session.close()  # does nothing in a child
+        assert session in open_sessions()
+        session._pid -= 1
         return parameters(model)
 
     results = cluster(work, 2)
