@@ -3,13 +3,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+NATIVE := kernels-src/build.py $(filter-out kernels-src/sanitize%,$(wildcard kernels-src/*.cpp kernels-src/*.hpp))
 
 # pip reads these: one list of versions, for what is installed and for what builds it.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check format bench-overhead bench-network bench-recipes clean
+.PHONY: help demo test check kernels sanitize format bench-overhead bench-network bench-recipes bench-compressors bench-convergence clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -26,6 +27,13 @@ check: $(READY) ## formatting, lint, types, architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+kernels: ## compile the C++ kernels again
+	$(PYTHON) kernels-src/build.py kernels
+
+sanitize: ## run every C++ kernel under the address and undefined-behaviour sanitizers
+	$(PYTHON) kernels-src/build.py sanitize
+	build/sanitize
+
 format: $(READY) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -39,12 +47,20 @@ bench-network: $(READY) ## step times on emulated networks beside torch's own ho
 bench-recipes: $(READY) ## what recipes cost in loss, and what their bytes would have bought otherwise
 	$(BIN)/python benchmarks/recipes.py --seeds 0 1 2
 
+bench-compressors: $(READY) ## how fast every compressor is on one core; writes docs/compressors.md
+	mkdir -p runs
+	$(BIN)/gossamer bench compressors --json runs/compressors.json
+	$(BIN)/python benchmarks/page.py --speed runs/compressors.json
+
+bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes); writes docs/compressors.md
+	$(BIN)/python benchmarks/convergence.py --page docs/compressors.md
+
 clean: ## remove the environment, caches and run records
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and pinned: left to the resolver, pip may fetch gigabytes of another version on the way.
-$(READY): pyproject.toml constraints.txt hatch_build.py kernels-src/switch.cpp kernels-src/packets.hpp
+$(READY): pyproject.toml constraints.txt hatch_build.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Gossamer needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

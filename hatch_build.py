@@ -1,37 +1,29 @@
-"""Compile `gossamer-switch` beside the lab's modules, where there is a C++ compiler; without one the lab says so."""
+"""Compile what is written in C++ beside the modules that use it; without a compiler they do without, or say so."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
+import runpy
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "kernels-src/switch.cpp"
-PROGRAM = "gossamer/lab/gossamer-switch"
-COMPILERS = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
 
-
-class SwitchHook(BuildHookInterface):  # type: ignore[type-arg]
+class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        compiler = next(filter(None, map(shutil.which, filter(None, COMPILERS))), None)
-        if not sys.platform.startswith("linux") or compiler is None:
-            self.app.display_warning("gossamer-switch is left out: it needs Linux and a C++ compiler (g++ or clang++)")
-            return
-        program = Path(self.root, "src", PROGRAM)
-        draft = program.with_name(f".{program.name}-{os.getpid()}")
-        command = [compiler, "-O2", "-std=c++17", "-o", str(draft), str(Path(self.root, SOURCE))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            self.app.display_warning(f"gossamer-switch is left out: {compiler} failed\n{done.stderr}")
-            return
-        os.replace(draft, program)  # one that runs keeps its own file
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data |= {"pure_python": False, "tag": f"py3-none-{platform}"}
-        if version == "standard":  # an editable installation finds it in the sources
-            build_data["force_include"][str(program)] = PROGRAM
+        root = Path(self.root)
+        build = runpy.run_path(str(root / "kernels-src" / "build.py"))
+        for product, compile_it in (
+            (build["KERNELS"], build["compile_kernels"]),
+            (build["SWITCH"], build["compile_switch"]),
+        ):
+            try:
+                built = compile_it(root)
+            except build["BuildError"] as error:
+                self.app.display_warning(f"{Path(product).name} is left out: {error}")
+                continue
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data |= {"pure_python": False, "tag": f"py3-none-{platform}"}
+            if version == "standard":  # an editable installation finds it in the sources
+                build_data["force_include"][str(built)] = product

@@ -73,6 +73,8 @@ def test_powersgd_sends_two_factors():
 def test_memory_is_a_residual_per_compressed_entry_and_the_factor():
     numel = sum(map(math.prod, MATRICES.values()))
     assert (said_of("TopK(0.05)").residual_bytes, said_of("TopK(0.05)").other_state_bytes) == (4 * numel, 0)
+    said = said_of("Sharded(Int8)")
+    assert (said.residual_bytes, said.other_state_bytes) == (4 * (numel + math.ceil(numel / WORKERS)), 0)
     said = said_of("PowerSGD(rank=2)")
     assert (said.residual_bytes, said.other_state_bytes) == (4 * numel, 4 * 2 * (32 + 75))
     said = said_of("PowerSGD(rank=2, feedback=False)")
@@ -94,7 +96,10 @@ def test_a_world_of_one_sends_nothing():
     assert (said.bytes_sent, said.share_of_dense) == (0, None)
 
 
-@pytest.mark.parametrize("text", ["Dense", "lan", "TopK(0.05)", "Int8", "PowerSGD(rank=2)", "home"])
+@pytest.mark.parametrize(
+    "text",
+    ["Dense", "lan", "TopK(0.05)", "Int8", "PowerSGD(rank=2)", "home", "Sharded(Int8(block=7))", "Sharded(OneBit)"],
+)
 def test_the_forecast_is_what_real_tensors_send(text):
     layout, compressor = Layout.of(SHAPES), resolve(text).compressor
     sent = []
@@ -232,3 +237,8 @@ def test_a_real_attach_is_priced(tmp_path):
     ]
     assert said.control_bytes_sent == control_bytes(4, 1)
     assert said.buffer_bytes_sent == seen.buffer_bytes / 2 >= 4 * 80 / 2
+
+
+def test_a_warm_up_is_over_when_a_step_is_priced():
+    assert gathers("Warmup(TopK(0.05), steps=1000)") == gathers("TopK(0.05)")
+    assert gathers("DGC(0.05, warmup=1000)") == gathers("DGC(0.05)")

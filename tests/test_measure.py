@@ -62,6 +62,15 @@ def test_a_script_that_fails_shows_its_error(tmp_path):
         measure(tmp_path / "broken.py", [], resolve("Dense"), workers=4, copies=2)
 
 
+@pytest.mark.parametrize("text", ["Int8", "OneBit", "QSGD(levels=7)", "TwoBit(adaptive=True)", "Sharded(TopK(0.01))"])
+def test_every_part_can_be_decoded_where_one_worker_speaks_for_all(text):
+    recipe = resolve(text, 3)
+    model = assumed(100_003, recipe)
+    (bucket,) = assume(model, recipe.compressor, 0.3, workers=3).buckets
+    assert "Sharded" in repr(recipe)
+    assert len(bucket.engine_seconds) == 2
+
+
 @pytest.mark.parametrize(("text", "rounds"), [("Dense", 1), ("TopK(0.01)", 1), ("PowerSGD(rank=2)", 2)])
 def test_an_assumed_step_has_codecs_that_were_timed(text, rounds):
     recipe = resolve(text)

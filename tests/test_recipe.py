@@ -106,7 +106,7 @@ ALWAYS_WRONG = [
     ("  \n", ["empty text"]),
     ("Topk(0.01)", ["no Topk", "TopK(density, feedback=True)", "^ character 1"]),
     ("hom", ["no hom", "Write one of: home."]),
-    ("xyzzy()", ["no xyzzy", "Complete(), Dense(dtype=None), EveryStep()"]),
+    ("xyzzy()", ["no xyzzy", "Dense(dtype=None), EveryStep()"]),
     ("Codec", ["no Codec"]),
     ("Compressor()", ["no Compressor"]),
     ("TopK", ["needs density", "Write TopK(density=0.01)"]),
@@ -136,6 +136,8 @@ ALWAYS_WRONG = [
     ("Feedback(TopK(0.1) + Int8)", ["no term", "^ character 10"]),
     ("Feedback(home)", ["preset home", "top of a recipe", "TopK(density=0.01)"]),
     ("home(0.1)", ["preset home takes no arguments"]),
+    ("Sharded(Dense)", ["a codec, not Dense()", "Write Sharded(Int8())"]),
+    ("Sharded(Feedback(Int8))", ["a codec, not Feedback(Int8())"]),
     ("Feedback(Feedback(Int8))", ["Feedback inside Feedback", "twice"]),
     ("Feedback(Route(Feedback(Int8)))", ["Feedback inside Feedback"]),
     ("TopK(0.1) + Int8()", ["TopK(density=0.1) and Int8()", "at most one compressor"]),
@@ -175,6 +177,36 @@ def test_refusals_say_what_is_wrong_and_what_to_write(text, words):
         resolve(text)
     for word in words:
         assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sharded"),
+    [
+        ("Int8", "Route(Feedback(Sharded(Int8())))"),
+        ("Int8(feedback=False)", "Route(Sharded(Int8(feedback=False)))"),
+        ("QSGD", "Route(Sharded(QSGD()))"),
+        ("OneBit", "Route(Feedback(Sharded(OneBit())))"),
+        ("TwoBit", "Route(Feedback(Sharded(TwoBit())))"),
+        ("Route(Int8, smallest=5)", "Route(Feedback(Sharded(Int8())), smallest=5)"),
+        ("Sharded(Int8)", "Route(Feedback(Sharded(Int8())))"),
+    ],
+)
+def test_a_codec_is_sharded_where_that_sends_less(text, sharded):
+    for world in (3, 4, 8, 64):
+        assert repr(resolve(text, world).compressor) == sharded
+        assert resolve(repr(resolve(text, world)), world) == resolve(text, world)
+    if "Sharded" not in text:
+        for world in (None, 1, 2):
+            assert "Sharded" not in repr(resolve(text, world))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Dense", "home", "TopK(0.01)", "TernGrad", "PowerSGD(2)", "OneBit(columns=True)", "Feedback(Int8)", "Route(QSGD)"],
+)
+def test_what_is_no_bare_quantiser_is_never_sharded(text):
+    for world in (2, 8):
+        assert resolve(text, world) == resolve(text)
 
 
 def test_nesting_is_refused_one_level_beyond_what_is_read():

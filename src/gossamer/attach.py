@@ -18,11 +18,13 @@ from gossamer import events
 from gossamer.buckets import trainable
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
+from gossamer.compressors.sharded import is_owed, settle
 from gossamer.drive import perform
 from gossamer.errors import AttachError, LayoutError
 from gossamer.guards import Scaler
 from gossamer.lane import Lane
 from gossamer.layout import Layout, Packed
+from gossamer.momentum import ownership
 from gossamer.network import read_network
 from gossamer.recipe import Recipe, resolve
 from gossamer.session import Session, open_sessions
@@ -46,14 +48,15 @@ def attach(
 
     Works in place: the model's class, its state_dict and the loop stay as they are. When loss.backward() returns,
     gradients are averaged. scaler: the loop's GradScaler, so that all ranks skip the same steps; clip_norm: the largest
-    norm of all averaged gradients together, applied before each optimizer step.
+    norm of all averaged gradients together, applied before each optimizer step (compressors that own momentum have an
+    argument of their own for it, DGC(clip=1.0), since what they average has momentum in it).
 
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
     refuse(model)
     refuse_strangers(optimizer, model)
     world = current()
-    resolved = resolve(_chosen(recipe, world))
+    resolved = resolve(_chosen(recipe, world), world.size)
     session = Session(model, optimizer, resolved, _transport(world), world=world, scaler=scaler, clip_norm=clip_norm)
     return session
 
@@ -63,7 +66,7 @@ def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe 
     override = os.environ.get("GOSSAMER_RECIPE")
     if override is None:
         return recipe
-    replaces = recipe is not None and resolve(recipe) != resolve(override)
+    replaces = recipe is not None and resolve(recipe, world.size) != resolve(override, world.size)
     if replaces and world.is_first:  # once a job, whoever launched it
         events.notice(f"the command line's recipe, {override}, replaces the script's, {recipe}")
     return override
@@ -163,6 +166,7 @@ class Memory:
             state = self.compressor.init(x, at)
             names = set(x.layout.names)
             for other in [k for k, old in self._states.items() if names & _names(old)]:
+                settle(self._states[other], at)
                 _move(self._states[other], state)
                 if _names(self._states[other]) <= names:
                     del self._states[other]
@@ -176,7 +180,7 @@ def _names(state: State) -> set[str]:
 
 def _move(old: State, new: State) -> None:
     for key, packed in new.items():
-        for name, view in packed.items():
+        for name, view in packed.items() if not is_owed(key) else ():
             if key in old and name in old[key].layout.by_name:
                 if old[key][name].shape != view.shape:
                     raise LayoutError(
@@ -213,8 +217,8 @@ def average_(
     dtype NaN on all of them and leaves the state as it was. Raises ValueError where a state is needed and missing.
     """
     named = dict(tensors) if isinstance(tensors, Mapping) else {str(i): tensor for i, tensor in enumerate(tensors)}
-    chosen = resolve(compressor).compressor if isinstance(compressor, str) else compressor
     world = current()
+    chosen = resolve(compressor, world.size).compressor if isinstance(compressor, str) else compressor
     if world.size == 1 or not named:
         return
     if strange := {str(tensor.dtype) for tensor in named.values() if not tensor.is_floating_point()}:
@@ -243,6 +247,11 @@ class DdpState:
 
     def __init__(self, model: nn.Module, compressor: Compressor) -> None:
         parameters = trainable(model)
+        if ownership(compressor, parameters):
+            raise AttachError(
+                f"{compressor!r} applies momentum in the optimizer's place, and DDP's hooks know no optimizer. Leave "
+                "DDP out and call gossamer.attach(model, optimizer, ...)."
+            )
         self.names = {id(parameter): name.removeprefix("module.") for name, parameter in parameters.items()}
         self.memory = Memory(compressor, ProcessGroupTransport())
         self.lane = Lane(next(iter(parameters.values())).device)
@@ -254,9 +263,11 @@ def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, 
     State is kept by parameter name, so it survives DDP's regrouping of buckets after the first step. With a GradScaler
     residuals would be in units of its changing scale: use gossamer.attach(..., scaler=scaler) instead of DDP there.
     """
-    current()
+    world = current()
     # a lambda, since DDP compares annotations with the classes themselves, not with their names
-    return DdpState(model, resolve(compressor).compressor), lambda state, bucket: _ddp_average(state, bucket)
+    return DdpState(model, resolve(compressor, world.size).compressor), lambda state, bucket: _ddp_average(
+        state, bucket
+    )
 
 
 def _ddp_average(state: DdpState, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -26,6 +26,7 @@ class Bucket:
         self.views = dict(self.packed.items())
         self.state: State = compressor.init(self.packed, at)
         self.missing = set(self.layout.names)
+        self._shown = self.flat._version
 
     @property
     def packed(self) -> Packed:
@@ -39,6 +40,12 @@ class Bucket:
         """Let the gradients of `used` parameters lie here, and take away those of the others."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.views[name] if name in used else None
+        self._shown = self.flat._version
+
+    @property
+    def touched(self) -> bool:
+        """Whether anybody wrote to the gradients since they were shown, as clipping does."""
+        return self.flat._version != self._shown
 
     def commit(self, following: State, used: Set[str], correction: float) -> None:
         """The average is here: remember, multiply by `correction`, and show it to the optimizer.
@@ -63,14 +70,30 @@ class Bucket:
         return found
 
 
+def state_by_name(buckets: Iterable[Bucket]) -> dict[str, dict[str, Tensor]]:
+    """{parameter name: {what: tensor}} of all buckets, as views."""
+    return {name: remembered for bucket in buckets for name, remembered in bucket.state_by_name().items()}
+
+
+def copy_state(old: Mapping[str, Mapping[str, Tensor]], new: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Overwrite all of `new` by what `old` has under the same names."""
+    for name, remembered in new.items():
+        for key, tensor in remembered.items():
+            tensor.copy_(old[name][key])
+
+
 def arrange(parameters: Mapping[str, Tensor], compressor: Compressor) -> Layout:
     """The layout of one bucket: tensors that the compressor treats alike lie side by side."""
 
     def group(name: str) -> int:
-        tensor = parameters[name]
-        return compressor.group(Slot(name, tuple(tensor.shape), 0, dense_stride(tensor)))
+        return compressor.group(slot_of(name, parameters[name]))
 
     return Layout.of({name: parameters[name] for name in sorted(parameters, key=group)})
+
+
+def slot_of(name: str, tensor: Tensor) -> Slot:
+    """What a compressor may know of a tensor before it has a place."""
+    return Slot(name, tuple(tensor.shape), 0, dense_stride(tensor))
 
 
 def divide(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[dict[str, Parameter]]:

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from gossamer.buckets import arrange, divide
 from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.sharded import OWED
 from gossamer.control import control_bytes
 from gossamer.drive import Priced, price
 from gossamer.errors import AttachError
@@ -27,6 +28,7 @@ from gossamer.transports.simulated import meta_answer
 from gossamer.words import At, Gather, Script, State, Word
 
 WIDTH_PER_LAYER = 64
+STEADY = 2**40  # a step after any warm-up: what a training pays for most of its time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Forecast:
 
 def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
     """Price one step of a resolved recipe over the buckets of a model that is attached with it."""
-    at = At(world=workers)
+    at = At(step=STEADY, world=workers)
     buckets: list[tuple[Priced, ...]] = []
     states: list[State] = []
     for dtype, layout in model.layouts:
@@ -86,14 +88,14 @@ def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
 
 def _is_residual(key: str) -> bool:
     """Wrappers put prefixes before the keys of what they wrap: "0.residual"."""
-    return key.rpartition(".")[2] == RESIDUAL
+    return key.rpartition(".")[2] in (RESIDUAL, OWED)
 
 
 def conversation(
     recipe: Recipe, layout: Layout, dtype: torch.dtype, workers: int, control_bytes: int = 0
 ) -> list[Word]:
     """The words, over meta tensors, that one bucket asks for, round by round; control travels in the first."""
-    at = At(world=workers)
+    at = At(step=STEADY, world=workers)
     packed = Packed(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
     aggregation: Script = recipe.compressor.aggregate(packed, recipe.compressor.init(packed, at), at)
     script = fuse([aggregation, _control(control_bytes)]) if control_bytes else aggregation

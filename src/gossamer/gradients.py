@@ -50,12 +50,14 @@ class Loop:
     """What the exchange must know of the training loop at the moment it is asked, and whom it tells.
 
     scale: the factor in the gradients that a GradScaler put there, None without one; settings: the optimizer's
-    hyperparameters as text; buffers: the model's, by module; batch: a hash of this rank's first batch; warn: hears
-    everyone's (hash, weight); done: hears how each exchange ended.
+    hyperparameters as text; momentum: its momentum and whether that is Nesterov's, where the compressor applies it;
+    buffers: the model's, by module; batch: a hash of this rank's first batch; warn: hears everyone's (hash, weight);
+    done: hears how each exchange ended.
     """
 
     scale: Callable[[], float | None]
     settings: Callable[[], str]
+    momentum: Callable[[], tuple[float, bool]]
     buffers: Callable[[], Sequence[Sequence[Tensor]]]
     batch: Callable[[], int]
     warn: Callable[[Sequence[tuple[int, float]]], None]
@@ -132,7 +134,15 @@ class GradientExchange:
             self._submit(partial(round_.exchange, bucket, fresh, weight, scale))
 
     def _begin(self, weight: float) -> Round:
-        at = At(step=self.step, seed=self._seed, rank=self._transport.rank, world=self._transport.world)
+        momentum, nesterov = self._loop.momentum()
+        at = At(
+            step=self.step,
+            seed=self._seed,
+            rank=self._transport.rank,
+            world=self._transport.world,
+            momentum=momentum,
+            nesterov=nesterov,
+        )
         self._round = Round(self._compressor, self._transport, self.names, at, self.reference)
         if self.reference is None:
             self._lane.submit(partial(self._round.open, self._loop.batch(), weight, self._loop.warn))
@@ -245,6 +255,11 @@ class GradientExchange:
             if not staged.finite:
                 return None, worst(bucket, staged.mean)
         return None
+
+    @property
+    def touched(self) -> bool:
+        """Whether anybody wrote to the averaged gradients."""
+        return any(bucket.touched for bucket in self.buckets)
 
     def rest(self) -> None:
         """The optimizer has made its step, or never will: what comes next is a new one."""

@@ -20,6 +20,7 @@ from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
+from gossamer.forecast import STEADY
 from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.layout import Layout
 from gossamer.probe import EXCHANGES, exchange, medians, results
@@ -146,7 +147,7 @@ def _codec_of(dtype: str, layout: Layout, compressor: Compressor, workers: int) 
         )
     kind = getattr(torch, dtype.removeprefix("torch."))
     parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
-    buckets = [Bucket(parameters, compressor, At(world=workers))]
+    buckets = [Bucket(parameters, compressor, At(step=STEADY, world=workers))]
     fresh = {name: parameter.detach() for name, parameter in parameters.items()}
     found = [exchange(buckets, compressor, workers, fresh)[0] for _ in range(EXCHANGES)][1:]
     return medians([computing for computing, _ in found]), medians([engine for _, engine in found])

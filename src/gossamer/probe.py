@@ -26,13 +26,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gossamer.buckets import Bucket, Buffers, divide, trainable
 from gossamer.compressors import Compressor
 from gossamer.control import NOBODY, Presence, Report, control_bytes
-from gossamer.forecast import as_main
+from gossamer.forecast import STEADY, as_main
 from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.recipe import resolve
 from gossamer.rounds import Closing, Round
 from gossamer.session import Session, open_sessions
 from gossamer.transports.simulated import mean_of, meta_answer
-from gossamer.words import At, Mean, Together, Word
+from gossamer.words import At, Exchange, Gather, Mean, Payload, Together, Word
 
 WARM_UP_STEPS = 3
 STEPS = 6
@@ -51,13 +51,17 @@ def medians(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 class _Echo:
-    """A transport on which all ranks say what this one says; keeps when it was asked and when it had answered."""
+    """A transport on which all ranks say what this one says; keeps when it was asked and when it had answered.
+
+    Who was sent a part in an exchange tells of that part in the gather after it: as if what it was sent.
+    """
 
     rank = 0
 
     def __init__(self, world: int) -> None:
         self.world = world
         self.moments: list[float] = []
+        self._parts: tuple[Payload, ...] = ()
 
     def answer(self, word: Word) -> Any:
         self.moments.append(time.perf_counter())
@@ -72,6 +76,11 @@ class _Echo:
                 return mean if out is None else out.copy_(mean)
             case Together(words):
                 return [self._answer(each) for each in words]
+            case Gather(payload) if self._parts and _shapes(payload) == _shapes(self._parts[self.rank]):
+                return list(self._parts)
+            case Exchange(parts):
+                self._parts = parts
+                return meta_answer(word, self.world, self.rank)
             case _:
                 return meta_answer(word, self.world, self.rank)
 
@@ -85,13 +94,17 @@ class _Echo:
         """There is nobody to leave."""
 
 
+def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in payload]
+
+
 def exchange(
     buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Mapping[str, Tensor]
 ) -> list[tuple[list[float], list[float]]]:
     """Exchange `fresh` gradients once: each bucket's seconds of computing (one more than words) and within words."""
     echo = _Echo(workers)
     names = [name for bucket in buckets for name in bucket.parameters]
-    round_ = Round(compressor, echo, names, At(world=workers), reference=1.0)
+    round_ = Round(compressor, echo, names, At(step=STEADY, world=workers), reference=1.0)
     found = []
     for bucket in buckets:
         pairs = [(view, fresh[name]) for name, view in bucket.views.items()]
@@ -183,7 +196,7 @@ class _Probe:
     def _watch(self, session: Session) -> None:
         self.session = session
         compressor = session.recipe.compressor
-        at = At(world=self.workers)
+        at = At(step=STEADY, world=self.workers)
         self.buckets = [Bucket(part, compressor, at) for part in divide(trainable(session.model))]
         for place, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters.values():

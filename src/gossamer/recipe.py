@@ -12,12 +12,18 @@ from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import torch
+
 from gossamer import compressors, strategies, topologies
-from gossamer.compressors import Compressor, Dense, Feedback, Route, TopK
+from gossamer.compressors import DGC, Codec, Compressor, Dense, Feedback, Int8, OneBitAdam, Route, Sharded, TopK
+from gossamer.compressors.sparse import Sparse
+from gossamer.drive import price
 from gossamer.errors import RecipeError
+from gossamer.layout import Layout, Packed
 from gossamer.strategies import EveryStep, Strategy
 from gossamer.terms import Term, Terms
 from gossamer.topologies import Complete, Topology
+from gossamer.words import At
 
 __all__ = ["KINDS", "LONGEST_TEXT", "PRESETS", "Recipe", "describe", "parse", "resolve", "signature"]
 
@@ -64,12 +70,13 @@ def parse(text: str) -> Terms:
     return Terms(tuple(reader.terms(reader.tree())))
 
 
-def resolve(recipe: Recipe | Terms | Term | str | None) -> Recipe:
+def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None) -> Recipe:
     """Complete a recipe: add what is missing, and wrap its compressor. Resolving twice changes nothing.
 
     A biased compressor, also one that a Route at the top holds, is wrapped in Feedback unless it says
     `feedback=False`; then anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and
-    tiny ones dense.
+    tiny ones dense. A codec that is wrapped so and whose means can be encoded again is wrapped in Sharded first, where
+    `world` is known and that many workers then send less. What is written with its wrappers is left as it is.
     """
     chosen: dict[str, Any] = {}
     for term in _terms(recipe):
@@ -82,7 +89,7 @@ def resolve(recipe: Recipe | Terms | Term | str | None) -> Recipe:
             )
         chosen[term.kind] = term
     written = Recipe(**chosen)
-    resolved = replace(written, compressor=_wrapped(written.compressor))
+    resolved = replace(written, compressor=_wrapped(written.compressor, world))
     for term in resolved.terms:
         _check(term, ())
     if len(repr(resolved)) > LONGEST_TEXT:
@@ -120,15 +127,33 @@ def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
             return (recipe,)
 
 
-def _wrapped(compressor: Compressor) -> Compressor:
+def _wrapped(compressor: Compressor, world: int | None) -> Compressor:
     if isinstance(compressor, Route):
-        return replace(compressor, inner=_fed_back(compressor.inner), rest=_fed_back(compressor.rest))
-    fed_back = _fed_back(compressor)
-    return fed_back if isinstance(fed_back, Dense) else Route(fed_back)
+        return replace(compressor, inner=_fed_back(compressor.inner, world), rest=_fed_back(compressor.rest, world))
+    if isinstance(compressor, Dense):
+        return compressor
+    return Route(_cheapest(_fed_back(compressor, world), world))
 
 
-def _fed_back(compressor: Compressor) -> Compressor:
-    return Feedback(compressor) if compressor.wants_feedback else compressor
+def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
+    if isinstance(compressor, OneBitAdam):
+        return replace(compressor, inner=_fed_back(compressor.inner, world))
+    return Feedback(_cheapest(compressor, world)) if compressor.wants_feedback else compressor
+
+
+SAMPLE = Layout.of({"weight": (1024, 1024)})
+
+
+def _cheapest(compressor: Compressor, world: int | None) -> Compressor:
+    """A bare codec, or Sharded around it where that sends less."""
+    if world is None or not (isinstance(compressor, Codec) and compressor.shards_well):
+        return compressor
+    return min((compressor, Sharded(compressor)), key=lambda each: _bytes_sent(each, world))
+
+
+def _bytes_sent(compressor: Compressor, world: int) -> float:
+    x, at = Packed.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta")), At(world=world)
+    return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
 
 
 # -- checks, for terms written in Python as for text
@@ -153,6 +178,12 @@ def _check(term: Term, above: tuple[Term, ...]) -> None:
             "Feedback inside Feedback would keep what was lost twice and send it twice. Write one of them, "
             "around the compressor that loses: Feedback(TopK(density=0.01))."
         )
+    if isinstance(term, (DGC, OneBitAdam)) and not all(isinstance(outer, Route) for outer in above):
+        raise RecipeError(
+            f"{type(term).__name__} applies the optimizer's momentum and remembers what was not sent, and "
+            f"{type(above[-1]).__name__} around it would come in between. Write {_example(type(term))} alone, or in a "
+            "Route."
+        )
     for item in _fields(type(term)):
         value = getattr(term, item.name)
         _check_argument(type(term), item.name, value)
@@ -173,7 +204,7 @@ ACCEPTED: dict[type, tuple[tuple[type, ...], str]] = {
 def _check_argument(noun: type[Term], name: str, value: object) -> None:
     options = _hints(noun)[name]
     if not any(_is(value, option) for option in options):
-        wanted = " or ".join(ACCEPTED[o][1] if o in ACCEPTED else f"a {o.kind}" for o in options)
+        wanted = " or ".join(ACCEPTED[o][1] if o in ACCEPTED else f"a {o.__name__.lower()}" for o in options)
         raise RecipeError(
             f"{name} of {noun.__name__} is {wanted}, not {value!r}: {signature(noun)}. Write {_example(noun)}."
         )
@@ -207,7 +238,13 @@ def _bare(noun: type[Term]) -> int:
     return max(len(list(takewhile(bool, terms))), min(len(items), 1))
 
 
-EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: TopK(density=0.01)}
+EXAMPLES: dict[type, object] = {
+    float: 0.01,
+    int: 4,
+    Compressor: TopK(density=0.01),
+    Sparse: TopK(density=0.01),
+    Codec: Int8(),
+}
 
 
 def _example(noun: type[Term]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from gossamer import checkpoint
+from gossamer import checkpoint, folding
 from gossamer.errors import CheckpointError
 
 Tell = Callable[[str], list[str]]
@@ -68,28 +69,82 @@ def _together(tell: Tell, step: int, act: Callable[[], str], wish: str = "could 
     return [text[5:] for text in answers]
 
 
-def load(directory: str | os.PathLike[str], rank: int, tell: Tell) -> Any | None:
-    """This rank's part of the newest checkpoint that is complete on every rank; None where there is none at all."""
-    steps = [set(json.loads(text)) for text in tell(json.dumps(checkpoint.complete_steps(directory, rank)))]
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint. tree: this rank's, or one for it where another number of workers wrote theirs; sessions: the part
+    of that name, then of all of them, by rank; news: what then became of it."""
+
+    tree: Mapping[str, Any]
+    sessions: Sequence[Mapping[str, Any]]
+    news: str | None = None
+
+
+def load(directory: str | os.PathLike[str], rank: int, world: int, tell: Tell) -> Found | None:
+    """The newest checkpoint that every rank can go on from; None where there is none at all.
+
+    It needs its own part, and the parts of all where another number of workers wrote them.
+    """
+    usable, others = _usable(directory, rank, world)
+    answers = [json.loads(text) for text in tell(json.dumps([usable, others]))]
+    steps = [{(step, writers) for step, writers in usable} for usable, _ in answers]
     if any(steps) and not all(steps):
         without = ", ".join(str(who) for who, theirs in enumerate(steps) if not theirs)
         raise CheckpointError(
-            f"of {len(steps)} ranks, {without} have no checkpoint in {os.fspath(directory)!r} and the others do: it "
-            "was written by another number of workers, or the directory is not shared by all machines. Run as many "
-            "workers as wrote it."
+            f"of {world} ranks, {without} have no checkpoint in {os.fspath(directory)!r} that they can go on from and "
+            "the others do: parts are missing, or the directory is not shared by all machines. Share it, or copy all "
+            "parts to every machine."
         )
-    for step in sorted(set.intersection(*steps), reverse=True):
-        found: list[Any] = []
-        manifests = _together(tell, step, partial(_read, directory, step, rank, found), "could be read")
-        if len(set(manifests)) == 1:  # else a crash left parts of two saves of one step
+    strange = sorted({writers for _, others in answers for writers in others})
+    if strange and not any(steps):
+        raise CheckpointError(
+            f"what is in {os.fspath(directory)!r} was written by another number of workers, {strange[0]} and not "
+            f"{world}, and not all of their parts are there, so what they still had to send would be lost. Copy all "
+            f"parts into it on every machine, run {strange[0]} workers, or begin in an empty directory."
+        )
+    for step, writers in sorted(set.intersection(*steps), reverse=True):
+        found: list[Found] = []
+        digests = _together(tell, step, partial(_read, directory, step, rank, world, writers, found), "could be read")
+        if len(set(digests)) == 1 and digests[0]:  # else a crash left parts of two saves of one step
             return found[0]
     return None
 
 
-def _read(directory: str | os.PathLike[str], step: int, rank: int, found: list[Any]) -> str:
-    tree, manifest = checkpoint.read(directory, step, rank)
-    found.append(tree)
-    return json.dumps(manifest["digests"])
+def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """([(step, how many wrote it)] that this rank could go on from, other numbers of workers that wrote here)."""
+    complete = {each: set(checkpoint.complete_steps(directory, each)) for each in (0, rank)}
+    usable: list[tuple[int, int]] = []
+    others: list[int] = []
+    for step in sorted(complete[0] | complete[rank]):
+        writers = checkpoint.writers(directory, step, 0) or checkpoint.writers(directory, step, rank) or world
+        needed = [rank] if writers == world else list(range(writers))
+        if all(step in checkpoint.complete_steps(directory, each) for each in needed):
+            usable.append((step, writers))
+        if writers != world:
+            others.append(writers)
+    return usable, others
+
+
+def _read(directory: str | os.PathLike[str], step: int, rank: int, world: int, writers: int, found: list[Found]) -> str:
+    """The digests of all parts, or nothing where those that were read are not of one save."""
+    if writers == world:
+        tree, manifest = checkpoint.read(directory, step, rank)
+        found.append(Found(tree, [tree["session"]]))
+        return json.dumps(manifest["digests"])
+    kept: dict[str, Any] = {}
+    parts: list[Any] = []
+    digests: set[str] = set()
+    for each in range(writers):
+        tree, manifest = checkpoint.read(directory, step, each)
+        digests.add(json.dumps(manifest["digests"]))
+        parts.append({part: tree[part] for part in ("session", "world")})  # one model in memory is enough
+        if each == rank % writers:
+            kept = tree
+    kept["world"] = folding.fold_positions([part["world"] for part in parts], rank, world)
+    if rank >= writers:  # two workers must not draw the same
+        kept["random"] = random_state()
+    news = folding.describe(os.fspath(directory), step, writers, world)
+    found.append(Found(kept, [part["session"] for part in parts], news))
+    return digests.pop() if len(digests) == 1 else ""
 
 
 def random_state() -> dict[str, Any]:

@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer import checkpoint, events, saving, uneven
-from gossamer.buckets import Bucket, Buffers, divide, layout_text, layouts, moving_bytes, trainable
-from gossamer.control import Presence, control_bytes
+from gossamer import announce, events, folding, saving, uneven
+from gossamer.buckets import Bucket, Buffers, copy_state, divide, layout_text, state_by_name, trainable
+from gossamer.compressors.sharded import is_owed, settle
+from gossamer.control import Presence
 from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, Stopped, require
 from gossamer.gradients import GradientExchange, Loop, Outcome
 from gossamer.guards import PATIENCE, Scaler, clip, kept_gradients, leave, never_finite, refuse_strangers
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
 from gossamer.lane import Lane
+from gossamer.momentum import take_over
 from gossamer.recipe import Recipe
 from gossamer.transports.base import Transport
 from gossamer.version import __version__
@@ -75,17 +77,7 @@ class Session:
         self._exchange: GradientExchange | None = None
         buckets = self._buckets()
         self._layout = layout_text(buckets)
-        events.emit(
-            events.Attached(
-                recipe=repr(recipe),
-                layouts=tuple(layouts(buckets)),
-                parameters=sum(parameter.numel() for parameter in model.parameters()),
-                buffer_bytes=moving_bytes(model),
-                control_bytes=control_bytes(len(self._parameters), len(self._buffers)),
-                rank=transport.rank,
-                world=transport.world,
-            )
-        )
+        events.emit(announce.begun(model, recipe, buckets, transport))
         try:
             self._shake_hands()
         except BaseException:
@@ -120,6 +112,7 @@ class Session:
         loop = Loop(
             scale=self._current_scale,
             settings=lambda: f"{settings(self.optimizer)}; loss scale={self._current_scale()}",
+            momentum=lambda: self._momentum.now(),
             buffers=self._buffers,
             batch=lambda: self._first_batch.hash,
             warn=FirstBatch.compare if self._transport.rank == 0 else lambda batches: None,
@@ -207,6 +200,8 @@ class Session:
         refuse_strangers(optimizer, self._averaged_ids)
         closure = args[1:] or [value for value in kwargs.values() if value is not None]
         self._exchange_before_step(bool(closure))
+        touched = self.scaler is None and self._exchange is not None and self._exchange.touched
+        self._momentum.before(self.steps, closure=bool(closure), touched=touched)
         if self.clip_norm is not None:
             clip(self._parameters.values(), self.clip_norm, optimizer, closure=bool(closure))
 
@@ -219,6 +214,7 @@ class Session:
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
+        self._momentum.after()
         if self._exchange is not None:
             self._exchange.rest()
             self._stop = self._exchange.stopping
@@ -265,10 +261,6 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of what the recipe remembers, by parameter name. Never communicates."""
-        state: dict[str, dict[str, Tensor]] = {}
-        if self._exchange is not None:
-            for bucket in self._exchange.buckets:
-                state.update(bucket.state_by_name())
         return {
             "rank": self._transport.rank,
             "world": self._transport.world,
@@ -276,12 +268,14 @@ class Session:
             "layout": self._layout,
             "step": self.steps,
             "reference": self._exchange.reference if self._exchange is not None else None,
-            "state": state,
+            "state": state_by_name(self._exchange.buckets if self._exchange is not None else ()),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what state_dict() of the same rank, world, recipe and layout gave."""
+    def load_state_dict(self, *states: Mapping[str, Any]) -> None:
+        """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
+        them, all of their states in order of rank: each worker then begins with the mean of what they had to send."""
         mine = self.state_dict()
+        state = states[0] if states[0]["world"] == mine["world"] else folding.fold(states, mine)
         for key in ("recipe", "layout", "world", "rank"):
             if state[key] != mine[key]:
                 raise CheckpointError(
@@ -292,9 +286,7 @@ class Session:
         if self._exchange is not None:
             self._exchange.step, self._exchange.reference = state["step"], state["reference"]
             self._exchange.rest()
-            for name, remembered in mine["state"].items():
-                for key, tensor in remembered.items():
-                    tensor.copy_(state["state"][name][key])
+            copy_state(state["state"], mine["state"])
 
     def save(self, directory: str | os.PathLike[str], **mine: Any) -> None:
         """Write everything that a bit-exact resume needs into `directory`, one file a rank; every rank must call it.
@@ -320,17 +312,24 @@ class Session:
 
     def load(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
         """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as
-        `mine`, or {} where there is none. Every rank must call it."""
-        tree = saving.load(directory, self._transport.rank, self._tell)
-        if tree is None:
+        `mine`, or {} where there is none. Every rank must call it.
+
+        Another number of workers may have written it, where all their files are there: one line then says what became
+        of what they remembered.
+        """
+        found = saving.load(directory, self._transport.rank, self._transport.world, self._tell)
+        if found is None:
             return {}
-        self.load_state_dict(tree["session"])
+        tree = found.tree
+        self.load_state_dict(*found.sessions)
         self.model.load_state_dict(tree["model"])
         self.optimizer.load_state_dict(tree["optimizer"])
         if self.scaler is not None and tree["scaler"]:
             self.scaler.load_state_dict(tree["scaler"])
         saving.set_random_state(tree["random"])
         self._world.load_state_dict(tree["world"])  # after the random state, which shards remember
+        if found.news and self._transport.rank == 0:
+            events.notice(found.news)
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
         return dict(tree["mine"])
 
@@ -350,15 +349,15 @@ class Session:
             raise LayoutError(
                 f"{changed} have other shapes now, too. Name them in the same call: session.reset('a', 'b')."
             )
+        for bucket in self._exchange.buckets if self._exchange is not None else ():
+            settle(bucket.state, self._at())  # parts will lie elsewhere
         old = self.state_dict()["state"]
         self._adopt(now)
         if self._exchange is None:
             return
         buckets = self._buckets()
-        for bucket in buckets:
-            for kept, remembered in bucket.state_by_name().items():
-                for key, tensor in remembered.items() if kept not in names else ():
-                    tensor.copy_(old[kept][key])
+        kept = {name: new for name, new in state_by_name(buckets).items() if name not in names}
+        copy_state(old, {name: {key: new[key] for key in new if not is_owed(key)} for name, new in kept.items()})
         self._layout = layout_text(buckets)
         self._exchange.close()
         before, self._exchange = self._exchange, self._exchange_of(buckets)
@@ -370,6 +369,7 @@ class Session:
         self._parameters = parameters
         self._averaged_ids = {id(parameter) for parameter in parameters.values()}
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self._momentum = take_over(self.optimizer, self.recipe.compressor, parameters, self._at(), self.clip_norm)
 
     def close(self) -> None:
         """Leave the loop as it was found; the model and the optimizer stay as they are."""
@@ -378,17 +378,11 @@ class Session:
         _open.discard(self)
         for hook in self._hooks:
             hook.remove()
+        self._momentum.after()
         buckets = self._exchange.buckets if self._exchange is not None else []
         if self._exchange is not None:
             self._exchange.close()
-        events.emit(
-            events.Closed(
-                steps=self.steps,
-                digest=checkpoint.digest(self.model.parameters()),
-                residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
-                bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
-            )
-        )
+        events.emit(announce.ended(self.model, self.steps, buckets))
         self._leave()
 
     def __enter__(self) -> Self:

@@ -130,12 +130,18 @@ def bytes_sent(word: Word, world: int, rank: int = 0) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class At:
-    """Where an aggregation stands. Randomness is addressed by it, and no hyperparameter differs between ranks."""
+    """Where an aggregation stands. Randomness is addressed by it, and no hyperparameter differs between ranks.
+
+    momentum, nesterov: the optimizer's at this moment (Adam's first beta), for compressors that apply it in its place.
+    A rank that has run out of data may give old ones, so nothing that all ranks remember alike may follow from them.
+    """
 
     step: int = 0
     seed: int = 0
     rank: int = 0
     world: int = 1
+    momentum: float = 0.0
+    nesterov: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +150,8 @@ class Staged:
 
     mean        what the group agreed on, the same bits on every rank
     mine        computes `own`, this worker's part in it: as large as the input, and not everyone asks for it
-    owed        this worker's share of what the group still owes itself because of rounding after the exchange, in units
-                of the mean: the shares of all workers add up; None means nothing
+    owes        computes `owed`, this worker's share of what the group still owes itself because of rounding after the
+                exchange, in units of the mean: the shares of all workers add up; None means nothing
     next_state  the state to commit
     finite      False where the group agreed on a number that is not finite, for instance because one left a format's
                 range; the same on every rank, and the step must then be skipped
@@ -155,7 +161,7 @@ class Staged:
 
     mean: Tensor
     mine: Callable[[], Tensor]
-    owed: Tensor | None = None
+    owes: Callable[[], Tensor] | None = None
     next_state: State = field(default_factory=State)
     finite: bool = True
 
@@ -163,6 +169,11 @@ class Staged:
     def own(self) -> Tensor:
         """This worker's part in the mean. Ask before the input, or the state it came from, is written again."""
         return self.mine()
+
+    @property
+    def owed(self) -> Tensor | None:
+        """This worker's share of what is owed; None means nothing. To be asked as early as `own`."""
+        return None if self.owes is None else self.owes()
 
 
 Script = Generator[Word, Any, Any]

@@ -88,7 +88,7 @@ def test_what_was_loaded_does_not_hang_on_the_file(tmp_path):
 
 def test_the_newest_two_stay_and_other_ranks_are_left_alone(tmp_path):
     for step in (5, 10, 15, 20):
-        save(tmp_path, step)
+        save(tmp_path, step, world=2)
         if step < 15:
             save(tmp_path, step, rank=1, world=2)
     assert checkpoint.complete_steps(tmp_path, 0) == [15, 20]

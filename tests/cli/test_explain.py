@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from gossamer.cli.explain import explain
 from gossamer.forecast import assumed_shapes
+from gossamer.kernels import coded_bytes
 
 SCRIPT = """
 import os, sys
@@ -50,7 +51,8 @@ def test_numbers_follow_from_the_formula():
     matrices = [math.prod(shape) for shape in shapes if len(shape) == 2]
     rest = 200_000 - sum(matrices)
     _, output = run("TopK(0.01)", "--parameters", "200000", "--workers", "8")
-    gather = 7 * sum(max(1, round(0.01 * numel)) for numel in matrices) * (4 + 4)
+    kept = sum(max(1, round(0.01 * numel)) for numel in matrices)
+    gather = 7 * (4 * kept + coded_bytes(kept, sum(matrices)))
     mean = 2 * 7 / 8 * rest * 4
     assert shown(output, "bucket 0          Gather") == gather
     assert shown(output, "bucket 0          Mean") == mean
@@ -59,6 +61,15 @@ def test_numbers_follow_from_the_formula():
     assert shown(output, "residuals") == 4 * sum(matrices)
     assert shown(output, "other state") == 0
     assert f"{shown(output, 'total') / shown(output, 'dense float32 ring'):.2%} of the ring's" in output
+
+
+def test_the_recipe_is_chosen_for_the_number_of_workers():
+    alone = "EveryStep() + Route(Feedback(Int8())) + Complete()"
+    assert f"recipe      {alone}" in run("Int8", "--workers", "2")[1]
+    _, output = run("Int8", "--workers", "8")
+    assert "recipe      EveryStep() + Route(Feedback(Sharded(Int8()))) + Complete()" in output
+    assert shown(output, "bucket 0          Exchange") == shown(output, "bucket 0          Gather")
+    assert shown(output, "total") < shown(run(alone, "--workers", "8")[1], "total") / 3
 
 
 def test_without_a_size_one_is_assumed():
@@ -113,7 +124,8 @@ def test_json_says_what_is_printed(tmp_path, script):
     assert record["recipe"] in output
     assert record["workers"] == 4
     assert record["parameters"] == 2500
-    assert record["words"][0] == {"where": "bucket 0", "word": "Gather", "bytes_sent": 3 * 250 * 8}
+    sent = 3 * (250 * 4 + coded_bytes(250, 2500))
+    assert record["words"][0] == {"where": "bucket 0", "word": "Gather", "bytes_sent": sent}
     assert sum(word["bytes_sent"] for word in record["words"]) == record["bytes_sent_per_step"]
     assert record["bytes_sent_per_step"] == shown(output, "total")
     assert record["dense_bytes_sent_per_step"] == 2 * 3 / 4 * 10_000

@@ -91,15 +91,19 @@ def check_own(compressor: Compressor, world: int, *, tolerance: float = 1e-11, s
 
 
 def check_conservation(compressor: Compressor, world: int, *, tolerance: float = 1e-10, steps: int = 12) -> None:
-    """Law 2: what was sent and the mean residual add up to what was given."""
+    """Law 2: what was sent, the mean residual and what is owed add up to what was given."""
     group = Group(compressor, world)
     given = torch.zeros(LAYOUT.numel, dtype=torch.float64)
     sent = torch.zeros_like(given)
     for _ in range(steps):
         gradients = group.gradients()
         given += torch.stack(gradients).mean(0)
-        sent += group.aggregate(gradients)[0].mean
+        staged = group.aggregate(gradients)
+        sent += staged[0].mean
     owed = torch.zeros_like(given)
+    for each in staged:
+        if (share := each.owed) is not None:
+            owed += share
     for state in group.states:
         for key, packed in state.items():
             if key.endswith("residual"):

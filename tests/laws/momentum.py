@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from gossamer.compressors import Compressor
+from laws.formulas import places, ring, sizes, sparse
 
-EXACT: list[Compressor] = []
+from gossamer.compressors import DGC, Compressor, Dense, Feedback, Int8, OneBit, OneBitAdam, Route
+
+EXACT: list[Compressor] = [
+    DGC(density=0.1),
+    DGC(density=0.1, masking=False),
+    DGC(density=0.1, warmup=3, clip=0.5),
+    DGC(density=1.0),
+    Route(DGC(density=0.1), rest=Feedback(Int8())),
+    OneBitAdam(warmup=2),
+    OneBitAdam(warmup=2, inner=Dense(), clip=0.5),
+    OneBitAdam(warmup=1, inner=Feedback(OneBit(block=16))),
+    Route(OneBitAdam(warmup=2, inner=Feedback(Int8(block=16)))),
+]
 ROUNDED: list[Compressor] = []
-FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = []
+
+
+def early(world: int) -> float:
+    """A quarter of every tensor, or everything where that is no more."""
+    k = sum(max(1, round(0.25 * size)) for size in sizes())
+    return min((world - 1) * (4 * k + places(k, sum(sizes()))), ring(world, 4 * sum(sizes())))
+
+
+FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
+    (DGC(density=0.1), lambda n: (n - 1) * sparse(sizes())),
+    (DGC(density=0.1, warmup=3), early),
+    (DGC(density=1.0), lambda n: ring(n, 4 * sum(sizes()))),
+    (
+        Route(DGC(density=0.1), rest=Feedback(Int8(block=16))),
+        lambda n: (n - 1) * (sparse([270, 528]) + sum(s + 4 * math.ceil(s / 16) for s in (240, 20, 48, 1))),
+    ),
+    (OneBitAdam(warmup=2), lambda n: ring(n, 4 * sum(sizes()))),
+]

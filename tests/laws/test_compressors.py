@@ -41,6 +41,7 @@ EXACT = [
     Int8(block=7),
     PowerSGD(rank=2),
     PowerSGD(rank=100),
+    Feedback(Dense()),
     Feedback(TopK(density=0.1)),
     Feedback(Int8(block=16)),
     Feedback(PowerSGD(rank=2)),

@@ -142,21 +142,30 @@ def complete(
         _sync_folder(folder)
         _sync_folder(folder.parent)
     try:
-        _prune(Path(directory), step, rank, keep)
+        _prune(Path(directory), step, rank, len(digests), keep)
     except OSError as error:
         notice(f"Step {step} is saved, but older checkpoints in {directory} could not be removed: {error}")
 
 
-def _prune(directory: Path, step: int, rank: int, keep: int) -> None:
-    """Of this rank's files: leave the `keep` newest complete steps up to this one, and no temporary."""
+def _prune(directory: Path, step: int, rank: int, world: int, keep: int) -> None:
+    """Of this rank's files: leave the `keep` newest complete steps up to this one, and no temporary.
+
+    Rank 0 sees to those of ranks that there are no more.
+    """
     kept = [other for other in complete_steps(directory, rank) if other <= step][-keep:]
     for other in _steps(directory):
         folder = _folder(directory, other)
         _remove_temporaries(folder, rank)
         if other < step and other not in kept:
-            _manifest(folder, rank).unlink(missing_ok=True)
-            _data(folder, rank).unlink(missing_ok=True)
+            for each in (rank, *(_ranks_from(world, folder) if rank == 0 else ())):
+                _manifest(folder, each).unlink(missing_ok=True)
+                _data(folder, each).unlink(missing_ok=True)
             _remove_if_empty(folder)
+
+
+def _ranks_from(first: int, folder: Path) -> list[int]:
+    names = (re.fullmatch(r"rank-(\d+)", path.stem) for path in folder.glob("rank-*"))
+    return sorted({int(name[1]) for name in names if name and int(name[1]) >= first})
 
 
 def _remove_temporaries(folder: Path, rank: int) -> None:
@@ -178,6 +187,15 @@ def complete_steps(directory: str | os.PathLike[str], rank: int) -> list[int]:
     """The steps of which this rank's file and manifest are there, ascending."""
     places = ((step, _folder(directory, step)) for step in _steps(Path(directory)))
     return [step for step, folder in places if _manifest(folder, rank).is_file() and _data(folder, rank).is_file()]
+
+
+def writers(directory: str | os.PathLike[str], step: int, rank: int) -> int | None:
+    """How many workers wrote this step, by this rank's manifest; None where there is none that can be read."""
+    path = _manifest(_folder(directory, step), rank)
+    try:
+        return int(_read_manifest(path)["world"]) if path.is_file() else None
+    except CheckpointError:
+        return None
 
 
 def _file_digest(path: Path) -> str:

@@ -122,7 +122,7 @@ def _foretell(
         return None
     with console.status(f"{recipe}: measuring a few steps alone, to foretell the others"):
         try:
-            resolved = resolve(recipe)
+            resolved = resolve(recipe, workers)
             measured = measure(script, arguments, resolved, workers, copies=workers)
             found = foretell(resolved, measured, read_network(network, workers), workers)
         except GossamerError as error:

@@ -85,7 +85,7 @@ def explain(
     """
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     try:
-        resolved = resolve(recipe)
+        resolved = resolve(recipe, workers)
         model, attached = _model(resolved, script, arguments, parameters)
         said = forecast(resolved, attached, workers=workers)
         foretold = None

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from gossamer.cli.bench import bench
 from gossamer.cli.compare import compare_command
 from gossamer.cli.doctor import doctor
 from gossamer.cli.explain import explain
@@ -22,7 +23,7 @@ def gossamer() -> None:
     """Train PyTorch models across machines that talk less."""
 
 
-for command in (run, compare_command, explain, rehearse, doctor, recipes):
+for command in (run, compare_command, explain, rehearse, doctor, recipes, bench):
     gossamer.add_command(command)
 
 

@@ -122,6 +122,7 @@ def rehearse(
         shapes = find_shapes(where, arguments)
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
+    recipes = {text: resolve(text, workers) for text in recipes}
     plan = Plan(
         shapes=shapes,
         step_seconds=step_seconds,

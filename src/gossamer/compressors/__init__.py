@@ -1,11 +1,40 @@
 """What travels."""
 
 from gossamer.compressors.base import Codec, Compressor
+from gossamer.compressors.chain import Chain
 from gossamer.compressors.dense import Dense
+from gossamer.compressors.dgc import DGC
 from gossamer.compressors.feedback import Feedback
 from gossamer.compressors.lowrank import PowerSGD
-from gossamer.compressors.quantise import Int8
+from gossamer.compressors.onebit import OneBit
+from gossamer.compressors.onebit_adam import OneBitAdam
+from gossamer.compressors.quantise import QSGD, Int8
+from gossamer.compressors.randomk import RandomK
 from gossamer.compressors.route import Route
-from gossamer.compressors.sparse import TopK
+from gossamer.compressors.sharded import Sharded
+from gossamer.compressors.sparse import Threshold, TopK
+from gossamer.compressors.ternary import TernGrad
+from gossamer.compressors.twobit import TwoBit
+from gossamer.compressors.warmup import Warmup
 
-__all__ = ["Codec", "Compressor", "Dense", "Feedback", "Int8", "PowerSGD", "Route", "TopK"]
+__all__ = [
+    "DGC",
+    "QSGD",
+    "Chain",
+    "Codec",
+    "Compressor",
+    "Dense",
+    "Feedback",
+    "Int8",
+    "OneBit",
+    "OneBitAdam",
+    "PowerSGD",
+    "RandomK",
+    "Route",
+    "Sharded",
+    "TernGrad",
+    "Threshold",
+    "TopK",
+    "TwoBit",
+    "Warmup",
+]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, within_range
@@ -16,6 +17,14 @@ from gossamer.terms import Term
 from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
 
 HEADROOM = 1024  # by how much what a payload stands for may exceed the numbers in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ownership:
+    """A compressor applies the momentum of such an `optimizer` in its place, once `start` exchanges were committed."""
+
+    optimizer: type[Optimizer]
+    start: int = 0
 
 
 class Compressor(Term, ABC):
@@ -31,6 +40,10 @@ class Compressor(Term, ABC):
     def init(self, like: Packed, at: At) -> State:
         """State for tensors laid out, typed and placed as `like`; equal on every rank at first."""
         return State()
+
+    def init_compensated(self, like: Packed, at: At) -> State:
+        """State for `aggregate_compensated`, where it needs another than `aggregate`."""
+        return self.init(like, at)
 
     @abstractmethod
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
@@ -49,9 +62,12 @@ class Compressor(Term, ABC):
         into = out if out is not None and out.dtype == wanted.dtype else None
         staged = yield from self.aggregate(Packed(wanted, x.layout), state, at, into)
         own = staged.own
+        if own.data_ptr() == wanted.data_ptr():  # all of it was sent, and it lies where what is left belongs
+            own = wanted.clone()
         residual.after.sub_(own)
         mean = staged.mean if out is None or into is not None else out.copy_(staged.mean)
-        return replace(staged, mean=mean, mine=lambda: own)
+        finite = staged.finite and (mean is staged.mean or all_finite(mean))
+        return replace(staged, mean=mean, mine=lambda: own, finite=finite)
 
     def group(self, slot: Slot) -> int:
         """Tensors of equal group want to lie side by side in a bucket, groups in ascending order."""
@@ -61,9 +77,18 @@ class Compressor(Term, ABC):
         """Whether compressing a tensor of this shape could save anything."""
         return True
 
+    def owns_momentum(self, slot: Slot) -> Ownership | None:
+        """Whose momentum this tensor gets here, from At.momentum; None leaves it to the optimizer, after averaging."""
+        return None
+
 
 class Codec(Compressor):
     """A compressor that is no more than an encoder and a decoder: everyone hears everyone's payload."""
+
+    @property
+    def shards_well(self) -> bool:
+        """Whether a mean, encoded once more, is as good as new: a recipe may then have every worker average a part."""
+        return False
 
     @abstractmethod
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:

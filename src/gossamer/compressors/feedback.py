@@ -32,7 +32,7 @@ class Feedback(Compressor):
 
     def init(self, like: Packed, at: At) -> State:
         residual = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
-        return State({RESIDUAL: Packed(residual, like.layout), **self.inner.init(like, at)})
+        return State({RESIDUAL: Packed(residual, like.layout), **self.inner.init_compensated(like, at)})
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
         left = state.room(RESIDUAL)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, wide
+from gossamer.compressors.base import Compressor, Ownership, wide
 from gossamer.compressors.dense import Dense
 from gossamer.errors import require
 from gossamer.fuse import fuse
@@ -20,15 +21,18 @@ from gossamer.words import Aggregation, At, Staged, State
 class Route(Compressor):
     """Compress the tensors worth it; send those of one dimension, or below `smallest` entries, by `rest`.
 
-    way(x) = inner if x has two dimensions, at least `smallest` entries, and suits inner; else rest
+    way(x) = inner if x has two dimensions, at least `smallest` entries, suits inner, and is none of `names`; else rest
     law:    the laws of both
     bytes:  the sum of both, in as many messages as the longer of them
     source: Lin et al. 2018, ICLR (biases and norms stay dense)
+
+    `names` is a pattern of names as in a shell: "*.embedding.*" sends every embedding by `rest`, whatever its shape.
     """
 
     inner: Compressor
     rest: Compressor = Dense()
     smallest: int = 256
+    names: str | None = None
 
     def __post_init__(self) -> None:
         require(self.smallest >= 0, f"smallest counts entries, not {self.smallest}")
@@ -38,8 +42,12 @@ class Route(Compressor):
         return self.inner, self.rest
 
     def group(self, slot: Slot) -> int:
+        named = self.names is not None and fnmatchcase(slot.name, self.names)
         worth = len(slot.shape) >= 2 and slot.numel >= self.smallest and self.inner.suits(slot.shape)
-        return 0 if worth else 1
+        return 0 if worth and not named else 1
+
+    def owns_momentum(self, slot: Slot) -> Ownership | None:
+        return self.ways[self.group(slot)].owns_momentum(slot)
 
     def _names(self, x: Packed) -> list[list[str]]:
         return [[slot.name for slot in x.layout if self.group(slot) == way] for way in range(len(self.ways))]
@@ -73,7 +81,7 @@ class Route(Compressor):
         return Staged(
             mean=mean,
             mine=lambda: _joined(x.layout, [Packed(part.own, at) for part, at in zip(parts, layouts, strict=True)]),
-            owed=_joined_owed(x, [(part.owed, at) for part, at in zip(parts, layouts, strict=True)]),
+            owes=_joint_debt(x.layout, list(zip(parts, layouts, strict=True))),
             next_state=State(
                 {
                     f"{way}.{key}": value
@@ -94,6 +102,7 @@ def _joined(layout: Layout, parts: Sequence[Packed]) -> Tensor:
     return whole
 
 
-def _joined_owed(x: Packed, parts: Sequence[tuple[Tensor | None, Layout]]) -> Tensor | None:
-    owing = [Packed(owed, layout) for owed, layout in parts if owed is not None]
-    return _joined(x.layout, owing) if owing else None
+def _joint_debt(whole: Layout, parts: Sequence[tuple[Staged, Layout]]) -> Callable[[], Tensor] | None:
+    """Computes what the parts owe together, in the places that it has in `whole`; None where they owe nothing."""
+    owing = [(staged.owes, layout) for staged, layout in parts if staged.owes is not None]
+    return (lambda: _joined(whole, [Packed(owes(), layout) for owes, layout in owing])) if owing else None

@@ -4,12 +4,26 @@ Each takes `sizes`, the numbers of elements of the tensors that lie side by side
 never reach from one tensor into the next. Plain torch is the truth; faster loops equal it bit for bit.
 """
 
+from gossamer.kernels.bits import packed_bytes
 from gossamer.kernels.checks import all_finite, within_range
 from gossamer.kernels.gram_schmidt import orthonormal
-from gossamer.kernels.places import coded_bytes, decode_places, encode_places, sparse_decode
-from gossamer.kernels.quantise import int8_decode, int8_encode
+from gossamer.kernels.levels import level_bytes
+from gossamer.kernels.native_quantise import (
+    int8_decode,
+    int8_encode,
+    levels_decode,
+    levels_encode,
+    magnitudes,
+    onebit_decode,
+    onebit_encode,
+    ternary_decode,
+    ternary_encode,
+    twobit_decode,
+    twobit_encode,
+)
+from gossamer.kernels.native_select import above, decode_places, encode_places, largest, sparse_decode
+from gossamer.kernels.places import coded_bytes
 from gossamer.kernels.residual import Residual
-from gossamer.kernels.select import above, largest
 
 __all__ = [
     "Residual",
@@ -21,7 +35,18 @@ __all__ = [
     "int8_decode",
     "int8_encode",
     "largest",
+    "level_bytes",
+    "levels_decode",
+    "levels_encode",
+    "magnitudes",
+    "onebit_decode",
+    "onebit_encode",
     "orthonormal",
+    "packed_bytes",
     "sparse_decode",
+    "ternary_decode",
+    "ternary_encode",
+    "twobit_decode",
+    "twobit_encode",
     "within_range",
 ]

@@ -1,4 +1,4 @@
-"""Every entry in a few bits. w = x + residual.before, or x; residual.after = w - what the code stands for.
+"""Every entry in eight bits. w = x + residual.before, or x; residual.after = w - what the code stands for.
 
 Arithmetic is float32 (float64 for such input), one rounding for every operation written, none fused.
 """
@@ -9,22 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from gossamer.errors import MalformedError
 from gossamer.kernels.noise import uniform
 from gossamer.kernels.residual import Residual, wanted
-
-
-def blocks(sizes: Sequence[int], block: int) -> int:
-    """How many blocks tensors of these sizes have."""
-    return sum(-(-size // block) for size in sizes)
-
-
-def rows(span: Tensor, block: int) -> Tensor:
-    """(n,) -> (ceil(n / block), block), the last row filled up with zeros."""
-    short = -span.numel() % block
-    return (pad(span, (0, short)) if short else span).view(-1, block)
+from gossamer.kernels.spans import average, blocks, by_block, expect, sendable, spread
 
 
 def int8_encode(
@@ -36,21 +24,14 @@ def int8_encode(
     u = uniform(key), then between -127 and 127; 0 where s is. Stands for q s. Raises NotFinite.
     """
     w = wanted(x, residual)
-    noise = None if key is None else uniform(key, len(w), w.device)
-    codes = torch.empty(len(w), dtype=torch.int8, device=w.device)
-    scales: list[Tensor] = []
-    for place, span in _spans(w, sizes):
-        cut = rows(span, block)
-        scale = (cut.abs().amax(1, keepdim=True).float() / 127).view(-1, 1)
-        ratio = cut / torch.where(scale == 0, torch.ones_like(scale), scale).to(w.dtype)
-        whole = ratio.round() if noise is None else (ratio + rows(noise[place : place + len(span)], block)).floor()
-        whole = torch.where(scale == 0, torch.zeros_like(whole), whole.clamp(-127, 127))
-        codes[place : place + len(span)] = whole.view(-1)[: len(span)]
-        if residual is not None:
-            left = cut - whole * scale.to(w.dtype)
-            residual.after[place : place + len(span)] = left.view(-1)[: len(span)]
-        scales.append(scale.view(-1))
-    return torch.cat(scales) if scales else w.new_empty(0, dtype=torch.float32), codes
+    scales = sendable(by_block(w.abs(), sizes, block).amax(1)) / 127
+    scale = spread(scales, sizes, block).to(w.dtype)
+    ratio = w / torch.where(scale == 0, torch.ones_like(scale), scale)
+    whole = ratio.round() if key is None else (ratio + uniform(key, len(w), w.device)).floor()
+    codes = torch.where(scale == 0, torch.zeros_like(whole), whole.clamp(-127, 127)).to(torch.int8)
+    if residual is not None:
+        torch.sub(w, codes.to(w.dtype) * scale, out=residual.after)
+    return scales, codes
 
 
 def int8_decode(
@@ -61,29 +42,6 @@ def int8_decode(
     Raises MalformedError before anything is written.
     """
     for scales, codes in payloads:
-        _expect(scales, torch.float32, blocks(sizes, block))
-        _expect(codes, torch.int8, sum(sizes))
-    out.zero_()
-    for scales, codes in payloads:
-        for (place, span), scale in zip(
-            _spans(codes, sizes), scales.split([-(-size // block) for size in sizes]), strict=True
-        ):
-            meant = rows(span, block).to(out.dtype) * scale.to(out.dtype)[:, None]
-            out[place : place + len(span)].add_(meant.view(-1)[: len(span)])
-    if divisor != 1:
-        out.div_(divisor)
-
-
-def _spans(flat: Tensor, sizes: Sequence[int]) -> list[tuple[int, Tensor]]:
-    """(offset, elements) of each tensor."""
-    found: list[tuple[int, Tensor]] = []
-    place = 0
-    for size in sizes:
-        found.append((place, flat[place : place + size]))
-        place += size
-    return found
-
-
-def _expect(tensor: Tensor, dtype: torch.dtype, numel: int) -> None:
-    if tensor.dtype != dtype or tensor.shape != (numel,):
-        raise MalformedError(f"a payload of {numel} {dtype} was due, and {tuple(tensor.shape)} {tensor.dtype} came")
+        expect(scales, torch.float32, blocks(sizes, block))
+        expect(codes, torch.int8, sum(sizes))
+    average((codes.to(out.dtype) * spread(s, sizes, block).to(out.dtype) for s, codes in payloads), out, divisor)

@@ -43,7 +43,8 @@ def above(
     """
     w = wanted(x, residual)
     limits = torch.tensor(list(thresholds), dtype=w.dtype, device=w.device)
-    limits = limits.repeat_interleave(torch.tensor(list(sizes), device=w.device), output_size=len(w))
+    repeats = torch.tensor(list(sizes), dtype=torch.int64, device=w.device)
+    limits = limits.repeat_interleave(repeats, output_size=len(w))
     taken = w.abs() > limits
     return None if int(taken.sum()) > room else _take(w, taken, residual)
 

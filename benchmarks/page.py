@@ -1,0 +1,95 @@
+"""Writes what docs/compressors.md lists: rules from the docstrings, and speeds from a file of measurements.
+
+    python benchmarks/page.py [--speed FILE.json]
+
+FILE.json is what `gossamer bench compressors --json FILE.json` wrote.
+"""
+
+import argparse
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gossamer.bench import ABOUT, Measured, cells, remarks
+from gossamer.compressors import Compressor
+from gossamer.recipe import NOUNS, signature
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "compressors.md"
+LINES = re.compile(r"(law|bytes|source):\s*(.*)")
+
+
+def put_between(page: Path, what: str, text: str) -> None:
+    """Replace what stands between the page's markers."""
+    before, after = around(page, what)
+    page.write_text(f"{before}\n\n{text}\n\n{after}", encoding="utf-8")
+
+
+def around(page: Path, what: str) -> tuple[str, str]:
+    """The page until and from the markers, these included."""
+    begin, end = f"<!-- written by a program: {what} -->", f"<!-- end: {what} -->"
+    before, found, rest = (page.read_text(encoding="utf-8") if page.exists() else "").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        sys.exit(f"{page} has no lines {begin} and {end}, so there is no place for the text. Add them.")
+    return before + begin, end + after
+
+
+def rules() -> str:
+    """Every compressor as its docstring has it."""
+    parts: list[str] = []
+    for name, noun in sorted(NOUNS.items(), key=lambda item: item[0].lower()):
+        if noun.kind == Compressor.kind:
+            sentence, equation, told = read(inspect.getdoc(noun) or "")
+            lines = [f"- {what}: {text}" for what, text in told.items()]
+            head = [f"### {name}", f"`{signature(noun)}`", sentence, f"    {equation}"]
+            parts.append("\n\n".join([*head, "\n".join(lines)]))
+    return "\n\n".join(parts)
+
+
+def read(docstring: str) -> tuple[str, str, dict[str, str]]:
+    """(sentence, equation, {law, bytes, source}) of a docstring in this project's five parts."""
+    first, *_ = docstring.partition("law:")
+    sentence, _, equation = first.strip().partition("\n\n")
+    told: dict[str, str] = {}
+    lines = iter(docstring[len(first) :].splitlines())
+    for line in lines:
+        if not line.strip():
+            break
+        started = LINES.match(line.strip())
+        if started:
+            told[started[1]] = started[2]
+        else:
+            last = list(told)[-1]
+            told[last] += f" {line.strip()}"
+    return " ".join(sentence.split()), "\n    ".join(line.strip() for line in equation.strip().splitlines()), told
+
+
+def speeds(record: dict[str, Any]) -> str:
+    """What `gossamer bench compressors` measured, as a table."""
+    measured = [Measured(**{**one, "seconds": tuple(one["seconds"])}) for one in record["measured"]]
+    about = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
+    notes = [f"- {sentence}" for sentence in remarks(measured)]
+    return "\n".join([f"Command: `{record['command']}`; {about}.", "", ABOUT, "", *_table(cells(measured)), "", *notes])
+
+
+def _table(lines: Sequence[dict[str, str]]) -> Iterator[str]:
+    yield f"| {' | '.join(name.strip() for name in lines[0])} |"
+    yield f"|---|---|{'---:|' * (len(lines[0]) - 2)}"
+    for line in lines:
+        yield f"| {' | '.join(line.values())} |"
+
+
+def main(args: argparse.Namespace) -> None:
+    put_between(PAGE, "rules", rules())
+    if args.speed:
+        put_between(PAGE, "speed", speeds(json.loads(args.speed.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write what docs/compressors.md lists.")
+    parser.add_argument("--speed", type=Path, metavar="FILE.json", help="what gossamer bench compressors wrote")
+    main(parser.parse_args())

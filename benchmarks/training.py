@@ -1,0 +1,121 @@
+"""Training by several workers in one process: one model, real aggregations in lock step, no sockets."""
+
+import math
+import time
+from collections.abc import Generator
+from typing import Any, TypedDict
+
+import torch
+from benchmarks.tasks import Task
+from torch import Tensor
+
+from gossamer import momentum
+from gossamer.buckets import Bucket
+from gossamer.compressors import Compressor
+from gossamer.drive import simulate
+from gossamer.errors import NotFinite
+from gossamer.recipe import resolve
+from gossamer.words import At, Staged, Word, bytes_sent
+
+POINTS = 24  # of a curve
+
+
+class Run(TypedDict):
+    """curve: (steps made, bytes sent per worker until then, training loss). A loss is None where it is no number."""
+
+    task: str
+    compressor: str
+    resolved: str
+    seed: int
+    steps: int
+    workers: int
+    seconds: float
+    curve: list[tuple[int, float, float | None]]
+    held_out: float | None
+
+
+class Workers:
+    """`world` workers who own one model: their gradients are computed one after another, and averaged as a group's."""
+
+    def __init__(self, task: Task, text: str, seed: int, world: int) -> None:
+        torch.manual_seed(seed)
+        self.task, self.world, self.seed, self.step = task, world, seed, 0
+        self.model = task.build()
+        self.compressor: Compressor = resolve(text, world=world).compressor
+        self.optimizer = task.optimizer(self.model.parameters())
+        parameters = dict(self.model.named_parameters())
+        at = [At(seed=seed, rank=rank, world=world) for rank in range(world)]
+        self.buckets = [Bucket(parameters, self.compressor, here) for here in at]
+        self.momentum = momentum.take_over(self.optimizer, self.compressor, parameters, at[0], None)
+        self.bytes_sent = 0.0
+
+    def train(self, batches: list[tuple[Tensor, ...]]) -> None:
+        """One step. Raises NotFinite where the training diverges."""
+        names = set(self.buckets[0].layout.names)
+        for bucket, samples in zip(self.buckets, batches, strict=True):
+            bucket.flat.zero_()
+            bucket.point(names)
+            self.task.loss(self.model, *samples).backward()
+        applied, nesterov = self.momentum.now()
+        scripts = []
+        for rank, bucket in enumerate(self.buckets):
+            at = At(step=self.step, seed=self.seed, rank=rank, world=self.world, momentum=applied, nesterov=nesterov)
+            scripts.append(self._counted(bucket, at))
+        staged: list[Staged] = simulate(scripts)
+        if not all(each.finite for each in staged):
+            raise NotFinite("the group agreed on a number that is not finite")
+        for bucket, each in zip(reversed(self.buckets), reversed(staged), strict=True):
+            bucket.commit(each.next_state, names, 1.0)  # the first worker's gradients stay with the model
+        self.step += 1
+        self.momentum.before(self.step)
+        self.optimizer.step()
+        self.momentum.after()
+
+    def _counted(self, bucket: Bucket, at: At) -> Generator[Word, Any, Staged]:
+        """A worker's script; what it sends is counted."""
+        script, answer = self.compressor.aggregate(bucket.packed, bucket.state, at, bucket.flat), None
+        while True:
+            try:
+                word = script.send(answer)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            self.bytes_sent += bytes_sent(word, at.world, at.rank) / at.world
+            answer = yield word
+
+    @torch.no_grad()
+    def losses(self) -> list[float | None]:
+        """Over samples to learn from, and over others."""
+        self.model.eval()
+        found = [float(self.task.loss(self.model, *samples)) for samples in self.task.samples()[1:]]
+        self.model.train()
+        return [loss if math.isfinite(loss) else None for loss in found]
+
+
+def train(name: str, task: Task, text: str, seed: int, steps: int, world: int, every: int) -> Run:
+    """Train; losses are taken before the first, after each `every`-th and after the last step."""
+    began = time.perf_counter()
+    workers = Workers(task, text, seed, world)
+    batches = task.batches(world, seed)
+    loss, held_out = workers.losses()
+    curve = [(0, 0.0, loss)]
+    for step in range(1, steps + 1):
+        try:
+            workers.train(next(batches))
+        except NotFinite:
+            curve.append((step, workers.bytes_sent, None))
+            held_out = None
+            break
+        if step % every == 0 or step == steps:
+            loss, held_out = workers.losses()
+            curve.append((step, workers.bytes_sent, loss))
+    return {
+        "task": name,
+        "compressor": text,
+        "resolved": repr(workers.compressor),
+        "seed": seed,
+        "steps": steps,
+        "workers": world,
+        "seconds": time.perf_counter() - began,
+        "curve": curve,
+        "held_out": held_out,
+    }

@@ -1,0 +1,203 @@
+// What codes stand for, added up over payloads: src/gossamer/kernels/{quantise,onebit,twobit,ternary,levels}.py in C++,
+// bit for bit.
+//
+// A decoder keeps a chunk of the sum in the first cache while it walks over the payloads, and writes it once. Codes
+// that no encoder writes are looked for before anything is written.
+
+#include "bits.hpp"
+#include "common.hpp"
+#include "spans.hpp"
+
+#define INLINED __attribute__((always_inline))
+
+namespace gossamer {
+namespace {
+
+// add(tensor, payload, block, place, count, sum) adds what a chunk of a payload stands for; `block` counts all blocks.
+template <typename Add>
+GOSSAMER_INLINE void averaged(const Spans& spans, int64_t payloads, float divisor, float* out, Add add) {
+    alignas(64) float sum[kChunk];
+    int64_t index = 0;
+    spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
+        every_chunk(n, [&](int64_t at, int64_t count) INLINED {
+            std::memset(sum, 0, sizeof(float) * static_cast<size_t>(ceil_div(count, 8) * 8));
+            for (int64_t payload = 0; payload < payloads; payload++) {
+                add(tensor, payload, index, place + at, count, sum);
+            }
+            if (divisor == 1.0f) {
+                std::memcpy(out + place + at, sum, sizeof(float) * static_cast<size_t>(count));
+            } else {
+                for (int64_t i = 0; i < count; i++) out[place + at + i] = sum[i] / divisor;
+            }
+        });
+        index++;
+        return true;
+    });
+}
+
+// Where the codes of the chunk that is being added begin: chunks come in order, `payloads` times each.
+template <typename Packed>
+struct Cursor {
+    Packed packed;
+    int64_t payloads;
+    int64_t at = 0;
+
+    GOSSAMER_INLINE const uint8_t* next(int64_t payload, int64_t bytes) {
+        const uint8_t* found = packed[payload] + at;
+        if (payload == payloads - 1) at += bytes;
+        return found;
+    }
+};
+
+// Each code's value, one to a byte, and up to kSlack bytes behind them.
+template <typename Packing, uint8_t... Values>
+GOSSAMER_INLINE void unpack(const uint8_t* bytes, int64_t n, uint8_t* values) {
+    static constexpr Table<Packing, Values...> kTable;
+    for (int64_t i = 0; i < ceil_div(n, Packing::kPerByte); i++) {
+        store(values + i * Packing::kPerByte, kTable.of[bytes[i]]);
+    }
+}
+
+// Signs of a chunk, of all payloads together, plus how many payloads there were.
+template <typename Packing, uint8_t... Values>
+GOSSAMER_INLINE void count_signs(const uint8_t* const* packed, int64_t payloads, int64_t at, int64_t n,
+                                 uint8_t* values) {
+    static constexpr Table<Packing, Values...> kTable;
+    for (int64_t i = 0; i < ceil_div(n, Packing::kPerByte); i++) {
+        uint64_t word = 0;
+        for (int64_t payload = 0; payload < payloads; payload++) word += kTable.of[packed[payload][at + i]];
+        store(values + i * Packing::kPerByte, word);
+    }
+}
+
+template <typename Packing, uint8_t... Values>
+GOSSAMER_INLINE int64_t ternary_decode(const uint8_t* const* packed, int64_t payloads, const float* scales,
+                                       const Spans& spans, float divisor, float* out) {
+    constexpr int64_t kTogether = 127;  // two for each payload fit into a byte
+    alignas(64) uint8_t values[kChunk + kSlack];
+    alignas(64) int32_t sums[kChunk];
+    int64_t start = 0;
+    spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
+        for (int64_t i = 0; i < n; i++) sums[i] = 0;
+        for (int64_t first = 0; first < payloads; first += kTogether) {
+            const int64_t count = smaller(kTogether, payloads - first);
+            count_signs<Packing, Values...>(packed + first, count, start, n, values);
+            for (int64_t i = 0; i < n; i++) sums[i] += values[i] - static_cast<int32_t>(count);
+        }
+        const float scale = scales[tensor];
+        for (int64_t i = 0; i < n; i++) out[place + i] = static_cast<float>(sums[i]) * scale / divisor;
+        start += ceil_div(n, Packing::kPerByte);
+        return true;
+    });
+    return kDone;
+}
+
+// Whether every code is at most `largest`, and what is left of the tensors' last bytes is zero.
+GOSSAMER_INLINE bool are_levels(const uint8_t* from, const Spans& spans, Stream stream, int64_t largest) {
+    alignas(64) uint16_t codes[kChunk + kSlack];
+    alignas(64) uint8_t packed[2 * kChunk + kSlack] = {};
+    return spans.every_block([&](int64_t, int64_t, int64_t n) INLINED {
+        const int64_t bytes = stream.bytes(n), used = n * stream.bits % 8;
+        std::memcpy(packed, from, static_cast<size_t>(bytes));
+        from += bytes;
+        stream.unpack(packed, n, codes);
+        uint16_t most = 0;
+        for (int64_t i = 0; i < n; i++) most = codes[i] > most ? codes[i] : most;
+        return most <= largest && (!used || packed[bytes - 1] >> used == 0);
+    });
+}
+
+}  // namespace
+}  // namespace gossamer
+
+using namespace gossamer;
+
+GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_int8_decode(const float* const* scales, const int8_t* const* codes,
+                                                             int64_t payloads, const int64_t* sizes, int64_t tensors,
+                                                             int64_t block, float divisor, float* out) {
+    averaged({sizes, tensors, block}, payloads, divisor, out,
+             [&](int64_t, int64_t payload, int64_t index, int64_t place, int64_t n, float* sum) INLINED {
+                 const float scale = scales[payload][index];
+                 const int8_t* from = codes[payload] + place;
+                 for (int64_t i = 0; i < n; i++) sum[i] += static_cast<float>(from[i]) * scale;
+             });
+    return kDone;
+}
+
+GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_onebit_decode(const float* const* scales, const uint8_t* const* packed,
+                                                               int64_t payloads, const int64_t* sizes, int64_t tensors,
+                                                               int64_t block, float divisor, float* out) {
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        if (!well_packed<Bits>(packed[payload], sizes, tensors)) return kMalformed;
+    }
+    Cursor<const uint8_t* const*> cursor{packed, payloads};
+    averaged({sizes, tensors, block}, payloads, divisor, out,
+             [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, float* sum) INLINED {
+                 const uint8_t* from = cursor.next(payload, ceil_div(n, 8));
+                 const uint32_t scale = bits_of(scales[payload][index]);
+                 for (int64_t i = 0; i < ceil_div(n, 8); i++) {
+                     for (uint32_t k = 0; k < 8; k++) {
+                         const uint32_t sign = static_cast<uint32_t>(from[i]) << (31 - k) & ~kMagnitude;
+                         sum[8 * i + k] += float_of(scale ^ sign);
+                     }
+                 }
+             });
+    return kDone;
+}
+
+GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_twobit_decode(const float* const* thresholds,
+                                                               const uint8_t* const* packed, int64_t payloads,
+                                                               const int64_t* sizes, int64_t tensors, int64_t bytes,
+                                                               float divisor, float* out) {
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        if (!no_pair_is<1>(packed[payload], bytes)) return kMalformed;
+        if (!well_packed<Pairs>(packed[payload], sizes, tensors)) return kMalformed;
+    }
+    alignas(64) uint8_t codes[kChunk + kSlack];
+    Cursor<const uint8_t* const*> cursor{packed, payloads};
+    averaged({sizes, tensors, kChunk}, payloads, divisor, out,
+             [&](int64_t tensor, int64_t payload, int64_t, int64_t, int64_t n, float* sum) INLINED {
+                 const float t = thresholds[payload][tensor];
+                 unpack<Pairs, 0, 1, 2, 3>(cursor.next(payload, ceil_div(n, 4)), n, codes);
+                 for (int64_t i = 0; i < n; i++) sum[i] += codes[i] == 3 ? t : codes[i] == 2 ? -t : 0.0f;
+             });
+    return kDone;
+}
+
+GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_ternary_decode(const uint8_t* const* packed, int64_t payloads,
+                                                                const float* scales, const int64_t* sizes,
+                                                                int64_t tensors, int64_t per_byte, int64_t bytes,
+                                                                float divisor, float* out) {
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        const bool good = per_byte == 5 ? well_packed<Trits>(packed[payload], sizes, tensors)
+                                        : no_pair_is<3>(packed[payload], bytes) &&
+                                              well_packed<Pairs>(packed[payload], sizes, tensors);
+        if (!good) return kMalformed;
+    }
+    const Spans spans{sizes, tensors, kChunk};
+    if (per_byte == 5) return ternary_decode<Trits, 1, 2, 0>(packed, payloads, scales, spans, divisor, out);
+    return ternary_decode<Pairs, 1, 2, 0, 0>(packed, payloads, scales, spans, divisor, out);
+}
+
+GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_levels_decode(const float* const* norms, const uint8_t* const* packed,
+                                                               int64_t payloads, const int64_t* sizes, int64_t tensors,
+                                                               int64_t block, int64_t levels, int64_t bits,
+                                                               float divisor, float* out) {
+    const Stream stream{static_cast<int>(bits)};
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        if (!are_levels(packed[payload], {sizes, tensors, kChunk}, stream, 2 * levels)) return kMalformed;
+    }
+    alignas(64) uint16_t codes[kChunk + kSlack];
+    alignas(64) uint8_t near[2 * kChunk + kSlack] = {};
+    Cursor<const uint8_t* const*> cursor{packed, payloads};
+    averaged({sizes, tensors, block}, payloads, divisor, out,
+             [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, float* sum) INLINED {
+                 const float unit = norms[payload][index] / static_cast<float>(levels);
+                 const int32_t zero = static_cast<int32_t>(levels);
+                 const int64_t bytes = stream.bytes(n);
+                 std::memcpy(near, cursor.next(payload, bytes), static_cast<size_t>(bytes));
+                 stream.unpack(near, n, codes);
+                 for (int64_t i = 0; i < n; i++) sum[i] += static_cast<float>(codes[i] - zero) * unit;
+             });
+    return kDone;
+}

@@ -1,0 +1,212 @@
+// Random valid and malformed input for every exported function, under the address and undefined-behaviour sanitizers:
+// make sanitize. Buffers have exactly the size that was agreed, so that a step outside is noticed.
+
+#include "common.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <vector>
+
+#if __has_include("sanitize_quantise.hpp")
+#include "sanitize_quantise.hpp"
+#else
+inline void sanitize_quantise() {}
+#endif
+
+extern "C" {
+int64_t gossamer_abi();
+int64_t gossamer_limit_instructions(int64_t limit);
+int64_t gossamer_largest(const float*, const float*, float*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t*,
+                         float*);
+int64_t gossamer_above(const float*, const float*, float*, int64_t, const int64_t*, const float*, int64_t, int64_t,
+                       int32_t*, float*);
+int64_t gossamer_encode_places(const int32_t*, int64_t, int64_t, int64_t, int64_t, uint8_t*, int64_t);
+int64_t gossamer_decode_places(const uint8_t*, int64_t, int64_t, int64_t, int64_t, int64_t, int32_t*);
+int64_t gossamer_scatter(const int32_t* const*, const float* const*, const int64_t*, int64_t, float*, int64_t, int64_t,
+                         int64_t);
+}
+
+namespace {
+
+using gossamer::magnitude_of;
+
+constexpr int64_t kSlack = 80;
+std::mt19937 g_random(1);
+
+int64_t below(int64_t n) { return static_cast<int64_t>(g_random() % static_cast<uint64_t>(n)); }
+
+void expect(bool holds, const char* what) {
+    if (holds) return;
+    std::fprintf(stderr, "sanitize: %s\n", what);
+    std::abort();
+}
+
+std::vector<float> numbers(int64_t n, int64_t kind) {
+    std::normal_distribution<float> normal;
+    std::vector<float> found(static_cast<size_t>(n));
+    for (float& each : found) {
+        each = normal(g_random);
+        if (kind == 1) each = std::round(each);
+        if (kind == 2) each = 0.0f;
+        if (kind == 3) each *= 1e-40f;
+        if (kind == 4) each = static_cast<float>(&each - found.data());
+    }
+    return found;
+}
+
+struct Tensors {
+    std::vector<int64_t> sizes, counts;
+    int64_t n = 0, taken = 0;
+};
+
+Tensors tensors() {
+    static const int64_t kSizes[] = {0, 1, 15, 16, 17, 63, 64, 100, 1000, 5000, 40000};
+    Tensors found;
+    for (int64_t t = below(5); t >= 0; --t) {
+        found.sizes.push_back(kSizes[below(11)]);
+        found.counts.push_back(below(found.sizes.back() + 1) / (1 + 30 * below(3)));
+        found.n += found.sizes.back();
+        found.taken += found.counts.back();
+    }
+    return found;
+}
+
+// The largest by sorting: their places, ascending.
+std::vector<int32_t> by_sorting(const std::vector<float>& w, const Tensors& all) {
+    std::vector<int32_t> found;
+    int64_t begin = 0;
+    for (size_t t = 0; t < all.sizes.size(); begin += all.sizes[t++]) {
+        std::vector<int32_t> order(static_cast<size_t>(all.sizes[t]));
+        for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(begin) + static_cast<int32_t>(i);
+        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+            return magnitude_of(w[static_cast<size_t>(a)]) > magnitude_of(w[static_cast<size_t>(b)]);
+        });
+        std::sort(order.begin(), order.begin() + all.counts[t]);
+        found.insert(found.end(), order.begin(), order.begin() + all.counts[t]);
+    }
+    return found;
+}
+
+void sanitize_select() {
+    const Tensors all = tensors();
+    std::vector<float> x = numbers(all.n, below(5)), before = numbers(all.n, below(5)), apart(x.size()), w(x.size());
+    const bool spoilt = all.n && below(8) == 0;
+    if (spoilt) {
+        const float bad[] = {NAN, INFINITY, -INFINITY, -NAN};
+        x[static_cast<size_t>(below(all.n))] = bad[below(4)];
+    }
+    const int64_t mode = below(3);  // nothing owed, apart, in place
+    for (size_t i = 0; i < x.size(); ++i) w[i] = mode ? x[i] + before[i] : x[i];
+    float* after = mode == 0 ? nullptr : mode == 1 ? apart.data() : before.data();
+    const float* owed = mode ? before.data() : nullptr;
+    const std::vector<float> kept = before;
+    const int64_t count = static_cast<int64_t>(all.sizes.size());
+    if (below(2)) {
+        std::vector<int32_t> places(static_cast<size_t>(all.taken));
+        std::vector<float> values(places.size());
+        const int64_t answer = gossamer_largest(x.data(), owed, after, all.n, all.sizes.data(), all.counts.data(),
+                                                count, places.data(), values.data());
+        expect(answer == (spoilt ? gossamer::kNotFinite : all.taken), "largest answers something else");
+        expect(spoilt || places == by_sorting(w, all), "largest took others");
+    } else {
+        const int64_t room = below(all.n + 2);
+        std::vector<float> thresholds(all.sizes.size(), static_cast<float>(below(30)) / 10 - 0.1f), values;
+        std::vector<int32_t> places(static_cast<size_t>(room + kSlack));
+        values.resize(places.size());
+        const int64_t answer = gossamer_above(x.data(), owed, after, all.n, all.sizes.data(), thresholds.data(), count,
+                                              room, places.data(), values.data());
+        const int64_t due = std::count_if(w.begin(), w.end(), [&](float v) { return std::fabs(v) > thresholds[0]; });
+        const int64_t expected = spoilt ? int64_t{gossamer::kNotFinite} : due > room ? int64_t{gossamer::kOverflow} : due;
+        expect(answer == expected, "above answers something else");
+        expect(answer >= 0 || mode != 2 || before == kept, "a residual in place was changed by a failure");
+    }
+}
+
+void sanitize_misfits() {
+    const std::vector<float> x(10);
+    const std::vector<std::vector<int64_t>> sizes = {{9}, {11}, {-1, 11}, {20, -10}, {INT64_MAX, 10}};
+    for (const auto& each : sizes) {
+        const std::vector<int64_t> counts(each.size(), 0);
+        const std::vector<float> limits(each.size(), 1.0f);
+        const int64_t tensors = static_cast<int64_t>(each.size());
+        expect(gossamer_largest(x.data(), nullptr, nullptr, 10, each.data(), counts.data(), tensors, nullptr, nullptr) ==
+                       gossamer::kMisfit &&
+                   gossamer_above(x.data(), nullptr, nullptr, 10, each.data(), limits.data(), tensors, 5, nullptr,
+                                  nullptr) == gossamer::kMisfit,
+               "sizes that do not fit were accepted");
+    }
+    const int64_t ten = 10, too_many[] = {-1, 11};
+    for (const int64_t& count : too_many) {
+        expect(gossamer_largest(x.data(), nullptr, nullptr, 10, &ten, &count, 1, nullptr, nullptr) == gossamer::kMisfit,
+               "a count that does not fit was accepted");
+    }
+}
+
+struct Code {
+    int64_t n, room, low;
+    std::vector<uint8_t> bytes;
+};
+
+Code room_for(int64_t n, int64_t room, int64_t low) {
+    const int64_t bits = low < 0 ? n : room + (std::max<int64_t>(n - 1, 0) >> low);
+    const int64_t lows = low < 0 ? 0 : (room * low + 7) / 8;
+    return {n, room, low, std::vector<uint8_t>(static_cast<size_t>(lows + (bits + 7) / 8))};
+}
+
+void sanitize_places() {
+    const int64_t n = 1 + below(below(2) ? 100 : 100000), low = below(18) - 1;
+    std::vector<int32_t> places;
+    for (int64_t place = below(n); place < n; place += 1 + below(1 + below(n))) {
+        places.push_back(static_cast<int32_t>(place));
+    }
+    const int64_t count = static_cast<int64_t>(places.size());
+    Code code = room_for(n, count + below(3), low);
+    const int64_t coded_bytes = static_cast<int64_t>(code.bytes.size());
+    expect(gossamer_encode_places(places.data(), count, n, code.room, low, code.bytes.data(), coded_bytes) == 0,
+           "places could not be encoded");
+    std::vector<int32_t> decoded(places.size());
+    const auto decode = [&](int64_t size) {
+        return gossamer_decode_places(code.bytes.data(), size, count, n, code.room, low, decoded.data());
+    };
+    expect(decode(coded_bytes) == 0 && decoded == places, "places came back as others");
+    expect(decode(coded_bytes - 1) == gossamer::kMalformed, "a short code was accepted");
+    // Sums over places that were accepted, whoever wrote them.
+    for (int64_t spoilt = 0; spoilt < 4; ++spoilt) {
+        if (spoilt) code.bytes[static_cast<size_t>(below(coded_bytes))] = static_cast<uint8_t>(g_random());
+        if (decode(coded_bytes) != 0) continue;
+        std::vector<float> values(decoded.size(), 1.0f), out(static_cast<size_t>(n), 7.0f);
+        const int32_t* at[] = {decoded.data(), decoded.data()};
+        const float* given[] = {values.data(), values.data()};
+        const int64_t counts[] = {count, count}, onto = below(2);
+        expect(gossamer_scatter(at, given, counts, 2, out.data(), n, 2, onto) == 0, "a sum failed");
+        double sum = 0;
+        for (const float each : out) sum += each;
+        expect(sum == static_cast<double>(count + (onto ? 7 * n : 0)), "a sum is wrong");
+    }
+    for (int64_t spoilt = 0; spoilt < 4 && count; ++spoilt) {
+        const int32_t bad[] = {-1, static_cast<int32_t>(n), INT32_MAX, INT32_MIN};
+        std::vector<int32_t> others = places;
+        others[static_cast<size_t>(below(count))] = bad[spoilt];
+        expect(gossamer_encode_places(others.data(), count, n, code.room, low, code.bytes.data(), coded_bytes) ==
+                   gossamer::kMalformed,
+               "places outside were encoded");
+    }
+}
+
+}  // namespace
+
+int main() {
+    expect(gossamer_abi() > 0, "no version");
+    for (int64_t level = 0; level < 3; ++level) {
+        gossamer_limit_instructions(level);
+        for (int round = 0; round < 400; ++round) sanitize_select();
+        sanitize_misfits();
+    }
+    for (int round = 0; round < 3000; ++round) sanitize_places();
+    sanitize_quantise();
+    std::puts("sanitize: passed");
+}

@@ -1,0 +1,298 @@
+// Which entries travel: gossamer.kernels.select, in one pass over memory.
+
+#include "partition.hpp"
+#include "scan.hpp"
+
+#include <cmath>
+#include <memory>
+#include <new>
+
+namespace gossamer {
+namespace {
+
+constexpr uint32_t kNever = kMagnitude;  // a threshold that no finite number reaches
+constexpr int64_t kStreamedFrom = 1 << 19;  // elements; smaller buffers stay in the caches for whoever reads them next
+
+Level g_limit = Level::kAvx512;
+
+// Candidates of one tensor, and what choosing among them needs.
+struct Scratch {
+    static constexpr int64_t kSampled = 1 << 16;
+    explicit Scratch(int64_t entries)
+        : room(std::max(entries, kSampled)),
+          places(new int32_t[room]),
+          values(new float[room]),
+          magnitudes(new uint32_t[room]) {}
+    int64_t room;
+    std::unique_ptr<int32_t[]> places;
+    std::unique_ptr<float[]> values;
+    std::unique_ptr<uint32_t[]> magnitudes;
+};
+
+// Each thread keeps up to 24 MiB from call to call, since touching fresh pages costs a tenth of a selection.
+Scratch& scratch_for(int64_t entries) {
+    constexpr int64_t kKept = 1 << 21;
+    static thread_local std::unique_ptr<Scratch> held;
+    if (!held || held->room < entries || (held->room > kKept && entries <= kKept)) {
+        held.reset();
+        held.reset(new Scratch(entries));
+    }
+    return *held;
+}
+
+int64_t candidates(int64_t size, int64_t count) { return std::min(size, 2 * count + 256); }
+
+// Magnitudes have no sign bit, and signed numbers are compared in one instruction everywhere.
+GOSSAMER_INLINE int64_t count_above(const uint32_t* magnitudes, int64_t n, uint32_t limit) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < n; ++i) found += static_cast<int32_t>(magnitudes[i]) > static_cast<int32_t>(limit);
+    return found;
+}
+
+GOSSAMER_CLONES int64_t count_values_above(const float* values, int64_t n, uint32_t limit) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < n; ++i) found += static_cast<int32_t>(magnitude_of(values[i])) > static_cast<int32_t>(limit);
+    return found;
+}
+
+GOSSAMER_INLINE uint32_t highest_of(const uint32_t* magnitudes, int64_t n) {
+    int32_t highest = 0;
+    for (int64_t i = 0; i < n; ++i) highest = std::max(highest, static_cast<int32_t>(magnitudes[i]));
+    return static_cast<uint32_t>(highest);
+}
+
+GOSSAMER_CLONES void to_magnitudes(const float* values, int64_t n, uint32_t* magnitudes) {
+    for (int64_t i = 0; i < n; ++i) magnitudes[i] = magnitude_of(values[i]);
+}
+
+GOSSAMER_CLONES void add(const float* x, const float* before, float* after, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) after[i] = x[i] + before[i];
+}
+
+// A magnitude that between `rank` and `rank` + `more` of n numbers exceed, or the rank-th largest, which fewer do.
+// All lie between low and high.
+GOSSAMER_CLONES uint32_t exceeded(const uint32_t* magnitudes, int64_t n, int64_t rank, int64_t more, uint32_t low, uint32_t high) {
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const int64_t found = count_above(magnitudes, n, middle);
+        if (found < rank) {
+            high = middle;
+        } else if (found > rank + more) {
+            low = middle + 1;
+        } else {
+            return middle;
+        }
+    }
+    return low;
+}
+
+// As `exceeded` with more = 0, for many numbers, which are given as values; `magnitudes` has room for them.
+uint32_t exceeded_by(const float* values, int64_t n, int64_t rank, uint32_t low, uint32_t high, uint32_t* magnitudes) {
+    constexpr uint32_t kBins = 2048;
+    to_magnitudes(values, n, magnitudes);
+    while (n > 2 * kBins && high - low >= kBins) {
+        int shift = 0;
+        while (((high - low) >> shift) >= kBins) ++shift;
+        uint32_t counts[kBins] = {};
+        for (int64_t i = 0; i < n; ++i) ++counts[(magnitudes[i] - low) >> shift];
+        uint32_t bin = kBins - 1;
+        for (; counts[bin] < rank; --bin) rank -= counts[bin];
+        low += bin << shift;
+        high = std::min(high, low + ((1u << shift) - 1));
+        int64_t kept = 0;
+        for (int64_t i = 0, all = n; i < all; ++i) {
+            const uint32_t magnitude = magnitudes[i];
+            magnitudes[kept] = magnitude;
+            kept += magnitude >= low && magnitude <= high;
+        }
+        n = kept;
+    }
+    return exceeded(magnitudes, n, rank, 0, low, high);
+}
+
+constexpr int64_t kRun = 16;  // neighbours share a cache line, and looking at them costs as much as at one
+
+// Magnitudes of `runs` times kRun entries. Runs are irregular, so that they do not all meet the same column of a matrix.
+GOSSAMER_CLONES void take_sample(const float* x, const float* before, int64_t stride, int64_t runs, uint32_t* sample) {
+    const uint64_t places = static_cast<uint64_t>(stride - kRun + 1);
+    for (int64_t run = 0; run < runs; ++run) {
+        const uint64_t noise = (static_cast<uint32_t>(run) * 0x9E3779B9u) >> 8;
+        const int64_t start = run * stride + static_cast<int64_t>((noise * places) >> 24);
+        if (before) {
+            for (int64_t j = 0; j < kRun; ++j) sample[j] = magnitude_of(x[start + j] + before[start + j]);
+        } else {
+            for (int64_t j = 0; j < kRun; ++j) sample[j] = magnitude_of(x[start + j]);
+        }
+        sample += kRun;
+    }
+}
+
+// A magnitude that at least `rank` of a sample reach, and not many more.
+GOSSAMER_CLONES uint32_t reached(const uint32_t* sample, int64_t n, int64_t rank) {
+    const uint32_t high = highest_of(sample, n), low = high - std::min(high, 4u << 23);
+    const bool wide = count_above(sample, n, low) < rank;  // more than a factor of 16 below the largest
+    return exceeded(sample, n, rank, rank / 4, wide ? 0 : low, high);
+}
+
+// A threshold that somewhat more than `count` entries should reach; 0 where a sample would tell nothing. A wrong guess
+// costs time, never the result.
+uint32_t guess(const Span& span, int64_t count, uint32_t* sample) {
+    const int64_t wished = std::min(std::max<int64_t>(span.size / 64, 128), Scratch::kSampled);
+    const int64_t runs = std::min(wished, span.size / 4) / kRun;
+    if (runs < 2) return 0;
+    const int64_t sampled = runs * kRun;
+    const double expected = static_cast<double>(count) * sampled / span.size;
+    const int64_t rank = 3 + static_cast<int64_t>(expected + 3 * std::sqrt(expected));
+    if (rank >= sampled) return 0;
+    take_sample(span.x, span.before, span.size / runs, runs, sample);
+    return reached(sample, sampled, rank);
+}
+
+// Drops all but the `count` largest of what was found, the first ones among equals, and gives the others back to
+// `after`, where written. The rest goes to `places` and `values`. All magnitudes are `low` or above; answers one that is
+// exceeded by none that was dropped.
+uint32_t keep_largest(const Span& span, Write write, int64_t count, uint32_t low, Found& found, uint32_t* magnitudes,
+                      int32_t* places, float* values) {
+    const int64_t all = found.count;
+    const uint32_t least = exceeded_by(found.values, all, count, low, found.highest, magnitudes);
+    int64_t equal = count - count_values_above(found.values, all, least), kept = 0;
+    for (int64_t begin = 0; begin < all; begin += Entries::kRoom) {
+        const int64_t n = std::min(Entries::kRoom, all - begin);
+        Entries keep, drop;
+        partition(found.places + begin, found.values + begin, n, least, equal, keep, drop);
+        std::memcpy(places + kept, keep.places, static_cast<size_t>(keep.count) * sizeof(int32_t));
+        std::memcpy(values + kept, keep.values, static_cast<size_t>(keep.count) * sizeof(float));
+        kept += keep.count;
+        if (write == Write::kNothing) continue;
+        for (int64_t i = 0; i < drop.count; ++i) span.after[drop.places[i] - span.place] = drop.values[i];
+    }
+    found.count = count;
+    return least;
+}
+
+// The `count` largest entries of one tensor: exact, whatever was guessed. Memory is passed once, unless the guess was
+// too high; where it was too low, candidates are thinned out on the way, and none that comes later among equals counts.
+int64_t largest_of(const Span& span, Write write, int64_t count, Scratch& scratch, int32_t* places, float* values) {
+    Found found{scratch.places.get(), scratch.values.get(), candidates(span.size, count)};
+    uint32_t* magnitudes = scratch.magnitudes.get();
+    uint32_t least = count ? guess(span, count, magnitudes) : kNever;
+    uint32_t low = least ? least - 1 : 0;
+    for (;; low = least = 0) {
+        found.count = 0;
+        for (int64_t i = 0; (i = scan(span, write, i, least, found)) < span.size;) {
+            if (found.highest >= kInfinity) return kNotFinite;
+            low = keep_largest(span, write, count, low, found, magnitudes, found.places, found.values);
+            least = low + 1;
+        }
+        if (found.highest >= kInfinity) return kNotFinite;
+        if (found.count >= count) break;
+    }
+    if (count) keep_largest(span, write, count, low, found, magnitudes, places, values);
+    return count;
+}
+
+// Where `before` is `after`, nothing is written until everything is known to be well: w is then computed again.
+Write writing(const float* before, const float* after, int64_t n) {
+    if (!before || before == after) return Write::kNothing;
+    return n < kStreamedFrom ? Write::kCached : Write::kStreamed;
+}
+
+void settle(const float* x, const float* before, float* after, int64_t n, const int32_t* places, int64_t count) {
+    add(x, before, after, n);
+    for (int64_t i = 0; i < count; ++i) after[places[i]] = 0.0f;
+}
+
+// Whether tensors of these sizes tile n elements.
+bool tile(const int64_t* sizes, int64_t tensors, int64_t n) {
+    int64_t total = 0;
+    for (int64_t t = 0; t < tensors; ++t) {
+        if (sizes[t] < 0 || sizes[t] > n - total) return false;
+        total += sizes[t];
+    }
+    return total == n;
+}
+
+// The least magnitude, as bits, that is above a limit; NaN has none above it.
+uint32_t least_above(float limit) {
+    if (limit < 0) return 0;
+    return limit >= 0 ? std::min(magnitude_of(limit) + 1, kNever) : kNever;
+}
+
+Span span_at(const float* x, const float* before, float* after, int64_t place, int64_t size) {
+    return {x + place, before ? before + place : nullptr, after ? after + place : nullptr, size,
+            static_cast<int32_t>(place)};
+}
+
+}  // namespace
+
+Level level() {
+#if GOSSAMER_X86
+    static const Level best = __builtin_cpu_supports("avx512f") ? Level::kAvx512
+                              : __builtin_cpu_supports("avx2")  ? Level::kAvx2
+                                                                : Level::kPortable;
+    return std::min(best, g_limit);
+#else
+    return std::min(Level::kPortable, g_limit);
+#endif
+}
+
+}  // namespace gossamer
+
+using namespace gossamer;
+
+// Use no better instructions than 0 portable, 1 AVX2, 2 AVX-512, to compare them; answers the level in use.
+GOSSAMER_EXPORT int64_t gossamer_limit_instructions(int64_t limit) {
+    g_limit = static_cast<Level>(std::min<int64_t>(std::max<int64_t>(limit, 0), 2));
+    return static_cast<int64_t>(level());
+}
+
+// x, before, after: n elements each; before and after: both or neither. places, values: room for the sum of counts.
+GOSSAMER_EXPORT int64_t gossamer_largest(const float* x, const float* before, float* after, int64_t n,
+                                         const int64_t* sizes, const int64_t* counts, int64_t tensors, int32_t* places,
+                                         float* values) {
+    if (!tile(sizes, tensors, n)) return kMisfit;
+    int64_t most = 0;
+    for (int64_t t = 0; t < tensors; ++t) {
+        if (counts[t] < 0 || counts[t] > sizes[t]) return kMisfit;
+        most = std::max(most, candidates(sizes[t], counts[t]));
+    }
+    const Write write = writing(before, after, n);
+    int64_t taken = 0;
+    try {
+        Scratch& scratch = scratch_for(most + kSlack);
+        for (int64_t t = 0, place = 0; t < tensors; place += sizes[t++]) {
+            const Span span = span_at(x, before, after, place, sizes[t]);
+            const int64_t answer = largest_of(span, write, counts[t], scratch, places + taken, values + taken);
+            if (answer < 0) return answer;
+            taken += answer;
+        }
+    } catch (const std::bad_alloc&) {
+        return kNoMemory;
+    }
+    if (before && write == Write::kNothing) settle(x, before, after, n, places, taken);
+    return taken;
+}
+
+// places, values: room for `room` + kSlack. Answers how many were found, or kOverflow.
+GOSSAMER_EXPORT int64_t gossamer_above(const float* x, const float* before, float* after, int64_t n,
+                                       const int64_t* sizes, const float* thresholds, int64_t tensors, int64_t room,
+                                       int32_t* places, float* values) {
+    if (room < 0 || !tile(sizes, tensors, n)) return kMisfit;
+    const Write write = writing(before, after, n);
+    Found found{places, values, room};
+    bool overflow = false;
+    for (int64_t t = 0, place = 0; t < tensors; place += sizes[t++]) {
+        const Span span = span_at(x, before, after, place, sizes[t]);
+        for (int64_t i = 0; i < span.size || found.count > room;) {
+            if (found.count > room) {  // what follows is only looked at for numbers that are not finite
+                overflow = true;
+                found.count = 0;
+            }
+            i = scan(span, write, i, overflow ? kNever : least_above(thresholds[t]), found);
+        }
+    }
+    if (found.highest >= kInfinity) return kNotFinite;
+    if (overflow) return kOverflow;
+    if (before && write == Write::kNothing) settle(x, before, after, n, places, found.count);
+    return found.count;
+}

@@ -1,0 +1,123 @@
+// What a quantising kernel walks over: tensors side by side, cut into blocks, blocks into chunks.
+
+#pragma once
+
+#include "common.hpp"
+
+namespace gossamer {
+
+// Iterations of the loop that follows touch different elements, also where `after` is `before`.
+#if defined(__clang__)
+#define GOSSAMER_APART _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define GOSSAMER_APART _Pragma("GCC ivdep")
+#else
+#define GOSSAMER_APART
+#endif
+
+// Into the second cache, soon to be read; harmless where there is no memory.
+#if defined(__GNUC__) || defined(__clang__)
+#define GOSSAMER_FETCH(address) __builtin_prefetch(address, 0, 3)
+#else
+#define GOSSAMER_FETCH(address) static_cast<void>(address)
+#endif
+
+// Entries whose codes are made at a time. A multiple of 8 and of 5: their bytes begin at a byte's boundary.
+constexpr int64_t kChunk = 320;
+
+// The most entries in a block whose sum is taken by halves.
+constexpr int64_t kLargestBlock = 16384;
+
+// w = x + before, or x.
+template <bool Owed>
+struct Wanted {
+    const float* x;
+    const float* before;
+
+    GOSSAMER_INLINE float operator[](int64_t i) const {
+        if constexpr (Owed) {
+            return x[i] + before[i];
+        } else {
+            return x[i];
+        }
+    }
+
+    GOSSAMER_INLINE Wanted from(int64_t i) const { return {x + i, Owed ? before + i : nullptr}; }
+
+    // Have the next n entries ready in a moment.
+    GOSSAMER_INLINE void fetch(int64_t n) const {
+        for (int64_t i = 0; i < n; i += 16) {
+            GOSSAMER_FETCH(x + i);
+            if constexpr (Owed) GOSSAMER_FETCH(before + i);
+        }
+    }
+};
+
+GOSSAMER_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+GOSSAMER_INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+GOSSAMER_INLINE float float_of(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+GOSSAMER_INLINE bool finite(float x) { return magnitude_of(x) < kInfinity; }
+
+GOSSAMER_INLINE int64_t encoded(bool all_finite) { return all_finite ? kDone : kNotFinite; }
+
+// Tensors of these sizes, side by side, in blocks; no block reaches from one into the next.
+struct Spans {
+    const int64_t* sizes;
+    int64_t tensors;
+    int64_t block;
+
+    // visit(tensor, place, count) for every block, until one answers false.
+    template <typename Visit>
+    GOSSAMER_INLINE bool every_block(Visit visit) const {
+        int64_t place = 0;
+        for (int64_t t = 0; t < tensors; t++) {
+            for (int64_t at = 0; at < sizes[t]; at += block) {
+                if (!visit(t, place + at, smaller(block, sizes[t] - at))) return false;
+            }
+            place += sizes[t];
+        }
+        return true;
+    }
+};
+
+// visit(start, count) for every chunk of `count` entries.
+template <typename Visit>
+GOSSAMER_INLINE void every_chunk(int64_t count, Visit visit) {
+    for (int64_t at = 0; at < count; at += kChunk) visit(at, smaller(kChunk, count - at));
+}
+
+// The largest magnitude, as bits; kInfinity or more where one is not finite.
+template <typename Entries>
+GOSSAMER_INLINE uint32_t largest_magnitude(Entries w, int64_t n) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) most = larger(most, magnitude_of(w[i]));
+    return most;
+}
+
+// The sum of term(0) to term(n - 1), none negative, as if filled up with zeros to a power of two: the second half is
+// added to the first until one number is left. room: half that power.
+template <typename Term>
+GOSSAMER_INLINE float sum_by_halves(Term term, int64_t n, float* room) {
+    if (n == 1) return term(0);
+    int64_t half = 1;
+    while (2 * half < n) half *= 2;
+    for (int64_t i = 0; i < n - half; i++) room[i] = term(i) + term(i + half);
+    for (int64_t i = n - half; i < half; i++) room[i] = term(i);
+    for (half /= 2; half >= 16; half /= 2) {
+        GOSSAMER_APART
+        for (int64_t i = 0; i < half; i++) room[i] += room[i + half];
+    }
+    for (; half; half /= 2) {
+        for (int64_t i = 0; i < half; i++) room[i] += room[i + half];
+    }
+    return room[0];
+}
+
+}  // namespace gossamer

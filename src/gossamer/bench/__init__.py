@@ -1,0 +1,25 @@
+"""How fast compressors are on one core, beside what memory allows."""
+
+from gossamer.bench.machine import machine
+from gossamer.bench.pair import Paired, measure_pair
+from gossamer.bench.report import ABOUT, ABOUT_PAIRS, cells, pair_cells, remarks
+from gossamer.bench.roster import KERNELS, Variants, fed_back, roster
+from gossamer.bench.suite import Measured, build, measure
+
+__all__ = [
+    "ABOUT",
+    "ABOUT_PAIRS",
+    "KERNELS",
+    "Measured",
+    "Paired",
+    "Variants",
+    "build",
+    "cells",
+    "fed_back",
+    "machine",
+    "measure",
+    "measure_pair",
+    "pair_cells",
+    "remarks",
+    "roster",
+]

@@ -1,0 +1,44 @@
+"""Times that can be compared: everything takes its turn in every round, so what slows the machine slows all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Timer = Callable[[], Sequence[float]]  # seconds, one number for each part of what it does
+
+
+def interleave(
+    timers: Mapping[Key, Timer], rounds: int, tick: Callable[[Key], None] = lambda key: None
+) -> dict[Key, list[Sequence[float]]]:
+    """Run each timer once a round; the first round warms up and is not kept. `tick` hears of each before it runs."""
+    found: dict[Key, list[Sequence[float]]] = {key: [] for key in timers}
+    for turn in range(rounds + 1):
+        for key, timer in timers.items():
+            tick(key)
+            seconds = timer()
+            if turn:
+                found[key].append(seconds)
+    return found
+
+
+def seconds_of(work: Callable[[], object]) -> Timer:
+    """A timer of one part."""
+
+    def timer() -> tuple[float]:
+        began = time.perf_counter()
+        work()
+        return (time.perf_counter() - began,)
+
+    return timer
+
+
+def spread(values: Sequence[float]) -> float:
+    """The middle half's width as a share of the median."""
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle

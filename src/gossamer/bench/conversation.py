@@ -1,0 +1,152 @@
+"""One worker's part of an aggregation, with answers that were heard before: only its own work is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import seeds
+from gossamer.compressors import Compressor
+from gossamer.drive import simulate
+from gossamer.layout import Layout, Packed
+from gossamer.words import Aggregation, At, Gather, Mean, Staged, State, Together, Word, payload_bytes
+
+SEED = 11
+MOMENTUM = 0.9
+ROLL = 7919  # places by which the gradients of two workers are shifted
+
+
+@dataclass
+class Conversation:
+    """Worker 0 of `at.world`, in a step after the first.
+
+    least_encode_bytes: input read once before each word, state read and written once, payloads written once.
+    least_decode_bytes: the last answer read once, the mean written once.
+    """
+
+    compressor: Compressor
+    x: Packed
+    state: State
+    at: At
+    out: Tensor
+    heard: list[Any] = field(default_factory=list)
+    said_bytes: int = 0
+
+    def script(self) -> Aggregation:
+        return self.compressor.aggregate(self.x, self.state, self.at, self.out)
+
+    @property
+    def least_encode_bytes(self) -> int:
+        remembered = sum(packed.flat.nbytes for packed in self.state.values())
+        return len(self.heard) * self.x.flat.nbytes + 2 * remembered + self.said_bytes
+
+    @property
+    def least_decode_bytes(self) -> int:
+        return _answer_bytes(self.heard[-1]) + self.out.nbytes
+
+    def run(self) -> tuple[float, float]:
+        """Seconds until the last word, and seconds after its answer."""
+        script, answer, spent = self.script(), None, []
+        for heard in self.heard:
+            began = time.perf_counter()
+            word = script.send(answer)
+            spent.append(time.perf_counter() - began)
+            answer = _again(word, heard)
+        began = time.perf_counter()
+        try:
+            script.send(answer)
+        except StopIteration:
+            return sum(spent), time.perf_counter() - began
+        raise AssertionError(f"{self.compressor!r} has more to say than it had before")
+
+
+def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[Conversation]:
+    """A conversation for each size of the group; they share the first worker's memory.
+
+    A real first step is made by the largest group, so that residuals are what residuals are.
+    """
+    x, out = gradient(layout), torch.empty(layout.numel)
+    states = _after_one_step(compressor, x, max(worlds))
+    found = []
+    for world in worlds:
+        at = _places(1, world)
+        first = Conversation(compressor, x, states[0], at[0], out)
+        others = [compressor.aggregate(of_rank(x, r), states[r], at[r]) for r in range(1, world)]
+        simulate([_listening(first), *others])
+        found.append(first)
+    return found
+
+
+def gradient(layout: Layout) -> Packed:
+    draws = torch.randn(layout.numel, generator=seeds.generator(SEED, "gradient"))
+    return Packed(draws, layout)
+
+
+def of_rank(x: Packed, rank: int) -> Packed:
+    """Other numbers of the same kind: what is large lies elsewhere for every worker."""
+    return Packed(x.flat.roll(ROLL * rank), x.layout)
+
+
+def _places(step: int, world: int) -> list[At]:
+    return [At(step=step, seed=SEED, rank=rank, world=world, momentum=MOMENTUM) for rank in range(world)]
+
+
+def _after_one_step(compressor: Compressor, x: Packed, world: int) -> list[State]:
+    at = _places(0, world)
+    states = [compressor.init(x, here) for here in at]
+    inputs = [of_rank(x, rank) for rank in range(world)]
+    staged: list[Staged] = simulate([compressor.aggregate(*each) for each in zip(inputs, states, at, strict=True)])
+    return [new.next_state.after(old) for new, old in zip(staged, states, strict=True)]
+
+
+def _listening(conversation: Conversation) -> Generator[Word, Any, Staged]:
+    """The conversation's script, which also keeps what it heard."""
+    script, answer = conversation.script(), None
+    while True:
+        try:
+            word = script.send(answer)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        conversation.said_bytes += _word_bytes(word)
+        answer = yield word
+        conversation.heard.append(_kept(word, answer))
+
+
+def _kept(word: Word, answer: Any) -> Any:
+    """An answer that nobody writes over: a mean may lie in the asker's own buffers."""
+    match word:
+        case Mean():
+            return answer.clone()
+        case Together(words):
+            return [_kept(*each) for each in zip(words, answer, strict=True)]
+    return answer
+
+
+def _again(word: Word, heard: Any) -> Any:
+    """Answer as before."""
+    match word:
+        case Mean(_, out):
+            return heard.clone() if out is None else out.copy_(heard)
+        case Together(words):
+            return [_again(*each) for each in zip(words, heard, strict=True)]
+    return heard
+
+
+def _word_bytes(word: Word) -> int:
+    match word:
+        case Mean(tensor):
+            return tensor.nbytes
+        case Gather(payload):
+            return payload_bytes(payload)
+        case Together(words):
+            return sum(map(_word_bytes, words))
+    raise AssertionError(f"no compressor that is measured says {type(word).__name__}")
+
+
+def _answer_bytes(answer: Any) -> int:
+    return answer.nbytes if isinstance(answer, Tensor) else sum(map(_answer_bytes, answer))

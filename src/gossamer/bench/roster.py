@@ -1,0 +1,44 @@
+"""Which compressors are measured: every one there is, with parameters that suit what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gossamer.compressors import Compressor, Feedback
+from gossamer.recipe import NOUNS, parse
+from gossamer.terms import Term
+
+Variants = Mapping[str, Sequence[str]]
+
+# For normally distributed gradients. Wrappers have no cost of their own, or one that only a group has.
+KERNELS: Variants = {
+    "Dense": ["Dense(dtype='bfloat16')"],
+    "Int8": ["Int8()", "Int8(stochastic=True)"],
+    "TwoBit": ["TwoBit()", "TwoBit(adaptive=True)"],
+    "TopK": ["TopK(density=0.01)", "TopK(density=0.001)"],
+    "RandomK": ["RandomK(density=0.01)"],
+    "Threshold": ["Threshold(value=4.0, capacity=0.01)"],
+    "Chain": ["Chain(TopK(density=0.01), Int8())"],
+    "Feedback": [],
+    "Route": [],
+    "Sharded": [],
+    "Warmup": [],
+    "OneBitAdam": [],
+}
+
+
+def roster(variants: Variants) -> list[str]:
+    """The compressors named in `variants`, by class, as texts; those not named there as they are by default."""
+    names = [name for name, noun in NOUNS.items() if noun.kind == Compressor.kind]
+    return [text for name in names for text in variants.get(name, [f"{name}()"])]
+
+
+def fed_back(text: str) -> Compressor:
+    """A compressor, in Feedback where a recipe would wrap it."""
+    (term,) = parse(text).terms
+    return Feedback(_compressor(term)) if _compressor(term).wants_feedback else _compressor(term)
+
+
+def _compressor(term: Term) -> Compressor:
+    assert isinstance(term, Compressor), f"{term!r} is no compressor"
+    return term

@@ -1,0 +1,88 @@
+"""All rows in one interleaved run, and what their seconds are held against."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gossamer.bench.clock import interleave, spread
+from gossamer.bench.rows import ADD, COPY, Row, bucket, places, products, rows_of, yardsticks
+from gossamer.compressors import Compressor
+
+RANK = 4  # of the PowerSGD whose matrix products are timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Seconds of one part of a row, in every round.
+
+    copy_ratio: seconds per element over those of tensor.copy_. roofline_share: the seconds that the fewest bytes would
+    take at the rate of torch.add, over the seconds taken.
+    """
+
+    subject: str
+    kernels: str
+    elements: int
+    tensors: int
+    payloads: int
+    entries: int
+    part: str
+    least_bytes: int
+    seconds: tuple[float, ...]
+    median_seconds: float
+    spread: float
+    gradient_bytes_per_second: float
+    copy_ratio: float
+    roofline_share: float
+
+
+def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str], None]) -> list[Row]:
+    """Every row for a bucket of about `elements`; `note` hears what is being prepared."""
+    layout = bucket(elements)
+    rows = [*yardsticks(layout), *places(layout), products(layout, RANK)]
+    for compressor in compressors:
+        note(repr(compressor))
+        rows += rows_of(compressor, layout)
+    return rows
+
+
+def measure(rows: Sequence[Row], rounds: int, tick: Callable[[str], None]) -> list[Measured]:
+    """Every row once a round, so that all see the same machine."""
+    timers = {place: row.timer for place, row in enumerate(rows)}
+    found = interleave(timers, rounds, lambda place: tick(f"{rows[place].subject}, {rows[place].kernels}"))
+    rates = dict(_rates(rows, found))
+    return [
+        _measured(row, part, [seconds[number] for seconds in found[place]], rates)
+        for place, row in enumerate(rows)
+        for number, part in enumerate(row.parts)
+    ]
+
+
+def _rates(rows: Sequence[Row], found: dict[int, list[Sequence[float]]]) -> Iterator[tuple[str, float]]:
+    """Of the yardsticks: bytes per second."""
+    for place, row in enumerate(rows):
+        if row.subject in (COPY, ADD):
+            yield row.subject, row.parts[0][1] / statistics.median(seconds[0] for seconds in found[place])
+
+
+def _measured(row: Row, part: tuple[str, int], seconds: Sequence[float], rates: dict[str, float]) -> Measured:
+    name, least_bytes = part
+    median = statistics.median(seconds)
+    gradient_bytes = 4 * row.layout.numel
+    return Measured(
+        subject=row.subject,
+        kernels=row.kernels,
+        elements=row.layout.numel,
+        tensors=len(row.layout),
+        payloads=row.payloads,
+        entries=row.entries,
+        part=name,
+        least_bytes=least_bytes,
+        seconds=tuple(seconds),
+        median_seconds=median,
+        spread=spread(seconds),
+        gradient_bytes_per_second=gradient_bytes / median,
+        copy_ratio=median * rates[COPY] / (2 * gradient_bytes),
+        roofline_share=least_bytes / rates[ADD] / median,
+    )

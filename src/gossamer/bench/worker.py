@@ -1,0 +1,42 @@
+"""One of two processes that measure at once: python -m gossamer.bench.worker ELEMENTS, commands as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TextIO
+
+import torch
+
+from gossamer.bench.conversation import Conversation, prepare
+from gossamer.bench.roster import fed_back
+from gossamer.bench.rows import bucket
+
+
+def serve(elements: int, commands: TextIO, answers: TextIO) -> None:
+    """{"subject": text} prepares it, {"seconds": s} aggregates for so long and answers how often in a second."""
+    torch.set_num_threads(1)
+    conversation: Conversation | None = None
+    for line in commands:
+        command = json.loads(line)
+        answer: float | None = None
+        if "subject" in command:
+            (conversation,) = prepare(fed_back(command["subject"]), bucket(elements), (1,))
+        elif conversation is not None:
+            answer = _rate(conversation, command["seconds"])
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _rate(conversation: Conversation, seconds: float) -> float:
+    began, count, passed = time.perf_counter(), 0, 0.0
+    while passed < seconds:
+        conversation.run()
+        count += 1
+        passed = time.perf_counter() - began
+    return count / passed
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), sys.stdin, sys.stdout)

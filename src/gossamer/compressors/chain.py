@@ -1,0 +1,66 @@
+"""A few entries travel, in a few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.compressors.base import Codec
+from gossamer.compressors.sparse import Sparse, require_places
+from gossamer.errors import require
+from gossamer.kernels import Residual, encode_places, sparse_decode
+from gossamer.layout import Layout, Packed
+from gossamer.words import At, Payload
+
+
+@dataclass(frozen=True, repr=False)
+class Chain(Codec):
+    """Choose entries by `first` and send their values by `then`, which sees k values of one dimension per tensor.
+
+    C(x)_j = then(x at the chosen places) if j is chosen by first, else 0
+    law:    what first leaves and what then loses add up to x - C(x)
+    bytes:  (workers - 1) (coded_bytes(k, N) + what then sends for k values), N of all tensors together
+    source: Basu et al. 2019, NeurIPS
+    """
+
+    first: Sparse
+    then: Codec
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.first, Sparse),
+            f"{self.first!r} does not choose a fixed number of entries, so nothing could be left to send by "
+            f"{self.then!r}. Write Chain(TopK(density=0.01), Int8()).",
+        )
+        require(
+            isinstance(self.then, Codec),
+            f"{self.then!r} is more than an encoder and a decoder: it agrees with the group on the way, and values at "
+            "places that differ from rank to rank leave nothing to agree on. Write Chain(TopK(density=0.01), Int8()).",
+        )
+
+    @property
+    def wants_feedback(self) -> bool:
+        return self.first.wants_feedback
+
+    def chosen(self, layout: Layout) -> Layout:
+        """The layout of the values that `first` chooses: k in one dimension per tensor."""
+        counts = self.first.counts(layout.sizes)
+        return Layout.of({name: (count,) for name, count in zip(layout.names, counts, strict=True)})
+
+    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+        require_places(x.layout)
+        places, values = self.first.select(x, at, residual)
+        lost = None if residual is None else torch.zeros_like(values)
+        inner = self.then.encode(
+            Packed(values, self.chosen(x.layout)), at, None if lost is None else Residual(lost, lost)
+        )
+        if residual is not None and lost is not None:
+            residual.after.index_copy_(0, places.long(), lost)
+        return encode_places(places, x.layout.numel), *inner
+
+    def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        chosen = self.chosen(layout)
+        sparse_decode([(self.then.decoded(payload[1:], chosen, out), payload[0]) for payload in payloads], out, divisor)

@@ -1,0 +1,128 @@
+"""Momentum before the wire: few entries travel, and those that wait gather momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from gossamer.compressors.base import Compressor, Ownership, room_for_mean, sums_stay_finite, wide
+from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.sparse import expect_values, require_density, require_places, share
+from gossamer.compressors.warmup import everything, ramp
+from gossamer.errors import require
+from gossamer.kernels import Residual, all_finite, coded_bytes, encode_places, largest, sparse_decode
+from gossamer.layout import Packed, Slot
+from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
+
+MOMENTUM = "momentum"
+
+
+@dataclass(frozen=True, repr=False)
+class DGC(Compressor):
+    """Give gradients momentum on every worker, add up what is not sent, and send the k = density n largest sums.
+
+    u' = mu u + g, w = v + u' (Nesterov: v + g + mu u'); v' = w and u' stays, but both are 0 where w is sent
+    law:    sum of what was sent + v = sum of what was offered, which is u' (Nesterov: g + mu u')
+    bytes:  (n-1) (k itemsize + coded_bytes(k, N)), N of all tensors together, or 2 (n-1)/n N itemsize where that is
+            not more: then everything travels; memory: 4 N of at least float32, which take turns in pairs
+    source: Lin et al. 2018, ICLR
+
+    The momentum is that of a torch.optim.SGD: gossamer.attach takes it over and gives it back. Weight decay stays with
+    the optimizer. masking: what is sent loses its momentum, else it would act on long after it became stale; density=1
+    is then plain SGD, and momentum SGD without. Where everything travels at a lower density, only the k largest are
+    masked, so that momentum lasts as long as if the others had waited. warmup: steps in which the density falls from a
+    quarter to its own.
+
+    clip: the largest norm of each tensor's fresh gradient, over sqrt(n). What backward() leaves in .grad has momentum
+    in it and was sent already: clipping there loses what it cuts off, and a line says so.
+    """
+
+    density: float = 0.001
+    warmup: int = 0
+    masking: bool = True
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        require_density(self.density, "DGC")
+        require(self.warmup >= 0, f"warmup counts steps, not {self.warmup}. Write DGC(warmup=1000).")
+        require_clip(self.clip, "DGC")
+
+    def owns_momentum(self, slot: Slot) -> Ownership:
+        return Ownership(optimizer=SGD)
+
+    def init(self, like: Packed, at: At) -> State:
+        zeros = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
+        return State({MOMENTUM: Packed(zeros, like.layout), RESIDUAL: Packed(zeros.clone(), like.layout)})
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        require_places(x.layout)
+        momentum, left = state.room(MOMENTUM), state.room(RESIDUAL)
+        residual = Residual(state[RESIDUAL].flat, left.flat)
+        offered = accelerated(clipped(x, self.clip, at), state[MOMENTUM].flat, momentum.flat, at)
+        counts = [share(ramp(at.step, self.warmup, self.density), size) for size in x.layout.sizes]
+        places, values = largest(offered, x.layout.sizes, counts, residual)
+        if _dearer_than_dense(values, left.flat, at):
+            staged = yield from everything(Packed(offered, x.layout), residual, at, out)
+        else:
+            staged = yield from _entries(places, values, x.flat, at, out)
+        if self.masking:
+            momentum.flat[places.long()] = 0
+        finite = staged.finite and (staged.mean.dtype == left.flat.dtype or all_finite(staged.mean))
+        return replace(staged, next_state=State({MOMENTUM: momentum, RESIDUAL: left}), finite=finite)
+
+
+def require_clip(clip: float | None, noun: str) -> None:
+    require(
+        clip is None or clip > 0,
+        f"clip is the largest norm of a tensor's gradient, not {clip}. Write {noun}(clip=1.0), or leave it out.",
+    )
+
+
+def clipped(x: Packed, clip: float | None, at: At) -> Tensor:
+    """x.flat, each tensor scaled down to a norm of at most clip / sqrt(n), so that their sum is like one of norm clip.
+
+    What is not finite stays so.
+    """
+    if clip is None:
+        return x.flat
+    limit = clip / sqrt(at.world)
+    spans = x.flat.split(list(x.layout.sizes))
+    norms = [torch.linalg.vector_norm(span, dtype=torch.float64) for span in spans]  # float32's squares overflow early
+    return torch.cat(
+        [span * (limit / norm).clamp(max=1).to(span.dtype) for span, norm in zip(spans, norms, strict=True)]
+    )
+
+
+def accelerated(x: Tensor, before: Tensor, after: Tensor, at: At) -> Tensor:
+    """Write x + mu before to `after`; returns it, or with Nesterov's momentum x + mu after."""
+    torch.add(x, before, alpha=at.momentum, out=after)
+    return torch.add(x, after, alpha=at.momentum) if at.nesterov else after
+
+
+def _dearer_than_dense(values: Tensor, whole: Tensor, at: At) -> bool:
+    """Whether these values and their places would be as many bytes to everyone as a mean of all."""
+    payload = values.nbytes + coded_bytes(len(values), len(whole))
+    return at.world * payload >= 2 * whole.nbytes
+
+
+def _entries(places: Tensor, values: Tensor, x: Tensor, at: At, out: Tensor | None) -> Aggregation:
+    """Agree on the mean of what everyone's entries stand for."""
+    payload = values, encode_places(places, len(x))
+    heard: Sequence[Payload] = yield Gather(payload)
+    for theirs, _ in heard:
+        expect_values(theirs, len(values))
+    mean = room_for_mean(x, out)
+    sparse_decode([(theirs, coded) for theirs, coded in heard], mean, at.world)
+    told = mean if out is None else out.copy_(mean)
+    return Staged(mean=told, mine=lambda: _spread(payload, mean), finite=sums_stay_finite(heard))
+
+
+def _spread(payload: tuple[Tensor, Tensor], like: Tensor) -> Tensor:
+    own = torch.empty_like(like)
+    sparse_decode([payload], own)
+    return own

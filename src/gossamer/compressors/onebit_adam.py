@@ -1,0 +1,90 @@
+"""Adam's momentum travels, once its variance stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from gossamer.compressors.base import Compressor, Ownership, wide
+from gossamer.compressors.dense import Dense
+from gossamer.compressors.dgc import MOMENTUM, clipped, require_clip
+from gossamer.compressors.onebit import OneBit
+from gossamer.errors import require
+from gossamer.kernels import all_finite
+from gossamer.layout import Packed, Slot
+from gossamer.words import Aggregation, At, Staged, State
+
+
+@dataclass(frozen=True, repr=False)
+class OneBitAdam(Compressor):
+    """Send gradients dense for `warmup` steps; then Adam's variance is frozen and its momentum travels by `inner`.
+
+    m_i = b1 m + (1 - b1) g_i, m' = mean C(m_i), g = (m' - b1 m) / (1 - b1), with which Adam's own first moment is m'
+    law:    the inner compressor's, for m_i; a recipe wraps it in Feedback where it is biased
+    bytes:  2 (n-1)/n N itemsize for `warmup` steps, then the inner compressor's
+    source: Tang et al. 2021, ICML
+
+    For torch.optim.Adam and AdamW, with gossamer.attach. After the warm-up parameters move by lr m / (sqrt(v) + eps)
+    with NO bias correction, neither of m nor of v: warm up for more than 1 / (1 - b2) steps, since before that v is
+    still small and steps would be too long. Entries whose v is 0, such as rows of an embedding that no batch held, stay
+    as they are. Weight decay, AdamW's as Adam's, does not travel.
+
+    What comes out of backward() after the warm-up is g, mostly noise of the rounding that Adam averages away: clip here
+    (the largest norm of each tensor's fresh gradient, over sqrt(n)) and not there.
+    """
+
+    warmup: int = 1000
+    inner: Compressor = OneBit()
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.warmup >= 1,
+            f"warmup counts the steps in which Adam's variance is found, at least 1, not {self.warmup}. "
+            "Write OneBitAdam(warmup=1000), a fifth of the training or so.",
+        )
+        require_clip(self.clip, "OneBitAdam")
+
+    def owns_momentum(self, slot: Slot) -> Ownership:
+        return Ownership(optimizer=Adam, start=self.warmup)
+
+    def init(self, like: Packed, at: At) -> State:
+        zeros = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
+        return State({MOMENTUM: Packed(zeros, like.layout), **self.inner.init(like, at)})
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        fresh = clipped(x, self.clip, at)
+        if at.step >= self.warmup:
+            return (yield from self._momentum(fresh, x, state, at, out))
+        staged = yield from Dense().aggregate(Packed(fresh, x.layout), State(), at, out)
+        return replace(staged, next_state=State(state))
+
+    def _momentum(self, fresh: Tensor, x: Packed, state: State, at: At, out: Tensor | None) -> Aggregation:
+        before, after, keep = state[MOMENTUM].flat, state.room(MOMENTUM), at.momentum
+        mine = before.mul(keep).add_(fresh, alpha=1 - keep)
+        staged: Staged = yield from self.inner.aggregate(
+            Packed(mine, x.layout), state.part("", MOMENTUM), at, after.flat
+        )
+        told = torch.sub(after.flat, before, alpha=keep).div_(1 - keep)
+        mean = told if out is None else out.copy_(told)
+
+        def own() -> Tensor:  # what it differs by stays in units of m, as what is owed does
+            return told + (staged.own - after.flat)
+
+        return replace(
+            staged,
+            mean=mean,
+            mine=own,
+            next_state=State({MOMENTUM: after, **staged.next_state}),
+            finite=staged.finite and (mean is told or all_finite(mean)),
+        )
+
+    def group(self, slot: Slot) -> int:
+        return self.inner.group(slot)
+
+    def suits(self, shape: Sequence[int]) -> bool:
+        return self.inner.suits(shape)

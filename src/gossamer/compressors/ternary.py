@@ -1,0 +1,84 @@
+"""Every entry travels as less than two bits, and is right on average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.compressors.base import Compressor, room_for_mean, sums_stay_finite, wide
+from gossamer.compressors.quantise import moments, noise_key
+from gossamer.errors import require
+from gossamer.kernels import all_finite, magnitudes, ternary_decode, ternary_encode
+from gossamer.layout import Packed
+from gossamer.words import Aggregation, At, Gather, Staged, State
+
+SETTLING = 2.0  # equal entries are rounded with (clip - 1) of their energy, and feedback needs less than all of it
+
+
+@dataclass(frozen=True, repr=False)
+class TernGrad(Compressor):
+    """Send each entry as +s, -s or 0, at random, with one s per tensor that the whole group shares.
+
+    C(x)_j = s sign(x_j) b_j, P(b_j = 1) = |x_j| / s, s = max |x| over the tensor and the workers
+    law:    E C(x) = x, E |C(x) - x|^2 = s |x|_1 - |x|^2; workers mean / s is a whole number
+    bytes:  (workers - 1) (4 + ceil(N / per_byte)), N per tensor, in two messages
+    source: Wen et al. 2017, NeurIPS
+
+    Since s is shared, what is summed are whole numbers: the mean has the same bits in whatever order it is added up.
+    With `clip`, s is at most clip sigma of a worker, with sigma the root mean square of its tensor (around zero, since
+    a tensor of equal entries is not one of zeros), and what exceeds the shared s counts as s: less noise, but a bias
+    on heavy tails. The paper's choice is 2.5.
+
+    A recipe adds Feedback, unless `feedback` says no, where clip is below 2. From there on the noise of a residual can
+    exceed the residual, which then grows on its own rounding: what is wrapped with clip=2.5 can diverge.
+    """
+
+    clip: float | None = None
+    per_byte: int = 5
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        require(
+            self.clip is None or 0 < self.clip < float("inf"),
+            f"clip counts root mean squares of a tensor, above 0, not {self.clip}. Write TernGrad(clip=2.5), or "
+            "TernGrad() to clip nothing.",
+        )
+        require(
+            self.per_byte in (4, 5),
+            f"per_byte counts the entries in a byte, 4 (two bits each) or 5 (digits of base three), not "
+            f"{self.per_byte}. Write TernGrad(per_byte=5).",
+        )
+
+    @property
+    def wants_feedback(self) -> bool:
+        return self.feedback and self.clip is not None and self.clip < SETTLING
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        sizes = x.layout.sizes
+        heard = yield Gather((self._scales(x),))
+        scales = torch.stack([scales for (scales,) in heard]).amax(0)
+        mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte)
+        numel, dtype, device = x.layout.numel, wide(x.flat.dtype), x.flat.device
+        payloads = yield Gather((mine,))
+
+        def own() -> Tensor:
+            decoded = torch.empty(numel, dtype=dtype, device=device)
+            ternary_decode([(mine,)], scales, sizes, self.per_byte, decoded)
+            return decoded
+
+        mean = room_for_mean(x.flat, out)
+        ternary_decode(payloads, scales, sizes, self.per_byte, mean, at.world)
+        told = mean if out is None or mean is out else out.copy_(mean)
+        finite = sums_stay_finite(heard) and (told is mean or all_finite(told))
+        return Staged(mean=told, mine=own, finite=finite)
+
+    def _scales(self, x: Packed) -> Tensor:
+        """What this worker would scale each of its tensors by: (tensors,) float32. Raises NotFinite."""
+        largest = magnitudes(x.flat, x.layout.sizes)
+        if self.clip is None:
+            return largest
+        _, squares = moments(x.flat, x.layout.sizes)
+        counts = torch.tensor(x.layout.sizes, dtype=squares.dtype, device=squares.device).clamp(min=1)
+        return torch.minimum(largest, (self.clip * (squares / counts).sqrt()).float())

@@ -1,0 +1,89 @@
+"""What is compressed later, or more and more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from gossamer.compressors.base import Compressor
+from gossamer.compressors.dense import Dense
+from gossamer.errors import require
+from gossamer.kernels import Residual, all_finite
+from gossamer.layout import Packed, Slot
+from gossamer.words import Aggregation, At, State
+
+
+@dataclass(frozen=True, repr=False)
+class Warmup(Compressor):
+    """Send everything for the first `steps` steps, and then what the inner compressor sends.
+
+    C(x) = x before step number `steps`, counted from 0; then inner(x)
+    law:    the inner compressor's; before, nothing is lost and the inner state stays as it began
+    bytes:  2 (n-1)/n N itemsize, then the inner compressor's
+    source: Lin et al. 2018, ICLR; Tang et al. 2021, ICML (a dense first phase)
+    """
+
+    inner: Compressor
+    steps: int
+
+    def __post_init__(self) -> None:
+        require(
+            self.steps >= 0,
+            f"steps counts the steps that send everything, not {self.steps}. "
+            "Write Warmup(TopK(density=0.01), steps=500).",
+        )
+
+    @property
+    def wants_feedback(self) -> bool:
+        return self.inner.wants_feedback
+
+    def init(self, like: Packed, at: At) -> State:
+        return self.inner.init(like, at)
+
+    def init_compensated(self, like: Packed, at: At) -> State:
+        return self.inner.init_compensated(like, at)
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        if at.step >= self.steps:
+            return (yield from self.inner.aggregate(x, state, at, out))
+        staged = yield from Dense().aggregate(x, State(), at, out)
+        return replace(staged, next_state=State(state))
+
+    def aggregate_compensated(
+        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+    ) -> Aggregation:
+        if at.step >= self.steps:
+            return (yield from self.inner.aggregate_compensated(x, residual, state, at, out))
+        staged = yield from everything(x, residual, at, out)
+        return replace(staged, next_state=State(state))
+
+    def group(self, slot: Slot) -> int:
+        return self.inner.group(slot)
+
+    def suits(self, shape: Sequence[int]) -> bool:
+        return self.inner.suits(shape)
+
+
+def everything(x: Packed, residual: Residual, at: At, out: Tensor | None = None) -> Aggregation:
+    """Agree on the mean of all of x + residual.before; nothing is left in residual.after."""
+    wanted = Packed(x.flat + residual.before, x.layout)
+    into = out if out is not None and out.dtype == wanted.flat.dtype else None
+    staged = yield from Dense().aggregate(wanted, State(), at, into)
+    residual.after.zero_()
+    if out is None or into is not None:
+        return staged
+    out.copy_(staged.mean)
+    return replace(staged, mean=out, finite=staged.finite and all_finite(out))
+
+
+def ramp(step: int, steps: int, final_density: float) -> float:
+    """The density of a step, from a quarter down to `final_density`: a quarter of the last one at every stage.
+
+    The stages before the final one share `steps` equally. Lin et al. 2018, ICLR: 25 %, 6.25 %, 1.5625 %, 0.39 %, 0.1 %.
+    """
+    stages = 0
+    while 0.25 ** (stages + 1) > final_density:
+        stages += 1
+    return 0.25 ** (step * stages // steps + 1) if step < steps and stages else final_density

@@ -1,0 +1,120 @@
+"""Going on with another number of workers: nothing that was still to be sent is lost, and the epoch goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.sharded import OWED, Sharded, is_owed
+from gossamer.errors import CheckpointError
+from gossamer.recipe import resolve
+from gossamer.terms import Term
+
+State = Mapping[str, Any]  # what Session.state_dict gives
+Remembered = dict[str, Tensor]  # about one parameter, by key
+
+
+def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
+    """What a worker whose state is now `mine` begins with, after the workers whose `states` these are, by rank.
+
+    residual' = mean over workers of residual + sum over workers of owed, the same on every new worker; owed' = 0
+    law:    mean residual + owed stays what it was
+    Anything else is averaged, too, unless it was the same everywhere.
+    """
+    first = states[0]
+    if [(state["rank"], state["step"]) for state in states] != [
+        (rank, first["step"]) for rank in range(first["world"])
+    ]:
+        raise CheckpointError(
+            f"{len(states)} of the {first['world']} states that {first['world']} workers had at one step were given to "
+            f"one of {mine['world']}, and what each still had to send would be lost without the others. Pass all of "
+            "them, in order of rank: session.load_state_dict(*states)."
+        )
+    alike = first["recipe"] == mine["recipe"] or _plain(first["recipe"]) == _plain(mine["recipe"])
+    fits = alike and first["layout"] == mine["layout"]
+    return {
+        **first,
+        "rank": mine["rank"],
+        "world": mine["world"],
+        "recipe": mine["recipe"] if alike else first["recipe"],
+        "state": {
+            name: _begun(remembered, [state["state"].get(name, {}) for state in states])
+            for name, remembered in (mine["state"].items() if fits else ())
+        },
+    }
+
+
+def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:
+    """Where a worker's shards go on after those of `worlds`, the states of worlds by rank.
+
+    n workers draw the first entries of one common order in turns, so that what they drew together is its beginning,
+    whatever n. Not so where world.shard was told to stratify, in the middle of an epoch: only the number is right then.
+    """
+    return {
+        kind: [_position(same, rank, world) for same in zip(*(each[kind] for each in worlds), strict=True)]
+        for kind in worlds[0]
+    }
+
+
+def describe(directory: str, step: int, writers: int, world: int) -> str:
+    """What folding did, in one line."""
+    who, them = ("one worker", "it") if writers == 1 else (f"{writers} workers", f"the {writers}")
+    if writers == 1:
+        fate = "it had nothing left to send"
+    elif world == 1:
+        fate = f"what {them} still had to send is dropped, since one alone sends nothing"
+    else:
+        fate = f"each begins with the mean of what {them} still had to send"
+    return (
+        f"the checkpoint of step {step} in {directory} was written by {who}, and {world} go on from it: {fate}; "
+        f"an epoch goes on where {them} stood"
+    )
+
+
+def _plain(text: str) -> Term:
+    """A recipe's compressor without Sharded, which is chosen by the number of workers and remembers alike."""
+    return _unsharded(resolve(text).compressor)
+
+
+def _unsharded(term: Term) -> Term:
+    if isinstance(term, Sharded):
+        return _unsharded(term.inner)
+    held = {item.name: getattr(term, item.name) for item in fields(term)}  # type: ignore[arg-type]
+    return replace(  # type: ignore[type-var]
+        term, **{name: _unsharded(value) for name, value in held.items() if isinstance(value, Term)}
+    )
+
+
+def _begun(mine: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> Remembered:
+    """What one parameter's memory begins with; `mine`: as large as it has to be."""
+    begun: Remembered = {}
+    for key, tensor in mine.items():
+        theirs = [part[key] for part in parts if key in part]
+        begun[key] = torch.zeros_like(tensor) if is_owed(key) else _mean(theirs) if theirs else tensor
+    for key in {key: None for part in parts for key in part if is_owed(key)} if mine else ():
+        residual = key.removesuffix(OWED) + RESIDUAL
+        pieces = torch.cat([part[key] for part in parts if key in part])  # later ranks hold later places in memory
+        begun[residual] = begun[residual] + pieces.as_strided(mine[residual].shape, mine[residual].stride())
+    return begun
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    """The mean; where all are equal, or no floating-point numbers, the first."""
+    first = tensors[0]
+    if not first.is_floating_point() or all(torch.equal(tensor, first) for tensor in tensors[1:]):
+        return first
+    total = first.clone()
+    for tensor in tensors[1:]:
+        total.add_(tensor)
+    return total.div_(len(tensors))
+
+
+def _position(positions: Sequence[Mapping[str, int]], rank: int, world: int) -> dict[str, int]:
+    epoch = max(position["epoch"] for position in positions)
+    drawn = sum(position["drawn"] for position in positions if position["epoch"] == epoch)
+    return {"epoch": epoch, "drawn": len(range(rank, drawn, world))}

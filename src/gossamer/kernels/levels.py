@@ -1,0 +1,85 @@
+"""A norm per block, and every entry on one of a few levels below it, such that the expectation is right.
+
+w = x + residual.before, or x. Arithmetic as in quantise.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.kernels.bits import pack, packed_bytes, refuse, unpack
+from gossamer.kernels.noise import uniform
+from gossamer.kernels.residual import Residual, wanted
+from gossamer.kernels.spans import average, block_sums, blocks, expect, sendable, spread
+
+
+def level_bits(levels: int) -> int:
+    """Bits for one of the numbers -levels to levels."""
+    return (2 * levels).bit_length()
+
+
+def level_bytes(sizes: Sequence[int], levels: int) -> int:
+    """How many bytes the codes of tensors of these sizes take."""
+    return packed_bytes(_stream_bits(sizes, levels), 8)
+
+
+def levels_encode(
+    x: Tensor, sizes: Sequence[int], block: int, levels: int, key: int, residual: Residual | None = None
+) -> tuple[Tensor, Tensor]:
+    """(norms, codes): (blocks,) float32 and uint8, a stream of `level_bits` bits an entry, lowest bit first.
+
+    norm = sqrt(sum of w^2) over a block (a power of two, summed by halves), unit = norm / levels,
+    level = min(floor(|w| / unit + u), levels) with u = uniform(key), 0 where the unit is; code = levels + sign level.
+    Stands for sign level unit. Raises NotFinite, also where a sum of squares is not finite.
+    """
+    w = wanted(x, residual)
+    squares = sendable(block_sums(w.square(), sizes, block))
+    norms = squares.double().sqrt().float()  # a float32 root may be off by a bit, as the processor's library likes
+    unit = spread(norms / levels, sizes, block).to(w.dtype)
+    ratio = w.abs() / torch.where(unit == 0, torch.ones_like(unit), unit)
+    level = (ratio + uniform(key, len(w), w.device)).floor().clamp(max=levels)
+    whole = torch.where(unit == 0, torch.zeros_like(level), torch.where(w < 0, -level, level)).int()
+    if residual is not None:
+        torch.sub(w, whole.to(w.dtype) * unit, out=residual.after)
+    places = torch.arange(level_bits(levels), device=w.device)
+    bits = ((whole + levels)[:, None] >> places) & 1
+    return norms, pack(bits.view(-1), _stream_bits(sizes, levels), 8, 2)
+
+
+def levels_decode(
+    payloads: Sequence[tuple[Tensor, Tensor]],
+    sizes: Sequence[int],
+    block: int,
+    levels: int,
+    out: Tensor,
+    divisor: int = 1,
+) -> None:
+    """Overwrite `out`: (n,) with the sum of what (norms, codes) stand for, in the order given, over `divisor`.
+
+    Raises MalformedError before anything is written.
+    """
+    for norms, _ in payloads:
+        expect(norms, torch.float32, blocks(sizes, block))
+    found = [_codes(packed, sizes, levels) - levels for _, packed in payloads]
+    average(
+        (
+            whole.to(out.dtype) * spread(norms / levels, sizes, block).to(out.dtype)
+            for whole, (norms, _) in zip(found, payloads, strict=True)
+        ),
+        out,
+        divisor,
+    )
+
+
+def _stream_bits(sizes: Sequence[int], levels: int) -> list[int]:
+    return [size * level_bits(levels) for size in sizes]
+
+
+def _codes(packed: Tensor, sizes: Sequence[int], levels: int) -> Tensor:
+    bits = unpack(packed, _stream_bits(sizes, levels), 8, 2).view(-1, level_bits(levels)).int()
+    codes = (bits << torch.arange(level_bits(levels), device=packed.device)).sum(1, dtype=torch.int32)
+    refuse(codes > 2 * levels)
+    return codes

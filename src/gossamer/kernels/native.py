@@ -1,0 +1,133 @@
+"""The compiled loops: whether there are any, whether they serve, and how to call them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import GossamerError, NotFinite
+
+LIBRARY = Path(__file__).with_name("libgossamer-kernels.so")
+ABI = 1  # what gossamer_abi() answers, in kernels-src/abi.cpp
+
+NOT_FINITE, MALFORMED, OVERFLOW, NO_MEMORY, MISFIT = -1, -2, -3, -4, -5  # Answer in kernels-src/common.hpp
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Pointer = ctypes.c_void_p
+Count = ctypes.c_int64
+
+SERVED = (torch.float32, torch.uint8, torch.int8, torch.int32)
+
+REBUILD = "Install a C++ compiler (g++ or clang++) and Gossamer again: pip install -e . in its sources"
+
+
+class KernelsError(GossamerError, ValueError):
+    """The kernels that were asked for are not there."""
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether compiled loops may run over these tensors: on the CPU, contiguous, of types that they are made for."""
+    if wanted_kernels() == "reference":
+        return False
+    plain = all(
+        tensor.device.type == "cpu"
+        and tensor.dtype in SERVED
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        for tensor in tensors
+    )
+    return plain and library() is not None
+
+
+@cache
+def wanted_kernels() -> str | None:
+    """What GOSSAMER_KERNELS asks for: native, reference, or None for the best there is. It is read once."""
+    asked = os.environ.get("GOSSAMER_KERNELS")
+    if asked == "triton":
+        raise KernelsError(
+            "GOSSAMER_KERNELS=triton: this build has no Triton kernels; tensors on a GPU are served by plain torch. "
+            "Write GOSSAMER_KERNELS=native, or leave it unset."
+        )
+    if asked not in (None, "", "native", "reference"):
+        raise KernelsError(
+            f"GOSSAMER_KERNELS={asked}: no such kernels, and other ones would have been measured under that name. "
+            "Write GOSSAMER_KERNELS=native or GOSSAMER_KERNELS=reference, or leave it unset."
+        )
+    return asked or None
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled loops; where there are none, says so once, or raises where they were asked for by name."""
+    try:
+        found = ctypes.CDLL(str(LIBRARY))
+        version = found.gossamer_abi()
+    except (OSError, AttributeError) as error:
+        problem = f"{LIBRARY.name} was not built here ({error})"
+    else:
+        if version == ABI:
+            return found
+        problem = f"{LIBRARY.name} was built from other sources (version {version}, not {ABI})"
+    if wanted_kernels() == "native":
+        raise KernelsError(f"GOSSAMER_KERNELS=native, but {problem}. {REBUILD}.")
+    warnings.warn(f"{problem}: encoding is several times slower, and equal to the bit. {REBUILD}.", stacklevel=2)
+    return None
+
+
+class Function:
+    """A function of the library: its name and what its arguments are. Python's lock is released while it runs."""
+
+    def __init__(self, name: str, *arguments: Any) -> None:
+        self.name, self.arguments = name, arguments
+
+    @cached_property
+    def _found(self) -> Any:
+        found = getattr(library(), self.name)
+        found.argtypes, found.restype = self.arguments, ctypes.c_int64
+        return found
+
+    def __call__(self, *arguments: object) -> int:
+        """A count, or MALFORMED, OVERFLOW or MISFIT, which mean something else to everyone."""
+        answer = int(self._found(*arguments))
+        if answer == NOT_FINITE:
+            raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+        if answer == NO_MEMORY:
+            raise MemoryError(f"{self.name} needs memory for what it selects, and there is none left")
+        return answer
+
+
+def documented(truth: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The docstring of the plain torch function on the one that equals it, which has the same arguments."""
+
+    def copied(fast: Callable[P, R]) -> Callable[P, R]:
+        fast.__doc__ = truth.__doc__
+        return fast
+
+    return copied
+
+
+def counts_array(counts: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    """An argument of type Pointer: int64 numbers."""
+    numbers = array("q", counts)
+    return (ctypes.c_int64 * len(numbers)).from_buffer(numbers)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """An argument of type Pointer: where the tensor's elements begin. Whoever calls keeps the tensor alive."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """An argument of type Pointer: where each tensor's elements begin."""
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])

@@ -1,0 +1,58 @@
+"""Plus a scale, minus it, or nothing, such that the expectation is right. Arithmetic as in quantise.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.kernels.bits import pack, refuse, unpack
+from gossamer.kernels.noise import uniform
+from gossamer.kernels.residual import wanted
+from gossamer.kernels.spans import expect, per_tensor, sendable
+
+BASE = {4: 4, 5: 3}  # by codes in a byte: two bits each, or base three up to 242
+
+
+def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The largest |x| of each tensor, 0 of an empty one: (tensors,) float32. Raises NotFinite."""
+    spans = wanted(x, None).abs().split(list(sizes))
+    found = [span.amax().view(1) if span.numel() else span.new_zeros(1) for span in spans]
+    return sendable(torch.cat(found or [x.new_empty(0)]))
+
+
+def ternary_encode(x: Tensor, sizes: Sequence[int], scales: Tensor, key: int, per_byte: int) -> Tensor:
+    """Codes, `per_byte` (4 or 5) to a byte: 0, or where u s < |x| 1 for x > 0 and 2 for x < 0; 0 where s is.
+
+    s is the tensor's scale, from scales: (tensors,) float32; u = uniform(key). 1 stands for s, 2 for -s. Unbiased where
+    |x| <= s. Raises NotFinite.
+    """
+    w = wanted(x, None)
+    expect(scales, torch.float32, len(sizes))
+    scale = per_tensor(scales, sizes).to(w.dtype)
+    sent = (uniform(key, len(w), w.device) * scale < w.abs()) & (scale != 0)
+    return pack(torch.where(sent, torch.where(w < 0, 2, 1), 0), sizes, per_byte, BASE[per_byte])
+
+
+def ternary_decode(
+    payloads: Sequence[tuple[Tensor]],
+    scales: Tensor,
+    sizes: Sequence[int],
+    per_byte: int,
+    out: Tensor,
+    divisor: int = 1,
+) -> None:
+    """Overwrite `out`: (n,) with the sum of the payloads' signs, an integer, times s, over `divisor`.
+
+    Raises MalformedError before anything is written.
+    """
+    expect(scales, torch.float32, len(sizes))
+    total = torch.zeros(len(out), dtype=torch.int32, device=out.device)
+    for (packed,) in payloads:
+        codes = unpack(packed, sizes, per_byte, BASE[per_byte])
+        refuse(codes == 3)
+        total += (codes == 1).int() - (codes == 2).int()
+    torch.mul(total.to(out.dtype), per_tensor(scales, sizes).to(out.dtype), out=out)
+    if divisor != 1:
+        out.div_(divisor)

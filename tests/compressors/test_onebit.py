@@ -1,0 +1,127 @@
+"""OneBit: a mean magnitude per block, or two means per column."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer.compressors import Codec, Compressor, Feedback, OneBit
+from gossamer.drive import simulate
+from gossamer.errors import NotFinite
+from gossamer.layout import Layout, Packed
+from gossamer.words import At, Payload
+
+
+def send(codec: Codec, x: Tensor) -> tuple[Payload, Tensor]:
+    """What travels for one tensor, and what it stands for, in x's shape."""
+    one = Packed.pack({"x": x})
+    payload = codec.encode(one, At())
+    return payload, Packed(codec.decoded(payload, one.layout, one.flat), one.layout)["x"]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_a_block_by_hand() -> None:
+    (scales, bits), meant = send(OneBit(block=8), torch.tensor([1.0, -2.0, 3.0, 0.0, -0.0, 6.0, -7.0, 5.0, -1.0, 3.0]))
+    assert scales.tolist() == [3.0, 2.0]
+    assert bits.tolist() == [0b01000010, 0b01]
+    assert meant.tolist() == [3.0, -3.0, 3.0, 3.0, 3.0, 3.0, -3.0, 3.0, -2.0, 2.0]
+
+
+@pytest.mark.parametrize("x", [normal(64), normal(64).exp(), torch.eye(1, 64).double()[0]], ids=["bell", "up", "spike"])
+def test_error_of_a_block(x: Tensor) -> None:
+    _, meant = send(OneBit(block=64), x)
+    scale = float(x.abs().mean().float())
+    assert float((x - meant).square().sum()) == pytest.approx(float(x.square().sum()) - 64 * scale**2, rel=1e-6)
+
+
+def test_the_root_mean_square_would_be_no_contraction() -> None:
+    x = torch.full((64,), 0.01).double()
+    x[0] = 10
+    _, meant = send(OneBit(block=64), x)
+    twin = torch.where(x < 0, -1, 1) * x.square().mean().sqrt()
+    assert float((x - meant).norm()) < float(x.norm()) < float((x - twin).norm())
+
+
+def test_columns_by_hand() -> None:
+    x = torch.tensor([[1.0, -2.0, -1.0, 0.0], [3.0, -4.0, -2.0, 0.0], [5.0, 6.0, -6.0, -0.0]])
+    (values, bits), meant = send(OneBit(columns=True), x)
+    assert values.tolist() == [[3.0, 0.0], [6.0, -3.0], [0.0, -3.0], [0.0, 0.0]]  # an empty side says nothing
+    assert bits.tolist() == [0b01100110, 0b0100]
+    assert meant.tolist() == [[3.0, -3.0, -3.0, 0.0], [3.0, -3.0, -3.0, 0.0], [3.0, 6.0, -3.0, 0.0]]
+
+
+@pytest.mark.parametrize("shape", [(30, 7), (1, 7), (7, 1), (8, 3, 2, 2), (40,), ()], ids=str)
+def test_columns_are_rounded_to_the_nearest_pair(shape: tuple[int, ...]) -> None:
+    x = normal(*shape) + 0.3
+    (values, _), meant = send(OneBit(columns=True), x)
+    error = (x - meant).reshape(shape[0], -1) if len(shape) > 1 else (x - meant).reshape(-1, 1)
+    assert len(values) == error.shape[1]
+    assert float(error.sum(0).abs().max()) < 1e-5, "a column's sum changed"
+    side = (x < 0).reshape(error.shape)
+    for nudge in (-0.01, 0.01):
+        for which in (side, ~side):
+            if which.any():
+                assert float((error + nudge * which).square().sum()) > float(error.square().sum())
+
+
+def test_one_column_where_there_is_no_matrix() -> None:
+    x = normal(40)
+    (values, bits), _ = send(OneBit(columns=True), x)
+    assert values.tolist() == [[pytest.approx(float(x[x >= 0].mean())), pytest.approx(float(x[x < 0].mean()))]]
+    assert bits.shape == (5,)
+
+
+def test_columns_of_a_strided_tensor() -> None:
+    """A column is a column wherever its entries lie in memory."""
+    x = normal(6, 5, 3, 3)
+    _, plain = send(OneBit(columns=True), x)
+    strided = x.contiguous(memory_format=torch.channels_last)
+    assert Packed.pack({"x": strided})["x"].stride() != x.stride()
+    assert torch.equal(send(OneBit(columns=True), strided)[1], plain)
+
+
+def test_means_that_leave_the_range_are_not_sent() -> None:
+    layout = Layout.of({"x": (64,)})
+    for codec in (OneBit(), OneBit(columns=True)):
+        with pytest.raises(NotFinite):
+            codec.encode(Packed(torch.full((64,), 1e300, dtype=torch.float64), layout), At())
+    _, meant = send(OneBit(columns=True), torch.full((64,), 3e38))
+    assert torch.equal(meant, torch.full((64,), 3e38)), "the sum of a column need not be in float32's range"
+
+
+def test_columns_that_save_nothing() -> None:
+    by_columns = OneBit(columns=True)
+    assert [by_columns.suits(shape) for shape in ((2, 500), (3, 500), (500, 2), (1, 1), (0, 3))] == [
+        False, True, True, False, False,
+    ]  # fmt: skip
+    assert OneBit().suits((2, 500))
+
+
+def test_who_wants_feedback() -> None:
+    assert OneBit().wants_feedback
+    assert not OneBit(feedback=False).wants_feedback
+
+
+def descended(compressor: Compressor, steps: int = 400) -> float:
+    """How far from the minimum of a badly scaled quadratic a descent ends, relative to its start."""
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    curvature = torch.logspace(-1, 0, 512).view(64, 8)[order]
+    layout = Layout.of({"x": (64, 8)})
+    x = normal(64, 8).float()
+    start = float(x.norm())
+    state = compressor.init(Packed(torch.zeros(layout.numel), layout), At())
+    for step in range(steps):
+        gradient = Packed((curvature * x).view(-1), layout)
+        (staged,) = simulate([compressor.aggregate(gradient, state, At(step=step))])
+        state = staged.next_state.after(state)
+        x -= 0.5 * staged.mean.view_as(x)
+    return float(x.norm()) / start
+
+
+@pytest.mark.parametrize("codec", [OneBit(), OneBit(block=64), OneBit(columns=True)], ids=repr)
+def test_feedback_makes_signs_enough(codec: Codec) -> None:
+    assert descended(Feedback(codec)) < descended(codec) / 5

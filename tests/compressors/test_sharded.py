@@ -1,0 +1,231 @@
+"""Every worker averages a part: fewer bytes, two residuals, a draw for each use, one opinion on what is finite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from laws.laws import LAYOUT, Group, check_conservation, check_own
+from torch import Tensor
+
+from gossamer.compressors import QSGD, Codec, Compressor, Feedback, Int8, OneBit, Route, Sharded, TopK, TwoBit, sharded
+from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.sharded import OWED, settle
+from gossamer.drive import price, simulate
+from gossamer.kernels import Residual
+from gossamer.layout import Layout, Packed
+from gossamer.words import Aggregation, At, Exchange, Gather, Staged, State
+
+CODECS = [Int8(block=16), QSGD(), OneBit(), TwoBit(), TwoBit(adaptive=True), TopK(density=0.1)]
+
+
+def sent(compressor: Compressor, world: int, numel: int = 2**20) -> float:
+    x, at = Packed.zeros(Layout.of({"w": (numel,)}), dtype=torch.float32, device=torch.device("meta")), At(world=world)
+    return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_bytes_hardly_grow_with_the_workers(codec: Codec) -> None:
+    message = sent(codec, 2)
+    for world in (2, 3, 8, 32):
+        assert sent(codec, world) == (world - 1) * message
+        both_ways = 2 * (world - 1) / world * message
+        assert both_ways <= sent(Sharded(codec), world) <= 1.01 * both_ways + 2 * (world - 1) * 16
+
+
+def test_a_part_travels_in_two_words() -> None:
+    x, at = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta")), At(world=4)
+    said = [word.word for word in price(Sharded(Int8()).aggregate(x, State(), at), 4)]
+    assert said == [Exchange.__name__, Gather.__name__]
+
+
+# -- the second residual -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Forgetful(Sharded):
+    """Says nothing of what the second encoding lost."""
+
+    def aggregate_compensated(
+        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+    ) -> Aggregation:
+        staged = yield from super().aggregate_compensated(x, residual, state, at, out)
+        return replace(staged, owes=None, next_state=state)
+
+
+@dataclass(frozen=True, repr=False)
+class Innocent(Sharded):
+    """Takes no part of the second encoding's error for its own."""
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        before = x.flat.clone()
+        staged = yield from super().aggregate(x, state, at, out)
+        own = self.inner.decoded(self.inner.encode(Packed(before, x.layout), at), x.layout, before)
+        return replace(staged, mine=lambda: own)
+
+
+def test_the_laws_catch_a_second_residual_that_is_lost() -> None:
+    with pytest.raises(AssertionError):
+        check_conservation(Feedback(Forgetful(Int8(block=16))), 4)
+    with pytest.raises(AssertionError):
+        check_own(Feedback(Forgetful(Int8(block=16))), 4)
+    with pytest.raises(AssertionError):
+        check_own(Innocent(Int8(block=16)), 4)
+
+
+def bias(compressor: Compressor, steps: int = 150) -> float:
+    """Constant gradients: how far the mean of all answers is from theirs, relative to the first answer's error."""
+    group = Group(compressor, 4)
+    gradients = group.gradients()
+    mean = torch.stack(gradients).mean(0)
+    answers = torch.stack([group.aggregate(gradients)[0].mean for _ in range(steps)])
+    return float((answers.mean(0) - mean).norm() / (answers[0] - mean).norm())
+
+
+def test_what_is_owed_is_said_later() -> None:
+    assert bias(Feedback(Sharded(OneBit(block=16)))) < 0.05
+    assert bias(Feedback(Forgetful(OneBit(block=16)))) > 0.2
+
+
+def test_alone_it_remembers_nothing() -> None:
+    like = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
+    assert Sharded(Int8()).init(like, At(world=4)) == {}
+    state = Feedback(Sharded(Int8())).init(like, At(rank=1, world=4))
+    assert {key: packed.layout.numel for key, packed in state.items()} == {RESIDUAL: LAYOUT.numel, OWED: 277}
+
+
+@pytest.mark.parametrize(
+    "compressor", [Feedback(Sharded(Int8(block=16))), Route(Feedback(Sharded(OneBit())))], ids=repr
+)
+def test_settled_debts_lie_in_the_residuals(compressor: Compressor) -> None:
+    group = Group(compressor, 3)
+    for _ in range(3):
+        group.aggregate(group.gradients())
+    before = outstanding(group)
+    assert any(packed.flat.any() for state in group.states for key, packed in state.items() if key.endswith(OWED))
+    for rank, state in enumerate(group.states):
+        settle(state, group.at(rank))
+        assert not any(packed.flat.any() for key, packed in state.items() if key.endswith(OWED))
+    torch.testing.assert_close(outstanding(group), before, rtol=1e-13, atol=1e-13)
+
+
+def outstanding(group: Group) -> Tensor:
+    """The mean residual and all that is owed, by tensor."""
+    found = Packed.zeros(LAYOUT, dtype=torch.float64, device=torch.device("cpu"))
+    placed = {slot.name: slot.span(found.flat) for slot in LAYOUT}
+    begun = dict.fromkeys(placed, 0)
+    for state in group.states:
+        for key, packed in state.items():
+            for slot in packed.layout:
+                if key.endswith(OWED):
+                    start = begun[slot.name]
+                    placed[slot.name][start : start + slot.numel] += slot.span(packed.flat)
+                    begun[slot.name] += slot.numel
+                else:
+                    placed[slot.name] += slot.span(packed.flat) / group.world
+    return found.flat
+
+
+# -- randomness --------------------------------------------------------------------------------------------------------
+
+
+def largest_z(compressor: Compressor, world: int = 2, steps: int = 400) -> float:
+    """How far the mean answer is from the mean input, over all entries, in standard errors."""
+    group = Group(compressor, world, layout=Layout.of({"w": (96,)}))
+    gradients = group.gradients()
+    answers = torch.stack([group.aggregate(gradients)[0].mean for _ in range(steps)])
+    errors = answers.std(0) / math.sqrt(steps)
+    return float(((answers.mean(0) - torch.stack(gradients).mean(0)) / errors).abs().amax())
+
+
+def test_two_encodings_at_random_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = Sharded(QSGD(levels=1, block=16))
+    assert largest_z(codec) <= 4.5
+    monkeypatch.setattr(sharded, "_at", lambda at, stage, number: at)  # the second draws what the first drew
+    assert largest_z(codec) > 4.5
+
+
+def test_parts_of_one_tensor_do_not_share_their_noise() -> None:
+    x = Packed(torch.full((64,), 0.3), Layout.of({"w": (64,)}))
+    word = next(Sharded(QSGD(levels=1, block=16)).aggregate(x, State(), At(world=2)))
+    assert not torch.equal(word.parts[0][1], word.parts[1][1])
+
+
+# -- what is not finite ------------------------------------------------------------------------------------------------
+
+
+def aggregate(compressor: Compressor, inputs: list[Tensor], layout: Layout, states: list[State]) -> list[Staged]:
+    world = len(inputs)
+    result: list[Staged] = simulate(
+        [
+            compressor.aggregate(Packed(x, layout), state, At(rank=rank, world=world))
+            for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
+        ]
+    )
+    return result
+
+
+@pytest.mark.parametrize("codec", [Int8(), OneBit(), TopK(density=0.1)], ids=repr)
+@pytest.mark.parametrize("place", [0, 1, 17, 62])
+def test_a_sum_beyond_the_range_is_noticed_by_all(codec: Codec, place: int) -> None:
+    layout, states = Layout.of({"w": (63,)}), [State() for _ in range(4)]
+    inputs = [torch.ones(63) for _ in range(4)]
+    assert all(staged.finite for staged in aggregate(Sharded(codec), inputs, layout, states))
+    inputs[2][place] = 3e38
+    staged = aggregate(Sharded(codec), inputs, layout, states)
+    assert not any(each.finite for each in staged)
+    assert not torch.isfinite(staged[0].mean).all()
+
+
+def test_a_debt_beyond_the_range_is_noticed_by_all() -> None:
+    compressor, layout = Feedback(Sharded(Int8())), Layout.of({"w": (64,)})
+    blank = Packed.zeros(layout, dtype=torch.float32, device=torch.device("cpu"))
+    states = [compressor.init(blank, At(rank=rank, world=4)) for rank in range(4)]
+    states[3][OWED].flat.fill_(torch.finfo(torch.float32).max)
+    inputs = [torch.full((64,), 2e32) for _ in range(4)]
+    assert not any(each.finite for each in aggregate(compressor, inputs, layout, states))
+
+
+# -- odd sizes and precisions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@pytest.mark.parametrize("shapes", [{"w": (1,)}, {"a": (2,), "empty": (0, 3), "b": (3,)}, {"a": (9,), "b": ()}])
+def test_more_workers_than_entries(codec: Codec, shapes: dict[str, Any]) -> None:
+    group = Group(Feedback(Sharded(codec)), 8, layout=Layout.of(shapes))
+    for _ in range(3):
+        staged = group.aggregate(group.gradients())
+        assert all(torch.equal(each.mean, staged[0].mean) for each in staged)
+        assert torch.isfinite(staged[0].mean).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_averaged_in_float32(dtype: torch.dtype) -> None:
+    group = Group(Feedback(Sharded(Int8())), 3, dtype=dtype)
+    gradients = group.gradients()
+    staged = group.aggregate(gradients)
+    assert staged[0].mean.dtype == staged[0].own.dtype == group.states[0][OWED].flat.dtype == torch.float32
+    exact = torch.stack([each.float() for each in gradients]).mean(0)
+    assert float((staged[0].mean - exact).abs().amax()) < 0.06
+    into = [torch.empty_like(each) for each in gradients]
+    told: list[Staged] = simulate(
+        [
+            group.compressor.aggregate(Packed(x, LAYOUT), state, group.at(rank), out)
+            for rank, (x, state, out) in enumerate(zip(gradients, group.states, into, strict=True))
+        ]
+    )
+    assert all(each.mean.data_ptr() == out.data_ptr() for each, out in zip(told, into, strict=True))
+    assert torch.equal(into[0], into[1])
+
+
+def test_pieces_keep_the_names_of_their_tensors() -> None:
+    like = Packed.zeros(Layout.of({"a": (2, 3), "b": (5,)}), dtype=torch.float32, device=torch.device("cpu"))
+    states = [Sharded(Int8()).init_compensated(like, At(rank=rank, world=3)) for rank in range(3)]
+    assert [dict(zip(s[OWED].layout.names, s[OWED].layout.sizes, strict=True)) for s in states] == [
+        {"a": 4},
+        {"a": 2, "b": 2},
+        {"b": 3},
+    ]

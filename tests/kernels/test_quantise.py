@@ -1,0 +1,385 @@
+"""Codes in a few bits: what they stand for, that compiled loops equal plain torch to the bit, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gossamer import seeds
+from gossamer.errors import MalformedError, NotFinite
+from gossamer.kernels import (
+    levels,
+    native,
+    native_quantise,
+    onebit,
+    packed_bytes,
+    quantise,
+    ternary,
+    twobit,
+)
+from gossamer.kernels.native_quantise import LARGEST_BLOCK
+from gossamer.kernels.residual import Residual
+
+KEY = seeds.address("tests", "quantise")
+SIZES = (12, 0, 1, 37, 300, 8)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One pair of functions in plain torch or compiled, with all but the data fixed."""
+
+    module: Any
+    truth: Any
+    name: str
+    options: tuple[object, ...]
+    key: bool = False
+    shared: bool = False  # a scale per tensor that does not come from the encoder
+
+    def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
+        function = getattr(self.truth if plain else self.module, f"{self.name}_encode")
+        arguments = (*self._first(sizes), *self.options, *((KEY,) if self.key else ()))
+        payload = function(x, sizes, *arguments, residual)
+        return payload if isinstance(payload, tuple) else (*self._first(sizes), payload)
+
+    def decode(
+        self, payloads: Sequence[tuple[Tensor, ...]], sizes: Sequence[int], out: Tensor, divisor: int, *, plain: bool
+    ) -> None:
+        function = getattr(self.truth if plain else self.module, f"{self.name}_decode")
+        function(payloads, sizes, *self.options, out, divisor)
+
+    def _first(self, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        return (torch.linspace(0.2, 0.9, max(len(sizes), 1))[: len(sizes)],) if self.shared else ()
+
+
+@dataclass(frozen=True)
+class Ternary(Codec):
+    def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
+        module = self.truth if plain else self.module
+        w = x if residual is None else x + residual.before
+        scales = module.magnitudes(w, sizes)
+        packed = module.ternary_encode(w, sizes, scales, KEY, *self.options)
+        if residual is not None:
+            out = torch.empty_like(w)
+            self.decode([(scales, packed)], sizes, out, 1, plain=plain)
+            torch.sub(w, out, out=residual.after)
+        return scales, packed
+
+    def decode(
+        self, payloads: Sequence[tuple[Tensor, ...]], sizes: Sequence[int], out: Tensor, divisor: int, *, plain: bool
+    ) -> None:
+        module = self.truth if plain else self.module
+        packed = [(codes,) for _, codes in payloads]
+        module.ternary_decode(packed, payloads[0][0], sizes, *self.options, out, divisor)
+
+
+class Int8Nearest(Codec):
+    def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
+        module = self.truth if plain else self.module
+        return module.int8_encode(x, sizes, *self.options, None, residual)
+
+
+fast = native_quantise
+CODECS = {
+    "int8": Int8Nearest(fast, quantise, "int8", (16,)),
+    "int8, blocks of 7": Int8Nearest(fast, quantise, "int8", (7,)),
+    "int8, stochastic": Codec(fast, quantise, "int8", (256,), key=True),
+    "onebit": Codec(fast, onebit, "onebit", (64,)),
+    "onebit, large blocks": Codec(fast, onebit, "onebit", (2048,)),
+    "twobit": Codec(fast, twobit, "twobit", (), shared=True),
+    "ternary, four a byte": Ternary(fast, ternary, "ternary", (4,)),
+    "ternary, five a byte": Ternary(fast, ternary, "ternary", (5,)),
+    **{
+        f"levels {count}": Codec(fast, levels, "levels", (block, count), key=True)
+        for count, block in ((1, 8), (3, 64), (7, 512), (127, 512), (128, 16), (2**14, 64), (2**15 - 1, 2048))
+    },
+}
+MALFORMED = {  # a byte that no encoder writes, by codec; every byte means something to the others
+    "twobit": 0b00010000,
+    "ternary, four a byte": 0b11000000,
+    "ternary, five a byte": 243,
+    "levels 1": 0b00001100,
+    "levels 127": 255,
+}
+every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+compiled = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the kernels were not compiled here")
+
+
+def numbers(kind: str, n: int, seed: int) -> Tensor:
+    """Plain ones, or such as loops stumble over."""
+    generator = seeds.generator("numbers", kind, seed)
+    x = torch.randn(n, generator=generator)
+    pick = torch.randint(0, 8, (n,), generator=generator)
+    match kind:
+        case "tiny":
+            return x * 2.0**-140
+        case "huge":
+            return x.clamp(-2, 2) * 2.0**115
+        case "ties":
+            return (x * 4).round() / 2
+        case "zeros":
+            return torch.where(pick < 4, 0.0, -0.0)
+        case "mixed":
+            edges = torch.tensor([0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, -1e-30, 1e30, 1.0])
+            return torch.where(x.abs() < 1, edges[pick], x)
+    return x
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.int32) if x.dtype == torch.float32 else x
+
+
+def run(codec: Codec, x: Tensor, before: Tensor | None, sizes: Sequence[int], *, plain: bool) -> list[Tensor] | None:
+    """Everything a codec computes, or None where it refuses."""
+    residual = None if before is None else Residual(before, torch.empty_like(before))
+    try:
+        payload = codec.encode(x, sizes, residual, plain=plain)
+    except NotFinite:
+        return None
+    other = codec.encode(x.flip(0).contiguous(), sizes, None, plain=plain)
+    found = [*payload] if residual is None else [*payload, residual.after]
+    for heard, divisor in (([payload], 1), ([payload, other, payload], 3)):
+        found.append(torch.full_like(x, math.nan))
+        codec.decode(heard, sizes, found[-1], divisor, plain=plain)
+    return found
+
+
+def same(codec: Codec, x: Tensor, before: Tensor | None, sizes: Sequence[int]) -> None:
+    truth, found = (run(codec, x, before, sizes, plain=plain) for plain in (True, False))
+    assert (truth is None) == (found is None)
+    for expected, got in zip(truth or [], found or [], strict=True):
+        assert expected.dtype == got.dtype
+        assert torch.equal(bits(expected), bits(got))
+
+
+@compiled
+@every_codec
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 2, 5, 7, 8, 9, 63, 64, 65, 300, 1279, 1281, 2600]), max_size=5),
+    kind=st.sampled_from(["plain", "tiny", "huge", "ties", "zeros", "mixed"]),
+    seed=st.integers(0, 1000),
+    shift=st.integers(0, 3),
+    owed=st.booleans(),
+)
+def test_compiled_loops_equal_plain_torch(
+    codec: Codec, sizes: list[int], kind: str, seed: int, shift: int, owed: bool
+) -> None:
+    x, before = (numbers(kind, sum(sizes) + 3, seed + i)[shift : shift + sum(sizes)] for i in (0, 1))
+    same(codec, x, before if owed else None, sizes)
+
+
+@compiled
+@every_codec
+def test_compiled_loops_serve_many_small_tensors_and_large_ones(codec: Codec) -> None:
+    same(codec, numbers("plain", 30_000, 1), numbers("plain", 30_000, 2), [100] * 200 + [10_000])
+
+
+@compiled
+def test_compiled_loops_serve_the_largest_blocks_and_leave_larger_ones_to_plain_torch() -> None:
+    x = numbers("plain", LARGEST_BLOCK + 5, 3)
+    for block in (LARGEST_BLOCK, 2 * LARGEST_BLOCK):
+        same(Codec(fast, onebit, "onebit", (block,)), x, x.flip(0), [len(x)])
+        same(Codec(fast, levels, "levels", (block, 5), key=True), x, x.flip(0), [len(x)])
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_sums_are_taken_by_halves(plain: bool) -> None:
+    """From left to right it would be 2^24, and rounded once 2^24 + 8."""
+    x = torch.tensor([2.0**24] + [1.0] * 7)
+    scales, _ = Codec(fast, onebit, "onebit", (8,)).encode(x, [8], None, plain=plain)
+    assert float(scales) * 8 == 2**24 + 6
+
+
+@every_codec
+@pytest.mark.parametrize("plain", [True, False])
+def test_in_place_the_residual_is_the_same(codec: Codec, plain: bool) -> None:
+    x, before = numbers("plain", sum(SIZES), 5), numbers("plain", sum(SIZES), 6)
+    apart = Residual(before, torch.empty_like(before))
+    together = Residual(before.clone(), torch.empty(0))
+    codec.encode(x, SIZES, apart, plain=plain)
+    codec.encode(x, SIZES, Residual(together.before, together.before), plain=plain)
+    assert torch.equal(bits(apart.after), bits(together.before))
+
+
+@every_codec
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_is_not_sent_is_left(codec: Codec, dtype: torch.dtype, plain: bool) -> None:
+    n = sum(SIZES)
+    wide = torch.promote_types(dtype, torch.float32)
+    x = numbers("plain", n, 7).to(dtype)
+    residual = Residual(numbers("plain", n, 8).to(wide), torch.empty(n, dtype=wide))
+    payload = codec.encode(x, SIZES, residual, plain=plain)
+    out = torch.empty(n, dtype=wide)
+    codec.decode([payload] * 3, SIZES, out, 3, plain=plain)
+    torch.testing.assert_close(out + residual.after, x + residual.before, atol=2e-5, rtol=0)
+    assert not torch.allclose(out - residual.after, x + residual.before, atol=2e-5, rtol=0)
+
+
+@every_codec
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_noticed_wherever_it_is(codec: Codec, plain: bool, number: float) -> None:
+    for place in (0, 11, 12, 13, 200, sum(SIZES) - 1):
+        x = numbers("plain", sum(SIZES), 9)
+        zeros = torch.zeros_like(x)
+        x[place] = number
+        for residual in (None, Residual(zeros, zeros.clone()), Residual(x, zeros.clone())):
+            with pytest.raises(NotFinite):
+                codec.encode(x if residual is None or residual.before is zeros else zeros, SIZES, residual, plain=plain)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_sums_that_leave_the_range_are_noticed(plain: bool) -> None:
+    with pytest.raises(NotFinite):
+        CODECS["onebit"].encode(torch.full((64,), 3e38), [64], None, plain=plain)
+    with pytest.raises(NotFinite):
+        CODECS["levels 7"].encode(torch.full((64,), 1e20), [64], None, plain=plain)
+    with pytest.raises(NotFinite):
+        CODECS["int8"].encode(
+            torch.full((8,), 3e38), [8], Residual(torch.full((8,), 3e38), torch.empty(8)), plain=plain
+        )
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_codes_that_no_encoder_writes_are_refused_before_anything_is_written(name: str, plain: bool) -> None:
+    codec, n = CODECS[name], 6000
+    good = codec.encode(numbers("plain", n, 10), [n], None, plain=plain)
+    out = torch.full((n,), 7.0)
+    for place in (0, 700, len(good[1]) - 1):
+        bad = (good[0], good[1].clone())
+        bad[1][place] = MALFORMED[name]
+        with pytest.raises(MalformedError):
+            codec.decode([good, bad], [n], out, 2, plain=plain)
+    assert bool((out == 7).all())
+    codec.decode([good, good], [n], out, 2, plain=plain)
+    assert not bool((out == 7).any())
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("name", ["onebit", "twobit", "ternary, four a byte", "levels 3", "levels 16384"])
+def test_what_is_left_of_a_byte_is_zero(name: str, plain: bool) -> None:
+    """Payloads that stand for the same are the same."""
+    codec, sizes = CODECS[name], [9, 9]
+    good = codec.encode(numbers("plain", 18, 11), sizes, None, plain=plain)
+    bad = (good[0], good[1].clone())
+    bad[1][len(good[1]) // 2 - 1] |= 1 << 7
+    with pytest.raises(MalformedError):
+        codec.decode([bad], sizes, torch.empty(18), 1, plain=plain)
+
+
+@every_codec
+@pytest.mark.parametrize("plain", [True, False])
+def test_payloads_of_another_size_or_type_are_refused(codec: Codec, plain: bool) -> None:
+    x = numbers("plain", sum(SIZES), 12)
+    scales, codes = codec.encode(x, SIZES, None, plain=plain)
+    out = torch.full_like(x, 7.0)
+    for bad in ((scales[:-1], codes), (scales, codes[1:]), (scales.double(), codes), (scales, codes.int())):
+        with pytest.raises(MalformedError):
+            codec.decode([bad], SIZES, out, 1, plain=plain)
+    assert bool((out == 7).all())
+
+
+@every_codec
+def test_shapes_are_known_without_data(codec: Codec) -> None:
+    x = numbers("plain", sum(SIZES), 13)
+    payload = codec.encode(x, SIZES, None, plain=True)
+    if codec.shared:
+        return  # thresholds are given
+    blank = codec.encode(x.to("meta"), SIZES, None, plain=False)
+    assert [(part.shape, part.dtype) for part in payload] == [(part.shape, part.dtype) for part in blank]
+
+
+@every_codec
+@pytest.mark.parametrize("plain", [True, False])
+def test_zeros_stay_zeros(codec: Codec, plain: bool) -> None:
+    x = torch.zeros(sum(SIZES))
+    residual = Residual(torch.zeros_like(x), torch.full_like(x, 5.0))
+    payload = codec.encode(x, SIZES, residual, plain=plain)
+    out = torch.full_like(x, 7.0)
+    codec.decode([payload, payload], SIZES, out, 2, plain=plain)
+    assert torch.equal(out, x)
+    assert torch.equal(residual.after, x)
+
+
+def literal(encode: Callable[..., Any], *arguments: object) -> list[int]:
+    found = encode(*arguments)
+    return (found[1] if isinstance(found, tuple) else found).tolist()
+
+
+def test_codes_by_hand() -> None:
+    x = torch.tensor([1.0, -1.0, -0.0, 0.25, -3.0, 0.5, 2.0, -2.0, -1.0])
+    assert literal(onebit.onebit_encode, x, [9], 8) == [0b10010010, 1]
+    assert literal(twobit.twobit_encode, x, [9], [1.0]) == [0b00001011, 0b10110010, 0b10]
+    trits = [1, 2, 0, 1, 2]  # scales below every magnitude: everything but zero is sent
+    scale = torch.tensor([0.1])
+    assert literal(ternary.ternary_encode, x[:5], [5], scale, KEY, 5) == [sum(t * 3**k for k, t in enumerate(trits))]
+    assert literal(ternary.ternary_encode, x[:5], [5], scale, KEY, 4) == [0b01001001, 0b10]
+    # One entry is its block's whole norm: level 3 of 3, code 6 or 0 in three bits; the others stay at 3.
+    alone = torch.tensor([0.0, 5.0] + [0.0] * 6 + [-5.0])
+    assert literal(levels.levels_encode, alone, [9], 8, 3, KEY) == [0b11110011, 0b10110110, 0b01101101, 0]
+    scales, codes = quantise.int8_encode(torch.tensor([254.0, -1.0, 1.0, 3.0, 5.0]), [5], 5)
+    assert (scales.tolist(), codes.tolist()) == ([2.0], [127, 0, 0, 2, 2])
+    scales, _ = onebit.onebit_encode(x, [9], 8)
+    assert scales.tolist() == [9.75 / 8, 1.0]
+
+
+def test_packed_sizes() -> None:
+    assert packed_bytes([9, 0, 8, 1], 8) == 4
+    assert packed_bytes([9, 0, 8, 1], 5) == 5
+    assert [levels.level_bits(count) for count in (1, 2, 3, 4, 7, 8, 127, 128, 2**15 - 1)] == [
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+        8,
+        9,
+        16,
+    ]
+    assert levels.level_bytes([9, 1], 3) == 4 + 1
+
+
+@compiled
+def test_sums_of_many_workers_are_exact() -> None:
+    """More payloads than fit into one byte's counts."""
+    x = numbers("plain", 50, 14)
+    scales = ternary.magnitudes(x, [50])
+    payload = (ternary.ternary_encode(x, [50], scales, KEY, 5),)
+    one, many, truth = torch.empty(50), torch.empty(50), torch.empty(50)
+    native_quantise.ternary_decode([payload], scales, [50], 5, one)
+    native_quantise.ternary_decode([payload] * 300, scales, [50], 5, many, 300)
+    ternary.ternary_decode([payload] * 300, scales, [50], 5, truth, 300)
+    assert torch.equal(many, truth)
+    torch.testing.assert_close(many, one)
+
+
+@pytest.mark.parametrize(
+    ("codec", "unbiased"),
+    [
+        (Codec(fast, quantise, "int8", (1024,), key=True), True),
+        (CODECS["levels 7"], True),
+        (CODECS["ternary, five a byte"], True),
+        (Int8Nearest(fast, quantise, "int8", (1024,)), False),
+    ],
+)
+def test_stochastic_codes_are_unbiased_and_the_nearest_are_not(codec: Codec, unbiased: bool) -> None:
+    """20 tensors of 1000 equal entries, but for one that sets the scale: the mean error of each, in standard errors."""
+    repeats = 1000
+    x = torch.linspace(-0.97, 0.93, 20).repeat_interleave(repeats)
+    x[::repeats] = 1.0
+    out = torch.empty_like(x)
+    codec.decode([codec.encode(x, [repeats] * 20, None, plain=False)], [repeats] * 20, out, 1, plain=False)
+    error = (out - x).view(20, repeats)[:, 1:].double()
+    z = error.mean(1) / (error.std(1) / math.sqrt(repeats - 1) + 1e-9)
+    assert (float(z.abs().max()) <= 4.5) == unbiased
