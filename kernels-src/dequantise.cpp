@@ -13,6 +13,15 @@
 namespace gossamer {
 namespace {
 
+// A chunk of the sum, before the payload of that number is added; the first is added to zero, which costs less than to
+// write zeros and read them again.
+struct Sum {
+    float* of;
+    int64_t payload;
+
+    GOSSAMER_INLINE void add(int64_t i, float x) const { of[i] = (payload ? of[i] : 0.0f) + x; }
+};
+
 // add(tensor, payload, block, place, count, sum) adds what a chunk of a payload stands for; `block` counts all blocks.
 template <typename Add>
 GOSSAMER_INLINE void averaged(const Spans& spans, int64_t payloads, float divisor, float* out, Add add) {
@@ -20,9 +29,9 @@ GOSSAMER_INLINE void averaged(const Spans& spans, int64_t payloads, float diviso
     int64_t index = 0;
     spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
         every_chunk(n, [&](int64_t at, int64_t count) INLINED {
-            std::memset(sum, 0, sizeof(float) * static_cast<size_t>(ceil_div(count, 8) * 8));
+            for (int64_t i = 0; payloads == 0 && i < count; i++) sum[i] = 0.0f;
             for (int64_t payload = 0; payload < payloads; payload++) {
-                add(tensor, payload, index, place + at, count, sum);
+                add(tensor, payload, index, place + at, count, Sum{sum, payload});
             }
             if (divisor == 1.0f) {
                 std::memcpy(out + place + at, sum, sizeof(float) * static_cast<size_t>(count));
@@ -78,11 +87,11 @@ GOSSAMER_INLINE int64_t ternary_decode(const uint8_t* const* packed, int64_t pay
     alignas(64) int32_t sums[kChunk];
     int64_t start = 0;
     spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
-        for (int64_t i = 0; i < n; i++) sums[i] = 0;
+        for (int64_t i = 0; payloads == 0 && i < n; i++) sums[i] = 0;
         for (int64_t first = 0; first < payloads; first += kTogether) {
             const int64_t count = smaller(kTogether, payloads - first);
             count_signs<Packing, Values...>(packed + first, count, start, n, values);
-            for (int64_t i = 0; i < n; i++) sums[i] += values[i] - static_cast<int32_t>(count);
+            for (int64_t i = 0; i < n; i++) sums[i] = (first ? sums[i] : 0) + values[i] - static_cast<int32_t>(count);
         }
         const float scale = scales[tensor];
         for (int64_t i = 0; i < n; i++) out[place + i] = static_cast<float>(sums[i]) * scale / divisor;
@@ -116,10 +125,11 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_int8_decode(const float* const*
                                                              int64_t payloads, const int64_t* sizes, int64_t tensors,
                                                              int64_t block, float divisor, float* out) {
     averaged({sizes, tensors, block}, payloads, divisor, out,
-             [&](int64_t, int64_t payload, int64_t index, int64_t place, int64_t n, float* sum) INLINED {
+             [&](int64_t, int64_t payload, int64_t index, int64_t place, int64_t n, Sum sum) INLINED {
                  const float scale = scales[payload][index];
                  const int8_t* from = codes[payload] + place;
-                 for (int64_t i = 0; i < n; i++) sum[i] += static_cast<float>(from[i]) * scale;
+                 GOSSAMER_APART
+                 for (int64_t i = 0; i < n; i++) sum.add(i, static_cast<float>(from[i]) * scale);
              });
     return kDone;
 }
@@ -130,16 +140,15 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_onebit_decode(const float* cons
     for (int64_t payload = 0; payload < payloads; payload++) {
         if (!well_packed<Bits>(packed[payload], sizes, tensors)) return kMalformed;
     }
+    alignas(64) uint8_t negative[kChunk + kSlack];
     Cursor<const uint8_t* const*> cursor{packed, payloads};
     averaged({sizes, tensors, block}, payloads, divisor, out,
-             [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, float* sum) INLINED {
-                 const uint8_t* from = cursor.next(payload, ceil_div(n, 8));
+             [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
                  const uint32_t scale = bits_of(scales[payload][index]);
-                 for (int64_t i = 0; i < ceil_div(n, 8); i++) {
-                     for (uint32_t k = 0; k < 8; k++) {
-                         const uint32_t sign = static_cast<uint32_t>(from[i]) << (31 - k) & ~kMagnitude;
-                         sum[8 * i + k] += float_of(scale ^ sign);
-                     }
+                 unpack<Bits, 0, 1>(cursor.next(payload, ceil_div(n, 8)), n, negative);
+                 GOSSAMER_APART
+                 for (int64_t i = 0; i < n; i++) {
+                     sum.add(i, float_of(scale ^ static_cast<uint32_t>(negative[i]) << 31));
                  }
              });
     return kDone;
@@ -156,10 +165,11 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_twobit_decode(const float* cons
     alignas(64) uint8_t codes[kChunk + kSlack];
     Cursor<const uint8_t* const*> cursor{packed, payloads};
     averaged({sizes, tensors, kChunk}, payloads, divisor, out,
-             [&](int64_t tensor, int64_t payload, int64_t, int64_t, int64_t n, float* sum) INLINED {
+             [&](int64_t tensor, int64_t payload, int64_t, int64_t, int64_t n, Sum sum) INLINED {
                  const float t = thresholds[payload][tensor];
                  unpack<Pairs, 0, 1, 2, 3>(cursor.next(payload, ceil_div(n, 4)), n, codes);
-                 for (int64_t i = 0; i < n; i++) sum[i] += codes[i] == 3 ? t : codes[i] == 2 ? -t : 0.0f;
+                 GOSSAMER_APART
+                 for (int64_t i = 0; i < n; i++) sum.add(i, codes[i] == 3 ? t : codes[i] == 2 ? -t : 0.0f);
              });
     return kDone;
 }
@@ -191,13 +201,14 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_levels_decode(const float* cons
     alignas(64) uint8_t near[2 * kChunk + kSlack] = {};
     Cursor<const uint8_t* const*> cursor{packed, payloads};
     averaged({sizes, tensors, block}, payloads, divisor, out,
-             [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, float* sum) INLINED {
+             [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
                  const float unit = norms[payload][index] / static_cast<float>(levels);
                  const int32_t zero = static_cast<int32_t>(levels);
                  const int64_t bytes = stream.bytes(n);
                  std::memcpy(near, cursor.next(payload, bytes), static_cast<size_t>(bytes));
                  stream.unpack(near, n, codes);
-                 for (int64_t i = 0; i < n; i++) sum[i] += static_cast<float>(codes[i] - zero) * unit;
+                 GOSSAMER_APART
+                 for (int64_t i = 0; i < n; i++) sum.add(i, static_cast<float>(codes[i] - zero) * unit);
              });
     return kDone;
 }

@@ -41,9 +41,8 @@ __attribute__((target("avx512f,popcnt"))) inline void partition_avx512(
         const __m512i value = _mm512_maskz_loadu_epi32(live, values + i);
         const __m512i bits = _mm512_and_si512(value, _mm512_set1_epi32(0x7fffffff));
         unsigned keep = _mm512_mask_cmpgt_epu32_mask(live, bits, limit);
-        for (unsigned same = _mm512_mask_cmpeq_epi32_mask(live, bits, limit); same && equal; same &= same - 1, --equal) {
-            keep |= same & -same;
-        }
+        unsigned same = _mm512_mask_cmpeq_epi32_mask(live, bits, limit);
+        for (; same && equal; same &= same - 1, --equal) keep |= same & -same;
         const __mmask16 stay = static_cast<__mmask16>(keep), go = static_cast<__mmask16>(live & ~keep);
         _mm512_storeu_si512(kept.places + kept.count, _mm512_maskz_compress_epi32(stay, place));
         _mm512_storeu_si512(kept.values + kept.count, _mm512_maskz_compress_epi32(stay, value));

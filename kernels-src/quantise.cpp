@@ -62,9 +62,9 @@ GOSSAMER_INLINE int64_t onebit_encode(Wanted<Owed> x, float* after, const Spans&
         const float sum = sum_by_halves([&](int64_t i) INLINED { return __builtin_fabsf(block[i]); }, n, room);
         const float scale = sum / static_cast<float>(n);
         *scales++ = scale;
-        every_chunk(n, [&](int64_t at, int64_t count) INLINED {
+        every_chunk<kFetched>(n, [&](int64_t at, int64_t count) INLINED {
             const Wanted<Owed> w = block.from(at);
-            w.from(n).fetch(count);
+            w.from(n).fetch(count, Owed ? after + place + at + n : nullptr);
             GOSSAMER_APART
             for (int64_t i = 0; i < count; i++) {
                 const float now = w[i];
@@ -134,9 +134,9 @@ GOSSAMER_INLINE int64_t levels_encode(Wanted<Owed> x, float* after, const Spans&
         const float over = unit == 0.0f ? float_of(kInfinity) : unit;
         *norms++ = norm;
         if (!finite(squares)) return false;  // else a level might not fit into its bits
-        every_chunk(n, [&](int64_t at, int64_t count) INLINED {
+        every_chunk<kFetched>(n, [&](int64_t at, int64_t count) INLINED {
             const Wanted<Owed> w = block.from(at);
-            w.from(n).fetch(count);
+            w.from(n).fetch(count, Owed ? after + place + at + n : nullptr);
             GOSSAMER_APART
             for (int64_t i = 0; i < count; i++) {
                 const float now = w[i];

@@ -11,7 +11,9 @@ namespace gossamer {
 namespace {
 
 constexpr uint32_t kNever = kMagnitude;  // a threshold that no finite number reaches
-constexpr int64_t kStreamedFrom = 1 << 19;  // elements; smaller buffers stay in the caches for whoever reads them next
+// Elements of a buffer, and of a tensor in it, from which on w is streamed. Smaller buffers stay in the caches for
+// whoever reads them next; of smaller tensors much is written again, when what was dropped is given back.
+constexpr int64_t kStreamedBuffer = 1 << 19, kStreamedTensor = 1 << 15;
 
 Level g_limit = Level::kAvx512;
 
@@ -51,7 +53,9 @@ GOSSAMER_INLINE int64_t count_above(const uint32_t* magnitudes, int64_t n, uint3
 
 GOSSAMER_CLONES int64_t count_values_above(const float* values, int64_t n, uint32_t limit) {
     int32_t found = 0;
-    for (int64_t i = 0; i < n; ++i) found += static_cast<int32_t>(magnitude_of(values[i])) > static_cast<int32_t>(limit);
+    for (int64_t i = 0; i < n; ++i) {
+        found += static_cast<int32_t>(magnitude_of(values[i])) > static_cast<int32_t>(limit);
+    }
     return found;
 }
 
@@ -71,7 +75,8 @@ GOSSAMER_CLONES void add(const float* x, const float* before, float* after, int6
 
 // A magnitude that between `rank` and `rank` + `more` of n numbers exceed, or the rank-th largest, which fewer do.
 // All lie between low and high.
-GOSSAMER_CLONES uint32_t exceeded(const uint32_t* magnitudes, int64_t n, int64_t rank, int64_t more, uint32_t low, uint32_t high) {
+GOSSAMER_CLONES uint32_t exceeded(const uint32_t* magnitudes, int64_t n, int64_t rank, int64_t more, uint32_t low,
+                                  uint32_t high) {
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
         const int64_t found = count_above(magnitudes, n, middle);
@@ -112,7 +117,7 @@ uint32_t exceeded_by(const float* values, int64_t n, int64_t rank, uint32_t low,
 
 constexpr int64_t kRun = 16;  // neighbours share a cache line, and looking at them costs as much as at one
 
-// Magnitudes of `runs` times kRun entries. Runs are irregular, so that they do not all meet the same column of a matrix.
+// Magnitudes of `runs` times kRun entries. Runs are irregular, so that they do not all meet one column of a matrix.
 GOSSAMER_CLONES void take_sample(const float* x, const float* before, int64_t stride, int64_t runs, uint32_t* sample) {
     const uint64_t places = static_cast<uint64_t>(stride - kRun + 1);
     for (int64_t run = 0; run < runs; ++run) {
@@ -149,8 +154,8 @@ uint32_t guess(const Span& span, int64_t count, uint32_t* sample) {
 }
 
 // Drops all but the `count` largest of what was found, the first ones among equals, and gives the others back to
-// `after`, where written. The rest goes to `places` and `values`. All magnitudes are `low` or above; answers one that is
-// exceeded by none that was dropped.
+// `after`, where written. The rest goes to `places` and `values`. All magnitudes are `low` or above. Answers one that
+// nothing that was dropped exceeds.
 uint32_t keep_largest(const Span& span, Write write, int64_t count, uint32_t low, Found& found, uint32_t* magnitudes,
                       int32_t* places, float* values) {
     const int64_t all = found.count;
@@ -192,9 +197,9 @@ int64_t largest_of(const Span& span, Write write, int64_t count, Scratch& scratc
 }
 
 // Where `before` is `after`, nothing is written until everything is known to be well: w is then computed again.
-Write writing(const float* before, const float* after, int64_t n) {
-    if (!before || before == after) return Write::kNothing;
-    return n < kStreamedFrom ? Write::kCached : Write::kStreamed;
+Write writing(const Span& span, int64_t n) {
+    if (!span.before || span.before == span.after) return Write::kNothing;
+    return n >= kStreamedBuffer && span.size >= kStreamedTensor ? Write::kStreamed : Write::kCached;
 }
 
 void settle(const float* x, const float* before, float* after, int64_t n, const int32_t* places, int64_t count) {
@@ -256,20 +261,20 @@ GOSSAMER_EXPORT int64_t gossamer_largest(const float* x, const float* before, fl
         if (counts[t] < 0 || counts[t] > sizes[t]) return kMisfit;
         most = std::max(most, candidates(sizes[t], counts[t]));
     }
-    const Write write = writing(before, after, n);
     int64_t taken = 0;
     try {
         Scratch& scratch = scratch_for(most + kSlack);
         for (int64_t t = 0, place = 0; t < tensors; place += sizes[t++]) {
             const Span span = span_at(x, before, after, place, sizes[t]);
-            const int64_t answer = largest_of(span, write, counts[t], scratch, places + taken, values + taken);
+            const int64_t answer =
+                largest_of(span, writing(span, n), counts[t], scratch, places + taken, values + taken);
             if (answer < 0) return answer;
             taken += answer;
         }
     } catch (const std::bad_alloc&) {
         return kNoMemory;
     }
-    if (before && write == Write::kNothing) settle(x, before, after, n, places, taken);
+    if (before && before == after) settle(x, before, after, n, places, taken);
     return taken;
 }
 
@@ -278,7 +283,6 @@ GOSSAMER_EXPORT int64_t gossamer_above(const float* x, const float* before, floa
                                        const int64_t* sizes, const float* thresholds, int64_t tensors, int64_t room,
                                        int32_t* places, float* values) {
     if (room < 0 || !tile(sizes, tensors, n)) return kMisfit;
-    const Write write = writing(before, after, n);
     Found found{places, values, room};
     bool overflow = false;
     for (int64_t t = 0, place = 0; t < tensors; place += sizes[t++]) {
@@ -288,11 +292,11 @@ GOSSAMER_EXPORT int64_t gossamer_above(const float* x, const float* before, floa
                 overflow = true;
                 found.count = 0;
             }
-            i = scan(span, write, i, overflow ? kNever : least_above(thresholds[t]), found);
+            i = scan(span, writing(span, n), i, overflow ? kNever : least_above(thresholds[t]), found);
         }
     }
     if (found.highest >= kInfinity) return kNotFinite;
     if (overflow) return kOverflow;
-    if (before && write == Write::kNothing) settle(x, before, after, n, places, found.count);
+    if (before && before == after) settle(x, before, after, n, places, found.count);
     return found.count;
 }

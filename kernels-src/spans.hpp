@@ -15,15 +15,18 @@ namespace gossamer {
 #define GOSSAMER_APART
 #endif
 
-// Into the second cache, soon to be read; harmless where there is no memory.
+// Into the first cache, soon to be read or written; harmless where there is no memory.
 #if defined(__GNUC__) || defined(__clang__)
-#define GOSSAMER_FETCH(address) __builtin_prefetch(address, 0, 3)
+#define GOSSAMER_FETCH(address, written) __builtin_prefetch(address, written, 3)
 #else
-#define GOSSAMER_FETCH(address) static_cast<void>(address)
+#define GOSSAMER_FETCH(address, written) static_cast<void>(address)
 #endif
 
 // Entries whose codes are made at a time. A multiple of 8 and of 5: their bytes begin at a byte's boundary.
-constexpr int64_t kChunk = 320;
+constexpr int64_t kChunk = 1280;
+
+// Fewer, where as many of the next block are fetched meanwhile: so many can be on their way at once.
+constexpr int64_t kFetched = 320;
 
 // The most entries in a block whose sum is taken by halves.
 constexpr int64_t kLargestBlock = 16384;
@@ -44,11 +47,14 @@ struct Wanted {
 
     GOSSAMER_INLINE Wanted from(int64_t i) const { return {x + i, Owed ? before + i : nullptr}; }
 
-    // Have the next n entries ready in a moment.
-    GOSSAMER_INLINE void fetch(int64_t n) const {
+    // Have the next n entries ready in a moment, and room for what will be left of them.
+    GOSSAMER_INLINE void fetch(int64_t n, const float* after) const {
         for (int64_t i = 0; i < n; i += 16) {
-            GOSSAMER_FETCH(x + i);
-            if constexpr (Owed) GOSSAMER_FETCH(before + i);
+            GOSSAMER_FETCH(x + i, 0);
+            if constexpr (Owed) {
+                GOSSAMER_FETCH(before + i, 0);
+                GOSSAMER_FETCH(after + i, 1);
+            }
         }
     }
 };
@@ -88,9 +94,10 @@ struct Spans {
 };
 
 // visit(start, count) for every chunk of `count` entries.
-template <typename Visit>
+template <int64_t Chunk = kChunk, typename Visit>
 GOSSAMER_INLINE void every_chunk(int64_t count, Visit visit) {
-    for (int64_t at = 0; at < count; at += kChunk) visit(at, smaller(kChunk, count - at));
+    static_assert(Chunk <= kChunk && Chunk % 8 == 0);
+    for (int64_t at = 0; at < count; at += Chunk) visit(at, smaller(Chunk, count - at));
 }
 
 // The largest magnitude, as bits; kInfinity or more where one is not finite.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -17,12 +18,16 @@ from gossamer.errors import MalformedError
 from gossamer.kernels import coded_bytes, native
 from gossamer.kernels import places as plain
 
+compiled = pytest.mark.skipif(
+    not native.LIBRARY.exists() or os.environ.get("GOSSAMER_KERNELS") == "reference",
+    reason="the compiled loops do not serve",
+)
 BOTH = [
     pytest.param(plain, id="plain"),
     pytest.param(
         kernels,
         id="compiled",
-        marks=pytest.mark.skipif(not native.LIBRARY.exists(), reason="the compiled loops were not built"),
+        marks=compiled,
     ),
 ]
 both = pytest.mark.parametrize("made", BOTH)
@@ -120,7 +125,7 @@ def test_what_is_no_code_is_refused(made: Made, coded: Tensor, count: int) -> No
         made.decode_places(coded, count, 40)
 
 
-@pytest.mark.skipif(not native.LIBRARY.exists(), reason="the compiled loops were not built")
+@compiled
 @pytest.mark.parametrize("places", [[5, 5], [5, 4], [0, 40], [-1, 3]])
 def test_places_out_of_order_are_not_encoded(places: list[int]) -> None:
     with pytest.raises(ValueError, match="ascend"):

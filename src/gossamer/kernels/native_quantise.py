@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gossamer.kernels import levels as levelled
 from gossamer.kernels import onebit, quantise, ternary, twobit
-from gossamer.kernels.bits import packed_bytes, refused
+from gossamer.kernels.bits import refused
 from gossamer.kernels.native import (
     MALFORMED,
     Count,
@@ -54,7 +55,7 @@ def int8_encode(
 ) -> tuple[Tensor, Tensor]:
     if not _tiled(sizes, x, *_both(residual)):
         return quantise.int8_encode(x, sizes, block, key, residual)
-    scales, codes = torch.empty(blocks(sizes, block)), torch.empty(len(x), dtype=torch.int8)
+    scales, codes = torch.empty(_blocks(sizes, block)), torch.empty(len(x), dtype=torch.int8)
     drawn = None if key is None else ctypes.byref(Key(key))
     _INT8_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, drawn, address(scales), address(codes))
     return scales, codes
@@ -66,7 +67,7 @@ def onebit_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (_halved(block) and _tiled(sizes, x, *_both(residual))):
         return onebit.onebit_encode(x, sizes, block, residual)
-    scales, bits = torch.empty(blocks(sizes, block)), _bytes(packed_bytes(sizes, 8))
+    scales, bits = torch.empty(_blocks(sizes, block)), _bytes(_blocks(sizes, 8))
     _ONEBIT_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, address(scales), address(bits))
     return scales, bits
 
@@ -78,7 +79,7 @@ def twobit_encode(
     limits = torch.as_tensor(thresholds, dtype=torch.float32)
     if not (_are([limits], torch.float32, len(sizes)) and _tiled(sizes, x, *_both(residual))):
         return twobit.twobit_encode(x, sizes, thresholds, residual)
-    codes = _bytes(packed_bytes(sizes, 4))
+    codes = _bytes(_blocks(sizes, 4))
     _TWOBIT_ENCODE(*_buffers(x, residual), *_tiling(sizes), address(limits), address(codes))
     return codes
 
@@ -87,7 +88,7 @@ def twobit_encode(
 def ternary_encode(x: Tensor, sizes: Sequence[int], scales: Tensor, key: int, per_byte: int) -> Tensor:
     if not (_are([scales], torch.float32, len(sizes)) and _tiled(sizes, x)):
         return ternary.ternary_encode(x, sizes, scales, key, per_byte)
-    codes = _bytes(packed_bytes(sizes, per_byte))
+    codes = _bytes(_blocks(sizes, per_byte))
     _TERNARY_ENCODE(address(x), *_tiling(sizes), address(scales), key, per_byte, address(codes))
     return codes
 
@@ -107,7 +108,7 @@ def levels_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (_halved(block) and levels <= MOST_LEVELS and _tiled(sizes, x, *_both(residual))):
         return levelled.levels_encode(x, sizes, block, levels, key, residual)
-    norms, codes = torch.empty(blocks(sizes, block)), _bytes(levelled.level_bytes(sizes, levels))
+    norms, codes = torch.empty(_blocks(sizes, block)), _bytes(_blocks(sizes, 8, levelled.level_bits(levels)))
     counts = (*_tiling(sizes), block, levels, levelled.level_bits(levels))
     _LEVELS_ENCODE(*_buffers(x, residual), *counts, key, address(norms), address(codes))
     return norms, codes
@@ -117,7 +118,7 @@ def levels_encode(
 def int8_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    if not _decodable(payloads, sizes, out, blocks(sizes, block), torch.int8, len(out)):
+    if not _decodable(payloads, sizes, out, _blocks(sizes, block), torch.int8, len(out)):
         return quantise.int8_decode(payloads, sizes, block, out, divisor)
     _INT8_DECODE(*_columns(payloads), *_tiling(sizes), block, divisor, address(out))
     return None
@@ -127,8 +128,8 @@ def int8_decode(
 def onebit_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    count = packed_bytes(sizes, 8)
-    if not (block % 8 == 0 and _decodable(payloads, sizes, out, blocks(sizes, block), torch.uint8, count)):
+    count = _blocks(sizes, 8)
+    if not (block % 8 == 0 and _decodable(payloads, sizes, out, _blocks(sizes, block), torch.uint8, count)):
         return onebit.onebit_decode(payloads, sizes, block, out, divisor)
     return _written(_ONEBIT_DECODE(*_columns(payloads), *_tiling(sizes), block, divisor, address(out)))
 
@@ -137,7 +138,7 @@ def onebit_decode(
 def twobit_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], out: Tensor, divisor: int = 1
 ) -> None:
-    count = packed_bytes(sizes, 4)
+    count = _blocks(sizes, 4)
     if not _decodable(payloads, sizes, out, len(sizes), torch.uint8, count):
         return twobit.twobit_decode(payloads, sizes, out, divisor)
     return _written(_TWOBIT_DECODE(*_columns(payloads), *_tiling(sizes), count, divisor, address(out)))
@@ -152,7 +153,7 @@ def ternary_decode(
     out: Tensor,
     divisor: int = 1,
 ) -> None:
-    count, codes = packed_bytes(sizes, per_byte), [packed for (packed,) in payloads]
+    count, codes = _blocks(sizes, per_byte), [packed for (packed,) in payloads]
     plain = _are(codes, torch.uint8, count) and _are([scales], torch.float32, len(sizes))
     if not (plain and _tiled(sizes, out)):
         return ternary.ternary_decode(payloads, scales, sizes, per_byte, out, divisor)
@@ -169,9 +170,9 @@ def levels_decode(
     out: Tensor,
     divisor: int = 1,
 ) -> None:
-    count = levelled.level_bytes(sizes, levels)
+    count = _blocks(sizes, 8, levelled.level_bits(levels))
     plain = block % 8 == 0 and levels <= MOST_LEVELS
-    if not (plain and _decodable(payloads, sizes, out, blocks(sizes, block), torch.uint8, count)):
+    if not (plain and _decodable(payloads, sizes, out, _blocks(sizes, block), torch.uint8, count)):
         return levelled.levels_decode(payloads, sizes, block, levels, out, divisor)
     counts = (*_tiling(sizes), block, levels, levelled.level_bits(levels))
     return _written(_LEVELS_DECODE(*_columns(payloads), *counts, divisor, address(out)))
@@ -183,7 +184,33 @@ def _are(tensors: Sequence[Tensor], dtype: torch.dtype, numel: int) -> bool:
 
 def _tiled(sizes: Sequence[int], *buffers: Tensor) -> bool:
     """Whether these are float32 buffers that the sizes tile."""
-    return min(sizes, default=0) >= 0 and _are(buffers, torch.float32, sum(sizes))
+    total = _total(tuple(sizes))
+    return total is not None and _are(buffers, torch.float32, total)
+
+
+def _tiling(sizes: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], int]:
+    return _array(tuple(sizes)), len(sizes)
+
+
+def _blocks(sizes: Sequence[int], block: int, of: int = 1) -> int:
+    """How many blocks, or bytes, so many things for each entry take."""
+    return _count(tuple(sizes), block, of)
+
+
+# A layout's sizes are the same at every step, and hashing them is much cheaper than walking over them.
+@lru_cache(maxsize=1024)
+def _array(sizes: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    return counts_array(sizes)
+
+
+@lru_cache(maxsize=1024)
+def _total(sizes: tuple[int, ...]) -> int | None:
+    return sum(sizes) if min(sizes, default=0) >= 0 else None
+
+
+@lru_cache(maxsize=4096)
+def _count(sizes: tuple[int, ...], block: int, of: int) -> int:
+    return blocks([size * of for size in sizes], block)
 
 
 def _halved(block: int) -> bool:
@@ -209,10 +236,6 @@ def _both(residual: Residual | None) -> tuple[Tensor, ...]:
 
 def _buffers(x: Tensor, residual: Residual | None) -> tuple[int | None, ...]:
     return (address(x), *map(address, _both(residual) or (None, None)))
-
-
-def _tiling(sizes: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], int]:
-    return counts_array(sizes), len(sizes)
 
 
 def _columns(payloads: Sequence[tuple[Tensor, Tensor]]) -> tuple[object, object, int]:
