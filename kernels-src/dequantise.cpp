@@ -7,6 +7,7 @@
 #include "bits.hpp"
 #include "common.hpp"
 #include "spans.hpp"
+#include "wide.hpp"
 
 #define INLINED __attribute__((always_inline))
 
@@ -26,6 +27,7 @@ struct Sum {
 template <typename Add>
 GOSSAMER_INLINE void averaged(const Spans& spans, int64_t payloads, float divisor, float* out, Add add) {
     alignas(64) float sum[kChunk];
+    const Output result{out, spans.total()};
     int64_t index = 0;
     spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
         every_chunk(n, [&](int64_t at, int64_t count) INLINED {
@@ -33,15 +35,13 @@ GOSSAMER_INLINE void averaged(const Spans& spans, int64_t payloads, float diviso
             for (int64_t payload = 0; payload < payloads; payload++) {
                 add(tensor, payload, index, place + at, count, Sum{sum, payload});
             }
-            if (divisor == 1.0f) {
-                std::memcpy(out + place + at, sum, sizeof(float) * static_cast<size_t>(count));
-            } else {
-                for (int64_t i = 0; i < count; i++) out[place + at + i] = sum[i] / divisor;
-            }
+            for (int64_t i = 0; divisor != 1.0f && i < count; i++) sum[i] /= divisor;
+            result.put(place + at, sum, count);
         });
         index++;
         return true;
     });
+    result.finish();
 }
 
 // Where the codes of the chunk that is being added begin: chunks come in order, `payloads` times each.
@@ -57,6 +57,8 @@ struct Cursor {
         return found;
     }
 };
+
+const uint8_t* const* bytes_of(const int8_t* const* codes) { return reinterpret_cast<const uint8_t* const*>(codes); }
 
 // Each code's value, one to a byte, and up to kSlack bytes behind them.
 template <typename Packing, uint8_t... Values>
@@ -85,6 +87,8 @@ GOSSAMER_INLINE int64_t ternary_decode(const uint8_t* const* packed, int64_t pay
     constexpr int64_t kTogether = 127;  // two for each payload fit into a byte
     alignas(64) uint8_t values[kChunk + kSlack];
     alignas(64) int32_t sums[kChunk];
+    alignas(64) float means[kChunk];
+    const Output result{out, spans.total()};
     int64_t start = 0;
     spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
         for (int64_t i = 0; payloads == 0 && i < n; i++) sums[i] = 0;
@@ -94,10 +98,12 @@ GOSSAMER_INLINE int64_t ternary_decode(const uint8_t* const* packed, int64_t pay
             for (int64_t i = 0; i < n; i++) sums[i] = (first ? sums[i] : 0) + values[i] - static_cast<int32_t>(count);
         }
         const float scale = scales[tensor];
-        for (int64_t i = 0; i < n; i++) out[place + i] = static_cast<float>(sums[i]) * scale / divisor;
+        for (int64_t i = 0; i < n; i++) means[i] = static_cast<float>(sums[i]) * scale / divisor;
+        result.put(place, means, n);
         start += ceil_div(n, Packing::kPerByte);
         return true;
     });
+    result.finish();
     return kDone;
 }
 
@@ -107,6 +113,12 @@ GOSSAMER_INLINE bool are_levels(const uint8_t* from, const Spans& spans, Stream 
     alignas(64) uint8_t packed[2 * kChunk + kSlack] = {};
     return spans.every_block([&](int64_t, int64_t, int64_t n) INLINED {
         const int64_t bytes = stream.bytes(n), used = n * stream.bits % 8;
+        if (stream.bits == 8) {
+            uint8_t highest = 0;
+            for (int64_t i = 0; i < n; i++) highest = from[i] > highest ? from[i] : highest;
+            from += n;
+            return highest <= largest;
+        }
         std::memcpy(packed, from, static_cast<size_t>(bytes));
         from += bytes;
         stream.unpack(packed, n, codes);
@@ -124,7 +136,9 @@ using namespace gossamer;
 GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_int8_decode(const float* const* scales, const int8_t* const* codes,
                                                              int64_t payloads, const int64_t* sizes, int64_t tensors,
                                                              int64_t block, float divisor, float* out) {
-    averaged({sizes, tensors, block}, payloads, divisor, out,
+    const Spans spans{sizes, tensors, block};
+    if (wide_serves()) return wide_decode<WideInt8>(scales, bytes_of(codes), payloads, spans, divisor, out);
+    averaged(spans, payloads, divisor, out,
              [&](int64_t, int64_t payload, int64_t index, int64_t place, int64_t n, Sum sum) INLINED {
                  const float scale = scales[payload][index];
                  const int8_t* from = codes[payload] + place;
@@ -140,9 +154,11 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_onebit_decode(const float* cons
     for (int64_t payload = 0; payload < payloads; payload++) {
         if (!well_packed<Bits>(packed[payload], sizes, tensors)) return kMalformed;
     }
+    const Spans spans{sizes, tensors, block};
+    if (wide_serves()) return wide_decode<WideBits>(scales, packed, payloads, spans, divisor, out);
     alignas(64) uint8_t negative[kChunk + kSlack];
     Cursor<const uint8_t* const*> cursor{packed, payloads};
-    averaged({sizes, tensors, block}, payloads, divisor, out,
+    averaged(spans, payloads, divisor, out,
              [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
                  const uint32_t scale = bits_of(scales[payload][index]);
                  unpack<Bits, 0, 1>(cursor.next(payload, ceil_div(n, 8)), n, negative);
@@ -162,9 +178,11 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_twobit_decode(const float* cons
         if (!no_pair_is<1>(packed[payload], bytes)) return kMalformed;
         if (!well_packed<Pairs>(packed[payload], sizes, tensors)) return kMalformed;
     }
+    const Spans spans{sizes, tensors, kChunk};
+    if (wide_serves()) return wide_decode<WidePairs>(thresholds, packed, payloads, spans, divisor, out);
     alignas(64) uint8_t codes[kChunk + kSlack];
     Cursor<const uint8_t* const*> cursor{packed, payloads};
-    averaged({sizes, tensors, kChunk}, payloads, divisor, out,
+    averaged(spans, payloads, divisor, out,
              [&](int64_t tensor, int64_t payload, int64_t, int64_t, int64_t n, Sum sum) INLINED {
                  const float t = thresholds[payload][tensor];
                  unpack<Pairs, 0, 1, 2, 3>(cursor.next(payload, ceil_div(n, 4)), n, codes);
@@ -205,6 +223,14 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_levels_decode(const float* cons
                  const float unit = norms[payload][index] / static_cast<float>(levels);
                  const int32_t zero = static_cast<int32_t>(levels);
                  const int64_t bytes = stream.bytes(n);
+                 if (stream.bits == 8) {
+                     const uint8_t* from = cursor.next(payload, bytes);
+                     GOSSAMER_APART
+                     for (int64_t i = 0; i < n; i++) {
+                         sum.add(i, static_cast<float>(static_cast<int32_t>(from[i]) - zero) * unit);
+                     }
+                     return;
+                 }
                  std::memcpy(near, cursor.next(payload, bytes), static_cast<size_t>(bytes));
                  stream.unpack(near, n, codes);
                  GOSSAMER_APART

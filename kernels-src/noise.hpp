@@ -21,7 +21,7 @@ struct Noise {
 
     GOSSAMER_INLINE float at(int64_t place) const {
         const uint32_t start = static_cast<uint32_t>(place) * 0x9E3779B9u + low;
-        const uint32_t drawn = mix(mix(start) ^ high) >> 8;
+        const uint32_t drawn = mix(start ^ high) >> 8;
         return static_cast<float>(static_cast<int32_t>(drawn)) * 0x1p-24f;
     }
 };

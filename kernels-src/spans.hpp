@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common.hpp"
+#include "level.hpp"
 
 namespace gossamer {
 
@@ -15,11 +16,11 @@ namespace gossamer {
 #define GOSSAMER_APART
 #endif
 
-// Into the first cache, soon to be read or written; harmless where there is no memory.
+// Into the first cache, soon to be read; harmless where there is no memory.
 #if defined(__GNUC__) || defined(__clang__)
-#define GOSSAMER_FETCH(address, written) __builtin_prefetch(address, written, 3)
+#define GOSSAMER_FETCH(address) __builtin_prefetch(address, 0, 3)
 #else
-#define GOSSAMER_FETCH(address, written) static_cast<void>(address)
+#define GOSSAMER_FETCH(address) static_cast<void>(address)
 #endif
 
 // Entries whose codes are made at a time. A multiple of 8 and of 5: their bytes begin at a byte's boundary.
@@ -47,15 +48,52 @@ struct Wanted {
 
     GOSSAMER_INLINE Wanted from(int64_t i) const { return {x + i, Owed ? before + i : nullptr}; }
 
-    // Have the next n entries ready in a moment, and room for what will be left of them.
-    GOSSAMER_INLINE void fetch(int64_t n, const float* after) const {
+    // Have the next n entries ready in a moment.
+    GOSSAMER_INLINE void fetch(int64_t n) const {
         for (int64_t i = 0; i < n; i += 16) {
-            GOSSAMER_FETCH(x + i, 0);
-            if constexpr (Owed) {
-                GOSSAMER_FETCH(before + i, 0);
-                GOSSAMER_FETCH(after + i, 1);
-            }
+            GOSSAMER_FETCH(x + i);
+            if constexpr (Owed) GOSSAMER_FETCH(before + i);
         }
+    }
+};
+
+#if GOSSAMER_X86
+// Whole cache lines around the caches; returns how many entries those are. to: at a line's beginning.
+__attribute__((target("avx512f"))) inline int64_t stream_lines(float* to, const float* from, int64_t n) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) _mm512_stream_ps(to + i, _mm512_loadu_ps(from + i));
+    return i;
+}
+#endif
+
+// Where results go. Written around the caches where a buffer is too large for them, so that its old contents are not
+// fetched first; callers hand over a chunk at a time, which is still in the first cache.
+struct Output {
+    static constexpr int64_t kStreamedFrom = int64_t{1} << 19;  // elements
+
+    float* to;
+    bool streamed;
+
+    Output(float* to, int64_t total) : to(to), streamed(GOSSAMER_X86 && total >= kStreamedFrom) {}
+
+    GOSSAMER_INLINE void put(int64_t place, const float* from, int64_t n) const {
+        int64_t i = 0;
+#if GOSSAMER_X86
+        if (streamed) {
+            float* at = to + place;
+            for (; i < n && reinterpret_cast<uintptr_t>(at + i) % 64; i++) at[i] = from[i];
+            if (level() == Level::kAvx512) i += stream_lines(at + i, from + i, n - i);
+            for (; i + 4 <= n; i += 4) _mm_stream_ps(at + i, _mm_loadu_ps(from + i));
+        }
+#endif
+        std::memcpy(to + place + i, from + i, sizeof(float) * static_cast<size_t>(n - i));
+    }
+
+    // What was put is there for every thread.
+    GOSSAMER_INLINE void finish() const {
+#if GOSSAMER_X86
+        if (streamed) _mm_sfence();
+#endif
     }
 };
 
@@ -78,6 +116,12 @@ struct Spans {
     const int64_t* sizes;
     int64_t tensors;
     int64_t block;
+
+    GOSSAMER_INLINE int64_t total() const {
+        int64_t n = 0;
+        for (int64_t t = 0; t < tensors; t++) n += sizes[t];
+        return n;
+    }
 
     // visit(tensor, place, count) for every block, until one answers false.
     template <typename Visit>

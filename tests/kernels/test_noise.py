@@ -21,7 +21,7 @@ def by_hand(key: int, place: int) -> float:
         x = ((x ^ (x >> 15)) * 0x846CA68B) & LOW
         return x ^ (x >> 16)
 
-    return (mix(mix((place * 0x9E3779B9 + key) & LOW) ^ (key >> 32)) >> 8) / 2**24
+    return (mix((place * 0x9E3779B9 + key) & LOW ^ (key >> 32)) >> 8) / 2**24
 
 
 def mean_z(u: Tensor) -> float:

@@ -27,6 +27,7 @@ from gossamer.kernels.native import (
     serves,
 )
 from gossamer.kernels.residual import Residual
+from gossamer.kernels.reuse import empty
 from gossamer.kernels.spans import blocks
 
 LARGEST_BLOCK = 16384  # whose sum is taken by halves: kLargestBlock in kernels-src/spans.hpp
@@ -55,7 +56,7 @@ def int8_encode(
 ) -> tuple[Tensor, Tensor]:
     if not _tiled(sizes, x, *_both(residual)):
         return quantise.int8_encode(x, sizes, block, key, residual)
-    scales, codes = torch.empty(_blocks(sizes, block)), torch.empty(len(x), dtype=torch.int8)
+    scales, codes = empty(_blocks(sizes, block), torch.float32), empty(len(x), torch.int8)
     drawn = None if key is None else ctypes.byref(Key(key))
     _INT8_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, drawn, address(scales), address(codes))
     return scales, codes
@@ -67,7 +68,7 @@ def onebit_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (_halved(block) and _tiled(sizes, x, *_both(residual))):
         return onebit.onebit_encode(x, sizes, block, residual)
-    scales, bits = torch.empty(_blocks(sizes, block)), _bytes(_blocks(sizes, 8))
+    scales, bits = empty(_blocks(sizes, block), torch.float32), _bytes(_blocks(sizes, 8))
     _ONEBIT_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, address(scales), address(bits))
     return scales, bits
 
@@ -108,7 +109,7 @@ def levels_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (_halved(block) and levels <= MOST_LEVELS and _tiled(sizes, x, *_both(residual))):
         return levelled.levels_encode(x, sizes, block, levels, key, residual)
-    norms, codes = torch.empty(_blocks(sizes, block)), _bytes(_blocks(sizes, 8, levelled.level_bits(levels)))
+    norms, codes = empty(_blocks(sizes, block), torch.float32), _bytes(_blocks(sizes, 8, levelled.level_bits(levels)))
     counts = (*_tiling(sizes), block, levels, levelled.level_bits(levels))
     _LEVELS_ENCODE(*_buffers(x, residual), *counts, key, address(norms), address(codes))
     return norms, codes
@@ -243,7 +244,7 @@ def _columns(payloads: Sequence[tuple[Tensor, Tensor]]) -> tuple[object, object,
 
 
 def _bytes(count: int) -> Tensor:
-    return torch.empty(count, dtype=torch.uint8)
+    return empty(count, torch.uint8)
 
 
 def _written(answer: int) -> None:

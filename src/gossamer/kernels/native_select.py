@@ -25,6 +25,7 @@ from gossamer.kernels.native import (
     serves,
 )
 from gossamer.kernels.residual import Residual
+from gossamer.kernels.reuse import empty
 
 SLACK = 80  # how many entries more than `room` may be written: kSlack in kernels-src/scan.hpp
 
@@ -71,7 +72,7 @@ def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
     room = len(places) if room is None else room
     if not (serves(places) and places.dtype == torch.int32 and places.dim() == 1 and len(places) <= room):
         return truth.encode_places(places, n, room)
-    coded = torch.empty(truth.coded_bytes(room, n), dtype=torch.uint8)
+    coded = empty(truth.coded_bytes(room, n), torch.uint8)
     low = _low_bits(room, n)
     if _ENCODE(address(places), len(places), n, room, low, address(coded), len(coded)) == MALFORMED:
         raise ValueError(f"places to encode must ascend and be below {n}: sort them, each once")
@@ -84,7 +85,7 @@ def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) ->
     fits = coded.dtype == torch.uint8 and coded.dim() == 1 and 0 <= count <= room
     if not (fits and serves(coded) and len(coded) == truth.coded_bytes(room, n)):
         return truth.decode_places(coded, count, n, room)
-    places = torch.empty(count, dtype=torch.int32)
+    places = empty(count, torch.int32)
     if _DECODE(address(coded), len(coded), count, n, room, _low_bits(room, n), address(places)) == MALFORMED:
         raise MalformedError(f"{count} ascending places below {n} were announced, and the code holds others")
     return places
@@ -117,4 +118,4 @@ def _buffers(x: Tensor, residual: Residual | None) -> tuple[int | None, int | No
 
 
 def _entries(count: int) -> tuple[Tensor, Tensor]:
-    return torch.empty(max(count, 0), dtype=torch.int32), torch.empty(max(count, 0))
+    return empty(max(count, 0), torch.int32), empty(max(count, 0), torch.float32)

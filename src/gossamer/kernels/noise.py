@@ -11,11 +11,11 @@ LOW = 0xFFFFFFFF
 def uniform(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
     """(n,) float32 in [0, 1), multiples of 2^-24, for the places 0 to n-1 under a 63-bit key.
 
-    u(j) = mix(mix(j * 0x9E3779B9 + low(key)) xor high(key)) >> 8, all modulo 2^32. The mixing step is lowbias32 by
+    u(j) = mix((j * 0x9E3779B9 + low(key)) xor high(key)) >> 8, all modulo 2^32. The mixing step is lowbias32 by
     Wellons 2018 ("Prospecting for hash functions").
     """
     place = torch.arange(n, dtype=torch.int64, device=device)
-    return (_mix(_mix((place * 0x9E3779B9 + (key & LOW)) & LOW) ^ (key >> 32)) >> 8).float() * 2.0**-24
+    return (_mix((place * 0x9E3779B9 + (key & LOW)) & LOW ^ (key >> 32)) >> 8).float() * 2.0**-24
 
 
 def _mix(x: Tensor) -> Tensor:

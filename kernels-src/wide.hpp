@@ -1,0 +1,140 @@
+// Decoders with AVX-512: the sum of 64 entries stays in registers while all payloads are added to it.
+
+#pragma once
+
+#include "bits.hpp"
+#include "common.hpp"
+#include "level.hpp"
+#include "spans.hpp"
+
+#include <vector>
+
+#if GOSSAMER_X86
+#include <immintrin.h>
+#define GOSSAMER_WIDE __attribute__((target("avx512f"), always_inline)) static inline
+#define GOSSAMER_WIDE_LOOP __attribute__((target("avx512f")))
+#endif
+
+namespace gossamer {
+
+inline bool wide_serves() { return level() == Level::kAvx512; }
+
+#if GOSSAMER_X86
+
+// A code of kBits bits. Scale: one for each block, or for each tensor. value: what a payload's scale becomes; meant:
+// what the 16 codes from the at-th of a chunk stand for; single: what code i does.
+struct WideInt8 {
+    static constexpr int kBits = 8;
+    static constexpr bool kScaleByTensor = false;
+
+    GOSSAMER_WIDE __m512 value(float scale) { return _mm512_set1_ps(scale); }
+
+    GOSSAMER_WIDE __m512 meant(const uint8_t* chunk, int64_t at, __m512 scale) {
+        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(chunk + at));
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), scale);
+    }
+
+    static float single(const uint8_t* chunk, int64_t i, float scale) {
+        return static_cast<float>(static_cast<int8_t>(chunk[i])) * scale;
+    }
+};
+
+struct WideBits {
+    static constexpr int kBits = 1;
+    static constexpr bool kScaleByTensor = false;
+
+    GOSSAMER_WIDE __m512 value(float scale) { return _mm512_set1_ps(scale); }
+
+    GOSSAMER_WIDE __m512 meant(const uint8_t* chunk, int64_t at, __m512 scale) {
+        const __m512i sign = _mm512_maskz_set1_epi32(load<uint16_t>(chunk + at / 8), INT32_MIN);
+        return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(scale), sign));
+    }
+
+    static float single(const uint8_t* chunk, int64_t i, float scale) {
+        return chunk[i / 8] >> (i % 8) & 1 ? -scale : scale;
+    }
+};
+
+struct WidePairs {
+    static constexpr int kBits = 2;
+    static constexpr bool kScaleByTensor = true;
+
+    GOSSAMER_WIDE __m512 value(float t) { return _mm512_setr4_ps(0.0f, 0.0f, -t, t); }
+
+    GOSSAMER_WIDE __m512 meant(const uint8_t* chunk, int64_t at, __m512 table) {
+        const __m512i shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        const __m512i codes = _mm512_srlv_epi32(_mm512_set1_epi32(load<int32_t>(chunk + at / 4)), shifts);
+        return _mm512_permutexvar_ps(codes, table);  // the next code's bits do no harm: the table repeats itself
+    }
+
+    static float single(const uint8_t* chunk, int64_t i, float t) {
+        const int code = chunk[i / 4] >> (2 * (i % 4)) & 3;
+        return code == 3 ? t : code == 2 ? -t : 0.0f;
+    }
+};
+
+// The first entries of a chunk, as many as fill vectors; returns how many those are.
+template <typename Code>
+GOSSAMER_WIDE_LOOP int64_t wide_sums(const std::vector<const uint8_t*>& chunks, const std::vector<float>& scales,
+                                     int64_t n, float divisor, float* sum) {
+    const __m512 by = _mm512_set1_ps(divisor);
+    int64_t at = 0;
+    for (; at + 64 <= n; at += 64) {
+        __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (size_t payload = 0; payload < chunks.size(); payload++) {
+            const __m512 value = Code::value(scales[payload]);
+            for (int k = 0; k < 4; k++) {
+                sums[k] = _mm512_add_ps(sums[k], Code::meant(chunks[payload], at + 16 * k, value));
+            }
+        }
+        for (int k = 0; k < 4; k++) {
+            _mm512_storeu_ps(sum + at + 16 * k, divisor == 1.0f ? sums[k] : _mm512_div_ps(sums[k], by));
+        }
+    }
+    return at;
+}
+
+template <typename Code>
+int64_t wide_decode(const float* const* scales, const uint8_t* const* packed, int64_t payloads, const Spans& spans,
+                    float divisor, float* out) {
+    std::vector<const uint8_t*> chunks(packed, packed + payloads);
+    std::vector<float> now(chunks.size());
+    alignas(64) float sum[kChunk];
+    const Output result{out, spans.total()};
+    int64_t index = 0;
+    spans.every_block([&](int64_t tensor, int64_t place, int64_t n) {
+        for (size_t payload = 0; payload < now.size(); payload++) {
+            now[payload] = scales[payload][Code::kScaleByTensor ? tensor : index];
+        }
+        index++;
+        every_chunk(n, [&](int64_t at, int64_t count) {
+            for (int64_t i = wide_sums<Code>(chunks, now, count, divisor, sum); i < count; i++) {
+                sum[i] = 0.0f;
+                for (size_t payload = 0; payload < now.size(); payload++) {
+                    sum[i] += Code::single(chunks[payload], i, now[payload]);
+                }
+                sum[i] /= divisor;
+            }
+            result.put(place + at, sum, count);
+            for (const uint8_t*& chunk : chunks) chunk += ceil_div(count * Code::kBits, 8);
+        });
+        return true;
+    });
+    result.finish();
+    return kDone;
+}
+
+#else
+
+struct WideInt8 {};
+struct WideBits {};
+struct WidePairs {};
+
+template <typename Code>
+int64_t wide_decode(const float* const*, const uint8_t* const*, int64_t, const Spans&, float, float*) {
+    return kMalformed;  // never: wide_serves() is false
+}
+
+#endif
+
+}  // namespace gossamer

@@ -1,0 +1,48 @@
+"""Large buffers that come and go in every step keep their memory: fresh pages cost as much as filling them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+LARGE = 2**20  # bytes; below, the allocator keeps memory itself
+KEPT = 2**28  # bytes that may lie idle; what was not used for longest is given back first
+ALIGNMENT = 64
+
+Block = npt.NDArray[np.uint8]
+
+_idle: list[Block] = []
+_lock = threading.Lock()
+
+
+def empty(numel: int, dtype: torch.dtype) -> Tensor:
+    """(numel,) on the CPU, with arbitrary contents. Its memory is used again once no tensor sees it any more."""
+    nbytes = numel * dtype.itemsize
+    if nbytes < LARGE:
+        return torch.empty(numel, dtype=dtype)
+    block = _taken(nbytes)
+    start = -block.ctypes.data % ALIGNMENT
+    lease = memoryview(block)[start : start + nbytes]
+    weakref.finalize(lease, _give_back, block).atexit = False
+    return torch.frombuffer(lease, dtype=dtype)
+
+
+def _taken(nbytes: int) -> Block:
+    """The smallest idle block that is large enough and no more than twice so, or a new one."""
+    with _lock:
+        fits = [place for place, block in enumerate(_idle) if nbytes <= block.nbytes - ALIGNMENT <= 2 * nbytes]
+        if fits:
+            return _idle.pop(min(fits, key=lambda place: _idle[place].nbytes))
+    return np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
+
+
+def _give_back(block: Block) -> None:
+    with _lock:
+        _idle.append(block)
+        while sum(each.nbytes for each in _idle) > KEPT:
+            _idle.pop(0)

@@ -1,0 +1,52 @@
+"""Memory is used again when, and only when, nobody sees it."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from gossamer.kernels import reuse
+
+NUMEL = reuse.LARGE
+
+
+def test_memory_that_nobody_sees_is_used_again() -> None:
+    first = reuse.empty(NUMEL, torch.float32)
+    where = first.data_ptr()
+    assert where % reuse.ALIGNMENT == 0
+    del first
+    gc.collect()
+    assert reuse.empty(NUMEL, torch.float32).data_ptr() == where
+
+
+def test_a_view_of_another_type_keeps_memory() -> None:
+    first = reuse.empty(NUMEL, torch.float32)
+    first.fill_(3.0)
+    view = first.view(torch.uint8)[8:].view(torch.float32)[5:]
+    del first
+    gc.collect()
+    others = [reuse.empty(NUMEL, torch.float32).zero_() for _ in range(3)]
+    assert float(view.min()) == 3.0
+    assert all(other.data_ptr() + 4 * 7 != view.data_ptr() for other in others)
+
+
+def test_two_that_live_at_once_lie_apart() -> None:
+    a, b = reuse.empty(NUMEL, torch.int8), reuse.empty(NUMEL, torch.int8)
+    a.fill_(1)
+    b.fill_(2)
+    assert int(a.max()) == 1
+
+
+def test_little_lies_idle() -> None:
+    for count in range(1, 40):
+        reuse.empty(NUMEL * count, torch.float32)
+    gc.collect()
+    assert sum(block.nbytes for block in reuse._idle) <= reuse.KEPT
+
+
+def test_small_ones_are_plain() -> None:
+    before = len(reuse._idle)
+    reuse.empty(10, torch.float32)
+    gc.collect()
+    assert len(reuse._idle) == before
