@@ -27,7 +27,7 @@ def empty(numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype)
     block = _taken(nbytes)
     start = -block.ctypes.data % ALIGNMENT
-    lease = memoryview(block)[start : start + nbytes]
+    lease = block.data[start : start + nbytes]
     weakref.finalize(lease, _give_back, block).atexit = False
     return torch.frombuffer(lease, dtype=dtype)
 
