@@ -117,11 +117,12 @@ GOSSAMER_INLINE int64_t twobit_encode(Wanted<Owed> x, Output after, const Spans&
     }));
 }
 
-template <typename Packing>
-GOSSAMER_INLINE int64_t ternary_encode(const float* x, const Spans& spans, const float* scales, Noise noise,
-                                       uint8_t* bytes) {
+template <typename Packing, bool Left>
+GOSSAMER_INLINE int64_t ternary_encode(const float* x, Output after, const Spans& spans, const float* scales,
+                                       Noise noise, uint8_t* bytes) {
     alignas(64) uint8_t codes[kChunk + kSlack];
-    return encoded(spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
+    alignas(64) float left[kChunk];
+    return written(after, spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
         const float scale = scales[tensor];
         const int32_t alive = scale != 0.0f;
         uint32_t most = 0;
@@ -130,7 +131,9 @@ GOSSAMER_INLINE int64_t ternary_encode(const float* x, const Spans& spans, const
             most = larger(most, magnitude_of(now));
             const int32_t sent = noise.at(place + i) * scale < __builtin_fabsf(now);
             codes[i] = static_cast<uint8_t>((sent & alive) << (now < 0.0f));
+            if constexpr (Left) left[i] = now - (sent & alive ? now < 0.0f ? -scale : scale : 0.0f);
         }
+        if constexpr (Left) after.put(place, left, n);
         pack<Packing>(codes, n, bytes);
         bytes += ceil_div(n, Packing::kPerByte);
         return most < kInfinity;
@@ -208,12 +211,16 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_twobit_encode(const float* x, c
     return twobit_encode(Wanted<false>{x, nullptr}, left, spans, thresholds, bytes);
 }
 
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_ternary_encode(const float* x, const int64_t* sizes, int64_t tensors,
-                                                                const float* scales, uint64_t key, int64_t per_byte,
-                                                                uint8_t* bytes) {
+GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_ternary_encode(const float* x, float* after, const int64_t* sizes,
+                                                                int64_t tensors, const float* scales, uint64_t key,
+                                                                int64_t per_byte, uint8_t* bytes) {
     const Spans spans{sizes, tensors, kChunk};
-    if (per_byte == 5) return ternary_encode<Trits>(x, spans, scales, Noise(key), bytes);
-    return ternary_encode<Pairs>(x, spans, scales, Noise(key), bytes);
+    const Output left{after, spans.total()};
+    const Noise noise(key);
+    if (per_byte == 5 && after) return ternary_encode<Trits, true>(x, left, spans, scales, noise, bytes);
+    if (per_byte == 5) return ternary_encode<Trits, false>(x, left, spans, scales, noise, bytes);
+    if (after) return ternary_encode<Pairs, true>(x, left, spans, scales, noise, bytes);
+    return ternary_encode<Pairs, false>(x, left, spans, scales, noise, bytes);
 }
 
 GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_magnitudes(const float* x, const int64_t* sizes, int64_t tensors,

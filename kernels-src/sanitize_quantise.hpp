@@ -17,7 +17,7 @@ int64_t gossamer_int8_encode(const float*, const float*, float*, const int64_t*,
                              float*, int8_t*);
 int64_t gossamer_onebit_encode(const float*, const float*, float*, const int64_t*, int64_t, int64_t, float*, uint8_t*);
 int64_t gossamer_twobit_encode(const float*, const float*, float*, const int64_t*, int64_t, const float*, uint8_t*);
-int64_t gossamer_ternary_encode(const float*, const int64_t*, int64_t, const float*, uint64_t, int64_t, uint8_t*);
+int64_t gossamer_ternary_encode(const float*, float*, const int64_t*, int64_t, const float*, uint64_t, int64_t, uint8_t*);
 int64_t gossamer_magnitudes(const float*, const int64_t*, int64_t, float*);
 int64_t gossamer_levels_encode(const float*, const float*, float*, const int64_t*, int64_t, int64_t, int64_t, int64_t,
                                uint64_t, float*, uint8_t*);
@@ -163,8 +163,10 @@ inline void ternary() {
     const int64_t bytes = static_cast<int64_t>(codes.size());
     const int64_t largest = gossamer_magnitudes(all.x.data(), all.sizes.data(), all.tensors, scales.data());
     must(largest == (all.spoilt ? gossamer::kNotFinite : gossamer::kDone), "magnitudes answers something else");
-    const int64_t answer = gossamer_ternary_encode(all.x.data(), all.sizes.data(), all.tensors, scales.data(),
-                                                   random_bits()(), per_byte, codes.data());
+    std::vector<float> left(all.x.size());
+    const int64_t answer =
+        gossamer_ternary_encode(all.x.data(), any_below(2) ? left.data() : nullptr, all.sizes.data(), all.tensors,
+                                scales.data(), random_bits()(), per_byte, codes.data());
     const std::vector<const uint8_t*> told(static_cast<size_t>(1 + any_below(300)), codes.data());
     all.check(answer, codes.data(), codes.size(), [&] {
         return gossamer_ternary_decode(told.data(), static_cast<int64_t>(told.size()), scales.data(), all.sizes.data(),

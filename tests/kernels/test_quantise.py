@@ -65,12 +65,9 @@ class Ternary(Codec):
         module = self.truth if plain else self.module
         w = x if residual is None else x + residual.before
         scales = module.magnitudes(w, sizes)
-        packed = module.ternary_encode(w, sizes, scales, KEY, *self.options)
-        if residual is not None:
-            out = torch.empty_like(w)
-            self.decode([(scales, packed)], sizes, out, 1, plain=plain)
-            torch.sub(w, out, out=residual.after)
-        return scales, packed
+        if residual is None:
+            return scales, module.ternary_encode(w, sizes, scales, KEY, *self.options)
+        return scales, module.ternary_encode(w, sizes, scales, KEY, *self.options, residual.after)
 
     def decode(
         self, payloads: Sequence[tuple[Tensor, ...]], sizes: Sequence[int], out: Tensor, divisor: int, *, plain: bool

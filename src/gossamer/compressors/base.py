@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,9 +66,7 @@ class Compressor(Term, ABC):
         if own.data_ptr() == wanted.data_ptr():  # all of it was sent, and it lies where what is left belongs
             own = wanted.clone()
         residual.after.sub_(own)
-        mean = staged.mean if out is None or into is not None else out.copy_(staged.mean)
-        finite = staged.finite and (mean is staged.mean or all_finite(mean))
-        return replace(staged, mean=mean, mine=lambda: own, finite=finite)
+        return told(replace(staged, mine=lambda: own), out)
 
     def group(self, slot: Slot) -> int:
         """Tensors of equal group want to lie side by side in a bucket, groups in ascending order."""
@@ -124,15 +123,22 @@ class Codec(Compressor):
         heard = yield Gather(payload)
         mean = room_for_mean(x.flat, out)
         self.decode(heard, x.layout, mean, at.world)
-        told = mean if out is None or mean is out else out.copy_(mean)
-        finite = sums_stay_finite(heard) and (told is mean or all_finite(told))
         like = x.flat.new_empty(0)
-        return Staged(mean=told, mine=lambda: self.decoded(payload, x.layout, like), finite=finite)
+        own = partial(self.decoded, payload, x.layout, like)
+        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums and residuals of such numbers are kept: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def told(staged: Staged, out: Tensor | None) -> Staged:
+    """The same with its mean in `out`, where one is given: numbers may leave a narrower dtype's range."""
+    if out is None or staged.mean is out:
+        return staged
+    out.copy_(staged.mean)
+    return replace(staged, mean=out, finite=staged.finite and all_finite(out))
 
 
 def room_for_mean(x: Tensor, out: Tensor | None) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, room_for_mean, sums_stay_finite, wide
+from gossamer.compressors.base import Compressor, room_for_mean, sums_stay_finite, told, wide
 from gossamer.compressors.quantise import moments, noise_key
 from gossamer.errors import require
-from gossamer.kernels import all_finite, magnitudes, ternary_decode, ternary_encode
+from gossamer.kernels import Residual, magnitudes, ternary_decode, ternary_encode
 from gossamer.layout import Packed
 from gossamer.words import Aggregation, At, Gather, Staged, State
 
@@ -56,10 +56,22 @@ class TernGrad(Compressor):
         return self.feedback and self.clip is not None and self.clip < SETTLING
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        return self._aggregate(x, at, out, None)
+
+    def aggregate_compensated(
+        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+    ) -> Aggregation:
+        wanted = torch.add(x.flat, residual.before, out=residual.after)
+        into = out if out is not None and out.dtype == wanted.dtype else None
+        staged = yield from self._aggregate(Packed(wanted, x.layout), at, into, residual.after)
+        return told(staged, out)
+
+    def _aggregate(self, x: Packed, at: At, out: Tensor | None, after: Tensor | None) -> Aggregation:
+        """after: room for what is left of x, where that is wanted; it may be x."""
         sizes = x.layout.sizes
         heard = yield Gather((self._scales(x),))
         scales = torch.stack([scales for (scales,) in heard]).amax(0)
-        mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte)
+        mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
         numel, dtype, device = x.layout.numel, wide(x.flat.dtype), x.flat.device
         payloads = yield Gather((mine,))
 
@@ -70,9 +82,7 @@ class TernGrad(Compressor):
 
         mean = room_for_mean(x.flat, out)
         ternary_decode(payloads, scales, sizes, self.per_byte, mean, at.world)
-        told = mean if out is None or mean is out else out.copy_(mean)
-        finite = sums_stay_finite(heard) and (told is mean or all_finite(told))
-        return Staged(mean=told, mine=own, finite=finite)
+        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
 
     def _scales(self, x: Packed) -> Tensor:
         """What this worker would scale each of its tensors by: (tensors,) float32. Raises NotFinite."""

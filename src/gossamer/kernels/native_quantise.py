@@ -39,7 +39,7 @@ Divisor = ctypes.c_float
 _INT8_ENCODE = Function("gossamer_int8_encode", *[Pointer] * 4, Count, Count, *[Pointer] * 3)
 _ONEBIT_ENCODE = Function("gossamer_onebit_encode", *[Pointer] * 4, Count, Count, *[Pointer] * 2)
 _TWOBIT_ENCODE = Function("gossamer_twobit_encode", *[Pointer] * 4, Count, *[Pointer] * 2)
-_TERNARY_ENCODE = Function("gossamer_ternary_encode", *[Pointer] * 2, Count, Pointer, Key, Count, Pointer)
+_TERNARY_ENCODE = Function("gossamer_ternary_encode", *[Pointer] * 3, Count, Pointer, Key, Count, Pointer)
 _MAGNITUDES = Function("gossamer_magnitudes", *[Pointer] * 2, Count, Pointer)
 _LEVELS_ENCODE = Function("gossamer_levels_encode", *[Pointer] * 4, *[Count] * 4, Key, *[Pointer] * 2)
 
@@ -86,11 +86,13 @@ def twobit_encode(
 
 
 @documented(ternary.ternary_encode)
-def ternary_encode(x: Tensor, sizes: Sequence[int], scales: Tensor, key: int, per_byte: int) -> Tensor:
-    if not (_are([scales], torch.float32, len(sizes)) and _tiled(sizes, x)):
-        return ternary.ternary_encode(x, sizes, scales, key, per_byte)
+def ternary_encode(
+    x: Tensor, sizes: Sequence[int], scales: Tensor, key: int, per_byte: int, after: Tensor | None = None
+) -> Tensor:
+    if not (_are([scales], torch.float32, len(sizes)) and _tiled(sizes, x, *([] if after is None else [after]))):
+        return ternary.ternary_encode(x, sizes, scales, key, per_byte, after)
     codes = _bytes(_blocks(sizes, per_byte))
-    _TERNARY_ENCODE(address(x), *_tiling(sizes), address(scales), key, per_byte, address(codes))
+    _TERNARY_ENCODE(address(x), address(after), *_tiling(sizes), address(scales), key, per_byte, address(codes))
     return codes
 
 

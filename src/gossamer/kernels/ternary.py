@@ -22,17 +22,23 @@ def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return sendable(torch.cat(found or [x.new_empty(0)]))
 
 
-def ternary_encode(x: Tensor, sizes: Sequence[int], scales: Tensor, key: int, per_byte: int) -> Tensor:
+def ternary_encode(
+    x: Tensor, sizes: Sequence[int], scales: Tensor, key: int, per_byte: int, after: Tensor | None = None
+) -> Tensor:
     """Codes, `per_byte` (4 or 5) to a byte: 0, or where u s < |x| 1 for x > 0 and 2 for x < 0; 0 where s is.
 
     s is the tensor's scale, from scales: (tensors,) float32; u = uniform(key). 1 stands for s, 2 for -s. Unbiased where
-    |x| <= s. Raises NotFinite.
+    |x| <= s. What is left of x is written to `after` where given, (n,) at least float32, which may be x. Raises
+    NotFinite.
     """
     w = wanted(x, None)
     expect(scales, torch.float32, len(sizes))
     scale = per_tensor(scales, sizes).to(w.dtype)
     sent = (uniform(key, len(w), w.device) * scale < w.abs()) & (scale != 0)
-    return pack(torch.where(sent, torch.where(w < 0, 2, 1), 0), sizes, per_byte, BASE[per_byte])
+    negative = w < 0
+    if after is not None:
+        after.copy_(w - torch.where(sent, torch.where(negative, -scale, scale), 0.0))
+    return pack(torch.where(sent, torch.where(negative, 2, 1), 0), sizes, per_byte, BASE[per_byte])
 
 
 def ternary_decode(
