@@ -210,11 +210,13 @@ def test_what_is_no_bare_quantiser_is_never_sharded(text):
 
 
 def test_nesting_is_refused_one_level_beyond_what_is_read():
-    assert resolve("Route(" * 7 + "Int8" + ")" * 7).compressor.inner == routes(6)
+    assert resolve("Route(" * 6 + "Int8" + ")" * 6).compressor == routes(6)  # and Feedback, which is added
+    with pytest.raises(RecipeError, match="counting those that resolving it adds"):
+        resolve("Route(" * 7 + "Int8" + ")" * 7)
 
 
 def routes(levels):
-    return Route(routes(levels - 1)) if levels else Int8()
+    return Route(routes(levels - 1)) if levels else Feedback(Int8())
 
 
 def test_long_texts_are_shown_around_the_place():

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from inspect import isabstract
 from itertools import takewhile
 from types import NoneType, UnionType
@@ -15,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 
 from gossamer import compressors, strategies, topologies
-from gossamer.compressors import DGC, Codec, Compressor, Dense, Feedback, Int8, OneBitAdam, Route, Sharded, TopK
+from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, Route, Sharded, TopK
 from gossamer.compressors.sparse import Sparse
 from gossamer.drive import price
 from gossamer.errors import RecipeError
@@ -73,7 +74,7 @@ def parse(text: str) -> Terms:
 def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None) -> Recipe:
     """Complete a recipe: add what is missing, and wrap its compressor. Resolving twice changes nothing.
 
-    A biased compressor, also one that a Route at the top holds, is wrapped in Feedback unless it says
+    A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says
     `feedback=False`; then anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and
     tiny ones dense. A codec that is wrapped so and whose means can be encoded again is wrapped in Sharded first, where
     `world` is known and that many workers then send less. What is written with its wrappers is left as it is.
@@ -128,16 +129,11 @@ def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
 
 
 def _wrapped(compressor: Compressor, world: int | None) -> Compressor:
-    if isinstance(compressor, Route):
-        return replace(compressor, inner=_fed_back(compressor.inner, world), rest=_fed_back(compressor.rest, world))
-    if isinstance(compressor, Dense):
-        return compressor
-    return Route(_cheapest(_fed_back(compressor, world), world))
+    completed = compressor.completed(partial(_fed_back, world=world))
+    return completed if completed.routes else Route(_cheapest(completed, world))
 
 
 def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
-    if isinstance(compressor, OneBitAdam):
-        return replace(compressor, inner=_fed_back(compressor.inner, world))
     return Feedback(_cheapest(compressor, world)) if compressor.wants_feedback else compressor
 
 
@@ -178,7 +174,7 @@ def _check(term: Term, above: tuple[Term, ...]) -> None:
             "Feedback inside Feedback would keep what was lost twice and send it twice. Write one of them, "
             "around the compressor that loses: Feedback(TopK(density=0.01))."
         )
-    if isinstance(term, (DGC, OneBitAdam)) and not all(isinstance(outer, Route) for outer in above):
+    if isinstance(term, Compressor) and term.stands_alone and not all(isinstance(outer, Route) for outer in above):
         raise RecipeError(
             f"{type(term).__name__} applies the optimizer's momentum and remembers what was not sent, and "
             f"{type(above[-1]).__name__} around it would come in between. Write {_example(type(term))} alone, or in a "

@@ -38,6 +38,20 @@ class Compressor(Term, ABC):
         """Whether a recipe should wrap this in Feedback: the rule is biased and nobody said otherwise."""
         return False
 
+    @property
+    def routes(self) -> bool:
+        """Whether it has a way for tensors of every shape, so that a recipe need not put Route around it."""
+        return False
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether no compressor but Route may stand around it."""
+        return False
+
+    def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
+        """What a recipe makes of it: `complete` of it, or itself around the completed ones that it holds."""
+        return complete(self)
+
     def init(self, like: Packed, at: At) -> State:
         """State for tensors laid out, typed and placed as `like`; equal on every rank at first."""
         return State()

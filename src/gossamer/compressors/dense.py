@@ -39,6 +39,10 @@ class Dense(Compressor):
             "to send gradients as they are.",
         )
 
+    @property
+    def routes(self) -> bool:
+        return True
+
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
         if not within_range(x.flat, at.world):
             raise NotFinite("a number is not finite, or too large for the sum over the group")

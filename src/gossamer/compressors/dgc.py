@@ -52,6 +52,10 @@ class DGC(Compressor):
         require(self.warmup >= 0, f"warmup counts steps, not {self.warmup}. Write DGC(warmup=1000).")
         require_clip(self.clip, "DGC")
 
+    @property
+    def stands_alone(self) -> bool:
+        return True
+
     def owns_momentum(self, slot: Slot) -> Ownership:
         return Ownership(optimizer=SGD)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,6 +48,13 @@ class OneBitAdam(Compressor):
             "Write OneBitAdam(warmup=1000), a fifth of the training or so.",
         )
         require_clip(self.clip, "OneBitAdam")
+
+    @property
+    def stands_alone(self) -> bool:
+        return True
+
+    def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
+        return replace(self, inner=self.inner.completed(complete))
 
     def owns_momentum(self, slot: Slot) -> Ownership:
         return Ownership(optimizer=Adam, start=self.warmup)

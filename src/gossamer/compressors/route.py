@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -36,6 +36,13 @@ class Route(Compressor):
 
     def __post_init__(self) -> None:
         require(self.smallest >= 0, f"smallest counts entries, not {self.smallest}")
+
+    @property
+    def routes(self) -> bool:
+        return True
+
+    def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
+        return replace(self, inner=self.inner.completed(complete), rest=self.rest.completed(complete))
 
     @property
     def ways(self) -> tuple[Compressor, Compressor]:
