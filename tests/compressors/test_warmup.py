@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer import seeds
 from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK, Warmup
 from gossamer.compressors.feedback import RESIDUAL
-from gossamer.compressors.warmup import everything, ramp
+from gossamer.compressors.warmup import ramp
 from gossamer.drive import price, simulate
 from gossamer.kernels import Residual
 from gossamer.layout import Layout, Packed
@@ -90,7 +90,7 @@ def test_a_mean_beyond_half_precision_is_noticed(factor: float) -> None:
     residual = Residual(torch.full((SMALL.numel,), 30000.0 * factor), torch.empty(SMALL.numel))
     out = torch.empty_like(x)
     at = At()
-    staged: Staged = simulate([everything(Packed(x, SMALL), residual, at, out)])[0]
+    staged: Staged = simulate([Dense().aggregate_compensated(Packed(x, SMALL), residual, State(), at, out)])[0]
     assert staged.mean is out
     assert staged.finite == bool(torch.isfinite(out).all())
     assert staged.finite == (factor == 1.0)

@@ -13,6 +13,7 @@ EXACT: list[Compressor] = [
     DGC(density=0.1),
     DGC(density=0.1, masking=False),
     DGC(density=0.1, warmup=3, clip=0.5),
+    DGC(density=0.1, then=Int8(block=16)),
     DGC(density=1.0),
     Route(DGC(density=0.1), rest=Feedback(Int8())),
     OneBitAdam(warmup=2),
@@ -29,8 +30,15 @@ def early(world: int) -> float:
     return min((world - 1) * (4 * k + places(k, sum(sizes()))), ring(world, 4 * sum(sizes())))
 
 
+def eight_bits(density: float) -> int:
+    """What Int8(block=16) sends of a share of every tensor beyond four bytes for each value."""
+    counts = [max(1, round(density * size)) for size in sizes()]
+    return sum(k + 4 * math.ceil(k / 16) - 4 * k for k in counts)
+
+
 FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
     (DGC(density=0.1), lambda n: (n - 1) * sparse(sizes())),
+    (DGC(density=0.1, then=Int8(block=16)), lambda n: (n - 1) * (sparse(sizes()) + eight_bits(0.1))),
     (DGC(density=0.1, warmup=3), early),
     (DGC(density=1.0), lambda n: ring(n, 4 * sum(sizes()))),
     (

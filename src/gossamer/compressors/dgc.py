@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from gossamer.compressors.base import Compressor, Ownership, room_for_mean, sums_stay_finite, wide
+from gossamer.compressors.base import Codec, Compressor, Ownership, room_for_mean, sums_stay_finite, told, wide
+from gossamer.compressors.dense import Dense
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sparse import expect_values, require_density, require_places, share
-from gossamer.compressors.warmup import everything, ramp
+from gossamer.compressors.warmup import ramp
 from gossamer.errors import require
-from gossamer.kernels import Residual, all_finite, coded_bytes, encode_places, largest, sparse_decode
-from gossamer.layout import Packed, Slot
+from gossamer.kernels import Residual, coded_bytes, encode_places, largest, sparse_decode
+from gossamer.layout import Layout, Packed, Slot
 from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
 
 MOMENTUM = "momentum"
@@ -38,6 +39,8 @@ class DGC(Compressor):
     masked, so that momentum lasts as long as if the others had waited. warmup: steps in which the density falls from a
     quarter to its own.
 
+    then: a codec that the values travel by, such as Int8(); what it loses waits with the rest.
+
     clip: the largest norm of each tensor's fresh gradient, over sqrt(n). What backward() leaves in .grad has momentum
     in it and was sent already: clipping there loses what it cuts off, and a line says so.
     """
@@ -46,6 +49,7 @@ class DGC(Compressor):
     warmup: int = 0
     masking: bool = True
     clip: float | None = None
+    then: Codec | None = None
 
     def __post_init__(self) -> None:
         require_density(self.density, "DGC")
@@ -71,13 +75,43 @@ class DGC(Compressor):
         counts = [share(ramp(at.step, self.warmup, self.density), size) for size in x.layout.sizes]
         places, values = largest(offered, x.layout.sizes, counts, residual)
         if _dearer_than_dense(values, left.flat, at):
-            staged = yield from everything(Packed(offered, x.layout), residual, at, out)
+            staged = yield from Dense().aggregate_compensated(Packed(offered, x.layout), residual, State(), at, out)
         else:
-            staged = yield from _entries(places, values, x.flat, at, out)
+            entries = Layout.of({name: (count,) for name, count in zip(x.layout.names, counts, strict=True)})
+            staged = yield from self._entries(places, Packed(values, entries), x.flat, left.flat, at, out)
         if self.masking:
             momentum.flat[places.long()] = 0
-        finite = staged.finite and (staged.mean.dtype == left.flat.dtype or all_finite(staged.mean))
-        return replace(staged, next_state=State({MOMENTUM: momentum, RESIDUAL: left}), finite=finite)
+        return replace(staged, next_state=State({MOMENTUM: momentum, RESIDUAL: left}))
+
+    def _entries(
+        self, places: Tensor, values: Packed, x: Tensor, left: Tensor, at: At, out: Tensor | None
+    ) -> Aggregation:
+        """Agree on the mean of what everyone's entries stand for; what values lose on the way stays in `left`."""
+        payload = encode_places(places, len(x)), *self._said(values, places, left, at)
+        heard: Sequence[Payload] = yield Gather(payload)
+        mean = room_for_mean(x, out)
+        sparse_decode([(self._meant(theirs, values.layout, mean), theirs[0]) for theirs in heard], mean, at.world)
+
+        def own() -> Tensor:
+            part = torch.empty_like(mean)
+            sparse_decode([(self._meant(payload, values.layout, part), payload[0])], part)
+            return part
+
+        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
+
+    def _said(self, values: Packed, places: Tensor, left: Tensor, at: At) -> Payload:
+        if self.then is None:
+            return (values.flat,)
+        lost = torch.zeros_like(values.flat)
+        said = self.then.encode(values, at, Residual(lost, lost))
+        left.index_copy_(0, places.long(), lost)
+        return said
+
+    def _meant(self, payload: Payload, entries: Layout, like: Tensor) -> Tensor:
+        if self.then is not None:
+            return self.then.decoded(payload[1:], entries, like)
+        expect_values(payload[1], entries.numel)
+        return payload[1]
 
 
 def require_clip(clip: float | None, noun: str) -> None:
@@ -112,21 +146,3 @@ def _dearer_than_dense(values: Tensor, whole: Tensor, at: At) -> bool:
     """Whether these values and their places would be as many bytes to everyone as a mean of all."""
     payload = values.nbytes + coded_bytes(len(values), len(whole))
     return at.world * payload >= 2 * whole.nbytes
-
-
-def _entries(places: Tensor, values: Tensor, x: Tensor, at: At, out: Tensor | None) -> Aggregation:
-    """Agree on the mean of what everyone's entries stand for."""
-    payload = values, encode_places(places, len(x))
-    heard: Sequence[Payload] = yield Gather(payload)
-    for theirs, _ in heard:
-        expect_values(theirs, len(values))
-    mean = room_for_mean(x, out)
-    sparse_decode([(theirs, coded) for theirs, coded in heard], mean, at.world)
-    told = mean if out is None else out.copy_(mean)
-    return Staged(mean=told, mine=lambda: _spread(payload, mean), finite=sums_stay_finite(heard))
-
-
-def _spread(payload: tuple[Tensor, Tensor], like: Tensor) -> Tensor:
-    own = torch.empty_like(like)
-    sparse_decode([payload], own)
-    return own

@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 
 from gossamer.compressors.base import Codec, wide
 from gossamer.compressors.dense import Dense
-from gossamer.compressors.warmup import everything
 from gossamer.errors import MalformedError, require
 from gossamer.kernels import Residual, above, coded_bytes, decode_places, encode_places, largest, sparse_decode
 from gossamer.layout import Layout, Packed
@@ -157,7 +156,7 @@ class Threshold(Codec):
         self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
     ) -> Aggregation:
         if self._dearer_than_dense(x, at):
-            return everything(x, residual, at, out)
+            return Dense().aggregate_compensated(x, residual, State(), at, out)
         return super().aggregate_compensated(x, residual, state, at, out)
 
     def _dearer_than_dense(self, x: Packed, at: At) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.compressors.base import Compressor
 from gossamer.compressors.dense import Dense
 from gossamer.errors import require
-from gossamer.kernels import Residual, all_finite
+from gossamer.kernels import Residual
 from gossamer.layout import Packed, Slot
 from gossamer.words import Aggregation, At, State
 
@@ -56,7 +56,7 @@ class Warmup(Compressor):
     ) -> Aggregation:
         if at.step >= self.steps:
             return (yield from self.inner.aggregate_compensated(x, residual, state, at, out))
-        staged = yield from everything(x, residual, at, out)
+        staged = yield from Dense().aggregate_compensated(x, residual, State(), at, out)
         return replace(staged, next_state=State(state))
 
     def group(self, slot: Slot) -> int:
@@ -64,18 +64,6 @@ class Warmup(Compressor):
 
     def suits(self, shape: Sequence[int]) -> bool:
         return self.inner.suits(shape)
-
-
-def everything(x: Packed, residual: Residual, at: At, out: Tensor | None = None) -> Aggregation:
-    """Agree on the mean of all of x + residual.before; nothing is left in residual.after."""
-    wanted = Packed(x.flat + residual.before, x.layout)
-    into = out if out is not None and out.dtype == wanted.flat.dtype else None
-    staged = yield from Dense().aggregate(wanted, State(), at, into)
-    residual.after.zero_()
-    if out is None or into is not None:
-        return staged
-    out.copy_(staged.mean)
-    return replace(staged, mean=out, finite=staged.finite and all_finite(out))
 
 
 def ramp(step: int, steps: int, final_density: float) -> float:
