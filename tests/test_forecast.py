@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gossamer import events
-from gossamer.control import control_bytes
+from gossamer.control import WEIGHT_BYTES, control_bytes
 from gossamer.drive import simulate
 from gossamer.errors import AttachError
 from gossamer.events import Attached, emit
@@ -84,7 +84,8 @@ def test_memory_is_a_residual_per_compressed_entry_and_the_factor():
 
 def test_the_total_has_control_and_buffers():
     said = said_of("TopK(0.05)", buffer_bytes=400, control_bytes=22)
-    assert said.control_bytes_sent == (WORKERS - 1) * 22
+    assert said.control_bytes_sent == (WORKERS - 1) * (22 + WEIGHT_BYTES)
+    assert said_of("Dense", control_bytes=22).control_bytes_sent == (WORKERS - 1) * 22
     assert said.buffer_bytes_sent == 3 / 4 * 400
     words = sum(sent for _, sent in gathers("TopK(0.05)"))
     assert said.bytes_sent == words + said.control_bytes_sent + 300
@@ -235,7 +236,7 @@ def test_a_real_attach_is_priced(tmp_path):
         120 * 4 + coded_bytes(120, 1200),
         ring(4 * 120, 2),
     ]
-    assert said.control_bytes_sent == control_bytes(4, 1)
+    assert said.control_bytes_sent == control_bytes(4, 1) + WEIGHT_BYTES
     assert said.buffer_bytes_sent == seen.buffer_bytes / 2 >= 4 * 80 / 2
 
 

@@ -131,3 +131,12 @@ def first_batches(batch: int, weight: float) -> Generator[Gather, Any, Sequence[
     """The first word of a session: a hash of everyone's first batch, and the weight of it."""
     heard = yield Gather((torch.tensor([weight], dtype=torch.float64), torch.tensor([batch])))
     return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
+
+
+WEIGHT_BYTES = 8
+
+
+def all_weights(weight: float) -> Generator[Gather, Any, float]:
+    """The first word of a step whose recipe remembers something: the sum of everyone's weight."""
+    heard = yield Gather((torch.tensor([weight], dtype=torch.float64),))
+    return float(sum(theirs.item() for (theirs,) in heard))

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from gossamer.buckets import arrange, divide
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
-from gossamer.control import control_bytes
+from gossamer.control import WEIGHT_BYTES, control_bytes
 from gossamer.drive import Priced, price
 from gossamer.errors import AttachError
 from gossamer.events import Attached, Event, subscribe
@@ -78,7 +78,7 @@ def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
         parameters=parameters,
         tensors=sum(len(layout) for _, layout in model.layouts),
         buckets=tuple(buckets),
-        control_bytes_sent=float((workers - 1) * model.control_bytes),
+        control_bytes_sent=float((workers - 1) * (model.control_bytes + (WEIGHT_BYTES if memory else 0))),
         buffer_bytes_sent=(workers - 1) * model.buffer_bytes / workers,
         dense_bytes_sent=2 * (workers - 1) * 4 * parameters / workers,
         residual_bytes=residual_bytes,

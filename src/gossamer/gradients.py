@@ -117,21 +117,21 @@ class GradientExchange:
         self._task = torch._C._current_graph_task_id()
         for bucket in self.buckets:
             bucket.missing = set(bucket.layout.names)
+        if self._round is None:
+            self._begin(self.weight)  # what must be known before the first bucket travels during backward
         torch.autograd.Variable._execution_engine.queue_callback(self._over)
         return True
 
     def _launch(self, bucket: Bucket, presence: Presence) -> None:
         """Hand a bucket to the lane; the last one takes this rank's report along."""
         training = presence == Presence.TRAINING
-        weight = self.weight if training else 0.0
-        round_ = self._round or self._begin(weight)
+        round_ = self._round or self._begin(self.weight if training else 0.0)
         scale = self._scale_of(bucket)
         fresh = self._fresh(bucket) if training else []
         if bucket is self.buckets[-1]:
-            closing = self._closing(presence, weight)
-            self._submit(partial(round_.close, bucket, fresh, weight, scale, closing))
+            self._submit(partial(round_.close, bucket, fresh, scale, self._closing(presence, round_.weight)))
         else:
-            self._submit(partial(round_.exchange, bucket, fresh, weight, scale))
+            self._submit(partial(round_.exchange, bucket, fresh, scale))
 
     def _begin(self, weight: float) -> Round:
         momentum, nesterov = self._loop.momentum()
@@ -143,9 +143,11 @@ class GradientExchange:
             momentum=momentum,
             nesterov=nesterov,
         )
-        self._round = Round(self._compressor, self._transport, self.names, at, self.reference)
+        self._round = Round(self._compressor, self._transport, self.names, at, self.reference, weight)
         if self.reference is None:
-            self._lane.submit(partial(self._round.open, self._loop.batch(), weight, self._loop.warn))
+            self._lane.submit(partial(self._round.open, self._loop.batch(), self._loop.warn))
+        if any(bucket.state for bucket in self.buckets):
+            self._lane.submit(self._round.weigh)
         return self._round
 
     def _submit(self, job: Callable[[], Any]) -> None:
@@ -229,7 +231,7 @@ class GradientExchange:
         used = {name for name, someone in zip(self.names, verdict.used, strict=True) if someone}
         for bucket, staged in zip(self.buckets, done.staged, strict=True):
             if committed:
-                correction = self._transport.world * (done.reference or 1.0) / verdict.weight * self._scale_of(bucket)
+                correction = done.correction(verdict.weight) * self._scale_of(bucket)
                 bucket.commit(staged.next_state, used, correction)
             elif blame and scale is not None:
                 bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped

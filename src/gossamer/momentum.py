@@ -70,9 +70,19 @@ class Taken(Momentum):
         self.names = {id(parameter): name for name, parameter in owned.items()}
         self._groups: list[Group] = []
         self._warns = warns
-        for group in self._touched():
-            self.check(group)
+        optimizer.register_state_dict_pre_hook(lambda _: self.after())  # what raised within a step left its groups
+        self._refuse_strangers(owned)
         self.now()
+
+    def _refuse_strangers(self, owned: Mapping[str, Parameter]) -> None:
+        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in owned.items():
+            if id(parameter) not in held:
+                raise AttachError(
+                    f'"{name}" is not in this optimizer, and its gradient would get momentum twice: from the '
+                    "compressor, and from whatever trains it. Put it into the optimizer, freeze it, or send it by "
+                    f"Route(..., names='{name}')."
+                )
 
     @abstractmethod
     def check(self, group: Group) -> None:
@@ -91,6 +101,8 @@ class Taken(Momentum):
         """Do for parameters that were exchanged what the optimizer will not; what is left for it to do."""
 
     def now(self) -> tuple[float, bool]:
+        for group in self._touched():
+            self.check(group)
         found = sorted({self.read(group) for group in self._touched()})
         if len(found) > 1:
             raise AttachError(

@@ -104,15 +104,15 @@ def exchange(
     """Exchange `fresh` gradients once: each bucket's seconds of computing (one more than words) and within words."""
     echo = _Echo(workers)
     names = [name for bucket in buckets for name in bucket.parameters]
-    round_ = Round(compressor, echo, names, At(step=STEADY, world=workers), reference=1.0)
+    round_ = Round(compressor, echo, names, At(step=STEADY, world=workers), reference=1.0, weight=1.0)
     found = []
     for bucket in buckets:
         pairs = [(view, fresh[name]) for name, view in bucket.views.items()]
         echo.moments = [time.perf_counter()]
         if bucket is buckets[-1]:
-            round_.close(bucket, pairs, 1.0, 1.0, _closing(len(names)))
+            round_.close(bucket, pairs, 1.0, _closing(len(names)))
         else:
-            round_.exchange(bucket, pairs, 1.0, 1.0)
+            round_.exchange(bucket, pairs, 1.0)
         seconds = np.diff([*echo.moments, time.perf_counter()]).tolist()
         bucket.state = round_.staged[-1].next_state.after(bucket.state)
         found.append((seconds[::2], seconds[1::2]))

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
-from gossamer.control import NOBODY, Report, Verdict, conclude, first_batches
+from gossamer.control import NOBODY, Report, Verdict, all_weights, conclude, first_batches
 from gossamer.drive import Performed, broadcast, perform
 from gossamer.fuse import fuse
 from gossamer.handshake import compare_settings
@@ -38,7 +38,8 @@ class Closing:
 class Round:
     """Buckets leave one after the other; the last one takes along what every rank must know before it commits.
 
-    reference: the weight that counts as one; agreed upon in the very first round.
+    reference: the weight that counts as one; agreed upon in the very first round. weight: this worker's. total:
+    everyone's, where it had to be known before anything was compressed.
     """
 
     compressor: Compressor
@@ -46,29 +47,49 @@ class Round:
     names: Sequence[str]
     at: At
     reference: float | None
+    weight: float
+    total: float | None = None
     staged: list[Staged] = field(default_factory=list)
     spent: list[Performed] = field(default_factory=list)
     culprit: int = NOBODY
 
-    def open(self, batch: int, weight: float, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
+    def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
         """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
 
         Part of the handshake, not of any step's bytes.
         """
-        heard = perform(first_batches(batch, weight), self.transport).result
+        heard = perform(first_batches(batch, self.weight), self.transport).result
         weights = [theirs for _, theirs in heard if theirs > 0]
         if weights:
             self.reference = sum(weights) / len(weights)
             warn(heard)
 
-    def exchange(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float) -> None:
+    def weigh(self) -> None:
+        """Hear everyone's weight. What is remembered has its own weight in it already, and what comes back could not be
+        divided by the new total without dividing that, too."""
+        performed = perform(all_weights(self.weight), self.transport)
+        self.spent.append(performed)
+        self.total = performed.result
+
+    @property
+    def factor(self) -> float:
+        """By what this worker's gradients are multiplied before they are averaged."""
+        if self.total is None:
+            return self.weight / (self.reference or 1.0)
+        return self.transport.world * self.weight / self.total if self.total else 0.0
+
+    def correction(self, total: float) -> float:
+        """By what averages are multiplied, now that the total weight is known."""
+        return 1.0 if self.total is not None else self.transport.world * (self.reference or 1.0) / total
+
+    def exchange(self, bucket: Bucket, fresh: Fresh, scale: float) -> None:
         """Average one bucket in place."""
-        performed = perform(self._aggregation(bucket, fresh, weight, scale), self.transport)
+        performed = perform(self._aggregation(bucket, fresh, scale), self.transport)
         self._keep(performed, performed.result)
 
-    def close(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float, closing: Closing) -> Verdict:
+    def close(self, bucket: Bucket, fresh: Fresh, scale: float, closing: Closing) -> Verdict:
         """Average the last bucket, and hear what happened on the other ranks."""
-        aggregation = self._aggregation(bucket, fresh, weight, scale)
+        aggregation = self._aggregation(bucket, fresh, scale)
         performed = perform(fuse([aggregation, self._conclude(closing.report)]), self.transport)
         staged, verdict = performed.result
         self._keep(performed, staged)
@@ -80,12 +101,12 @@ class Round:
             self.spent.append(broadcast(self.transport, travelling, source=verdict.active[0]))
         return verdict  # type: ignore[no-any-return]
 
-    def _aggregation(self, bucket: Bucket, fresh: Fresh, weight: float, scale: float) -> Aggregation:
+    def _aggregation(self, bucket: Bucket, fresh: Fresh, scale: float) -> Aggregation:
         """The bucket's script, in units that do not change when the loss scale does. Nothing infinite leaves."""
         if fresh:
             views, gradients = zip(*fresh, strict=True)
             torch._foreach_copy_(views, gradients)
-        factor = weight / (self.reference or 1.0) / scale
+        factor = self.factor / scale
         if factor != 1.0:
             bucket.flat.mul_(factor)
 
@@ -101,8 +122,9 @@ class Round:
 
     def _keep(self, performed: Performed, staged: Staged) -> None:
         """Until the step is settled. Nobody will ask for this worker's own part, as large as the bucket."""
+        mean = staged.mean
         self.spent.append(performed)
-        self.staged.append(replace(staged, mine=lambda: staged.mean))
+        self.staged.append(replace(staged, mine=lambda: mean, owes=None))
 
     def costs(self) -> Mapping[str, float]:
         parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")

@@ -275,7 +275,8 @@ class Session:
         """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
         them, all of their states in order of rank: each worker then begins with the mean of what they had to send."""
         mine = self.state_dict()
-        state = states[0] if states[0]["world"] == mine["world"] else folding.fold(states, mine)
+        own = states[mine["rank"] if len(states) == mine["world"] else 0]
+        state = own if own["world"] == mine["world"] else folding.fold(states, mine)
         for key in ("recipe", "layout", "world", "rank"):
             if state[key] != mine[key]:
                 raise CheckpointError(

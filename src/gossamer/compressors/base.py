@@ -182,4 +182,5 @@ def aggregate_finite(
     except NotFinite:
         lost()
         x.flat.zero_()
-    return (yield from compressor.aggregate(x, state, at, out))
+    # What is still owed may be what cannot be sent; nothing of this attempt will be remembered.
+    return (yield from compressor.aggregate(x, compressor.init(x, at), at, out))

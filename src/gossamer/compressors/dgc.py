@@ -33,11 +33,11 @@ class DGC(Compressor):
             not more: then everything travels; memory: 4 N of at least float32, which take turns in pairs
     source: Lin et al. 2018, ICLR
 
-    The momentum is that of a torch.optim.SGD: gossamer.attach takes it over and gives it back. Weight decay stays with
-    the optimizer. masking: what is sent loses its momentum, else it would act on long after it became stale; density=1
-    is then plain SGD, and momentum SGD without. Where everything travels at a lower density, only the k largest are
-    masked, so that momentum lasts as long as if the others had waited. warmup: steps in which the density falls from a
-    quarter to its own.
+    The momentum is that of a torch.optim.SGD: gossamer.attach takes it over, and after session.close() the optimizer's
+    own begins at zero. Weight decay stays with the optimizer. masking: what is sent loses its momentum, else it would
+    act on long after it became stale; density=1 is then plain SGD, and momentum SGD without. Where everything travels
+    at a lower density, only the k largest are masked, so that momentum lasts as long as if the others had waited.
+    warmup: steps in which the density falls from a quarter to its own.
 
     then: a codec that the values travel by, such as Int8(); what it loses waits with the rest.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Codec
-from gossamer.compressors.quantise import is_power_of_two
+from gossamer.compressors.quantise import LARGEST_BLOCK, is_power_of_two
 from gossamer.errors import require
 from gossamer.kernels import Residual, onebit_decode, onebit_encode
 from gossamer.kernels.bits import pack, unpack
@@ -42,9 +42,9 @@ class OneBit(Codec):
 
     def __post_init__(self) -> None:
         require(
-            is_power_of_two(self.block) and self.block >= 8,
-            f"block counts the entries that share a magnitude, and they are summed by halves: a power of two, at "
-            f"least 8, not {self.block}. Write OneBit(block=2048).",
+            is_power_of_two(self.block) and 8 <= self.block <= LARGEST_BLOCK,
+            f"block counts the entries that share a magnitude, and they are summed by halves: a power of two from 8 to "
+            f"{LARGEST_BLOCK}, not {self.block}. Write OneBit(block=2048).",
         )
 
     @property

@@ -24,6 +24,9 @@ def noise_key(x: Packed, at: At) -> int:
     return seeds.address(at.seed, at.step, at.rank, next(iter(x.layout.names), ""))
 
 
+LARGEST_BLOCK = 2**14  # tensors are filled up to whole blocks where their sums are taken
+
+
 def is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
@@ -105,9 +108,9 @@ class QSGD(Codec):
             "Write QSGD(levels=127) for eight bits an entry, QSGD(levels=7) for four.",
         )
         require(
-            is_power_of_two(self.block),
-            f"block counts the entries that share a norm, and their squares are summed by halves: a power of two, "
-            f"not {self.block}. Write QSGD(block=512).",
+            is_power_of_two(self.block) and self.block <= LARGEST_BLOCK,
+            f"block counts the entries that share a norm, and their squares are summed by halves: a power of two, at "
+            f"most {LARGEST_BLOCK}, not {self.block}. Write QSGD(block=512).",
         )
 
     @property

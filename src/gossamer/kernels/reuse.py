@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ ALIGNMENT = 64
 
 Block = npt.NDArray[np.uint8]
 
+_returned: deque[Block] = deque()  # a finalizer runs anywhere, also while the lock is held: it only appends
 _idle: list[Block] = []
 _lock = threading.Lock()
 
@@ -28,21 +30,17 @@ def empty(numel: int, dtype: torch.dtype) -> Tensor:
     block = _taken(nbytes)
     start = -block.ctypes.data % ALIGNMENT
     lease = block.data[start : start + nbytes]
-    weakref.finalize(lease, _give_back, block).atexit = False
+    weakref.finalize(lease, _returned.append, block).atexit = False
     return torch.frombuffer(lease, dtype=dtype)
 
 
 def _taken(nbytes: int) -> Block:
     """The smallest idle block that is large enough and no more than twice so, or a new one."""
     with _lock:
+        while _returned:
+            _idle.append(_returned.popleft())
         fits = [place for place, block in enumerate(_idle) if nbytes <= block.nbytes - ALIGNMENT <= 2 * nbytes]
-        if fits:
-            return _idle.pop(min(fits, key=lambda place: _idle[place].nbytes))
-    return np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
-
-
-def _give_back(block: Block) -> None:
-    with _lock:
-        _idle.append(block)
+        found = _idle.pop(min(fits, key=lambda place: _idle[place].nbytes)) if fits else None
         while sum(each.nbytes for each in _idle) > KEPT:
             _idle.pop(0)
+    return np.empty(nbytes + ALIGNMENT, dtype=np.uint8) if found is None else found
