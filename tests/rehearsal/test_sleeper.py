@@ -4,9 +4,10 @@ import pytest
 import torch
 from virtual import Worker, cluster
 
+from gossamer.recipe import resolve
 from gossamer.rehearsal import sleeper
 from gossamer.rehearsal.shapes import Gradient
-from gossamer.rehearsal.sleeper import Idle, Sleeper, heavy_tailed
+from gossamer.rehearsal.sleeper import Idle, Sleeper, heavy_tailed, idle
 
 GRADIENTS = (
     Gradient("first.weight", (40, 30), 1.0),
@@ -141,3 +142,18 @@ def test_a_step_takes_its_time_and_no_processor():
     assert min(steps) >= 0.05
     assert min(steps) == pytest.approx(0.05, rel=0.02)
     assert spent < 0.2 * sum(steps)
+
+
+@pytest.mark.parametrize("recipe", ["DGC(density=0.1)", "OneBitAdam(warmup=2)", "TopK(density=0.1)"])
+def test_every_recipe_finds_an_optimizer_that_moves_nothing(recipe: str) -> None:
+    def work(worker: Worker) -> list[torch.Tensor]:
+        model = quick(seed=worker.rank)
+        optimizer = idle(model, resolve(recipe, worker.world).compressor)
+        worker.attach(model, optimizer, recipe)
+        for _ in range(4):
+            one_step(model)
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for parameters in cluster(work, 2):
+        assert all(not parameter.any() for parameter in parameters)

@@ -131,10 +131,17 @@ def rehearse(
         network=network,
         steps=steps,
     )
-    with _worker_arguments(plan) as worker:
-        rows = [
-            _row(plan, worker, *named, f"{at} of {len(recipes)}") for at, named in enumerate(recipes.items(), start=1)
-        ]
+    rows: list[Row] = []
+    try:
+        with _worker_arguments(plan) as worker:
+            for at, named in enumerate(recipes.items(), start=1):
+                rows.append(_row(plan, worker, *named, f"{at} of {len(recipes)}"))
+    finally:
+        if rows:  # also those before one that failed
+            _show(plan, rows, json_file)
+
+
+def _show(plan: Plan, rows: Sequence[Row], json_file: Path | None) -> None:
     for line in _lines(plan, rows):
         click.echo(line)
     if json_file is not None:

@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
+from gossamer.buckets import trainable
+from gossamer.compressors import Compressor
+from gossamer.momentum import ownership
 from gossamer.rehearsal.shapes import Gradient
 
 VARIANTS = 4  # every so many steps a gradient is the same again
@@ -97,6 +100,33 @@ class Idle(Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         """Nothing."""
+
+
+class IdleSGD(SGD):
+    """One with momentum for a compressor to take over, which then has something to do."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.0, momentum=0.9)
+
+    def step(self, closure: Any = None) -> Any:
+        """Nothing."""
+
+
+class StillAdam(Adam):
+    """One that computes its variance, which a compressor needs, and moves nothing."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.0)
+
+
+IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SGD: IdleSGD, Adam: StillAdam}
+
+
+def idle(model: nn.Module, compressor: Compressor) -> Optimizer:
+    """An optimizer that the compressor goes with and that does as little as can be."""
+    for owner in ownership(compressor, trainable(model)).values():
+        return IDLE[owner.optimizer](model.parameters())
+    return Idle(model.parameters())
 
 
 def key(name: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
 from gossamer.attach import attach
+from gossamer.recipe import resolve
 from gossamer.rehearsal.shapes import from_file
-from gossamer.rehearsal.sleeper import Idle, Sleeper
+from gossamer.rehearsal.sleeper import Sleeper, idle
 from gossamer.world import init
 
 
@@ -16,7 +18,8 @@ def main(args: argparse.Namespace) -> None:
     world = init()
     gradients = from_file(args.shapes).gradients
     model = Sleeper(gradients, step_seconds=args.step_seconds, forward_share=args.forward_share, seed=world.rank)
-    optimizer = Idle(model.parameters())
+    recipe = resolve(os.environ.get("GOSSAMER_RECIPE"), world.size)
+    optimizer = idle(model, recipe.compressor)
     late = 0.0
     with attach(model, optimizer) as session:
         began = time.process_time()
