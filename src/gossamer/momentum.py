@@ -182,10 +182,9 @@ class FromSGD(Taken):
 
     def _buffer(self, parameter: Parameter, weight_decay: float) -> Tensor | None:
         """None where nothing ever decayed, nor had momentum before this session."""
-        remembered = self.optimizer.state.get(parameter, {})
-        if remembered.get("momentum_buffer") is None and weight_decay:
-            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffer: Tensor | None = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if buffer is None and weight_decay:
+            buffer = self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return buffer
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Codec
-from gossamer.compressors.quantise import LARGEST_BLOCK, is_power_of_two
+from gossamer.compressors.quantise import is_power_of_two
 from gossamer.errors import require
 from gossamer.kernels import Residual, onebit_decode, onebit_encode
 from gossamer.kernels.bits import pack, unpack
 from gossamer.kernels.residual import wanted
-from gossamer.kernels.spans import average, expect, sendable
+from gossamer.kernels.spans import LARGEST_BLOCK, average, expect, sendable
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.words import At, Payload
 

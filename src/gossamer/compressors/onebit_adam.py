@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from gossamer.compressors.base import Compressor, Ownership, wide
+from gossamer.compressors.base import Compressor, Ownership, told, wide
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import MOMENTUM, clipped, require_clip
 from gossamer.compressors.onebit import OneBit
 from gossamer.errors import require
-from gossamer.kernels import all_finite
 from gossamer.layout import Packed, Slot
 from gossamer.words import Aggregation, At, Staged, State
 
@@ -76,19 +75,13 @@ class OneBitAdam(Compressor):
         staged: Staged = yield from self.inner.aggregate(
             Packed(mine, x.layout), state.part("", MOMENTUM), at, after.flat
         )
-        told = torch.sub(after.flat, before, alpha=keep).div_(1 - keep)
-        mean = told if out is None else out.copy_(told)
+        gradient = torch.sub(after.flat, before, alpha=keep).div_(1 - keep)
 
         def own() -> Tensor:  # what it differs by stays in units of m, as what is owed does
-            return told + (staged.own - after.flat)
+            return gradient + (staged.own - after.flat)
 
-        return replace(
-            staged,
-            mean=mean,
-            mine=own,
-            next_state=State({MOMENTUM: after, **staged.next_state}),
-            finite=staged.finite and (mean is told or all_finite(mean)),
-        )
+        following = State({MOMENTUM: after, **staged.next_state})
+        return told(replace(staged, mean=gradient, mine=own, next_state=following), out)
 
     def group(self, slot: Slot) -> int:
         return self.inner.group(slot)

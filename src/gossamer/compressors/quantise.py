@@ -13,6 +13,7 @@ from gossamer import seeds
 from gossamer.compressors.base import Codec
 from gossamer.errors import require
 from gossamer.kernels import Residual, int8_decode, int8_encode, levels_decode, levels_encode
+from gossamer.kernels.spans import LARGEST_BLOCK
 from gossamer.layout import Layout, Packed
 from gossamer.words import At, Payload
 
@@ -22,9 +23,6 @@ CHUNK = 2**15  # entries at a time, so that what is computed of them stays in a 
 def noise_key(x: Packed, at: At) -> int:
     """The address of what this worker draws for x in this step: no two workers, steps or buckets share their noise."""
     return seeds.address(at.seed, at.step, at.rank, next(iter(x.layout.names), ""))
-
-
-LARGEST_BLOCK = 2**14  # tensors are filled up to whole blocks where their sums are taken
 
 
 def is_power_of_two(number: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import nan
 
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer import seeds
-from gossamer.compressors.base import Codec, Compressor, room_for_mean, sums_stay_finite, wide
+from gossamer.compressors.base import Codec, Compressor, room_for_mean, sums_stay_finite, told, wide
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.errors import NotFinite
-from gossamer.kernels import Residual, all_finite
+from gossamer.kernels import Residual
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.words import Aggregation, At, Exchange, Gather, Payload, Staged, State
 
@@ -91,15 +91,14 @@ class Sharded(Compressor):
         heard = yield Exchange(sent)
         agreed = torch.empty(mine.layout.numel, dtype=wide(x.flat.dtype), device=x.flat.device)
         self._decode(mine, heard, agreed, at.world)
-        told = yield Gather(self._encode_mean(mine, agreed, sums_stay_finite(heard), owed, _at(at, "mean", at.rank)))
+        answers = yield Gather(self._encode_mean(mine, agreed, sums_stay_finite(heard), owed, _at(at, "mean", at.rank)))
         mean = room_for_mean(x.flat, out)
-        for part, payload in zip(parts, told, strict=True):
+        for part, payload in zip(parts, answers, strict=True):
             self._decode(part, [payload], part.of(mean))
         lost = agreed.sub_(mine.of(mean)) if owed is None else None
-        answer = mean if out is None or mean is out else out.copy_(mean)
-        finite = sums_stay_finite(told) and (answer is mean or all_finite(answer))
         like = agreed.new_empty(0)
-        return Staged(mean=answer, mine=lambda: self._own(parts, sent, like, lost, at), finite=finite)
+        own = partial(self._own, parts, sent, like, lost, at)
+        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(answers)), out)
 
     def _own(self, parts: Sequence[Part], sent: Sequence[Payload], like: Tensor, lost: Tensor | None, at: At) -> Tensor:
         """What this worker sent, less what its part lost in the second encoding where nobody remembers it."""

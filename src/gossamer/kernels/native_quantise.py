@@ -28,9 +28,8 @@ from gossamer.kernels.native import (
 )
 from gossamer.kernels.residual import Residual
 from gossamer.kernels.reuse import empty
-from gossamer.kernels.spans import blocks
+from gossamer.kernels.spans import LARGEST_BLOCK, blocks
 
-LARGEST_BLOCK = 16384  # whose sum is taken by halves: kLargestBlock in kernels-src/spans.hpp
 MOST_LEVELS = 2**15 - 1
 
 Key = ctypes.c_uint64

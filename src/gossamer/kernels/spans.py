@@ -12,6 +12,8 @@ from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels.checks import all_finite
 from gossamer.kernels.gram_schmidt import sum_of_halves
 
+LARGEST_BLOCK = 2**14  # whose sum is taken by halves: tensors are filled up to whole blocks; kLargestBlock in C++
+
 
 def blocks(sizes: Sequence[int], block: int) -> int:
     """How many blocks tensors of these sizes have."""
