@@ -60,7 +60,8 @@ def main(args: argparse.Namespace) -> None:
 
     @torch.no_grad()
     def evaluate() -> float:
-        return float(model(exam))
+        with session.merged(model):  # what the workers agree on; with most recipes that is the model as it is
+            return float(model(exam))
 
     with gossamer.attach(model, optimizer, args.recipe) as session:
         mine = session.load(args.checkpoint) if args.checkpoint else {}

@@ -130,6 +130,7 @@ def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
             "rank": rank,
             "world": 3,
             "step": 2,
+            "progress": {},
             "recipe": "Int8()",
             "layout": "",
             "state": {

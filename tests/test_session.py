@@ -818,7 +818,7 @@ class Pausing(torch.autograd.Function):
 def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.buckets.BUCKET_BYTES", 1)
     monkeypatch.setattr(
-        "gossamer.session.divide", lambda parameters: __import__("gossamer.buckets").buckets.divide(parameters, 1)
+        "gossamer.staging.divide", lambda parameters: __import__("gossamer.buckets").buckets.divide(parameters, 1)
     )
     waits: list[float] = []
     wires: list[float] = []

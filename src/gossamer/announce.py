@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
 from gossamer.buckets import Bucket, Buffers, layouts, moving_bytes
-from gossamer.control import control_bytes
+from gossamer.control import last_word_bytes
 from gossamer.recipe import Recipe
+from gossamer.riders import momenta_kept, numbers_bytes
+from gossamer.strategies import AVERAGE, Stage
 from gossamer.transports.base import Transport
 
 
-def begun(model: nn.Module, recipe: Recipe, buckets: Sequence[Bucket], transport: Transport) -> events.Attached:
+def begun(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    recipe: Recipe,
+    fragments: Sequence[Sequence[Bucket]],
+    transport: Transport,
+) -> events.Attached:
+    stage = recipe.strategy.stages[-1]  # the one that lasts
+    buckets = [bucket for each in fragments for bucket in each]
+    tensors = sum(len(bucket.parameters) for bucket in buckets)
+    flights = bool(stage.merging or stage.delay)
     return events.Attached(
         recipe=repr(recipe),
         layouts=tuple(layouts(buckets)),
+        fragments=tuple(place for place, each in enumerate(fragments) for _ in each),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        buffer_bytes=moving_bytes(model),
-        control_bytes=control_bytes(sum(len(bucket.parameters) for bucket in buckets), len(Buffers(model))),
+        buffer_bytes=0 if flights else moving_bytes(model),
+        rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if flights else (),
+        control_bytes=last_word_bytes(stage, tensors, len(Buffers(model))),
         rank=transport.rank,
         world=transport.world,
+        period=1 if stage.merging is None or transport.world == 1 else stage.merging.schedule.period,
     )
 
 
-def ended(model: nn.Module, steps: int, buckets: Sequence[Bucket]) -> events.Closed:
+def _rider_bytes(
+    model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
+) -> tuple[int, ...]:
+    """What is averaged along with each fragment, in float32 or wider."""
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    kinds = 0
+    if optimizer is not None and stage.merging is not None and stage.merging.on_merge == AVERAGE:
+        kinds = momenta_kept(optimizer)
+    momenta = [sum(kinds * numbers_bytes(p) for b in each for p in b.parameters.values()) for each in fragments]
+    return (momenta[0] + sum(map(numbers_bytes, buffers)), *momenta[1:])
+
+
+def ended(
+    model: nn.Module, steps: int, buckets: Sequence[Bucket], agreed: Mapping[str, Tensor] | None
+) -> events.Closed:
+    """agreed: what the recipe merges, where that is not the model as it is."""
+    merged = model.parameters() if agreed is None else [agreed[name] for name in sorted(agreed)]
     return events.Closed(
         steps=steps,
-        digest=checkpoint.digest(model.parameters()),
+        digest=checkpoint.digest(merged),
         residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
         bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
+from gossamer.errors import AttachError
 from gossamer.layout import Layout, Packed, Slot, dense_stride
 from gossamer.words import At, State
 
@@ -31,6 +33,11 @@ class Bucket:
     @property
     def packed(self) -> Packed:
         return Packed(self.flat, self.layout)
+
+    @property
+    def room(self) -> Tensor:
+        """Where a mean may be written: gradients are not needed once they have left."""
+        return self.flat
 
     @property
     def residual_bytes(self) -> int:
@@ -82,6 +89,25 @@ def copy_state(old: Mapping[str, Mapping[str, Tensor]], new: Mapping[str, Mappin
             tensor.copy_(old[name][key])
 
 
+@torch.no_grad()
+def copy_parameters(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    """Overwrite all of `new` by what `old` has under the same names."""
+    for name, tensor in new.items():
+        tensor.copy_(old[name])
+
+
+@contextmanager
+def lent(values: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within the block, `parameters` have those of `values` that are there."""
+    places = {name: parameter.detach() for name, parameter in parameters.items() if name in values}
+    kept = {name: place.clone() for name, place in places.items()}
+    copy_parameters(values, places)
+    try:
+        yield
+    finally:
+        copy_parameters(kept, places)
+
+
 def arrange(parameters: Mapping[str, Tensor], compressor: Compressor) -> Layout:
     """The layout of one bucket: tensors that the compressor treats alike lie side by side."""
 
@@ -110,6 +136,25 @@ def divide(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES
         if sum(p.nbytes for p in bucket.values()) >= bucket_bytes:
             done.append(filling.pop(kind))
     return done + list(filling.values())
+
+
+def fragments_of(parameters: Mapping[str, Parameter], count: int) -> list[dict[str, Parameter]]:
+    """So many parts of about equal bytes: from the largest tensor on, each goes where least is so far.
+
+    In the parameters' own order within each part. Raises AttachError where there are fewer tensors than parts.
+    """
+    if len(parameters) < count:
+        raise AttachError(
+            f"{len(parameters)} tensors do not make {count} fragments, and a turn without any would be for nothing: "
+            f"write fragments={len(parameters)} at most."
+        )
+    places: dict[str, int] = {}
+    filled = [0] * count
+    for name, parameter in sorted(parameters.items(), key=lambda item: -item[1].nbytes):
+        place = filled.index(min(filled))
+        places[name] = place
+        filled[place] += parameter.nbytes
+    return [{name: p for name, p in parameters.items() if places[name] == place} for place in range(count)]
 
 
 def trainable(model: nn.Module) -> dict[str, Parameter]:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gossamer.errors import LoopError
+from gossamer.strategies import Stage
 from gossamer.words import Gather
 
 NOBODY = -1
@@ -96,6 +98,13 @@ def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
     return HEAD.size + -(-parameter_tensors // 8) + -(-buffer_groups // 8)
 
 
+def last_word_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
+    """Payload bytes of the report that ends an exchange of a stage; a merge says nothing of gradients and buffers."""
+    if stage.merging:
+        return control_bytes(0)
+    return control_bytes(parameter_tensors) if stage.delay else control_bytes(parameter_tensors, buffer_groups)
+
+
 def conclude(report: Report) -> Generator[Gather, Any, Verdict]:
     """Tell everyone my report, hear theirs."""
     heard = yield Gather((_encode(report),))
@@ -131,6 +140,54 @@ def first_batches(batch: int, weight: float) -> Generator[Gather, Any, Sequence[
     """The first word of a session: a hash of everyone's first batch, and the weight of it."""
     heard = yield Gather((torch.tensor([weight], dtype=torch.float64), torch.tensor([batch])))
     return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Who came to a turn, by rank: with what weight, after how many backward passes, and why."""
+
+    weights: tuple[float, ...]
+    passes: tuple[int, ...]
+    presences: tuple[Presence, ...]
+
+    @property
+    def weight(self) -> float:
+        return sum(self.weights)
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody goes on training."""
+        return Presence.TRAINING in self.presences
+
+    @property
+    def together(self) -> bool:
+        """Whether all have made equally many backward passes."""
+        return len(set(self.passes)) == 1
+
+    def present(self, presence: Presence) -> tuple[int, ...]:
+        return tuple(rank for rank, theirs in enumerate(self.presences) if theirs == presence)
+
+
+MEETING_BYTES = 24
+
+
+def meet(weight: float, passes: int, presence: Presence) -> Generator[Gather, Any, Meeting]:
+    """The first word of a turn in which parameters are averaged."""
+    heard = yield Gather((torch.tensor([weight, passes, presence], dtype=torch.float64),))
+    weights, clocks, presences = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
+    return Meeting(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
+
+
+def refuse_to_save_apart(who: Meeting | Verdict) -> None:
+    """A checkpoint needs all ranks at the same step."""
+    saving, everyone = who.present(Presence.SAVING), sum(len(who.present(presence)) for presence in Presence)
+    if saving and len(saving) < everyone:
+        raise LoopError(
+            f"ranks {', '.join(map(str, saving))} called session.save() while others went on training or had run out "
+            "of data, and a checkpoint needs all of them at the same step. Where ranks have different numbers of "
+            "batches, write `with session.epoch():` around the loop over batches and save after it, or let all draw "
+            "equally many: DataLoader(..., drop_last=True)."
+        )
 
 
 WEIGHT_BYTES = 8

@@ -24,8 +24,10 @@ class Event:
 class Attached(Event):
     """A session begins. Emitted before anything is sent, so a listener may still stop it by raising.
 
-    layouts: one per bucket, with its dtype's name; recipe: the resolved recipe's text; buffer_bytes: what rank 0 sends
-    along each step so that buffers such as BatchNorm statistics agree; control_bytes: payload of a step's last word.
+    layouts: one per bucket, with its dtype's name; fragments: whose turn each bucket takes; recipe: the resolved
+    recipe's text; buffer_bytes: what rank 0 sends along each step so that buffers such as BatchNorm statistics agree;
+    rider_bytes: by fragment, what is averaged along with parameters instead; control_bytes: payload of the last word;
+    period: after how many steps the schedule repeats itself.
     """
 
     recipe: str
@@ -35,6 +37,9 @@ class Attached(Event):
     control_bytes: int
     rank: int
     world: int
+    fragments: tuple[int, ...] = ()
+    rider_bytes: tuple[int, ...] = ()
+    period: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

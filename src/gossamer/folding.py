@@ -46,7 +46,14 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
             name: _begun(remembered, [state["state"].get(name, {}) for state in states])
             for name, remembered in (mine["state"].items() if fits else ())
         },
+        "progress": _grounded(first["progress"]),
     }
+
+
+def _grounded(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """What was under way is given up, and so is what each worker did since: all go on from what they agreed on."""
+    flights = {"flights": [], "weights": [0.0] * len(progress["weights"])} if "flights" in progress else {}
+    return {**progress, **flights}
 
 
 def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:

@@ -7,78 +7,61 @@ remember; the step's last word tells every rank what happened on the others; the
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointFunction
 
 from gossamer import seeds
-from gossamer.buckets import Bucket
+from gossamer.accumulation import SUM, Sums
+from gossamer.buckets import Bucket, copy_state, state_by_name
 from gossamer.compressors import Compressor
-from gossamer.control import NOBODY, Presence, Report, Verdict
+from gossamer.control import NOBODY, Presence, Report, Verdict, refuse_to_save_apart
 from gossamer.errors import LayoutError, LoopError
+from gossamer.exchange import Costs, Exchange, Loop, Remembered
+from gossamer.guards import kept_gradients
 from gossamer.lane import Lane, Ticket
-from gossamer.rounds import Closing, Fresh, Round, worst
+from gossamer.passes import refuse_reentrant
+from gossamer.rounds import NOTHING, Closing, Fresh, Round
 from gossamer.transports.base import Transport
 from gossamer.words import At
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
-    """How one exchange ended, and what it took on this worker.
-
-    blame: whose gradient was not finite and in which tensor; no rank where the agreed mean left a format's range.
-    """
+    """How one exchange ended."""
 
     verdict: Verdict
     committed: bool
-    blame: tuple[int | None, str] | None
-    costs: Mapping[str, float]  # by the names of events.StepEnded
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """What the exchange must know of the training loop at the moment it is asked, and whom it tells.
+class GradientExchange(Exchange):
+    """Averages the gradients in `buckets` over a transport's group, once per `accumulate` backward passes.
 
-    scale: the factor in the gradients that a GradScaler put there, None without one; settings: the optimizer's
-    hyperparameters as text; momentum: its momentum and whether that is Nesterov's, where the compressor applies it;
-    buffers: the model's, by module; batch: a hash of this rank's first batch; warn: hears everyone's (hash, weight);
-    done: hears how each exchange ended.
-    """
-
-    scale: Callable[[], float | None]
-    settings: Callable[[], str]
-    momentum: Callable[[], tuple[float, bool]]
-    buffers: Callable[[], Sequence[Sequence[Tensor]]]
-    batch: Callable[[], int]
-    warn: Callable[[Sequence[tuple[int, float]]], None]
-    done: Callable[[Outcome], None]
-
-
-class GradientExchange:
-    """Averages the gradients in `buckets` over a transport's group.
-
-    muted: backward passes add up and send nothing; averaged: the gradients are, and no optimizer step has used them;
-    finished: an exchange took place since the last optimizer step; in_optimizer: such a step is going on;
-    asked_to_stop: this rank wants the run to end; stopping: all of them know that it ends.
+    averaged: the gradients are, and no optimizer step has used them; finished: an exchange, or a pass that only
+    accumulated, took place since the last optimizer step; in_optimizer: such a step is going on.
     """
 
     def __init__(
-        self, buckets: Sequence[Bucket], compressor: Compressor, transport: Transport, lane: Lane, loop: Loop, seed: int
+        self,
+        buckets: Sequence[Bucket],
+        compressor: Compressor,
+        transport: Transport,
+        lane: Lane,
+        loop: Loop,
+        seed: int,
+        accumulate: int = 1,
     ) -> None:
-        self.buckets, self.step, self.weight = buckets, 0, 1.0
-        self.reference: float | None = None
-        self.muted = self.in_optimizer = self.averaged = self.finished = False
-        self.asked_to_stop = self.stopping = False
+        super().__init__()
+        self._buckets, self._passes = buckets, 0
+        self.in_optimizer = self.averaged = self.finished = False
+        self._sums = Sums(buckets, accumulate)
         self.names = [name for bucket in buckets for name in bucket.parameters]
         self._compressor, self._transport, self._lane, self._loop = compressor, transport, lane, loop
         self._seed, self._pid = seed, os.getpid()
@@ -92,6 +75,18 @@ class GradientExchange:
             for name, parameter in bucket.parameters.items()
         ]
 
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return self._buckets
+
+    @property
+    def passes(self) -> int:
+        return self._passes
+
+    def tell_instead(self, ended: Callable[[bool, Costs], None]) -> None:
+        """Steps that end here are part of what somebody else counts."""
+        self._loop = replace(self._loop, ended=ended)
+
     # -- within backward -----------------------------------------------------------------------------------------------
 
     def _ready(self, bucket: Bucket, name: str, parameter: Tensor) -> None:
@@ -99,7 +94,7 @@ class GradientExchange:
         if self.muted or (torch._C._current_graph_task_id() != self._task and not self._arm()):
             return
         bucket.missing.discard(name)
-        if not bucket.missing:
+        if not bucket.missing and self._sums.complete:
             while (sent := len(self._tickets)) < len(self.buckets) and not self.buckets[sent].missing:
                 self._launch(self.buckets[sent], Presence.TRAINING)
 
@@ -107,7 +102,7 @@ class GradientExchange:
         """At the first gradient of a backward pass, ask to be called when it is over. False in a forked child."""
         if os.getpid() != self._pid:
             return False
-        _refuse_reentrant()
+        refuse_reentrant()
         if self._tickets:
             raise LoopError(
                 "the backward pass before this one did not finish, and part of its gradients is on its way already, so "
@@ -117,17 +112,19 @@ class GradientExchange:
         self._task = torch._C._current_graph_task_id()
         for bucket in self.buckets:
             bucket.missing = set(bucket.layout.names)
-        if self._round is None:
-            self._begin(self.weight)  # what must be known before the first bucket travels during backward
+        if self._round is None and self._sums.complete:
+            self._begin(
+                self._sums.weight + self.weight
+            )  # what must be known before the first bucket travels during backward
         torch.autograd.Variable._execution_engine.queue_callback(self._over)
         return True
 
     def _launch(self, bucket: Bucket, presence: Presence) -> None:
         """Hand a bucket to the lane; the last one takes this rank's report along."""
         training = presence == Presence.TRAINING
-        round_ = self._round or self._begin(self.weight if training else 0.0)
+        round_ = self._round or self._begin(self._sums.weight + self.weight if training else 0.0)
+        fresh = self._fresh(bucket) if training else NOTHING
         scale = self._scale_of(bucket)
-        fresh = self._fresh(bucket) if training else []
         if bucket is self.buckets[-1]:
             self._submit(partial(round_.close, bucket, fresh, scale, self._closing(presence, round_.weight)))
         else:
@@ -174,7 +171,7 @@ class GradientExchange:
                 "all but the last backward(), or use Dense(). An optimizer that calls backward() within its step, "
                 "such as LBFGS, needs Dense()."
             )
-        return fresh
+        return self._sums.join(self.buckets.index(bucket), fresh, self.weight, self._loop.scale() or 1.0)
 
     def _scale_of(self, bucket: Bucket) -> float:
         """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
@@ -189,11 +186,15 @@ class GradientExchange:
             settings=seeds.address(settings),
             culprit=NOBODY,
             stop=self.asked_to_stop,
-            used=np.array([p.grad is not None for bucket in self.buckets for p in bucket.parameters.values()])
-            & training,
+            used=np.array([name in self._sums.used or grad is not None for name, grad in self._gradients()]) & training,
             moved=np.array([new != old for new, old in zip(now, self._versions, strict=True)], dtype=bool) & training,
         )
         return Closing(report=report, settings=settings, buffers=self._loop.buffers())
+
+    def _gradients(self) -> Iterator[tuple[str, Tensor | None]]:
+        for bucket in self.buckets:
+            for name, parameter in bucket.parameters.items():
+                yield name, parameter.grad
 
     def _buffer_versions(self) -> list[tuple[tuple[int, int], ...]]:
         """By module: some of BatchNorm's buffers change without their version counters telling, others do tell."""
@@ -202,7 +203,16 @@ class GradientExchange:
     # -- when backward is over -----------------------------------------------------------------------------------------
 
     def _over(self) -> None:
-        self.finish()
+        if self._sums.complete:
+            self.finish()
+            return
+        self._sums.add(self.weight, self._loop.scale() or 1.0)
+        self._passes, self._task, self.finished = self._passes + 1, None, True
+        self._expect()
+
+    def _expect(self) -> None:
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.layout.names)
 
     def finish(self, presence: Presence = Presence.TRAINING) -> Outcome:
         """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide.
@@ -215,17 +225,17 @@ class GradientExchange:
             self._launch(bucket, presence)
         asked = time.perf_counter()
         *_, verdict = [ticket.wait() for ticket in self._tickets]
+        if presence == Presence.TRAINING:
+            self._sums.clear()
         waited = time.perf_counter() - asked
-        outcome = self._settle(verdict, waited)
-        self._loop.done(outcome)
-        return outcome
+        return self._settle(verdict, waited)
 
     def _settle(self, verdict: Verdict, waited: float) -> Outcome:
         assert self._round is not None
         done, self._round, self._task, self._tickets = self._round, None, None, []
         self.stopping = verdict.stop
-        _refuse_to_save_apart(verdict)
-        blame = self._blame(verdict, done)
+        refuse_to_save_apart(verdict)
+        blame = done.blame(verdict, self.buckets)
         committed = bool(verdict.active) and verdict.weight > 0 and blame is None
         scale = self._loop.scale()
         used = {name for name, someone in zip(self.names, verdict.used, strict=True) if someone}
@@ -239,24 +249,68 @@ class GradientExchange:
             else:
                 bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
         self.reference = done.reference
-        if verdict.active:
-            self.averaged, self.finished = committed, True
         self.step += committed
         self._versions = self._buffer_versions()
-        for bucket in self.buckets:
-            bucket.missing = set(bucket.layout.names)
-        return Outcome(
-            verdict=verdict, committed=committed, blame=blame, costs={"waiting_seconds": waited, **done.costs()}
-        )
+        self._expect()
+        if verdict.active:
+            self.averaged, self.finished, self._passes = committed, True, self._passes + 1
+            self._loop.ended(not committed, {"waiting_seconds": waited, **done.costs()})
+            self._loop.judged(blame)
+        return Outcome(verdict, committed)
 
-    def _blame(self, verdict: Verdict, done: Round) -> tuple[int | None, str] | None:
-        if verdict.culprits:
-            rank, place = verdict.culprits[0]
-            return rank, self.names[place]
-        for bucket, staged in zip(self.buckets, done.staged, strict=True):
-            if not staged.finite:
-                return None, worst(bucket, staged.mean)
-        return None
+    # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
+
+    def before_step(self, *, closure: bool) -> None:
+        if not self.finished and not closure:
+            self._over()  # no gradient hook fired here: the others wait for this rank
+        self.in_optimizer = True
+
+    def after_step(self) -> None:
+        self.rest()
+
+    def end_epoch(self) -> int:
+        missed = 0
+        while (verdict := self.finish(Presence.GONE).verdict).active:
+            missed += 1
+            if verdict.stop:
+                return missed
+        for bucket in self.buckets:
+            bucket.point(set())
+        self.rest()
+        return missed
+
+    def meet_to_save(self) -> None:
+        with kept_gradients([p for bucket in self.buckets for p in bucket.parameters.values()]):
+            self.finish(Presence.SAVING)  # ranks that go on training would not hear of it otherwise
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def remembered(self) -> Remembered:
+        found = state_by_name(self.buckets)
+        for name, total in self._sums.state():
+            found.setdefault(name, {})[SUM] = total
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "passes": self._passes,
+            "reference": self.reference,
+            "accumulated": self._sums.progress(),
+        }
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.step, self._passes, self.reference = progress["step"], progress["passes"], progress["reference"]
+        self._sums.resume(progress["accumulated"])
+        self.rest()
+        copy_state(remembered, self.remembered())
+
+    def begin_at(self, step: int) -> None:
+        self.step = self._passes = step
+
+    def adopt(self, before: Exchange) -> None:
+        super().adopt(before)
+        self._passes = before.passes
 
     @property
     def touched(self) -> bool:
@@ -279,26 +333,3 @@ def _unfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
         f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so what is remembered '
         f'about it no longer means anything. Call session.reset("{name}") after resizing.'
     )
-
-
-def _refuse_to_save_apart(verdict: Verdict) -> None:
-    saving = verdict.present(Presence.SAVING)
-    if saving and len(saving) < len(verdict.reports):
-        raise LoopError(
-            f"ranks {', '.join(map(str, saving))} called session.save() while others went on training or had run out "
-            "of data, and a checkpoint needs all of them at the same step. Where ranks have different numbers of "
-            "batches, write `with session.epoch():` around the loop over batches and save after it, or let all draw "
-            "equally many: DataLoader(..., drop_last=True)."
-        )
-
-
-def _refuse_reentrant() -> None:
-    """Reentrant checkpointing runs whole backward passes inside one: hooks fire twice and passes end in the middle."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is CheckpointFunction.backward.__code__:
-            raise LoopError(
-                "reentrant activation checkpointing runs backward passes inside the backward pass, so nobody can tell "
-                "when a gradient is complete. Call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
-            )
-        frame = frame.f_back

@@ -29,7 +29,7 @@ from gossamer.control import NOBODY, Presence, Report, control_bytes
 from gossamer.forecast import STEADY, as_main
 from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.recipe import resolve
-from gossamer.rounds import Closing, Round
+from gossamer.rounds import Closing, Fresh, Round
 from gossamer.session import Session, open_sessions
 from gossamer.transports.simulated import mean_of, meta_answer
 from gossamer.words import At, Exchange, Gather, Mean, Payload, Together, Word
@@ -90,6 +90,9 @@ class _Echo:
     def gather_text(self, text: str) -> list[str]:
         return [text] * self.world
 
+    def part(self, size: int) -> _Echo:
+        return _Echo(size)
+
     def close(self) -> None:
         """There is nobody to leave."""
 
@@ -107,7 +110,7 @@ def exchange(
     round_ = Round(compressor, echo, names, At(step=STEADY, world=workers), reference=1.0, weight=1.0)
     found = []
     for bucket in buckets:
-        pairs = [(view, fresh[name]) for name, view in bucket.views.items()]
+        pairs = Fresh([(view, fresh[name]) for name, view in bucket.views.items()])
         echo.moments = [time.perf_counter()]
         if bucket is buckets[-1]:
             round_.close(bucket, pairs, 1.0, _closing(len(names)))

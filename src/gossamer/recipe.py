@@ -20,7 +20,7 @@ from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, Route
 from gossamer.compressors.sparse import Sparse
 from gossamer.drive import price
 from gossamer.errors import RecipeError
-from gossamer.layout import Layout, Packed
+from gossamer.layout import Layout, Packed, Slot
 from gossamer.strategies import EveryStep, Strategy
 from gossamer.terms import Term, Terms
 from gossamer.topologies import Complete, Topology
@@ -52,10 +52,10 @@ class Recipe:
 KINDS = tuple(item.name for item in fields(Recipe))
 
 NOUNS: dict[str, type[Term]] = {
-    name: getattr(module, name)
+    name: noun
     for module in (strategies, compressors, topologies)
-    for name in module.__all__
-    if is_dataclass(getattr(module, name)) and not isabstract(getattr(module, name))
+    for name, noun in ((name, getattr(module, name)) for name in module.__all__)
+    if isinstance(noun, type) and issubclass(noun, Term) and is_dataclass(noun) and not isabstract(noun)
 }
 
 PRESETS = {
@@ -93,6 +93,7 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     resolved = replace(written, compressor=_wrapped(written.compressor, world))
     for term in resolved.terms:
         _check(term, ())
+    _check_pair(resolved.strategy, resolved.compressor)
     if len(repr(resolved)) > LONGEST_TEXT:
         raise RecipeError(
             f"The resolved recipe has {len(repr(resolved))} characters, and could not be read back: "
@@ -185,6 +186,21 @@ def _check(term: Term, above: tuple[Term, ...]) -> None:
         _check_argument(type(term), item.name, value)
         if isinstance(value, Term):
             _check(value, (*above, term))
+
+
+WEIGHTS = Slot("weight", (1024, 1024), 0, (1024, 1))
+
+
+def _check_pair(strategy: Strategy, compressor: Compressor) -> None:
+    """Whether a compressor that applies the optimizer's momentum gets what it applies it to: gradients, at once."""
+    owned = compressor.owns_momentum(WEIGHTS)
+    if owned is None or not any(stage.merging or stage.delay for stage in strategy.stages):
+        return
+    raise RecipeError(
+        f"{compressor!r} applies the optimizer's momentum to gradients on their way, and with {strategy!r} "
+        "gradients do not travel, or arrive a step too late for that. Write "
+        f"{strategy!r} + TopK(density=0.01), or EveryStep() with this compressor."
+    )
 
 
 # The exact types that an argument may have, so that its repr gives it back: numpy's numbers do not.

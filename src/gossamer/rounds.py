@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.control import NOBODY, Report, Verdict, all_weights, conclude, first_batches
@@ -18,11 +17,61 @@ from gossamer.drive import Performed, broadcast, perform
 from gossamer.fuse import fuse
 from gossamer.handshake import compare_settings
 from gossamer.kernels import all_finite
-from gossamer.layout import Slot
+from gossamer.layout import Layout, Packed, Slot
 from gossamer.transports.base import Transport
-from gossamer.words import Aggregation, At, Gather, Staged
+from gossamer.words import Aggregation, At, Gather, Mean, Staged, State
 
-Fresh = Sequence[tuple[Tensor, Tensor]]  # (place in the bucket, gradient that does not lie there yet)
+
+class Cargo(Protocol):
+    """What leaves together: a bucket, or numbers laid out like one."""
+
+    @property
+    def flat(self) -> Tensor: ...
+    @property
+    def packed(self) -> Packed: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def room(self) -> Tensor | None:
+        """Where the mean may be written; None where the input is needed afterwards."""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """What is put into a bucket just before it leaves.
+
+    pairs: (place in the bucket, gradient that does not lie there yet); the bucket is then multiplied by `share`, and
+    `sums` are added, times `sums_share`.
+    """
+
+    pairs: Sequence[tuple[Tensor, Tensor]] = ()
+    share: float = 1.0
+    sums: Tensor | None = None
+    sums_share: float = 1.0
+
+    def put(self, flat: Tensor) -> None:
+        if self.pairs:
+            views, gradients = zip(*self.pairs, strict=True)
+            torch._foreach_copy_(views, gradients)
+        if self.sums is not None:
+            flat.mul_(self.share).add_(self.sums, alpha=self.sums_share)
+
+
+NOTHING = Fresh()
+
+
+def without_own(staged: Staged) -> Staged:
+    """Nobody will ask for this worker's own part, as large as the bucket."""
+    mean = staged.mean
+    return replace(staged, mine=lambda: mean, owes=None)
+
+
+def with_own(staged: Staged) -> Staged:
+    """This worker's own part, computed while it can be."""
+    own = staged.own
+    return replace(staged, mine=lambda: own, owes=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +88,8 @@ class Round:
     """Buckets leave one after the other; the last one takes along what every rank must know before it commits.
 
     reference: the weight that counts as one; agreed upon in the very first round. weight: this worker's. total:
-    everyone's, where it had to be known before anything was compressed.
+    everyone's, where it had to be known before anything was compressed. keep: what of each answer is kept until the
+    round is settled.
     """
 
     compressor: Compressor
@@ -49,6 +99,7 @@ class Round:
     reference: float | None
     weight: float
     total: float | None = None
+    keep: Callable[[Staged], Staged] = without_own
     staged: list[Staged] = field(default_factory=list)
     spent: list[Performed] = field(default_factory=list)
     culprit: int = NOBODY
@@ -82,12 +133,18 @@ class Round:
         """By what averages are multiplied, now that the total weight is known."""
         return 1.0 if self.total is not None else self.transport.world * (self.reference or 1.0) / total
 
-    def exchange(self, bucket: Bucket, fresh: Fresh, scale: float) -> None:
+    def exchange(self, bucket: Cargo, fresh: Fresh, scale: float) -> None:
         """Average one bucket in place."""
         performed = perform(self._aggregation(bucket, fresh, scale), self.transport)
         self._keep(performed, performed.result)
 
-    def close(self, bucket: Bucket, fresh: Fresh, scale: float, closing: Closing) -> Verdict:
+    def average(self, flat: Tensor) -> Tensor:
+        """The weighted mean of numbers that travel as they are, and of which nothing is remembered."""
+        performed = perform(_mean(flat.mul_(self.factor)), self.transport)
+        self.spent.append(performed)
+        return flat
+
+    def close(self, bucket: Cargo, fresh: Fresh, scale: float, closing: Closing) -> Verdict:
         """Average the last bucket, and hear what happened on the other ranks."""
         aggregation = self._aggregation(bucket, fresh, scale)
         performed = perform(fuse([aggregation, self._conclude(closing.report)]), self.transport)
@@ -101,11 +158,9 @@ class Round:
             self.spent.append(broadcast(self.transport, travelling, source=verdict.active[0]))
         return verdict  # type: ignore[no-any-return]
 
-    def _aggregation(self, bucket: Bucket, fresh: Fresh, scale: float) -> Aggregation:
+    def _aggregation(self, bucket: Cargo, fresh: Fresh, scale: float) -> Aggregation:
         """The bucket's script, in units that do not change when the loss scale does. Nothing infinite leaves."""
-        if fresh:
-            views, gradients = zip(*fresh, strict=True)
-            torch._foreach_copy_(views, gradients)
+        fresh.put(bucket.flat)
         factor = self.factor / scale
         if factor != 1.0:
             bucket.flat.mul_(factor)
@@ -114,24 +169,36 @@ class Round:
             if self.culprit == NOBODY:
                 self.culprit = self.names.index(worst(bucket, bucket.flat))
 
-        return (yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, bucket.flat, lost))
+        return (yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, bucket.room, lost))
 
     def _conclude(self, report: Report) -> Generator[Gather, Any, Verdict]:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
         return (yield from conclude(replace(report, culprit=self.culprit)))
 
     def _keep(self, performed: Performed, staged: Staged) -> None:
-        """Until the step is settled. Nobody will ask for this worker's own part, as large as the bucket."""
-        mean = staged.mean
         self.spent.append(performed)
-        self.staged.append(replace(staged, mine=lambda: mean, owes=None))
+        self.staged.append(self.keep(staged))
+
+    def blame(self, verdict: Verdict, cargo: Sequence[Cargo]) -> tuple[int | None, str] | None:
+        """(rank, tensor) whose number was not finite; no rank where only the mean was not; None where all were."""
+        if verdict.culprits:
+            rank, place = verdict.culprits[0]
+            return rank, self.names[place]
+        for each, staged in zip(cargo, self.staged, strict=True):
+            if not staged.finite:
+                return None, worst(each, staged.mean)
+        return None
 
     def costs(self) -> Mapping[str, float]:
         parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
         return {part: sum(getattr(each, part) for each in self.spent) for part in parts}
 
 
-def worst(bucket: Bucket, flat: Tensor) -> str:
+def _mean(flat: Tensor) -> Generator[Mean, Any, None]:
+    yield Mean(flat, out=flat)
+
+
+def worst(bucket: Cargo, flat: Tensor) -> str:
     """The first tensor that is not finite, or else the one with the largest entry."""
 
     def size(slot: Slot) -> float:

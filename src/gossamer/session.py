@@ -18,16 +18,17 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer import announce, events, folding, saving, uneven
-from gossamer.buckets import Bucket, Buffers, copy_state, divide, layout_text, state_by_name, trainable
+from gossamer.buckets import Buffers, copy_parameters, copy_state, layout_text, lent, trainable
 from gossamer.compressors.sharded import is_owed, settle
-from gossamer.control import Presence
 from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, Stopped, require
-from gossamer.gradients import GradientExchange, Loop, Outcome
-from gossamer.guards import PATIENCE, Scaler, clip, kept_gradients, leave, never_finite, refuse_strangers
+from gossamer.exchange import Blame, Costs, Exchange, Loop
+from gossamer.guards import PATIENCE, Scaler, clip, leave, never_finite, refuse_strangers
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
 from gossamer.lane import Lane
+from gossamer.merges import AGREED_KEY
 from gossamer.momentum import take_over
 from gossamer.recipe import Recipe
+from gossamer.staging import Stages
 from gossamer.transports.base import Transport
 from gossamer.version import __version__
 from gossamer.words import At
@@ -74,16 +75,27 @@ class Session:
         self._first_batch, self._skipped, self._solo_steps = FirstBatch(), 0, 0
         self._last = time.perf_counter()
         self._scale, self._stop = 1.0, False
-        self._exchange: GradientExchange | None = None
-        buckets = self._buckets()
-        self._layout = layout_text(buckets)
-        events.emit(announce.begun(model, recipe, buckets, transport))
+        self._exchange: Exchange | None = None
+        loop = Loop(
+            scale=self._current_scale,
+            settings=self._settings,
+            momentum=lambda: self._momentum.now(),
+            buffers=self._buffers,
+            batch=lambda: self._first_batch.hash,
+            warn=FirstBatch.compare if transport.rank == 0 else lambda batches: None,
+            ended=self._step_ended,
+            judged=self._judge,
+        )
+        self._stages = Stages(recipe, optimizer, transport, self._lane, loop, seed)
+        fragments = self._stages.fragments(self._parameters)
+        self._layout = layout_text(bucket for buckets in fragments for bucket in buckets)
+        events.emit(announce.begun(model, optimizer, recipe, fragments, transport))
         try:
             self._shake_hands()
+            self._exchange = self._stages.begin(self._parameters, fragments)
         except BaseException:
             self._lane.close()
             raise
-        self._exchange = self._exchange_of(buckets)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -101,24 +113,10 @@ class Session:
     def _at(self) -> At:
         return At(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
 
-    def _buckets(self) -> list[Bucket]:
-        compressor = self.recipe.compressor
-        return [Bucket(part, compressor, self._at()) for part in divide(self._parameters)]
-
-    def _exchange_of(self, buckets: list[Bucket]) -> GradientExchange | None:
-        """None alone: a world of one is plain training, bit for bit."""
-        if self._alone:
-            return None
-        loop = Loop(
-            scale=self._current_scale,
-            settings=lambda: f"{settings(self.optimizer)}; loss scale={self._current_scale()}",
-            momentum=lambda: self._momentum.now(),
-            buffers=self._buffers,
-            batch=lambda: self._first_batch.hash,
-            warn=FirstBatch.compare if self._transport.rank == 0 else lambda batches: None,
-            done=self._step_done,
-        )
-        return GradientExchange(buckets, self.recipe.compressor, self._transport, self._lane, loop, self._seed)
+    def _settings(self) -> str:
+        """What must be alike where ranks make the same step; loss scales differ while workers train apart."""
+        scale = "" if self._stages.now.merging else f"; loss scale={self._current_scale()}"
+        return settings(self.optimizer) + scale
 
     def _shake_hands(self) -> None:
         if self._alone:
@@ -138,7 +136,7 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """How many exchanges were committed."""
+        """How many steps were made: exchanges that were committed, or backward passes while workers train apart."""
         return self._solo_steps if self._exchange is None else self._exchange.step
 
     def weight(self, weight: float) -> None:
@@ -176,21 +174,22 @@ class Session:
         yield
         if self._exchange is None:
             return
-        missed = 0
-        while (verdict := self._exchange.finish(Presence.GONE).verdict).active:
-            missed += 1
-            if verdict.stop:
-                raise Stopped
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        self._exchange.rest()
+        missed = self._exchange.end_epoch()
+        if self._exchange.stopping:
+            raise Stopped
         parts = [self.optimizer, *([self.scaler] if self.scaler is not None else [])]
         uneven.catch_up(self.model, parts, missed, self._transport.rank, self._tell, self._broadcast)
 
     @contextmanager
     def merged(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Evaluate what the workers agree on; with lock-step recipes that is the model as it is."""
-        yield model
+        """Evaluate what the workers agree on: within the block, `model` has the parameters that are merged.
+
+        With lock-step recipes that is the model as it is. `model`: the one that is attached, or another with the same
+        parameters, by name.
+        """
+        agreed = self._exchange.agreed if self._exchange is not None else None
+        with lent(agreed or {}, trainable(model)):
+            yield model
 
     # -- around the optimizer --------------------------------------------------------------------------------------
 
@@ -199,28 +198,24 @@ class Session:
             return
         refuse_strangers(optimizer, self._averaged_ids)
         closure = args[1:] or [value for value in kwargs.values() if value is not None]
-        self._exchange_before_step(bool(closure))
+        if self._exchange is not None:
+            self._exchange.before_step(closure=bool(closure))
         touched = self.scaler is None and self._exchange is not None and self._exchange.touched
         self._momentum.before(self.steps, closure=bool(closure), touched=touched)
         if self.clip_norm is not None:
             clip(self._parameters.values(), self.clip_norm, optimizer, closure=bool(closure))
-
-    def _exchange_before_step(self, closure: bool) -> None:
-        if self._exchange is not None:
-            if not self._exchange.finished and not closure:
-                self._exchange.finish()  # no gradient hook fired here: the others wait for this rank
-            self._exchange.in_optimizer = True
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
         self._momentum.after()
         if self._exchange is not None:
-            self._exchange.rest()
+            self._exchange.after_step()
             self._stop = self._exchange.stopping
+            self._exchange = self._stages.enter(self._exchange.passes, self._parameters, self._exchange)
         else:
             self._solo_steps += 1
-            self._emit_step()
+            self._step_ended()
         if self._stop:
             raise Stopped
 
@@ -233,22 +228,20 @@ class Session:
         self._scale = scale
         return scale
 
-    def _step_done(self, outcome: Outcome) -> None:
-        if not outcome.verdict.active:
+    def _judge(self, blame: Blame | None) -> None:
+        """Say whose numbers were not finite; end the run where that goes on."""
+        self._skipped = 0 if blame is None else self._skipped + 1
+        if blame is None:
             return
-        self._emit_step(skipped=not outcome.committed, **outcome.costs)
-        self._skipped = 0 if outcome.committed else self._skipped + 1
-        if outcome.blame is None:
-            return
-        rank, tensor = outcome.blame
+        rank, tensor = blame
         events.emit(events.Skipped(step=self.steps, rank=rank, tensor=tensor))
         if self._skipped >= PATIENCE and self.scaler is None:
             raise never_finite(self._skipped, rank, tensor)
 
-    def _emit_step(self, *, skipped: bool = False, **costs: float) -> None:
+    def _step_ended(self, skipped: bool = False, costs: Costs | None = None) -> None:
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        events.emit(events.StepEnded(step=self.steps, seconds=seconds, skipped=skipped, **costs))
+        events.emit(events.StepEnded(step=self.steps, seconds=seconds, skipped=skipped, **(costs or {})))
 
     # -- saving and ending -----------------------------------------------------------------------------------------
 
@@ -267,8 +260,9 @@ class Session:
             "recipe": repr(self.recipe),
             "layout": self._layout,
             "step": self.steps,
-            "reference": self._exchange.reference if self._exchange is not None else None,
-            "state": state_by_name(self._exchange.buckets if self._exchange is not None else ()),
+            "passes": self._exchange.passes if self._exchange is not None else self._solo_steps,
+            "state": self._exchange.remembered() if self._exchange is not None else {},
+            "progress": self._exchange.progress() if self._exchange is not None else {},
         }
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
@@ -284,10 +278,13 @@ class Session:
                     "would not fit. Run with what it was written with, or begin in an empty directory."
                 )
         self._solo_steps = state["step"]
-        if self._exchange is not None:
-            self._exchange.step, self._exchange.reference = state["step"], state["reference"]
-            self._exchange.rest()
-            copy_state(state["state"], mine["state"])
+        if self._exchange is None:
+            return
+        self._exchange = self._stages.enter(state["passes"], self._parameters, self._exchange)
+        if state["progress"]:
+            self._exchange.resume(state["progress"], state["state"])
+        else:
+            self._exchange.begin_at(state["step"])  # somebody alone made them
 
     def save(self, directory: str | os.PathLike[str], **mine: Any) -> None:
         """Write everything that a bit-exact resume needs into `directory`, one file a rank; every rank must call it.
@@ -296,8 +293,7 @@ class Session:
         numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two checkpoints are kept.
         """
         if self._exchange is not None:
-            with kept_gradients(self._parameters.values()):
-                self._exchange.finish(Presence.SAVING)  # ranks that go on training would not hear of it otherwise
+            self._exchange.meet_to_save()
         tree = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -329,10 +325,19 @@ class Session:
             self.scaler.load_state_dict(tree["scaler"])
         saving.set_random_state(tree["random"])
         self._world.load_state_dict(tree["world"])  # after the random state, which shards remember
-        if found.news and self._transport.rank == 0:
-            events.notice(found.news)
+        if found.news:
+            self._go_on_alike(found.sessions[0]["state"])
+            if self._transport.rank == 0:
+                events.notice(found.news)
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
         return dict(tree["mine"])
+
+    def _go_on_alike(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Where parameters are merged, other workers than before begin with what was agreed upon."""
+        agreed = {name: memory[AGREED_KEY] for name, memory in state.items() if AGREED_KEY in memory}
+        copy_parameters(agreed, {name: p for name, p in self._parameters.items() if name in agreed})
+        if self._exchange is not None:
+            self._exchange.restart()
 
     def _tell(self, text: str) -> list[str]:
         return [text] if self._alone else self._on_lane(partial(self._transport.gather_text, text))
@@ -356,15 +361,14 @@ class Session:
         self._adopt(now)
         if self._exchange is None:
             return
-        buckets = self._buckets()
-        kept = {name: new for name, new in state_by_name(buckets).items() if name not in names}
-        copy_state(old, {name: {key: new[key] for key in new if not is_owed(key)} for name, new in kept.items()})
-        self._layout = layout_text(buckets)
-        self._exchange.close()
-        before, self._exchange = self._exchange, self._exchange_of(buckets)
+        before = self._exchange
+        before.close()
+        self._exchange = self._stages.begin(now, self._stages.fragments(now))
         assert self._exchange is not None
-        self._exchange.step, self._exchange.reference = before.step, before.reference
-        self._exchange.weight = before.weight
+        self._layout = layout_text(self._exchange.buckets)
+        kept = {name: new for name, new in self._exchange.remembered().items() if name not in names}
+        copy_state(old, {name: {key: new[key] for key in new if not is_owed(key)} for name, new in kept.items()})
+        self._exchange.adopt(before)
 
     def _adopt(self, parameters: dict[str, Parameter]) -> None:
         self._parameters = parameters
@@ -383,7 +387,8 @@ class Session:
         buckets = self._exchange.buckets if self._exchange is not None else []
         if self._exchange is not None:
             self._exchange.close()
-        events.emit(announce.ended(self.model, self.steps, buckets))
+        agreed = self._exchange.agreed if self._exchange is not None else None
+        events.emit(announce.ended(self.model, self.steps, buckets, agreed))
         self._leave()
 
     def __enter__(self) -> Self:

@@ -24,8 +24,8 @@ class RankRecord:
 
     interface_bytes: that the kernel counted, whoever sent them, None where nobody looked; metrics: name -> (step,
     seconds since the session began, value); checkpoints: (step, directory); digest: None where the session was not
-    closed. Of the times per step the first ten, or a fifth of fewer than fifty, are left out as warm-up; bytes and
-    totals count every step.
+    closed. median_seconds: over whole periods of a schedule, of their mean steps. Of the times per step the first ten,
+    or a fifth of fewer than fifty, are left out as warm-up; bytes and totals count every step.
     """
 
     rank: int

@@ -2,10 +2,94 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gossamer.strategies.schedule import Periodic
 from gossamer.terms import Term
 
+Memory = dict[str, Tensor]
+AGREED = "agreed"  # the key of what all workers hold alike
+KEEP, AVERAGE, RESET = "keep", "average", "reset"
 
-class Strategy(Term):
-    """When the workers talk. Subclasses are plain hyperparameters; the session acts on them."""
+
+class Strategy(Term, ABC):
+    """When the workers talk. Subclasses are plain hyperparameters and pure rules; the session acts on them."""
 
     kind = "strategy"
+
+    @property
+    @abstractmethod
+    def stages(self) -> tuple[Stage, ...]:
+        """What goes on, from which backward pass on; the first begins with the first."""
+
+
+class Merging(Strategy):
+    """Workers train apart, and agree on parameters from time to time.
+
+    Its rules see flat tensors (n,), the parameters of one bucket side by side. What travels are differences to
+    something that all workers know, since those are small and may be compressed; subtracting the mean difference is
+    averaging the parameters.
+    """
+
+    @property
+    @abstractmethod
+    def schedule(self) -> Periodic:
+        """When which fragment of the parameters leaves and lands."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage(0, merging=self),)
+
+    @property
+    def needs_own(self) -> bool:
+        """Whether `land` asks for what this worker itself has sent."""
+        return False
+
+    @property
+    def on_merge(self) -> str:
+        """What becomes of the optimizer's momenta of parameters that land: KEEP, AVERAGE or RESET."""
+        return KEEP
+
+    @property
+    def kept_share(self) -> float:
+        """How much of other things that are averaged along, such as BatchNorm's statistics, a worker keeps."""
+        return 0.0
+
+    @abstractmethod
+    def begin(self, parameters: Tensor) -> Memory:
+        """What a worker remembers at first; `AGREED` among it, which is the same on every worker at all times."""
+
+    @abstractmethod
+    def offer(self, parameters: Tensor, memory: Memory) -> None:
+        """Overwrite `parameters`, a copy, with what leaves: how far they went, so that downhill is positive."""
+
+    @abstractmethod
+    def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
+        """Overwrite `parameters` with what they become now that the mean of what was offered is here."""
+
+    def restart(self, parameters: Tensor, memory: Memory) -> None:
+        """Workers that are not those from before go on from the same parameters."""
+        memory.update(self.begin(parameters))
+
+    def undo(self, memory: Memory, offered: Tensor) -> None:
+        """What was offered was not agreed upon, and is offered again."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What goes on from backward pass `start` on.
+
+    averages: gradients are averaged in every step, by all workers or by every `per_site` neighbouring ones;
+    accumulate, delay: over so many backward passes, and used so many exchanges later; merging: parameters are averaged
+    from time to time.
+    """
+
+    start: int
+    averages: bool = False
+    accumulate: int = 1
+    delay: int = 0
+    per_site: int | None = None
+    merging: Merging | None = None

@@ -1,10 +1,11 @@
-"""Talk after every backward pass."""
+"""Talk after every backward pass, or after every few."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.strategies.base import Strategy
+from gossamer.errors import require
+from gossamer.strategies.base import Stage, Strategy
 
 
 @dataclass(frozen=True, repr=False)
@@ -13,4 +14,24 @@ class EveryStep(Strategy):
 
     g = mean over workers of g_i
     source: Goyal et al. 2017, arXiv:1706.02677 (large minibatches); Li et al. 2020, VLDB (overlap)
+
+    accumulate: so many backward passes make one exchange, of the mean over all their samples. The passes before the
+    last leave no gradient, so an optimizer that steps for every batch does nothing then.
+    delay: gradients are used so many steps after they were computed, and travel meanwhile; the first steps have none.
     """
+
+    accumulate: int = 1
+    delay: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.accumulate >= 1, f"accumulate is a number of backward passes, 1 or more, not {self.accumulate}")
+        require(self.delay >= 0, f"delay is a number of steps, 0 or more, not {self.delay}")
+        require(
+            self.delay == 0 or self.accumulate == 1,
+            "EveryStep hides the wait for gradients either behind the passes that accumulate or behind a delayed step: "
+            f"write EveryStep(accumulate={self.accumulate}) or EveryStep(delay={self.delay})",
+        )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage(0, averages=True, accumulate=self.accumulate, delay=self.delay),)

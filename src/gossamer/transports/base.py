@@ -29,5 +29,8 @@ class Transport(Protocol):
     def gather_text(self, text: str) -> list[str]:
         """Everyone's text, by rank; lengths may differ."""
 
+    def part(self, size: int) -> Transport:
+        """A transport over this rank's block of `size` neighbouring ranks. Every rank must ask at the same place."""
+
     def close(self) -> None:
         """Leave the group."""

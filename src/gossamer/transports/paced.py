@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +42,12 @@ class PacedTransport:
 
     def gather_text(self, text: str) -> list[str]:
         return self._inner.gather_text(text)
+
+    def part(self, size: int) -> PacedTransport:
+        inner = self._inner.part(size)
+        first = self.rank - inner.rank
+        hosts = self._network.hosts[first : first + size]
+        return PacedTransport(inner, replace(self._network, hosts=hosts))
 
     def close(self) -> None:
         self._inner.close()

@@ -23,12 +23,22 @@ class ProcessGroupTransport:
     Every rank of the default group must make one. Raises PeerLost when the group breaks.
     """
 
-    def __init__(self) -> None:
-        self.rank = dist.get_rank()
-        self.world = dist.get_world_size()
+    def __init__(self, size: int | None = None) -> None:
+        """size: of the blocks of neighbouring ranks that talk among themselves; all ranks together where it is None."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self.rank, self.world = rank, world
         self._group: Any = dist.group.WORLD
         self.gather_text("here")  # a rank that failed before is missed here at once; new_group would wait for it
-        self._group = dist.new_group()
+        self._first, self.world = rank - rank % (size or world), size or world
+        blocks = [range(first, first + self.world) for first in range(0, world, self.world)]
+        groups = [dist.new_group(list(block)) for block in blocks]  # every rank takes part in making all of them
+        self.rank, self._group = rank - self._first, groups[self._first // self.world]
+
+        self._parts: list[ProcessGroupTransport] = []
+
+    def part(self, size: int) -> ProcessGroupTransport:
+        self._parts.append(ProcessGroupTransport(size))
+        return self._parts[-1]
 
     def answer(self, word: Word) -> Any:
         with self._translated():
@@ -113,8 +123,8 @@ class ProcessGroupTransport:
         joint = _join(payload)
         heard = {peer: joint if peer == self.rank else torch.empty_like(joint) for peer in peers}
         others = [peer for peer in heard if peer != self.rank]
-        sends = [dist.P2POp(dist.isend, joint, peer, self._group) for peer in others]
-        receives = [dist.P2POp(dist.irecv, heard[peer], peer, self._group) for peer in others]
+        sends = [dist.P2POp(dist.isend, joint, self._first + peer, self._group) for peer in others]
+        receives = [dist.P2POp(dist.irecv, heard[peer], self._first + peer, self._group) for peer in others]
         works = dist.batch_isend_irecv(sends + receives) if others else []
 
         def wait() -> list[Payload]:
@@ -134,7 +144,7 @@ class ProcessGroupTransport:
                 if not tensor.numel():
                     continue
                 dense = tensor.contiguous()
-                dist.broadcast(dense.view(-1).view(torch.uint8), source, group=self._group)
+                dist.broadcast(dense.view(-1).view(torch.uint8), self._first + source, group=self._group)
                 if dense is not tensor:
                     tensor.copy_(dense)
 
@@ -155,6 +165,8 @@ class ProcessGroupTransport:
         return torch.device("cuda", torch.cuda.current_device()) if only_cuda else torch.device("cpu")
 
     def close(self) -> None:
+        for part in self._parts:
+            part.close()
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
             # Freed here and now: as garbage it could be collected in a forked child, where its threads do not exist, or

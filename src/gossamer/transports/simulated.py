@@ -76,6 +76,8 @@ class SimulatedGroup:
         self._heard: list[Any] = [None] * world
         self._failure: BaseException | None = None
         self._answered = 0
+        self._parts: dict[int, dict[int, SimulatedGroup]] = {}
+        self._dividing = threading.Lock()
         self._barrier = threading.Barrier(world, action=self._answer)
         self.transports = [SimulatedTransport(self, rank) for rank in range(world)]
 
@@ -100,8 +102,17 @@ class SimulatedGroup:
             self._failure = failure
             raise
 
+    def part(self, rank: int, size: int) -> SimulatedTransport:
+        with self._dividing:
+            blocks = self._parts.setdefault(size, {})
+            block = blocks.setdefault(rank // size, SimulatedGroup(size, self._patience_seconds))
+        return block.transports[rank % size]
+
     def leave(self) -> None:
         self._barrier.abort()
+        for blocks in self._parts.values():
+            for block in blocks.values():
+                block.leave()
 
 
 class SimulatedTransport:
@@ -127,6 +138,9 @@ class SimulatedTransport:
 
     def gather_text(self, text: str) -> list[str]:
         return list(self._group.meet(self.rank, (lambda said: [said] * len(said), text)))
+
+    def part(self, size: int) -> SimulatedTransport:
+        return self._group.part(self.rank, size)
 
     def close(self) -> None:
         self._group.leave()

@@ -1,0 +1,322 @@
+"""Exchanges that leave, travel while training goes on, and land: each a transaction of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer import seeds
+from gossamer.buckets import Bucket, copy_state, state_by_name
+from gossamer.compressors import Compressor
+from gossamer.control import NOBODY, Flags, Meeting, Presence, Report, meet, refuse_to_save_apart
+from gossamer.drive import perform
+from gossamer.exchange import Exchange, Loop, Remembered
+from gossamer.kernels import all_finite
+from gossamer.lane import Lane
+from gossamer.parcels import Arrival, Flight, Fragment, Parcel, arrived
+from gossamer.passes import Passes
+from gossamer.riders import Riders
+from gossamer.rounds import NOTHING, Closing, Round, with_own, without_own
+from gossamer.strategies import Periodic, Turn
+from gossamer.transports.base import Transport
+from gossamer.words import At
+
+NO_FLAGS = np.zeros(0, dtype=bool)
+
+
+class Flights(Exchange):
+    """Talks as a schedule says: offers something of a fragment at each launch, uses the answer at its landing.
+
+    Everything is counted in backward passes, which all ranks make alike, not in steps that an optimizer took. Only the
+    training thread writes what training reads, at the boundary between two steps.
+    """
+
+    keeps_offers = False
+
+    def __init__(
+        self,
+        schedule: Periodic,
+        fragments: Sequence[Sequence[Bucket]],
+        compressor: Compressor,
+        transport: Transport,
+        lane: Lane,
+        loop: Loop,
+        seed: int,
+        start: int = 0,
+    ) -> None:
+        super().__init__()
+        self.step = start
+        self._schedule, self._start, self._number = schedule, start, 0
+        self._fragments = [Fragment(buckets) for buckets in fragments]
+        self._compressor, self._transport, self._lane, self._loop = compressor, transport, lane, loop
+        self._seed, self._pid = seed, os.getpid()
+        self._under_way: deque[Flight] = deque()
+        self._counted = self._within_closure = False
+        self._waited, self._costs, self._skipped = 0.0, dict[str, float](), False
+        self._passes_seen = Passes(self._parameters(), self._pass_over)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return [bucket for fragment in self._fragments for bucket in fragment.buckets]
+
+    @property
+    def passes(self) -> int:
+        return self.step
+
+    def _parameters(self) -> Iterator[Parameter]:
+        for bucket in self.buckets:
+            yield from bucket.parameters.values()
+
+    # -- what the kinds of flights differ in ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _offer(self, bucket: Bucket) -> Tensor:
+        """What leaves of a bucket: (n,)."""
+
+    @abstractmethod
+    def _land(self, flight: Flight, arrival: Arrival) -> None:
+        """Use what was agreed upon."""
+
+    @abstractmethod
+    def _lost(self, flight: Flight) -> None:
+        """A rank's numbers were not finite, so nothing was agreed upon and nothing was remembered."""
+
+    @abstractmethod
+    def _riders(self, fragment: int) -> Riders:
+        """What is averaged along with a fragment, as it is."""
+
+    def _used(self, fragment: Fragment) -> Flags:
+        """Which parameters the others should know to have a gradient here."""
+        return NO_FLAGS
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def _pass_over(self) -> None:
+        if not self.muted and not self._within_closure:
+            self._count()
+
+    def _count(self) -> None:
+        self.step += 1
+        self._counted = True
+        for fragment in self._fragments:
+            fragment.weight += self.weight
+
+    # -- launching -----------------------------------------------------------------------------------------------------
+
+    def _boundary(self) -> None:
+        """Everything that is due by now, in the order of its time."""
+        while self._next.launch <= self.step:
+            self._land_until(self._next.launch - 1)
+            self._launch(Presence.TRAINING)
+        self._land_until(self.step)
+
+    @property
+    def _next(self) -> Turn:
+        return self._turn(self._number)
+
+    def _turn(self, number: int) -> Turn:
+        fragment, launch, landing = self._schedule.turn(number)
+        return Turn(fragment, launch + self._start, landing + self._start)
+
+    def _launch(self, presence: Presence, meeting: Meeting | None = None) -> None:
+        """Let the next turn leave; `meeting`: where it was found out before who comes."""
+        turn, fragment = self._next, self._fragments[self._next.fragment]
+        weight, fragment.weight = fragment.weight, 0.0
+        parcels = [Parcel(bucket, self._offer(bucket), self.keeps_offers) for bucket in fragment.buckets]
+        riders = self._riders(turn.fragment)
+        at = At(
+            step=self._number // len(self._fragments),
+            seed=self._seed,
+            rank=self._transport.rank,
+            world=self._transport.world,
+        )
+        keep = with_own if self.keeps_offers else without_own
+        round_ = Round(self._compressor, self._transport, fragment.names, at, self.reference, weight, keep=keep)
+        settings = self._loop.settings()
+        report = Report(
+            weight=weight,
+            presence=presence,
+            settings=seeds.address(settings),
+            culprit=NOBODY,
+            used=self._used(fragment),
+            moved=NO_FLAGS,
+            stop=self.asked_to_stop,
+        )
+        closing = Closing(report=report, settings=settings, buffers=())
+        come = partial(self._meet, weight, self.step, presence) if meeting is None else lambda: meeting
+        job = partial(self._fly, round_, parcels, riders.numbers(), closing, come, self._loop.batch())
+        self._under_way.append(Flight(self._number, turn, parcels, riders, self._lane.submit(job)))
+        self._number += 1
+
+    # -- on the lane ---------------------------------------------------------------------------------------------------
+
+    def _meet(self, weight: float, passes: int, presence: Presence) -> Meeting:
+        meeting: Meeting = perform(meet(weight, passes, presence), self._transport).result
+        refuse_to_save_apart(meeting)
+        return meeting
+
+    def _fly(
+        self,
+        round_: Round,
+        parcels: Sequence[Parcel],
+        riders: Tensor | None,
+        closing: Closing,
+        come: Callable[[], Meeting],
+        batch: int,
+    ) -> Arrival:
+        """Exchange one turn's parcels; what is remembered about them is committed here, before the next turn leaves."""
+        meeting = come()
+        round_.reference, round_.total = self.reference, meeting.weight
+        if self.reference is None:
+            round_.open(batch, self._loop.warn)
+            self.reference = round_.reference
+        *before, last = parcels
+        for parcel in before:
+            round_.exchange(parcel, NOTHING, 1.0)
+        mean = None if riders is None else round_.average(riders)
+        verdict = round_.close(last, NOTHING, 1.0, closing)
+        blame = round_.blame(verdict, parcels)
+        if blame is None and mean is not None and not all_finite(mean):
+            blame = None, "buffers"
+        arrival = Arrival(blame=blame, active=meeting.active, stop=verdict.stop, costs=round_.costs())
+        if blame is not None or not meeting.weight > 0:
+            return arrival
+        for parcel, staged in zip(parcels, round_.staged, strict=True):
+            parcel.bucket.state = staged.next_state.after(parcel.bucket.state)
+        return replace(
+            arrival,
+            committed=True,
+            means=[staged.mean for staged in round_.staged],
+            owns=[_divided(staged.own, round_.factor) if self.keeps_offers else None for staged in round_.staged],
+            riders=mean,
+            used=verdict.used.tolist(),
+        )
+
+    # -- landing -------------------------------------------------------------------------------------------------------
+
+    def _land_until(self, passes: int) -> None:
+        while self._under_way and self._under_way[0].turn.landing <= passes:
+            flight = self._under_way.popleft()
+            asked = time.perf_counter()
+            arrival = flight.ticket.wait()
+            self._waited += time.perf_counter() - asked
+            self._account(arrival)
+            with torch.no_grad():
+                if arrival.committed:
+                    self._land(flight, arrival)
+                else:
+                    self._lost(flight)
+            self._loop.judged(arrival.blame)
+
+    def _account(self, arrival: Arrival) -> None:
+        self.stopping = self.stopping or arrival.stop
+        self._skipped = self._skipped or not arrival.committed
+        for name, value in arrival.costs.items():
+            self._costs[name] = self._costs.get(name, 0.0) + value
+
+    def _tell(self) -> None:
+        """A step is over."""
+        costs = {"waiting_seconds": self._waited, **self._costs}
+        skipped, self._waited, self._costs, self._skipped = self._skipped, 0.0, {}, False
+        self._loop.ended(skipped, costs)
+
+    # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
+
+    def before_step(self, *, closure: bool) -> None:
+        self._within_closure = closure
+
+    def after_step(self) -> None:
+        if not self._counted:
+            self._count()  # the step had no backward pass of its own, or many within it
+        self._counted = self._within_closure = False
+        self._boundary()
+        self._tell()
+
+    def end_epoch(self) -> int:
+        """Ranks that are done come to the turns of the others, until all are done; then all stand at the same pass."""
+        self._boundary()
+        missed = 0
+        while True:
+            fragment = self._fragments[self._next.fragment]
+            meeting = self._ask(fragment.weight, Presence.GONE)
+            if not meeting.active and meeting.together:
+                return missed
+            self.step = max(self.step, self._next.launch)
+            self._land_until(self._next.launch - 1)
+            self._launch(Presence.GONE, meeting)
+            self._land_until(self.step)
+            self._tell()
+            missed += meeting.active
+            if not meeting.active or self.stopping:
+                return missed
+
+    def meet_to_save(self) -> None:
+        self._boundary()
+        self._ask(0.0, Presence.SAVING)
+
+    def _ask(self, weight: float, presence: Presence) -> Meeting:
+        return self._lane.submit(partial(self._meet, weight, self.step, presence)).wait()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def remembered(self) -> Remembered:
+        for flight in self._under_way:
+            flight.ticket.wait()  # it writes what the compressor remembers
+        return state_by_name(self.buckets)
+
+    def progress(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "turn": self._number,
+            "reference": self.reference,
+            "weights": [fragment.weight for fragment in self._fragments],
+            "flights": [flight.written() for flight in self._under_way],
+        }
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.step, self._number, self.reference = progress["step"], progress["turn"], progress["reference"]
+        for fragment, weight in zip(self._fragments, progress["weights"], strict=True):
+            fragment.weight = weight
+        self._counted = False
+        self._under_way = deque(map(self._read, progress["flights"]))
+        copy_state(remembered, self.remembered())
+
+    def begin_at(self, step: int) -> None:
+        self.step = max(step, self._start)
+        while self._next.launch <= self.step:
+            self._number += 1
+
+    def _read(self, written: Mapping[str, Any]) -> Flight:
+        number = written["number"]
+        turn = self._turn(number)
+        buckets = self._fragments[turn.fragment].buckets
+        offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
+        parcels = [Parcel(*each, self.keeps_offers) for each in zip(buckets, offers, strict=True)]
+        arrival = arrived(written)
+        return Flight(number, turn, parcels, self._riders(turn.fragment), self._lane.submit(lambda: arrival))
+
+    def adopt(self, before: Exchange) -> None:
+        super().adopt(before)
+        assert isinstance(before, Flights)
+        self._number = before._number
+        for mine, theirs in zip(self._fragments, before._fragments, strict=True):
+            mine.weight = theirs.weight
+
+    def close(self) -> None:
+        self._passes_seen.close()
+
+
+def _divided(own: Tensor, factor: float) -> Tensor:
+    """In units of what was offered, before it was weighted."""
+    return own if factor in (0.0, 1.0) else own.div_(factor)

@@ -1,0 +1,97 @@
+"""Two ways of talking at once: gradients within a site in every step, parameters between all from time to time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.buckets import Bucket
+from gossamer.compressors import Compressor
+from gossamer.control import Presence
+from gossamer.exchange import Costs, Loop
+from gossamer.gradients import GradientExchange
+from gossamer.lane import Lane
+from gossamer.merges import Merges
+from gossamer.strategies import Merging
+from gossamer.transports.base import Transport
+
+
+class SiteMerges(Merges):
+    """Merges among all workers, between which the workers of a site average their gradients by `inside`."""
+
+    def __init__(
+        self,
+        inside: GradientExchange,
+        strategy: Merging,
+        fragments: Sequence[Sequence[Bucket]],
+        optimizer: Optimizer,
+        compressor: Compressor,
+        transport: Transport,
+        lane: Lane,
+        loop: Loop,
+        seed: int,
+        start: int = 0,
+    ) -> None:
+        self._inside = inside
+        inside.tell_instead(self._ended_inside)
+        super().__init__(strategy, fragments, optimizer, compressor, transport, lane, loop, seed, start, guards=False)
+
+    def _ended_inside(self, skipped: bool, costs: Costs) -> None:
+        """Part of the step that ends with the boundary."""
+        self._skipped = self._skipped or skipped
+        for name, value in costs.items():
+            self._costs[name] = self._costs.get(name, 0.0) + value
+
+    @property
+    def weight(self) -> float:
+        return self._inside.weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self._inside.weight = weight
+
+    @property
+    def muted(self) -> bool:
+        return self._inside.muted
+
+    @muted.setter
+    def muted(self, muted: bool) -> None:
+        self._inside.muted = muted
+
+    @property
+    def touched(self) -> bool:
+        return self._inside.touched
+
+    def rest(self) -> None:
+        self._inside.rest()
+
+    def before_step(self, *, closure: bool) -> None:
+        self._inside.before_step(closure=closure)
+        super().before_step(closure=closure)
+
+    def after_step(self) -> None:
+        self._inside.after_step()
+        super().after_step()
+
+    def end_epoch(self) -> int:
+        """A rank that is done keeps its site company first, and comes to everyone's turns along with it."""
+        while self._inside.finish(Presence.GONE).verdict.active:
+            self.step += 1
+            self._boundary()
+            self._tell()
+        self._inside.rest()
+        return super().end_epoch()
+
+    def progress(self) -> dict[str, Any]:
+        return {**super().progress(), "inside": self._inside.progress()}
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        super().resume(progress, remembered)
+        self._inside.resume(progress["inside"], {})
+
+    def close(self) -> None:
+        self._inside.close()
+        super().close()

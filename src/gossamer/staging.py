@@ -1,0 +1,97 @@
+"""From what a strategy says of a stage to what talks in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer.buckets import Bucket, divide, fragments_of
+from gossamer.compressors import Compressor, Dense
+from gossamer.errors import AttachError
+from gossamer.exchange import Exchange, Loop
+from gossamer.gradients import GradientExchange
+from gossamer.lane import Lane
+from gossamer.late import LateGradients
+from gossamer.merges import Merges
+from gossamer.recipe import Recipe
+from gossamer.sites import SiteMerges
+from gossamer.strategies import Stage
+from gossamer.transports.base import Transport
+from gossamer.words import At
+
+Fragments = Sequence[Sequence[Bucket]]
+Parameters = Mapping[str, Parameter]
+
+
+def laid_out(stage: Stage, parameters: Parameters, compressor: Compressor, at: At) -> Fragments:
+    """The buckets of a stage, by the fragments that take turns."""
+    count = 1 if stage.merging is None else stage.merging.schedule.fragments
+    parts = [parameters] if count == 1 else fragments_of(parameters, count)
+    return [[Bucket(bucket, compressor, at) for bucket in divide(part)] for part in parts]
+
+
+@dataclass
+class Stages:
+    """A recipe's stages, one after the other. now: the one that goes on."""
+
+    recipe: Recipe
+    optimizer: Optimizer
+    transport: Transport
+    lane: Lane
+    loop: Loop
+    seed: int
+    now: Stage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = self.recipe.strategy.stages[0]
+
+    def at(self, transport: Transport) -> At:
+        return At(seed=self.seed, rank=transport.rank, world=transport.world)
+
+    def fragments(self, parameters: Parameters) -> Fragments:
+        return laid_out(self.now, parameters, self.recipe.compressor, self.at(self.transport))
+
+    def begin(self, parameters: Parameters, fragments: Fragments) -> Exchange | None:
+        """Go on with parameters as they are, alike on every rank. None alone: plain training, bit for bit."""
+        if self.transport.world == 1:
+            return None
+        now, optimizer, (buckets, *_) = self.now, self.optimizer, fragments
+        common = (self.recipe.compressor, self.transport, self.lane, self.loop, self.seed)
+        if now.merging is not None and now.averages:
+            inside = self._site(parameters)
+            return SiteMerges(inside, now.merging, fragments, optimizer, *common, now.start)
+        if now.merging is not None:
+            return Merges(now.merging, fragments, optimizer, *common, now.start)
+        if now.delay:
+            return LateGradients(now.delay, buckets, *common)
+        return GradientExchange(buckets, *common, now.accumulate)
+
+    def enter(self, passes: int, parameters: Parameters, before: Exchange) -> Exchange:
+        """Be in the stage that goes on after so many backward passes."""
+        *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
+        if stage == self.now:
+            return before
+        before.close()
+        self.now = stage
+        for parameter in parameters.values():
+            parameter.grad = None  # they lie in buckets that go
+        following = self.begin(parameters, self.fragments(parameters))
+        assert following is not None
+        following.weight, following.reference = before.weight, before.reference
+        following.asked_to_stop, following.stopping = before.asked_to_stop, before.stopping
+        return following
+
+    def _site(self, parameters: Parameters) -> GradientExchange:
+        """Gradients of neighbouring workers, dense: within a site bytes are cheap."""
+        size, world = self.now.per_site, self.transport.world
+        if size is None or world % size:
+            raise AttachError(
+                f"{world} workers do not make sites of {size} each, and some would average over fewer. Run a multiple "
+                f"of {size} workers, or choose another per_site."
+            )
+        site = self.transport.part(size)
+        buckets = [Bucket(part, Dense(), self.at(site)) for part in divide(parameters)]
+        return GradientExchange(buckets, Dense(), site, self.lane, self.loop, self.seed)

@@ -1,0 +1,63 @@
+"""Go on while the average travels, and put it in the place of one's own part when it lands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gossamer.errors import require
+from gossamer.strategies.base import AGREED, Memory, Merging
+from gossamer.strategies.schedule import Periodic
+
+FROM = "from"  # where this worker's parameters would be without the steps that it has not offered yet
+
+
+@dataclass(frozen=True, repr=False)
+class DelayedAveraging(Merging):
+    """Use one's own steps at once; `delay` backward passes later, replace what was sent of them by everyone's mean.
+
+    offered: u_i = what this worker's optimizer did in the last `period` passes
+    landing: x_i <- x_i + own(u_i) - mean over workers of u_j;  agreed <- agreed - mean
+    law:    x_i = agreed - sum of own parts in flight - what was never sent; with SGD and one learning rate
+            x_i = x_0 - lr (sum of mean gradients that landed + sum of own gradients in flight)
+    bytes:  the compressor's, once per period; memory: 3 N, and 2 N for each exchange in flight
+    source: Zhu et al. 2021, NeurIPS (Delayed Gradient Averaging)
+
+    The paper takes gradients back times the learning rate of the step that used them. Here what travels is what the
+    optimizer did to the parameters, which is the same for SGD, also when its learning rate changes meanwhile, and is
+    right for momentum and Adam, whose steps cannot be taken back by their gradients. delay, period: in backward passes.
+    """
+
+    delay: int
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.delay >= 0, f"delay is a number of backward passes, 0 or more, not {self.delay}")
+        require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
+
+    @property
+    def schedule(self) -> Periodic:
+        return Periodic(self.period, delay=self.delay)
+
+    @property
+    def needs_own(self) -> bool:
+        return True
+
+    def begin(self, parameters: Tensor) -> Memory:
+        return {AGREED: parameters.clone(), FROM: parameters.clone()}
+
+    def offer(self, parameters: Tensor, memory: Memory) -> None:
+        offered = memory[FROM].sub_(parameters)
+        memory[FROM] = parameters.clone()
+        parameters.copy_(offered)
+
+    def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
+        assert own is not None
+        memory[AGREED].sub_(mean)
+        change = own.sub_(mean)
+        memory[FROM].add_(change)
+        parameters.add_(change)
+
+    def undo(self, memory: Memory, offered: Tensor) -> None:
+        memory[FROM].add_(offered)

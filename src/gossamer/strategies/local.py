@@ -1,0 +1,96 @@
+"""Train apart, and average the parameters from time to time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gossamer.errors import require
+from gossamer.strategies.base import AGREED, AVERAGE, KEEP, RESET, Memory, Merging, Stage, Strategy
+from gossamer.strategies.schedule import Periodic
+
+OPTIMIZER_STATES = (KEEP, AVERAGE, RESET)
+
+
+@dataclass(frozen=True, repr=False)
+class LocalSGD(Merging):
+    """Let every worker make `period` steps of its own, then average the parameters.
+
+    x_i <- agreed - mean over workers of (agreed - x_i);  agreed <- x_i
+    law:    period 1 with a linear optimizer (SGD, momentum, Nesterov) is synchronous training; with Adam it is not
+    bytes:  the compressor's, once per period; memory: 2 N
+    source: Stich 2018, arXiv:1805.09767; Lin et al. 2020, ICLR (hierarchical: `per_site`)
+
+    period: in backward passes. per_site: so many neighbouring workers average their gradients in every step as well,
+    and all of them their parameters every `period`. optimizer_state: what becomes of momenta at a merge: "keep" each
+    worker's own, "average" them (sent dense), or "reset" them.
+    """
+
+    period: int
+    per_site: int | None = None
+    optimizer_state: str = KEEP
+
+    def __post_init__(self) -> None:
+        require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
+        require(
+            self.per_site is None or self.per_site >= 2,
+            f"per_site is how many neighbours average gradients in every step, at least 2, not {self.per_site}",
+        )
+        check_optimizer_state(self.optimizer_state)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage(0, averages=self.per_site is not None, per_site=self.per_site, merging=self),)
+
+    @property
+    def on_merge(self) -> str:
+        return self.optimizer_state
+
+    @property
+    def schedule(self) -> Periodic:
+        return Periodic(self.period)
+
+    def begin(self, parameters: Tensor) -> Memory:
+        return {AGREED: parameters.clone()}
+
+    def offer(self, parameters: Tensor, memory: Memory) -> None:
+        parameters.neg_().add_(memory[AGREED])
+
+    def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
+        parameters.copy_(memory[AGREED].sub_(mean))
+
+
+@dataclass(frozen=True, repr=False)
+class PostLocalSGD(Strategy):
+    """Average gradients in every step until `start` backward passes were made; from then on, LocalSGD(period).
+
+    law:    all workers hold the same parameters until `start`, and after each merge
+    source: Lin et al. 2020, ICLR
+
+    What a compressor still owed of gradients at `start` is dropped: differences of parameters have another unit.
+    """
+
+    period: int
+    start: int
+    optimizer_state: str = KEEP
+
+    def __post_init__(self) -> None:
+        require(self.start >= 1, f"start is a number of backward passes, 1 or more, not {self.start}")
+        self.local  # noqa: B018 - its arguments are checked where it is made
+
+    @property
+    def local(self) -> LocalSGD:
+        """What follows after `start`."""
+        return LocalSGD(self.period, optimizer_state=self.optimizer_state)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return Stage(0, averages=True), Stage(self.start, merging=self.local)
+
+
+def check_optimizer_state(value: str) -> None:
+    require(
+        value in OPTIMIZER_STATES,
+        f'optimizer_state is what becomes of momenta at a merge: "keep", "average" or "reset", not {value!r}',
+    )

@@ -1,0 +1,91 @@
+"""Train apart for long, and let a second optimizer make the steps that all workers agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import require
+from gossamer.strategies.base import AGREED, KEEP, Memory, Merging
+from gossamer.strategies.local import check_optimizer_state
+from gossamer.strategies.schedule import Periodic
+
+MOMENTUM = "momentum"
+
+
+@dataclass(frozen=True, repr=False)
+class DiLoCo(Merging):
+    """Let every worker make `period` steps of its own; an outer Nesterov step follows the mean of where they went.
+
+    d = mean over workers of (agreed - x_i);  m <- outer_momentum m + d
+    agreed <- agreed - outer_learning_rate (d + outer_momentum m);  x_i <- mix x_i + (1 - mix) agreed
+    law:    outer_learning_rate 1 without momentum is LocalSGD; mix 1 is training apart
+    bytes:  the compressor's, each fragment once per period; memory: 3 N, or 2 N without momentum
+    source: Douillard et al. 2023, arXiv:2311.08105; Douillard et al. 2025, arXiv:2501.18512 (fragments, delay, mix)
+
+    period: in backward passes. fragments: the parameters take turns, in so many parts of about equal bytes. delay: so
+    many passes a difference may travel while training goes on. mix: what of the passes made meanwhile a worker keeps.
+    Differences go through any compressor, with feedback where it is biased: with Chain(TopK(...), SignMagnitude()) and
+    without momentum this is what Sarfi et al. 2025, arXiv:2508.15706, do. The inner optimizer's state stays where it is
+    ("keep"), or is averaged ("average", dense) or forgotten ("reset") with each fragment.
+    """
+
+    period: int
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+    optimizer_state: str = KEEP
+
+    def __post_init__(self) -> None:
+        require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
+        require(self.outer_learning_rate >= 0, f"outer_learning_rate is 0 or more, not {self.outer_learning_rate}")
+        require(0 <= self.outer_momentum < 1, f"outer_momentum is a fraction in [0, 1), not {self.outer_momentum}")
+        require(
+            1 <= self.fragments <= self.period,
+            f"{self.fragments} fragments do not find a turn each in a period of {self.period} backward passes: write "
+            f"fragments={self.period} at most",
+        )
+        require(
+            0 <= self.delay < self.period,
+            f"a difference that travels for {self.delay} backward passes would land after its fragment's next turn, in "
+            f"a period of {self.period}: write delay={self.period - 1} at most",
+        )
+        require(0 <= self.mix <= 1, f"mix is the share in [0, 1] of its own that a worker keeps, not {self.mix}")
+        check_optimizer_state(self.optimizer_state)
+
+    @property
+    def on_merge(self) -> str:
+        return self.optimizer_state
+
+    @property
+    def schedule(self) -> Periodic:
+        return Periodic(self.period, self.fragments, self.delay)
+
+    @property
+    def kept_share(self) -> float:
+        return self.mix
+
+    def begin(self, parameters: Tensor) -> Memory:
+        momentum = {MOMENTUM: torch.zeros_like(parameters)} if self.outer_momentum else {}
+        return {AGREED: parameters.clone(), **momentum}
+
+    def offer(self, parameters: Tensor, memory: Memory) -> None:
+        parameters.neg_().add_(memory[AGREED])
+
+    def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
+        agreed, step = memory[AGREED], mean
+        if self.outer_momentum:
+            momentum = memory[MOMENTUM].mul_(self.outer_momentum).add_(mean)
+            step = mean.add_(momentum, alpha=self.outer_momentum)
+        agreed.sub_(step, alpha=self.outer_learning_rate)
+        if self.mix:
+            parameters.mul_(self.mix).add_(agreed, alpha=1 - self.mix)
+        else:
+            parameters.copy_(agreed)
+
+    def restart(self, parameters: Tensor, memory: Memory) -> None:
+        memory[AGREED] = parameters.clone()
