@@ -3,7 +3,9 @@
 Four workers are simulated in one process, with real aggregations. The yardstick is how much Dense() differs from seed
 to seed. Every biased compressor has a twin that forgets what it lost (feedback=False).
 
-    python benchmarks/convergence.py [--tasks NAME ...] [--compressors TEXT ...] [--seeds N] [--steps N] [--page FILE]
+    python benchmarks/convergence.py [--study NAME] [--tasks NAME ...] [--compressors TEXT ...] [--page FILE]
+
+--study adamw asks what closes the gap of TopK under AdamW, --study base what two recipes cost a larger model.
 
 What was trained is kept in --json, and not trained again when the same is asked for once more.
 """
@@ -18,38 +20,23 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.page import around, put_between  # found only after the line above
-from benchmarks.report import DENSE, page_part, plot, sentences
-from benchmarks.tasks import TASKS
+from benchmarks.closing import closing_part  # found only after the line above
+from benchmarks.page import around, put_between
+from benchmarks.picture import plot
+from benchmarks.report import page_part, sentences
+from benchmarks.studies import DENSE, EVERY, STUDIES
 from benchmarks.training import POINTS, Run, train
 
-from gossamer.bench import machine, roster
-from gossamer.compressors import Compressor
+from gossamer.bench import machine
 from gossamer.observe.units import seconds_text
-from gossamer.recipe import parse
-from gossamer.terms import Term
 
-COMPRESSORS = {
-    "Dense": [DENSE, "Dense(dtype='bfloat16')"],
-    "TwoBit": ["TwoBit(adaptive=True)"],
-    "TopK": ["TopK(density=0.01)"],
-    "RandomK": ["RandomK(density=0.01)"],
-    "Threshold": ["Threshold(value=0.01, capacity=0.02)"],
-    "DGC": ["DGC(density=0.01, warmup=20)"],
-    "Chain": ["Chain(TopK(density=0.01), Int8())"],
-    "Warmup": ["Warmup(TopK(density=0.01), steps=10)"],
-    "OneBitAdam": ["OneBitAdam(warmup=60)"],
-    "Feedback": [],
-    "Route": [],
-    "Sharded": [],  # resolving finds it where it pays
-}
+PARTS = {"loss": page_part, "adamw": closing_part, "base": page_part}
 
 
 class Job(NamedTuple):
@@ -60,29 +47,14 @@ class Job(NamedTuple):
     workers: int
 
 
-def without_feedback(text: str) -> str | None:
-    """The twin that forgets, where the compressor would be wrapped in Feedback."""
-    (term,) = parse(text).terms
-    return repr(_forgetful(term)) if isinstance(term, Compressor) and term.wants_feedback else None
-
-
-def _forgetful(term: Term) -> Term:
-    inner = {item.name: getattr(term, item.name) for item in fields(term)}  # type: ignore[arg-type]
-    changes: dict[str, Any] = {name: _forgetful(value) for name, value in inner.items() if isinstance(value, Term)}
-    if "feedback" in inner:
-        changes["feedback"] = False
-    return replace(term, **changes)  # type: ignore[type-var]
-
-
-def jobs(args: argparse.Namespace) -> Iterator[Job]:
-    """Dense() first: everything is held against it."""
-    for name in args.tasks:
-        task = TASKS[name]
-        chosen = [text for text in args.compressors or roster(COMPRESSORS) if text.partition("(")[0] != task.without]
-        texts = dict.fromkeys([DENSE, *chosen, *filter(None, map(without_feedback, chosen))])
-        for text in texts:
-            for seed in range(args.seeds or task.seeds):
-                yield Job(name, text, seed, args.steps or task.steps, args.workers)
+def jobs(args: argparse.Namespace) -> list[Job]:
+    """Seed by seed, so that a part of them tells something already."""
+    found: list[Job] = []
+    for name, text in STUDIES[args.study].pairs(args.tasks, args.compressors):
+        task = EVERY[name]
+        usual = task.dense_seeds if text == DENSE else task.seeds
+        found += [Job(name, text, seed, args.steps or task.steps, args.workers) for seed in range(args.seeds or usual)]
+    return sorted(found, key=lambda job: job.seed)
 
 
 def key(run: Run) -> Job:
@@ -91,7 +63,7 @@ def key(run: Run) -> Job:
 
 def do(job: Job) -> Run:
     every = 1 if job.compressor == DENSE else max(1, job.steps // POINTS)
-    return train(job.task, TASKS[job.task], job.compressor, job.seed, job.steps, job.workers, every)
+    return train(job.task, EVERY[job.task], job.compressor, job.seed, job.steps, job.workers, every)
 
 
 def do_all(wanted: Sequence[Job], processes: int) -> Iterator[Run]:
@@ -140,31 +112,36 @@ def train_all(wanted: Sequence[Job], record: dict[str, Any], args: argparse.Name
 
 def main(args: argparse.Namespace) -> None:
     if args.page:
-        around(args.page, "loss")  # the end of the work would be too late to find that it has no place
+        around(args.page, args.study)  # the end of the work would be too late to find that it has no place
     record = {"machine": machine(), "command": shlex.join(["python", *sys.argv])}
-    runs = train_all(list(jobs(args)), record, args)
-    twins = {text: without_feedback(text) for text in dict.fromkeys(run["compressor"] for run in runs)}
+    runs = train_all(jobs(args), record, args)
     about = [f"Command: `{record['command']}`", ", ".join(f"{name} {value}" for name, value in machine().items())]
-    found = page_part(runs, {text: twin for text, twin in twins.items() if twin}, about)
+    found = PARTS[args.study](runs, about)
     print(found)
     for sentence in sentences(runs):
         print(sentence, file=sys.stderr)
     if args.page:
-        plot(runs, args.page.with_suffix(".png"))
-        put_between(args.page, "loss", f"{found}\n\n![training loss over bytes sent]({args.page.stem}.png)")
+        put_between(args.page, args.study, found)
+        if STUDIES[args.study].pictured:
+            plot(runs, args.page.with_suffix(".png"))
 
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="What every compressor costs in loss.")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--compressors", nargs="+", metavar="TEXT", help="instead of all; Dense() and twins are added")
-    parser.add_argument("--seeds", type=int, help="how many; default: as the task has it, 3 or 5")
+    parser.add_argument("--study", choices=STUDIES, default="loss", help="loss: every compressor; or a closer question")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=EVERY, default=[], metavar="NAME", help="of the study; default: all"
+    )
+    parser.add_argument(
+        "--compressors", nargs="+", default=[], metavar="TEXT", help="instead of all; Dense() and twins are added"
+    )
+    parser.add_argument("--seeds", type=int, help="how many; default: as the task has it, 2 to 5, of Dense() more")
     parser.add_argument("--steps", type=int, help="default: as the task has it")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="trainings at once")
     parser.add_argument("--json", type=Path, default=Path("runs/convergence.json"), metavar="FILE")
     parser.add_argument("--fresh", action="store_true", help="train everything again")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, and a picture beside it")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, and the picture beside it")
     return parser
 
 

@@ -1,28 +1,23 @@
-"""Runs of many compressors as tables, sentences and a picture."""
+"""Runs of many compressors as tables and sentences."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
-from pathlib import Path
 
-from benchmarks.tasks import TASKS
+from benchmarks.studies import DENSE, EVERY, without_feedback
 from benchmarks.training import Run
 
 from gossamer.observe.units import bytes_text
 
-DENSE = "Dense()"
 IMPROVED, WORSE = 10, 3  # spreads from which on a task can tell
+FEW = 3  # seeds
 
-HEADER = (
-    "| compressor | training loss | gap | held-out loss | sent a step and worker | of Dense() "
-    "| Dense() for the same bytes | without feedback | gap |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|"
-)
 ABOUT = (
     "Four workers, simulated in one process, with real aggregations; mean over seeds ± standard deviation. The "
     "training loss is that of fixed samples to learn from. A gap is its distance to that of `Dense()` after as many "
-    "steps, in spreads: standard deviations of `Dense()` over seeds. `Dense()` for the same bytes was stopped when it "
-    "had sent as much. The learning rate is constant, and the same for all."
+    "steps, of the same seeds, in spreads: standard deviations of `Dense()` over all its seeds. `Dense()` for the same "
+    "bytes was stopped when it had sent as much. The learning rate is constant, and the same for all."
 )
 
 
@@ -58,8 +53,11 @@ class Table:
     def spread(self) -> float:
         return self.losses(DENSE).deviation
 
-    def losses(self, compressor: str) -> Losses:
-        return Losses(tuple(_number(run["curve"][-1][2]) for run in self.runs[compressor]))
+    def seeds(self, compressor: str) -> set[int]:
+        return {run["seed"] for run in self.runs[compressor]}
+
+    def losses(self, compressor: str, seeds: Container[int] = range(2**31)) -> Losses:
+        return Losses(tuple(_number(run["curve"][-1][2]) for run in self.runs[compressor] if run["seed"] in seeds))
 
     def held_out(self, compressor: str) -> Losses:
         return Losses(tuple(_number(run["held_out"]) for run in self.runs[compressor]))
@@ -68,8 +66,8 @@ class Table:
         return statistics.fmean(run["curve"][-1][1] / run["curve"][-1][0] for run in self.runs[compressor])
 
     def gap(self, compressor: str) -> float:
-        """Spreads by which it is worse than Dense()."""
-        return (self.losses(compressor).mean - self.losses(DENSE).mean) / self.spread
+        """Spreads by which it is worse than Dense() with the same seeds."""
+        return (self.losses(compressor).mean - self.losses(DENSE, self.seeds(compressor)).mean) / self.spread
 
     def dense_at_equal_bytes(self, compressor: str) -> tuple[int, Losses]:
         """Steps that as many bytes pay for, at least one, and the losses after them."""
@@ -77,6 +75,11 @@ class Table:
         paid = int(self.bytes_a_step(compressor) * dense[0]["steps"] / self.bytes_a_step(DENSE))
         steps = min(max(1, paid), dense[0]["steps"])
         return steps, Losses(tuple(_number(run["curve"][steps][2]) for run in dense))
+
+    def twins(self) -> dict[str, str]:
+        """Those without feedback, by the compressor that has it."""
+        found = {text: without_feedback(text) for text in self.runs}
+        return {text: twin for text, twin in found.items() if twin in self.runs and twin != text and twin is not None}
 
     @property
     def improvement(self) -> float:
@@ -96,32 +99,54 @@ def tables(runs: Sequence[Run]) -> Iterator[Table]:
         yield Table(task, {name: [run for run in mine if run["compressor"] == name] for name in names})
 
 
-def page_part(runs: Sequence[Run], twins: Mapping[str, str], about: Sequence[str]) -> str:
-    """A table and what it can tell for each task. twins: the compressor without feedback, by compressor."""
+def page_part(runs: Sequence[Run], about: Sequence[str]) -> str:
+    """A table and what it can tell for each task; compressors that forget stand beside those that do not."""
     parts = [ABOUT, *about]
     for table in tables(runs):
-        first = table.runs[DENSE][0]
-        seeds = len(table.runs[DENSE])
-        parts.append(f"### {table.task}\n\n{TASKS[table.task].about}; {first['steps']} steps, {seeds} seeds.")
+        first, seeds = table.runs[DENSE][0], len(table.runs[DENSE])
+        others = min(map(len, table.runs.values()))
+        counted = f"{seeds} seeds" if others == seeds else f"{seeds} seeds of `Dense()`, {others} of the others"
+        parts.append(f"### {table.task}\n\n{EVERY[table.task].about}; {first['steps']} steps, {counted}.")
+        twins = table.twins()
         shown = [text for text in table.runs if text not in twins.values()]
-        parts.append("\n".join([HEADER, *(_line(table, text, twins.get(text)) for text in shown)]))
-        parts.append(verdict(table, {text: twins[text] for text in shown if text in twins}))
+        parts.append(markdown([_cells(table, text, twins.get(text)) for text in shown]))
+        parts.append(verdict(table, twins))
     return "\n\n".join(parts)
 
 
-def _line(table: Table, text: str, twin: str | None) -> str:
+def markdown(lines: Sequence[Mapping[str, str]]) -> str:
+    """A table of (column: cell), its first column text and the others numbers, without columns that are empty."""
+    names = [name for name in lines[0] if any(line[name] for line in lines)]
+    rows = [names, ["---", *["---:"] * (len(names) - 1)], *([line[name] for name in names] for line in lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(table: Table, text: str, twin: str | None) -> dict[str, str]:
+    dense = text == DENSE
+    return {
+        "compressor": f"`{text}`",
+        "training loss": str(table.losses(text)),
+        "gap": "" if dense else spreads(table.gap(text)),
+        "held-out loss": str(table.held_out(text)),
+        **priced(table, text),
+        "without feedback": "" if twin is None else str(table.losses(twin)),
+        "its gap": "" if twin is None else spreads(table.gap(twin)),
+    }
+
+
+def priced(table: Table, text: str) -> dict[str, str]:
+    """What it sends, and what Dense() would have made of that."""
     sent = table.bytes_a_step(text)
     steps, affordable = table.dense_at_equal_bytes(text)
-    forgetful = (str(table.losses(twin)), _gap(table.gap(twin))) if twin is not None else ("", "")
-    compared = ("", "") if text == DENSE else (_gap(table.gap(text)), f"{affordable} ({steps} steps)")
-    share = f"1/{table.bytes_a_step(DENSE) / sent:.1f}"
-    losses = (str(table.losses(text)), compared[0], str(table.held_out(text)))
-    cells = (f"`{text}`", *losses, bytes_text(sent), share, compared[1], *forgetful)
-    return f"| {' | '.join(cells)} |"
+    return {
+        "sent a step and worker": bytes_text(sent),
+        "of Dense()": f"1/{table.bytes_a_step(DENSE) / sent:.1f}",
+        "Dense() for the same bytes": "" if text == DENSE else f"{affordable} ({steps} steps)",
+    }
 
 
-def _gap(spreads: float) -> str:
-    return f"{spreads:+.1f}" if isfinite(spreads) else "-"
+def spreads(gap: float) -> str:
+    return f"{gap:+.1f}" if isfinite(gap) else "-"
 
 
 def verdict(table: Table, twins: Mapping[str, str]) -> str:
@@ -135,6 +160,8 @@ def verdict(table: Table, twins: Mapping[str, str]) -> str:
     others = [f"`{text}`" for text, spreads in worse.items() if spreads < WORSE]
     if telling:
         said.append(f"Without feedback at least {WORSE} spreads worse, so the task can tell: {', '.join(telling)}.")
+    if len(table.runs[DENSE]) < FEW:
+        said.append(f"A spread of {len(table.runs[DENSE])} seeds is a rough one: the losses tell more than their gaps.")
     if others:
         said.append(f"Feedback makes less difference than that, so the task cannot tell: {', '.join(others)}.")
     return " ".join(said)
@@ -145,42 +172,3 @@ def sentences(runs: Sequence[Run]) -> Iterator[str]:
     for table in tables(runs):
         seconds = sum(run["seconds"] for mine in table.runs.values() for run in mine)
         yield f"{table.task}: {seconds:.0f} s of training in {sum(map(len, table.runs.values()))} runs"
-
-
-def plot(runs: Sequence[Run], path: Path) -> None:
-    """Training loss, mean over seeds, over bytes sent: a panel for each task."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogFormatter
-
-    every = list(tables(runs))
-    names = list(dict.fromkeys(text for table in every for text in table.runs if "feedback=False" not in text))
-    colours = dict(zip(names, (matplotlib.colormaps["tab20"](place / 20) for place in range(20)), strict=False))
-    figure = Figure(figsize=(5.5 * len(every), 6), layout="constrained", dpi=120)
-    for axes, table in zip(figure.subplots(1, len(every), squeeze=False)[0], every, strict=True):
-        for text in names:
-            points = _mean_curve(table.runs.get(text, ()))
-            axes.plot(*zip(*points, strict=True), color=colours[text], label=text) if points else None
-        axes.set_title(table.task, loc="left")
-        axes.set_xlabel("bytes sent per worker")
-        axes.set_ylabel("training loss")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
-        axes.spines[["top", "right"]].set_visible(False)
-    lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
-    figure.legend(
-        list(lines.values()), list(map(str, lines)), loc="outside lower center", ncols=4, frameon=False, fontsize=8
-    )
-    figure.savefig(path)
-
-
-def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
-    """(bytes, loss) after the steps at which every seed has a loss."""
-    found: list[tuple[float, float]] = []
-    for points in zip(*(run["curve"][1:] for run in runs), strict=False):
-        losses = [loss for _, _, loss in points if loss is not None]
-        if len(losses) == len(points):
-            found.append((statistics.fmean(sent for _, sent, _ in points), statistics.fmean(losses)))
-    return found

@@ -29,18 +29,23 @@ class Task:
     """What is learned; `loss(model, *samples)` is a mean over samples.
 
     samples: to learn from, of those the ones whose loss is followed, and others held out; tensors of one length each.
+    dense_seeds: with which Dense() is trained, at least `seeds`: how it differs among them is the yardstick.
     without: the compressor, by class, that cannot serve this optimizer.
     """
 
     about: str
     steps: int
     seeds: int
+    dense_seeds: int
     batch: int
     without: str
     build: Callable[[], nn.Module]
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     loss: Callable[..., Tensor]
     samples: Callable[[], Samples]
+
+    def takes(self, compressor: str) -> bool:
+        return compressor.partition("(")[0] != self.without
 
     def batches(self, workers: int, seed: int) -> Iterator[list[tuple[Tensor, ...]]]:
         """Without end: disjoint batches, one for each worker; every sample at most once an epoch."""
@@ -84,47 +89,98 @@ def surprise(model: nn.Module, text: Tensor) -> Tensor:
     return found
 
 
-def momentum_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    return SGD(parameters, lr=0.02, momentum=0.9)
+@dataclass(frozen=True, kw_only=True)
+class Momentum:
+    """torch.optim.SGD; not with OneBitAdam."""
+
+    lr: float
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return SGD(parameters, lr=self.lr, momentum=0.9)
+
+    def __str__(self) -> str:
+        return f"SGD, lr {self.lr:g}, momentum 0.9"
 
 
-def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """A variance that is known after 50 steps, for compressors that freeze it."""
-    return AdamW(parameters, lr=1e-3, betas=(0.9, 0.98))
+@dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """torch.optim.AdamW; not with DGC. Its variance is known after 50 steps, for compressors that freeze it.
+
+    clip: the largest norm of all gradients together, after they were averaged.
+    """
+
+    lr: float = 1e-3
+    second_beta: float = 0.98
+    epsilon: float = 1e-8
+    clip: float | None = None
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        every = list(parameters)
+        optimizer = AdamW(every, lr=self.lr, betas=(0.9, self.second_beta), eps=self.epsilon)
+        if self.clip is not None:
+            limit = self.clip
+            optimizer.register_step_pre_hook(lambda *_: _clip(every, limit))
+        return optimizer
+
+    def __str__(self) -> str:
+        clipped = "" if self.clip is None else f", clipped to norm {self.clip:g}"
+        return f"AdamW, lr {self.lr:g}, betas 0.9 and {self.second_beta:g}, epsilon {self.epsilon:g}{clipped}"
 
 
-TASKS = {
-    "digits-conv": Task(
-        about="examples/digits.py, conv; SGD, lr 0.02, momentum 0.9; 16 images a worker and step",
+def _clip(parameters: Iterable[nn.Parameter], limit: float) -> None:
+    nn.utils.clip_grad_norm_(parameters, limit)
+
+
+Learner = Momentum | Adaptive
+WITHOUT: dict[type[Learner], str] = {Momentum: "OneBitAdam", Adaptive: "DGC"}
+
+
+def digits_task(model: Callable[[], nn.Module], optimizer: Learner) -> Task:
+    return Task(
+        about=f"examples/digits.py, {model.__name__}; {optimizer}; 16 images a worker and step",
         steps=200,
         seeds=5,
+        dense_seeds=10,
         batch=16,
-        without="OneBitAdam",
-        build=conv,
-        optimizer=momentum_sgd,
+        without=WITHOUT[type(optimizer)],
+        build=model,
+        optimizer=optimizer,
         loss=classify,
         samples=digits,
-    ),
-    "digits-resnet": Task(
-        about="examples/digits.py, resnet; SGD, lr 0.02, momentum 0.9; 16 images a worker and step",
-        steps=200,
-        seeds=5,
-        batch=16,
-        without="OneBitAdam",
-        build=resnet,
-        optimizer=momentum_sgd,
-        loss=classify,
-        samples=digits,
-    ),
-    "bytelm": Task(
-        about="examples/bytelm.py, small; AdamW, lr 0.001, betas 0.9 and 0.98; 8 windows of 64 bytes a worker and step",
-        steps=150,
-        seeds=3,
+    )
+
+
+def text_task(optimizer: Learner, size: str = "small", steps: int = 100, seeds: int = 3, dense_seeds: int = 6) -> Task:
+    return Task(
+        about=f"examples/bytelm.py, {size}; {optimizer}; 8 windows of 64 bytes a worker and step",
+        steps=steps,
+        seeds=seeds,
+        dense_seeds=dense_seeds,
         batch=8,
-        without="DGC",
-        build=lambda: ByteLM(*SIZES["small"]),
-        optimizer=adamw,
+        without=WITHOUT[type(optimizer)],
+        build=lambda: ByteLM(*SIZES[size]),
+        optimizer=optimizer,
         loss=surprise,
         samples=text,
-    ),
+    )
+
+
+SGD_TASK, ADAMW_TASK = "bytelm", "bytelm-adamw"
+TASKS = {
+    "digits-conv": digits_task(conv, Momentum(lr=0.02)),
+    "digits-conv-adamw": digits_task(conv, Adaptive(lr=3e-3)),
+    "digits-resnet": digits_task(resnet, Momentum(lr=0.02)),
+    "digits-resnet-adamw": digits_task(resnet, Adaptive(lr=3e-3)),
+    SGD_TASK: text_task(Momentum(lr=0.1)),
+    ADAMW_TASK: text_task(Adaptive()),
 }
+# what the optimizer itself can do about a sparse choice
+ADAMW = {
+    "lr 0.003": Adaptive(lr=3e-3),
+    "second beta 0.9": Adaptive(second_beta=0.9),
+    "second beta 0.999": Adaptive(second_beta=0.999),
+    "epsilon 1e-4": Adaptive(epsilon=1e-4),
+    "gradients clipped to norm 0.3": Adaptive(clip=0.3),
+}
+ADAMW_TASKS = {f"{ADAMW_TASK}, {changed}": text_task(optimizer) for changed, optimizer in ADAMW.items()}
+BASE = {"bytelm-base": text_task(Momentum(lr=0.1), "base", steps=60, seeds=2, dense_seeds=2)}

@@ -82,13 +82,19 @@ class Workers:
             self.bytes_sent += bytes_sent(word, at.world, at.rank) / at.world
             answer = yield word
 
+    def loss(self) -> float | None:
+        """Over the samples to learn from that are followed."""
+        return self._loss(self.task.samples()[1])
+
+    def held_out(self) -> float | None:
+        return self._loss(self.task.samples()[2])
+
     @torch.no_grad()
-    def losses(self) -> list[float | None]:
-        """Over samples to learn from, and over others."""
+    def _loss(self, samples: tuple[Tensor, ...]) -> float | None:
         self.model.eval()
-        found = [float(self.task.loss(self.model, *samples)) for samples in self.task.samples()[1:]]
+        found = float(self.task.loss(self.model, *samples))
         self.model.train()
-        return [loss if math.isfinite(loss) else None for loss in found]
+        return found if math.isfinite(found) else None
 
 
 def train(name: str, task: Task, text: str, seed: int, steps: int, world: int, every: int) -> Run:
@@ -96,18 +102,15 @@ def train(name: str, task: Task, text: str, seed: int, steps: int, world: int, e
     began = time.perf_counter()
     workers = Workers(task, text, seed, world)
     batches = task.batches(world, seed)
-    loss, held_out = workers.losses()
-    curve = [(0, 0.0, loss)]
+    curve = [(0, 0.0, workers.loss())]
     for step in range(1, steps + 1):
         try:
             workers.train(next(batches))
         except NotFinite:
             curve.append((step, workers.bytes_sent, None))
-            held_out = None
             break
         if step % every == 0 or step == steps:
-            loss, held_out = workers.losses()
-            curve.append((step, workers.bytes_sent, loss))
+            curve.append((step, workers.bytes_sent, workers.loss()))
     return {
         "task": name,
         "compressor": text,
@@ -117,5 +120,5 @@ def train(name: str, task: Task, text: str, seed: int, steps: int, world: int, e
         "workers": world,
         "seconds": time.perf_counter() - began,
         "curve": curve,
-        "held_out": held_out,
+        "held_out": None if curve[-1][2] is None else workers.held_out(),
     }

@@ -43,11 +43,36 @@ struct Packing {
 using Bits = Packing<uint64_t, 1>;
 using Pairs = Packing<uint32_t, 2>;
 
-// Five codes below 3: one multiplication weighs them and adds them up in one byte, without a carry into it.
+// Five codes below 3 to a byte. Of every 320 codes of a tensor, byte i has those at i, 64 + i, ... 256 + i, so that
+// many bytes are made or read at once; in what is left of a tensor, neighbours share a byte.
 struct Trits {
     static constexpr int kPerByte = 5;
     static constexpr int kBase = 3;
+    static constexpr int64_t kApart = 64;
+    static constexpr int64_t kGroup = kApart * kPerByte;
 
+    static GOSSAMER_INLINE void pack_group(const uint8_t* codes, uint8_t* bytes) {
+        for (int64_t i = 0; i < kApart; i++) {
+            uint8_t byte = codes[4 * kApart + i];
+            for (int64_t k = 3; k >= 0; k--) byte = static_cast<uint8_t>(3 * byte + codes[k * kApart + i]);
+            bytes[i] = byte;
+        }
+    }
+
+    // digit(k, i, code) for every code of a group: the k-th in byte i.
+    template <typename Digit>
+    static GOSSAMER_INLINE void unpack_group(const uint8_t* bytes, Digit digit) {
+        for (int64_t i = 0; i < kApart; i++) {
+            uint16_t rest = bytes[i];
+            for (int64_t k = 0; k < kPerByte; k++) {
+                const uint16_t third = static_cast<uint16_t>(rest * 171) >> 9;  // right below 512
+                digit(k, i, static_cast<uint16_t>(rest - 3 * third));
+                rest = third;
+            }
+        }
+    }
+
+    // One multiplication weighs five codes and adds them up in one byte, without a carry into it.
     static GOSSAMER_INLINE uint8_t packed(const uint8_t* codes) {
         constexpr uint64_t kWeights = 0x0103091B51;  // 1, 3, 9, 27, 81
         return static_cast<uint8_t>(load<uint64_t>(codes) * kWeights >> 32);
@@ -58,6 +83,11 @@ struct Trits {
 template <typename Packing>
 GOSSAMER_INLINE void pack(uint8_t* codes, int64_t n, uint8_t* bytes) {
     std::memset(codes + n, 0, kSlack);
+    if constexpr (Packing::kBase == Trits::kBase) {
+        for (; n >= Trits::kGroup; n -= Trits::kGroup, codes += Trits::kGroup, bytes += Trits::kApart) {
+            Trits::pack_group(codes, bytes);
+        }
+    }
     for (int64_t i = 0; i < ceil_div(n, Packing::kPerByte); i++) {
         bytes[i] = Packing::packed(codes + i * Packing::kPerByte);
     }
@@ -107,19 +137,48 @@ GOSSAMER_INLINE bool no_pair_is(const uint8_t* bytes, int64_t n) {
     return !found;
 }
 
+// What a stream below is for widths that fill bytes.
+template <typename Word, int Width>
+struct Even {
+    using Code = uint8_t;
+
+    GOSSAMER_INLINE int64_t bytes(int64_t n) const { return ceil_div(n * Width, 8); }
+    GOSSAMER_INLINE Code* codes(uint8_t*, Code* room) const { return room; }
+    GOSSAMER_INLINE void put(Code* codes, int64_t n, uint8_t* to) const { pack<Packing<Word, Width>>(codes, n, to); }
+};
+
+// A code to a byte: they are made where they belong.
+template <>
+struct Even<uint8_t, 8> {
+    using Code = uint8_t;
+
+    GOSSAMER_INLINE int64_t bytes(int64_t n) const { return n; }
+    GOSSAMER_INLINE Code* codes(uint8_t* to, Code*) const { return to; }
+    GOSSAMER_INLINE void put(Code*, int64_t, uint8_t*) const {}
+};
+
 // A stream of codes of `bits` bits each, 1 to 16, lowest bit first. Eight codes fill `bits` bytes.
 struct Stream {
+    using Code = uint16_t;
+    static constexpr int64_t kLargest = 1280;
+
     int bits;
 
     GOSSAMER_INLINE int64_t bytes(int64_t n) const { return ceil_div(n * bits, 8); }
 
-    // n codes, those behind them up to kSlack become zero; to: bytes(n), and 8 writable behind them.
-    GOSSAMER_INLINE void pack(uint16_t* codes, int64_t n, uint8_t* to) const {
+    // Where codes are to be made that `put` brings to their bytes.
+    GOSSAMER_INLINE Code* codes(uint8_t*, Code* room) const { return room; }
+
+    // n codes, at most kLargest; those behind them up to kSlack become zero.
+    GOSSAMER_INLINE void put(Code* codes, int64_t n, uint8_t* to) const {
+        alignas(64) uint8_t near[2 * kLargest + kSlack];
+        pack(codes, n, near);
+        std::memcpy(to, near, static_cast<size_t>(bytes(n)));
+    }
+
+    // to: bytes(n), and 8 writable behind them.
+    GOSSAMER_INLINE void pack(Code* codes, int64_t n, uint8_t* to) const {
         std::memset(codes + n, 0, kSlack * sizeof *codes);
-        if (bits == 8) {
-            for (int64_t i = 0; i < n; i++) to[i] = static_cast<uint8_t>(codes[i]);
-            return;
-        }
         const int half = bits / 2, odd = 4 * (bits % 2);  // four codes: `half` bytes and `odd` bits
         for (int64_t i = 0; i < n; i += 8, to += bits) {
             const uint64_t a = closer(load<uint64_t>(codes + i)), b = closer(load<uint64_t>(codes + i + 4));

@@ -13,7 +13,7 @@ COMPILERS = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
 LOUD = ("-std=c++17", "-Wall", "-Wextra", "-Wno-maybe-uninitialized")  # the last is wrong about GCC's own headers
 
 KERNELS = "gossamer/kernels/libgossamer-kernels.so"
-KERNEL_SOURCES = ("abi.cpp", "select.cpp", "places.cpp", "quantise.cpp", "dequantise.cpp")
+KERNEL_SOURCES = ("abi.cpp", "select.cpp", "places.cpp", "quantise.cpp", "dequantise.cpp", "halves.cpp", "float4.cpp")
 # Every operation is rounded once and NaN is seen: the loops equal plain torch bit for bit. So never -ffast-math.
 KERNEL_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 

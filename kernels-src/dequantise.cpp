@@ -23,19 +23,29 @@ struct Sum {
     GOSSAMER_INLINE void add(int64_t i, float x) const { of[i] = (payload ? of[i] : 0.0f) + x; }
 };
 
-// add(tensor, payload, block, place, count, sum) adds what a chunk of a payload stands for; `block` counts all blocks.
+// Over a power of two is times one over it, to the bit; and most groups are of such a size.
+GOSSAMER_INLINE void divide(float* x, int64_t n, float divisor) {
+    const float part = 1.0f / divisor;
+    if (bits_of(divisor) & 0x7fffffu) {
+        for (int64_t i = 0; i < n; i++) x[i] /= divisor;
+    } else if (divisor != 1.0f) {
+        for (int64_t i = 0; i < n; i++) x[i] *= part;
+    }
+}
+
+// add(payload, block, place, count, sum) adds what a chunk of a payload stands for; `block` counts all blocks.
 template <typename Add>
 GOSSAMER_INLINE void averaged(const Spans& spans, int64_t payloads, float divisor, float* out, Add add) {
     alignas(64) float sum[kChunk];
     const Output result{out, spans.total()};
     int64_t index = 0;
-    spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
+    spans.every_block([&](int64_t, int64_t place, int64_t n) INLINED {
         every_chunk(n, [&](int64_t at, int64_t count) INLINED {
             for (int64_t i = 0; payloads == 0 && i < count; i++) sum[i] = 0.0f;
             for (int64_t payload = 0; payload < payloads; payload++) {
-                add(tensor, payload, index, place + at, count, Sum{sum, payload});
+                add(payload, index, place + at, count, Sum{sum, payload});
             }
-            for (int64_t i = 0; divisor != 1.0f && i < count; i++) sum[i] /= divisor;
+            divide(sum, count, divisor);
             result.put(place + at, sum, count);
         });
         index++;
@@ -69,11 +79,26 @@ GOSSAMER_INLINE void unpack(const uint8_t* bytes, int64_t n, uint8_t* values) {
     }
 }
 
+// The same for a group of trits.
+GOSSAMER_INLINE void count_group(const uint8_t* const* packed, int64_t payloads, int64_t at, uint8_t* values) {
+    std::memset(values, 0, Trits::kGroup);
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        Trits::unpack_group(packed[payload] + at, [&](int64_t k, int64_t i, uint16_t code) INLINED {
+            values[k * Trits::kApart + i] += static_cast<uint8_t>(code + 1 - 3 * (code >> 1));
+        });
+    }
+}
+
 // Signs of a chunk, of all payloads together, plus how many payloads there were.
 template <typename Packing, uint8_t... Values>
 GOSSAMER_INLINE void count_signs(const uint8_t* const* packed, int64_t payloads, int64_t at, int64_t n,
                                  uint8_t* values) {
     static constexpr Table<Packing, Values...> kTable;
+    if constexpr (Packing::kBase == Trits::kBase) {
+        for (; n >= Trits::kGroup; n -= Trits::kGroup, at += Trits::kApart, values += Trits::kGroup) {
+            count_group(packed, payloads, at, values);
+        }
+    }
     for (int64_t i = 0; i < ceil_div(n, Packing::kPerByte); i++) {
         uint64_t word = 0;
         for (int64_t payload = 0; payload < payloads; payload++) word += kTable.of[packed[payload][at + i]];
@@ -85,20 +110,23 @@ template <typename Packing, uint8_t... Values>
 GOSSAMER_INLINE int64_t ternary_decode(const uint8_t* const* packed, int64_t payloads, const float* scales,
                                        const Spans& spans, float divisor, float* out) {
     constexpr int64_t kTogether = 127;  // two for each payload fit into a byte
-    alignas(64) uint8_t values[kChunk + kSlack];
+    alignas(64) uint8_t values[kChunk + kSlack] = {};
     alignas(64) int32_t sums[kChunk];
     alignas(64) float means[kChunk];
     const Output result{out, spans.total()};
     int64_t start = 0;
     spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
-        for (int64_t i = 0; payloads == 0 && i < n; i++) sums[i] = 0;
+        const int64_t made = whole_rounds(0, n, kChunk);
+        for (int64_t i = 0; payloads == 0 && i < made; i++) sums[i] = 0;
         for (int64_t first = 0; first < payloads; first += kTogether) {
             const int64_t count = smaller(kTogether, payloads - first);
             count_signs<Packing, Values...>(packed + first, count, start, n, values);
-            for (int64_t i = 0; i < n; i++) sums[i] = (first ? sums[i] : 0) + values[i] - static_cast<int32_t>(count);
+            const int32_t none = static_cast<int32_t>(count);  // what entries count that no payload holds
+            for (int64_t i = 0; i < made; i++) sums[i] = (first ? sums[i] : 0) + values[i] - none;
         }
         const float scale = scales[tensor];
-        for (int64_t i = 0; i < n; i++) means[i] = static_cast<float>(sums[i]) * scale / divisor;
+        for (int64_t i = 0; i < made; i++) means[i] = static_cast<float>(sums[i]) * scale;
+        divide(means, made, divisor);
         result.put(place, means, n);
         start += ceil_div(n, Packing::kPerByte);
         return true;
@@ -139,7 +167,7 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_int8_decode(const float* const*
     const Spans spans{sizes, tensors, block};
     if (wide_serves()) return wide_decode<WideInt8>(scales, bytes_of(codes), payloads, spans, divisor, out);
     averaged(spans, payloads, divisor, out,
-             [&](int64_t, int64_t payload, int64_t index, int64_t place, int64_t n, Sum sum) INLINED {
+             [&](int64_t payload, int64_t index, int64_t place, int64_t n, Sum sum) INLINED {
                  const float scale = scales[payload][index];
                  const int8_t* from = codes[payload] + place;
                  GOSSAMER_APART
@@ -159,7 +187,7 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_onebit_decode(const float* cons
     alignas(64) uint8_t negative[kChunk + kSlack];
     Cursor<const uint8_t* const*> cursor{packed, payloads};
     averaged(spans, payloads, divisor, out,
-             [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
+             [&](int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
                  const uint32_t scale = bits_of(scales[payload][index]);
                  unpack<Bits, 0, 1>(cursor.next(payload, ceil_div(n, 8)), n, negative);
                  GOSSAMER_APART
@@ -172,19 +200,19 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_onebit_decode(const float* cons
 
 GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_twobit_decode(const float* const* thresholds,
                                                                const uint8_t* const* packed, int64_t payloads,
-                                                               const int64_t* sizes, int64_t tensors, int64_t bytes,
-                                                               float divisor, float* out) {
+                                                               const int64_t* sizes, int64_t tensors, int64_t block,
+                                                               int64_t bytes, float divisor, float* out) {
     for (int64_t payload = 0; payload < payloads; payload++) {
         if (!no_pair_is<1>(packed[payload], bytes)) return kMalformed;
         if (!well_packed<Pairs>(packed[payload], sizes, tensors)) return kMalformed;
     }
-    const Spans spans{sizes, tensors, kChunk};
+    const Spans spans{sizes, tensors, block};
     if (wide_serves()) return wide_decode<WidePairs>(thresholds, packed, payloads, spans, divisor, out);
     alignas(64) uint8_t codes[kChunk + kSlack];
     Cursor<const uint8_t* const*> cursor{packed, payloads};
     averaged(spans, payloads, divisor, out,
-             [&](int64_t tensor, int64_t payload, int64_t, int64_t, int64_t n, Sum sum) INLINED {
-                 const float t = thresholds[payload][tensor];
+             [&](int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
+                 const float t = thresholds[payload][index];
                  unpack<Pairs, 0, 1, 2, 3>(cursor.next(payload, ceil_div(n, 4)), n, codes);
                  GOSSAMER_APART
                  for (int64_t i = 0; i < n; i++) sum.add(i, codes[i] == 3 ? t : codes[i] == 2 ? -t : 0.0f);
@@ -219,7 +247,7 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_levels_decode(const float* cons
     alignas(64) uint8_t near[2 * kChunk + kSlack] = {};
     Cursor<const uint8_t* const*> cursor{packed, payloads};
     averaged({sizes, tensors, block}, payloads, divisor, out,
-             [&](int64_t, int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
+             [&](int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
                  const float unit = norms[payload][index] / static_cast<float>(levels);
                  const int32_t zero = static_cast<int32_t>(levels);
                  const int64_t bytes = stream.bytes(n);

@@ -11,6 +11,9 @@
 #include <random>
 #include <vector>
 
+#include "sanitize_float4.hpp"
+#include "sanitize_halves.hpp"
+
 #if __has_include("sanitize_quantise.hpp")
 #include "sanitize_quantise.hpp"
 #else
@@ -22,8 +25,9 @@ int64_t gossamer_abi();
 int64_t gossamer_limit_instructions(int64_t limit);
 int64_t gossamer_largest(const float*, const float*, float*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t*,
                          float*);
-int64_t gossamer_above(const float*, const float*, float*, int64_t, const int64_t*, const float*, int64_t, int64_t,
-                       int32_t*, float*);
+int64_t gossamer_largest_with_momentum(const float*, const float*, float*, float, int64_t, int64_t, const float*, float*,
+                                       int64_t, const int64_t*, const int64_t*, int64_t, int32_t*, float*);
+int64_t gossamer_above(const float*, const float*, float*, int64_t, float, int64_t, int32_t*, float*);
 int64_t gossamer_encode_places(const int32_t*, int64_t, int64_t, int64_t, int64_t, uint8_t*, int64_t);
 int64_t gossamer_decode_places(const uint8_t*, int64_t, int64_t, int64_t, int64_t, int64_t, int32_t*);
 int64_t gossamer_scatter(const int32_t* const*, const float* const*, const int64_t*, int64_t, float*, int64_t, int64_t,
@@ -34,7 +38,6 @@ namespace {
 
 using gossamer::magnitude_of;
 
-constexpr int64_t kSlack = 80;
 std::mt19937 g_random(1);
 
 int64_t below(int64_t n) { return static_cast<int64_t>(g_random() % static_cast<uint64_t>(n)); }
@@ -64,10 +67,10 @@ struct Tensors {
 };
 
 Tensors tensors() {
-    static const int64_t kSizes[] = {0, 1, 15, 16, 17, 63, 64, 100, 1000, 5000, 40000};
+    static const int64_t kSizes[] = {0, 1, 15, 16, 33, 63, 64, 100, 1000, 2048, 2049, 40000};
     Tensors found;
     for (int64_t t = below(5); t >= 0; --t) {
-        found.sizes.push_back(kSizes[below(11)]);
+        found.sizes.push_back(kSizes[below(12)]);
         found.counts.push_back(below(found.sizes.back() + 1) / (1 + 30 * below(3)));
         found.n += found.sizes.back();
         found.taken += found.counts.back();
@@ -91,40 +94,95 @@ std::vector<int32_t> by_sorting(const std::vector<float>& w, const Tensors& all)
     return found;
 }
 
-void sanitize_select() {
+using Floats = std::vector<float>;
+
+// Spoils one number now and then; answers whether it did.
+bool spoil(Floats& x) {
+    if (x.empty() || below(8)) return false;
+    const float bad[] = {NAN, INFINITY, -INFINITY, -NAN};
+    x[static_cast<size_t>(below(static_cast<int64_t>(x.size())))] = bad[below(4)];
+    return true;
+}
+
+Floats sums(const Floats& a, const Floats& b, float rate = 1.0f) {
+    Floats found = a;
+    for (size_t i = 0; i < a.size(); ++i) found[i] += b[i] * rate;
+    return found;
+}
+
+Floats with_zeros(Floats from, const std::vector<int32_t>& places) {
+    for (const int32_t place : places) from[static_cast<size_t>(place)] = 0.0f;
+    return from;
+}
+
+// Whether what was taken is what sorting takes, and zeros stand in its place.
+void expect_largest(const Tensors& all, const Floats& w, int64_t answer, const std::vector<int32_t>& places,
+                    const Floats& values, const Floats* after) {
+    expect(answer == all.taken, "largest answers something else");
+    expect(places == by_sorting(w, all), "largest took others");
+    for (size_t i = 0; i < places.size(); ++i) {
+        expect(values[i] == w[static_cast<size_t>(places[i])], "largest took other values");
+    }
+    expect(!after || *after == with_zeros(w, places), "what largest left is something else");
+}
+
+void sanitize_largest() {
     const Tensors all = tensors();
-    std::vector<float> x = numbers(all.n, below(5)), before = numbers(all.n, below(5)), apart(x.size()), w(x.size());
-    const bool spoilt = all.n && below(8) == 0;
-    if (spoilt) {
-        const float bad[] = {NAN, INFINITY, -INFINITY, -NAN};
-        x[static_cast<size_t>(below(all.n))] = bad[below(4)];
-    }
+    Floats x = numbers(all.n, below(5)), before = numbers(all.n, below(5)), apart(x.size());
+    const bool spoilt = spoil(x);
     const int64_t mode = below(3);  // nothing owed, apart, in place
-    for (size_t i = 0; i < x.size(); ++i) w[i] = mode ? x[i] + before[i] : x[i];
-    float* after = mode == 0 ? nullptr : mode == 1 ? apart.data() : before.data();
-    const float* owed = mode ? before.data() : nullptr;
-    const std::vector<float> kept = before;
-    const int64_t count = static_cast<int64_t>(all.sizes.size());
-    if (below(2)) {
-        std::vector<int32_t> places(static_cast<size_t>(all.taken));
-        std::vector<float> values(places.size());
-        const int64_t answer = gossamer_largest(x.data(), owed, after, all.n, all.sizes.data(), all.counts.data(),
-                                                count, places.data(), values.data());
-        expect(answer == (spoilt ? gossamer::kNotFinite : all.taken), "largest answers something else");
-        expect(spoilt || places == by_sorting(w, all), "largest took others");
-    } else {
-        const int64_t room = below(all.n + 2);
-        std::vector<float> thresholds(all.sizes.size(), static_cast<float>(below(30)) / 10 - 0.1f), values;
-        std::vector<int32_t> places(static_cast<size_t>(room + kSlack));
-        values.resize(places.size());
-        const int64_t answer = gossamer_above(x.data(), owed, after, all.n, all.sizes.data(), thresholds.data(), count,
-                                              room, places.data(), values.data());
-        const int64_t due = std::count_if(w.begin(), w.end(), [&](float v) { return std::fabs(v) > thresholds[0]; });
-        const int64_t fitting = due > room ? int64_t{gossamer::kOverflow} : due;
-        const int64_t expected = spoilt ? int64_t{gossamer::kNotFinite} : fitting;
-        expect(answer == expected, "above answers something else");
-        expect(answer >= 0 || mode != 2 || before == kept, "a residual in place was changed by a failure");
+    const Floats w = mode ? sums(x, before) : x;
+    Floats& after = mode == 2 ? before : apart;
+    std::vector<int32_t> places(static_cast<size_t>(all.taken));
+    Floats values(places.size());
+    const int64_t answer = gossamer_largest(
+        x.data(), mode ? before.data() : nullptr, mode ? after.data() : nullptr, all.n, all.sizes.data(),
+        all.counts.data(), static_cast<int64_t>(all.sizes.size()), places.data(), values.data());
+    if (spoilt) return expect(answer == gossamer::kNotFinite, "largest took what is not finite");
+    expect_largest(all, w, answer, places, values, mode ? &after : nullptr);
+}
+
+void sanitize_momentum() {
+    const Tensors all = tensors();
+    Floats x = numbers(all.n, below(5)), u = numbers(all.n, below(5)), before = numbers(all.n, below(5));
+    Floats fast(x.size()), after(x.size());
+    const bool spoilt = spoil(x), nesterov = below(2), masked = below(2);
+    const float rate = 0.9f;
+    const Floats moved = sums(x, u, rate), w = sums(nesterov ? sums(x, moved, rate) : moved, before);
+    std::vector<int32_t> places(static_cast<size_t>(all.taken));
+    Floats values(places.size());
+    const int64_t answer = gossamer_largest_with_momentum(
+        x.data(), u.data(), fast.data(), rate, nesterov, masked, before.data(), after.data(), all.n, all.sizes.data(),
+        all.counts.data(), static_cast<int64_t>(all.sizes.size()), places.data(), values.data());
+    if (spoilt) return expect(answer == gossamer::kNotFinite, "momentum took what is not finite");
+    expect_largest(all, w, answer, places, values, &after);
+    expect(fast == (masked ? with_zeros(moved, places) : moved), "momentum became something else");
+}
+
+void sanitize_above() {
+    Tensors all = tensors();
+    Floats x = numbers(all.n, below(5)), before = numbers(all.n, below(5)), apart(x.size());
+    const bool spoilt = spoil(x);
+    const int64_t mode = below(3), room = below(all.n + 2);
+    const Floats w = mode ? sums(x, before) : x, kept = before;
+    Floats& after = mode == 2 ? before : apart;
+    const float limit = static_cast<float>(below(30)) / 10 - 0.1f;
+    std::vector<int32_t> places(static_cast<size_t>(room));
+    Floats values(places.size(), 7.0f);
+    const int64_t answer = gossamer_above(x.data(), mode ? before.data() : nullptr, mode ? after.data() : nullptr,
+                                          all.n, limit, room, places.data(), values.data());
+    if (spoilt) {
+        expect(answer == gossamer::kNotFinite, "above took what is not finite");
+        return expect(mode != 2 || before == kept, "a residual in place was changed by a failure");
     }
+    const int64_t passing = std::count_if(w.begin(), w.end(), [&](float v) { return std::fabs(v) > limit; });
+    all.taken = std::min(passing, room);
+    all.sizes = {all.n};
+    all.counts = {all.taken};
+    expect(std::count(values.begin() + std::min(all.taken, room), values.end(), 0.0f) == room - all.taken,
+           "no zeros follow what is above");
+    places.resize(static_cast<size_t>(all.taken));
+    expect_largest(all, w, answer, places, values, mode ? &after : nullptr);
 }
 
 void sanitize_misfits() {
@@ -132,13 +190,13 @@ void sanitize_misfits() {
     const std::vector<std::vector<int64_t>> sizes = {{9}, {11}, {-1, 11}, {20, -10}, {INT64_MAX, 10}};
     for (const auto& each : sizes) {
         const std::vector<int64_t> counts(each.size(), 0);
-        const std::vector<float> limits(each.size(), 1.0f);
         const int64_t tensors = static_cast<int64_t>(each.size());
-        const int64_t answers[] = {
-            gossamer_largest(x.data(), nullptr, nullptr, 10, each.data(), counts.data(), tensors, nullptr, nullptr),
-            gossamer_above(x.data(), nullptr, nullptr, 10, each.data(), limits.data(), tensors, 5, nullptr, nullptr)};
-        for (const int64_t answer : answers) expect(answer == gossamer::kMisfit, "sizes that do not fit were accepted");
+        expect(gossamer_largest(x.data(), nullptr, nullptr, 10, each.data(), counts.data(), tensors, nullptr,
+                                nullptr) == gossamer::kMisfit,
+               "sizes that do not fit were accepted");
     }
+    expect(gossamer_above(x.data(), nullptr, nullptr, 10, 0.0f, -1, nullptr, nullptr) == gossamer::kMisfit,
+           "less than no room was accepted");
     const int64_t ten = 10, too_many[] = {-1, 11};
     for (const int64_t& count : too_many) {
         expect(gossamer_largest(x.data(), nullptr, nullptr, 10, &ten, &count, 1, nullptr, nullptr) == gossamer::kMisfit,
@@ -203,10 +261,16 @@ int main() {
     expect(gossamer_abi() > 0, "no version");
     for (int64_t level = 0; level < 3; ++level) {
         gossamer_limit_instructions(level);
-        for (int round = 0; round < 400; ++round) sanitize_select();
+        for (int round = 0; round < 200; ++round) {
+            sanitize_largest();
+            sanitize_momentum();
+            sanitize_above();
+        }
         sanitize_misfits();
     }
     for (int round = 0; round < 3000; ++round) sanitize_places();
     sanitize_quantise();
+    sanitize_float4();
+    sanitize_halves();
     std::puts("sanitize: passed");
 }

@@ -16,9 +16,11 @@ extern "C" {
 int64_t gossamer_int8_encode(const float*, const float*, float*, const int64_t*, int64_t, int64_t, const uint64_t*,
                              float*, int8_t*);
 int64_t gossamer_onebit_encode(const float*, const float*, float*, const int64_t*, int64_t, int64_t, float*, uint8_t*);
-int64_t gossamer_twobit_encode(const float*, const float*, float*, const int64_t*, int64_t, const float*, uint8_t*);
+int64_t gossamer_twobit_encode(const float*, const float*, float*, const int64_t*, int64_t, int64_t, double, float*,
+                               uint8_t*);
 int64_t gossamer_ternary_encode(const float*, float*, const int64_t*, int64_t, const float*, uint64_t, int64_t, uint8_t*);
 int64_t gossamer_magnitudes(const float*, const int64_t*, int64_t, float*);
+int64_t gossamer_squares(const float*, const int64_t*, int64_t, int64_t, double*);
 int64_t gossamer_levels_encode(const float*, const float*, float*, const int64_t*, int64_t, int64_t, int64_t, int64_t,
                                uint64_t, float*, uint8_t*);
 int64_t gossamer_int8_decode(const float* const*, const int8_t* const*, int64_t, const int64_t*, int64_t, int64_t,
@@ -26,7 +28,7 @@ int64_t gossamer_int8_decode(const float* const*, const int8_t* const*, int64_t,
 int64_t gossamer_onebit_decode(const float* const*, const uint8_t* const*, int64_t, const int64_t*, int64_t, int64_t,
                                float, float*);
 int64_t gossamer_twobit_decode(const float* const*, const uint8_t* const*, int64_t, const int64_t*, int64_t, int64_t,
-                               float, float*);
+                               int64_t, float, float*);
 int64_t gossamer_ternary_decode(const uint8_t* const*, int64_t, const float*, const int64_t*, int64_t, int64_t, int64_t,
                                 float, float*);
 int64_t gossamer_levels_decode(const float* const*, const uint8_t* const*, int64_t, const int64_t*, int64_t, int64_t,
@@ -142,15 +144,18 @@ inline void onebit() {
 
 inline void twobit() {
     Case all;
-    const Floats thresholds(all.sizes.size(), static_cast<float>(any_below(20)) / 10);
+    const int64_t block = int64_t{8} << any_below(12);
+    Floats thresholds(all.blocks(block), static_cast<float>(any_below(20)) / 10);
     Bytes codes(all.packed(4, true));
-    const int64_t answer = gossamer_twobit_encode(all.x.data(), all.kept(), all.left(), all.sizes.data(), all.tensors,
-                                                  thresholds.data(), codes.data());
+    const int64_t answer =
+        gossamer_twobit_encode(all.x.data(), all.kept(), all.left(), all.sizes.data(), all.tensors, block,
+                               static_cast<double>(any_below(2)) / 2, thresholds.data(), codes.data());
     const float* heard[] = {thresholds.data(), thresholds.data()};
     const uint8_t* told[] = {codes.data(), codes.data()};
     const int64_t bytes = static_cast<int64_t>(codes.size());
     all.check(answer, codes.data(), codes.size(), [&] {
-        return gossamer_twobit_decode(heard, told, 2, all.sizes.data(), all.tensors, bytes, 2.0f, all.out.data());
+        return gossamer_twobit_decode(heard, told, 2, all.sizes.data(), all.tensors, block, bytes, 2.0f,
+                                      all.out.data());
     });
 }
 
@@ -163,6 +168,9 @@ inline void ternary() {
     const int64_t bytes = static_cast<int64_t>(codes.size());
     const int64_t largest = gossamer_magnitudes(all.x.data(), all.sizes.data(), all.tensors, scales.data());
     must(largest == (all.spoilt ? gossamer::kNotFinite : gossamer::kDone), "magnitudes answers something else");
+    const int64_t block = int64_t{8} << any_below(12);
+    std::vector<double> sums(all.blocks(block));
+    gossamer_squares(all.x.data(), all.sizes.data(), all.tensors, block, sums.data());
     std::vector<float> left(all.x.size());
     const int64_t answer =
         gossamer_ternary_encode(all.x.data(), any_below(2) ? left.data() : nullptr, all.sizes.data(), all.tensors,

@@ -2,6 +2,7 @@
 
 #include "partition.hpp"
 #include "scan.hpp"
+#include "small.hpp"
 
 #include <cmath>
 #include <memory>
@@ -117,18 +118,31 @@ uint32_t exceeded_by(const float* values, int64_t n, int64_t rank, uint32_t low,
 
 constexpr int64_t kRun = 16;  // neighbours share a cache line, and looking at them costs as much as at one
 
+template <Sum kSum>
+GOSSAMER_INLINE void take_run(const Span& span, int64_t start, uint32_t* sample) {
+    for (int64_t j = 0; j < kRun; ++j) sample[j] = magnitude_of(wanted<kSum>(span, start + j));
+}
+
 // Magnitudes of `runs` times kRun entries. Runs are irregular, so that they do not all meet one column of a matrix.
-GOSSAMER_CLONES void take_sample(const float* x, const float* before, int64_t stride, int64_t runs, uint32_t* sample) {
+GOSSAMER_CLONES void take_sample(const Span& span, int64_t stride, int64_t runs, uint32_t* sample) {
     const uint64_t places = static_cast<uint64_t>(stride - kRun + 1);
-    for (int64_t run = 0; run < runs; ++run) {
+    for (int64_t run = 0; run < runs; ++run, sample += kRun) {
         const uint64_t noise = (static_cast<uint32_t>(run) * 0x9E3779B9u) >> 8;
         const int64_t start = run * stride + static_cast<int64_t>((noise * places) >> 24);
-        if (before) {
-            for (int64_t j = 0; j < kRun; ++j) sample[j] = magnitude_of(x[start + j] + before[start + j]);
-        } else {
-            for (int64_t j = 0; j < kRun; ++j) sample[j] = magnitude_of(x[start + j]);
+        switch (sum_of(span)) {
+            case Sum::kAlone:
+                take_run<Sum::kAlone>(span, start, sample);
+                break;
+            case Sum::kOwed:
+                take_run<Sum::kOwed>(span, start, sample);
+                break;
+            case Sum::kMomentum:
+                take_run<Sum::kMomentum>(span, start, sample);
+                break;
+            default:
+                take_run<Sum::kNesterov>(span, start, sample);
+                break;
         }
-        sample += kRun;
     }
 }
 
@@ -136,7 +150,7 @@ GOSSAMER_CLONES void take_sample(const float* x, const float* before, int64_t st
 GOSSAMER_CLONES uint32_t reached(const uint32_t* sample, int64_t n, int64_t rank) {
     const uint32_t high = highest_of(sample, n), low = high - std::min(high, 4u << 23);
     const bool wide = count_above(sample, n, low) < rank;  // more than a factor of 16 below the largest
-    return exceeded(sample, n, rank, rank / 4, wide ? 0 : low, high);
+    return exceeded(sample, n, rank, rank / 16, wide ? 0 : low, high);
 }
 
 // A threshold that somewhat more than `count` entries should reach; 0 where a sample would tell nothing. A wrong guess
@@ -149,7 +163,7 @@ uint32_t guess(const Span& span, int64_t count, uint32_t* sample) {
     const double expected = static_cast<double>(count) * sampled / span.size;
     const int64_t rank = 3 + static_cast<int64_t>(expected + 3 * std::sqrt(expected));
     if (rank >= sampled) return 0;
-    take_sample(span.x, span.before, span.size / runs, runs, sample);
+    take_sample(span, span.size / runs, runs, sample);
     return reached(sample, sampled, rank);
 }
 
@@ -159,6 +173,11 @@ uint32_t guess(const Span& span, int64_t count, uint32_t* sample) {
 uint32_t keep_largest(const Span& span, Write write, int64_t count, uint32_t low, Found& found, uint32_t* magnitudes,
                       int32_t* places, float* values) {
     const int64_t all = found.count;
+    if (all == count) {
+        std::copy(found.places, found.places + all, places);
+        std::copy(found.values, found.values + all, values);
+        return low;
+    }
     const uint32_t least = exceeded_by(found.values, all, count, low, found.highest, magnitudes);
     int64_t equal = count - count_values_above(found.values, all, least), kept = 0;
     for (int64_t begin = 0; begin < all; begin += Entries::kRoom) {
@@ -169,20 +188,27 @@ uint32_t keep_largest(const Span& span, Write write, int64_t count, uint32_t low
         std::memcpy(values + kept, keep.values, static_cast<size_t>(keep.count) * sizeof(float));
         kept += keep.count;
         if (write == Write::kNothing) continue;
-        for (int64_t i = 0; i < drop.count; ++i) span.after[drop.places[i] - span.place] = drop.values[i];
+        for (int64_t i = 0; i < drop.count; ++i) {
+            const int64_t at = drop.places[i] - span.place;
+            span.after[at] = drop.values[i];
+            if (span.u.masked) span.u.after[at] = accelerated(span, at);
+        }
     }
     found.count = count;
     return least;
 }
 
-// The `count` largest entries of one tensor: exact, whatever was guessed. Memory is passed once, unless the guess was
-// too high; where it was too low, candidates are thinned out on the way, and none that comes later among equals counts.
-int64_t largest_of(const Span& span, Write write, int64_t count, Scratch& scratch, int32_t* places, float* values) {
+// The `count` largest of the entries of one tensor that are `floor` or above, or all of those: exact, whatever was
+// guessed. Memory is passed once, unless the guess was too high; where it was too low, candidates are thinned out on the
+// way, and none that comes later among equals counts.
+int64_t largest_from(const Span& span, Write write, int64_t count, uint32_t floor, Scratch& scratch, int32_t* places,
+                     float* values) {
     Found found{scratch.places.get(), scratch.values.get(), candidates(span.size, count)};
     uint32_t* magnitudes = scratch.magnitudes.get();
-    uint32_t least = count ? guess(span, count, magnitudes) : kNever;
-    uint32_t low = least ? least - 1 : 0;
-    for (;; low = least = 0) {
+    uint32_t first = count ? std::max(floor, guess(span, count, magnitudes)) : kNever, low;
+    for (;; first = floor) {
+        uint32_t least = first;
+        low = least ? least - 1 : 0;
         found.count = 0;
         for (int64_t i = 0; (i = scan(span, write, i, least, found)) < span.size;) {
             if (found.highest >= kInfinity) return kNotFinite;
@@ -190,16 +216,51 @@ int64_t largest_of(const Span& span, Write write, int64_t count, Scratch& scratc
             least = low + 1;
         }
         if (found.highest >= kInfinity) return kNotFinite;
-        if (found.count >= count) break;
+        if (found.count >= count || first == floor) break;
     }
-    if (count) keep_largest(span, write, count, low, found, magnitudes, places, values);
+    const int64_t taken = std::min(found.count, count);
+    if (taken) keep_largest(span, write, taken, low, found, magnitudes, places, values);
+    return taken;
+}
+
+// The `count` largest entries of a small tensor. So many of kFew parts have a largest one that is not below `least`.
+int64_t largest_of_small(const Span& span, Write write, int64_t count, Scratch& scratch, int32_t* places,
+                         float* values) {
+    float sums[kSmallTensor];
+    Span written = span;
+    if (write == Write::kNothing) written.after = sums;
+    uint32_t tops[kFew];
+    sum_up(written, tops);
+    Found found{scratch.places.get(), scratch.values.get(), span.size};
+    found.highest = *std::max_element(tops, tops + kFew);
+    if (found.highest >= kInfinity) return kNotFinite;
+    const uint32_t least = nth_top(tops, count);
+    collect(written, least, found);
+    if (found.count <= kFew) {
+        keep_of_few(found, count, places, values);
+    } else {
+        keep_largest(span, Write::kNothing, count, least, found, scratch.magnitudes.get(), places, values);
+    }
+    for (int64_t i = 0; i < count && write != Write::kNothing; ++i) {
+        span.after[places[i] - span.place] = 0.0f;
+        if (span.u.masked) span.u.after[places[i] - span.place] = 0.0f;
+    }
     return count;
 }
 
-// Where `before` is `after`, nothing is written until everything is known to be well: w is then computed again.
+int64_t largest_of(const Span& span, Write write, int64_t count, Scratch& scratch, int32_t* places, float* values) {
+    const bool small = span.size <= kSmallTensor && 0 < count && count <= kFew / 2;
+    return small ? largest_of_small(span, write, count, scratch, places, values)
+                 : largest_from(span, write, count, 0, scratch, places, values);
+}
+
+// Where `before` is `after`, nothing is written until everything is known to be well: w is then computed again. What is
+// written around the caches is written in whole vectors, whose places must be alike.
 Write writing(const Span& span, int64_t n) {
     if (!span.before || span.before == span.after) return Write::kNothing;
-    return n >= kStreamedBuffer && span.size >= kStreamedTensor ? Write::kStreamed : Write::kCached;
+    const uintptr_t unlike = reinterpret_cast<uintptr_t>(span.after) ^ reinterpret_cast<uintptr_t>(span.u.after);
+    const bool large = n >= kStreamedBuffer && span.size >= kStreamedTensor;
+    return large && (!span.u.after || unlike % 64 == 0) ? Write::kStreamed : Write::kCached;
 }
 
 void settle(const float* x, const float* before, float* after, int64_t n, const int32_t* places, int64_t count) {
@@ -223,9 +284,36 @@ uint32_t least_above(float limit) {
     return limit >= 0 ? std::min(magnitude_of(limit) + 1, kNever) : kNever;
 }
 
-Span span_at(const float* x, const float* before, float* after, int64_t place, int64_t size) {
-    return {x + place, before ? before + place : nullptr, after ? after + place : nullptr, size,
-            static_cast<int32_t>(place)};
+// `size` elements of a buffer from `place` on.
+Span part(const Span& all, int64_t place, int64_t size) {
+    const auto at = [&](auto* buffer) { return buffer ? buffer + place : nullptr; };
+    const Momentum u{at(all.u.before), at(all.u.after), all.u.rate, all.u.nesterov, all.u.masked};
+    return {at(all.x), at(all.before), at(all.after), size, static_cast<int32_t>(place), u};
+}
+
+int64_t largest_of_each(const Span& all, const int64_t* sizes, const int64_t* counts, int64_t tensors, int32_t* places,
+                        float* values) {
+    if (!tile(sizes, tensors, all.size)) return kMisfit;
+    int64_t most = 0;
+    for (int64_t t = 0; t < tensors; ++t) {
+        if (counts[t] < 0 || counts[t] > sizes[t]) return kMisfit;
+        most = std::max({most, candidates(sizes[t], counts[t]), std::min(sizes[t], kSmallTensor)});
+    }
+    int64_t taken = 0;
+    try {
+        Scratch& scratch = scratch_for(most + kSlack);
+        for (int64_t t = 0, place = 0; t < tensors; place += sizes[t++]) {
+            const Span span = part(all, place, sizes[t]);
+            const int64_t answer =
+                largest_of(span, writing(span, all.size), counts[t], scratch, places + taken, values + taken);
+            if (answer < 0) return answer;
+            taken += answer;
+        }
+    } catch (const std::bad_alloc&) {
+        return kNoMemory;
+    }
+    if (all.before && all.before == all.after) settle(all.x, all.before, all.after, all.size, places, taken);
+    return taken;
 }
 
 }  // namespace
@@ -255,48 +343,34 @@ GOSSAMER_EXPORT int64_t gossamer_limit_instructions(int64_t limit) {
 GOSSAMER_EXPORT int64_t gossamer_largest(const float* x, const float* before, float* after, int64_t n,
                                          const int64_t* sizes, const int64_t* counts, int64_t tensors, int32_t* places,
                                          float* values) {
-    if (!tile(sizes, tensors, n)) return kMisfit;
-    int64_t most = 0;
-    for (int64_t t = 0; t < tensors; ++t) {
-        if (counts[t] < 0 || counts[t] > sizes[t]) return kMisfit;
-        most = std::max(most, candidates(sizes[t], counts[t]));
-    }
-    int64_t taken = 0;
+    return largest_of_each({x, before, after, n, 0, {}}, sizes, counts, tensors, places, values);
+}
+
+// The same of x with momentum `slow`, which becomes `fast`. No buffer is another one.
+GOSSAMER_EXPORT int64_t gossamer_largest_with_momentum(const float* x, const float* slow, float* fast, float rate,
+                                               int64_t nesterov, int64_t masked, const float* before, float* after,
+                                               int64_t n, const int64_t* sizes, const int64_t* counts, int64_t tensors,
+                                               int32_t* places, float* values) {
+    if (n && (slow == fast || before == after)) return kMisfit;
+    const Momentum u{slow, fast, rate, nesterov != 0, masked != 0};
+    return largest_of_each({x, before, after, n, 0, u}, sizes, counts, tensors, places, values);
+}
+
+// The entries above `limit` in magnitude, or the `room` largest where more are. places, values: room for so many; zeros
+// follow the values. Answers how many were found.
+GOSSAMER_EXPORT int64_t gossamer_above(const float* x, const float* before, float* after, int64_t n, float limit,
+                                       int64_t room, int32_t* places, float* values) {
+    if (room < 0 || n < 0) return kMisfit;
+    const Span span{x, before, after, n, 0, {}};
+    int64_t found = 0;
     try {
-        Scratch& scratch = scratch_for(most + kSlack);
-        for (int64_t t = 0, place = 0; t < tensors; place += sizes[t++]) {
-            const Span span = span_at(x, before, after, place, sizes[t]);
-            const int64_t answer =
-                largest_of(span, writing(span, n), counts[t], scratch, places + taken, values + taken);
-            if (answer < 0) return answer;
-            taken += answer;
-        }
+        Scratch& scratch = scratch_for(candidates(n, room) + kSlack);
+        found = largest_from(span, writing(span, n), room, least_above(limit), scratch, places, values);
     } catch (const std::bad_alloc&) {
         return kNoMemory;
     }
-    if (before && before == after) settle(x, before, after, n, places, taken);
-    return taken;
-}
-
-// places, values: room for `room` + kSlack. Answers how many were found, or kOverflow.
-GOSSAMER_EXPORT int64_t gossamer_above(const float* x, const float* before, float* after, int64_t n,
-                                       const int64_t* sizes, const float* thresholds, int64_t tensors, int64_t room,
-                                       int32_t* places, float* values) {
-    if (room < 0 || !tile(sizes, tensors, n)) return kMisfit;
-    Found found{places, values, room};
-    bool overflow = false;
-    for (int64_t t = 0, place = 0; t < tensors; place += sizes[t++]) {
-        const Span span = span_at(x, before, after, place, sizes[t]);
-        for (int64_t i = 0; i < span.size || found.count > room;) {
-            if (found.count > room) {  // what follows is only looked at for numbers that are not finite
-                overflow = true;
-                found.count = 0;
-            }
-            i = scan(span, writing(span, n), i, overflow ? kNever : least_above(thresholds[t]), found);
-        }
-    }
-    if (found.highest >= kInfinity) return kNotFinite;
-    if (overflow) return kOverflow;
-    if (before && before == after) settle(x, before, after, n, places, found.count);
-    return found.count;
+    if (found < 0) return found;
+    std::fill(values + found, values + room, 0.0f);
+    if (before && before == after) settle(x, before, after, n, places, found);
+    return found;
 }

@@ -23,6 +23,12 @@ namespace gossamer {
 #define GOSSAMER_FETCH(address) static_cast<void>(address)
 #endif
 
+#if defined(__GNUC__) || defined(__clang__)
+#define GOSSAMER_FETCH_TO_WRITE(address) __builtin_prefetch(address, 1, 3)
+#else
+#define GOSSAMER_FETCH_TO_WRITE(address) static_cast<void>(address)
+#endif
+
 // Entries whose codes are made at a time. A multiple of 8 and of 5: their bytes begin at a byte's boundary.
 constexpr int64_t kChunk = 1280;
 
@@ -99,6 +105,16 @@ struct Output {
 
 GOSSAMER_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// Entries that one round of a loop over bytes makes, with the widest vectors.
+constexpr int64_t kRound = 64;
+
+// How many entries to make where `count` are wanted. A whole round costs less than a part of one; where the buffer of
+// `total` goes on, what is made too much is made again or thrown away.
+GOSSAMER_INLINE int64_t whole_rounds(int64_t place, int64_t count, int64_t total) {
+    const int64_t more = (count + kRound - 1) / kRound * kRound;
+    return place + more <= total ? more : count;
+}
+
 GOSSAMER_INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 GOSSAMER_INLINE float float_of(uint32_t bits) {
@@ -152,23 +168,40 @@ GOSSAMER_INLINE uint32_t largest_magnitude(Entries w, int64_t n) {
     return most;
 }
 
-// The sum of term(0) to term(n - 1), none negative, as if filled up with zeros to a power of two: the second half is
-// added to the first until one number is left. room: half that power.
-template <typename Term>
-GOSSAMER_INLINE float sum_by_halves(Term term, int64_t n, float* room) {
+// The sum of 2 Half numbers, by halves: of a known length, it is made without loops.
+template <int64_t Half, typename Number>
+GOSSAMER_INLINE Number sum_of_known(Number* room) {
+    for (int64_t i = 0; i < Half; i++) room[i] += room[i + Half];
+    if constexpr (Half > 1) return sum_of_known<Half / 2>(room);
+    return room[0];
+}
+
+// The sum of so many numbers, a power of two: the second half is added to the first until one number is left.
+template <typename Number>
+GOSSAMER_INLINE Number halved(Number* numbers, int64_t count) {
+    constexpr int64_t kKnown = 128;
+    int64_t half = count / 2;
+    for (; half > kKnown; half /= 2) {
+        GOSSAMER_APART
+        for (int64_t i = 0; i < half; i++) numbers[i] += numbers[i + half];
+    }
+    if (half == kKnown) return sum_of_known<kKnown>(numbers);
+    for (; half; half /= 2) {
+        for (int64_t i = 0; i < half; i++) numbers[i] += numbers[i + half];
+    }
+    return numbers[0];
+}
+
+// The sum of term(0) to term(n - 1), none negative, by halves as if filled up with zeros to a power of two. room: half
+// that power.
+template <typename Number, typename Term>
+GOSSAMER_INLINE Number sum_by_halves(Term term, int64_t n, Number* room) {
     if (n == 1) return term(0);
     int64_t half = 1;
     while (2 * half < n) half *= 2;
     for (int64_t i = 0; i < n - half; i++) room[i] = term(i) + term(i + half);
     for (int64_t i = n - half; i < half; i++) room[i] = term(i);
-    for (half /= 2; half >= 16; half /= 2) {
-        GOSSAMER_APART
-        for (int64_t i = 0; i < half; i++) room[i] += room[i + half];
-    }
-    for (; half; half /= 2) {
-        for (int64_t i = 0; i < half; i++) room[i] += room[i + half];
-    }
-    return room[0];
+    return halved(room, half);
 }
 
 }  // namespace gossamer

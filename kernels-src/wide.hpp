@@ -21,11 +21,10 @@ inline bool wide_serves() { return level() == Level::kAvx512; }
 
 #if GOSSAMER_X86
 
-// A code of kBits bits. Scale: one for each block, or for each tensor. value: what a payload's scale becomes; meant:
-// what the 16 codes from the at-th of a chunk stand for; single: what code i does.
+// A code of kBits bits. value: what a payload's scale of a block becomes; meant: what the 16 codes from the at-th of a
+// chunk stand for.
 struct WideInt8 {
     static constexpr int kBits = 8;
-    static constexpr bool kScaleByTensor = false;
 
     GOSSAMER_WIDE __m512 value(float scale) { return _mm512_set1_ps(scale); }
 
@@ -33,15 +32,10 @@ struct WideInt8 {
         const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(chunk + at));
         return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), scale);
     }
-
-    static float single(const uint8_t* chunk, int64_t i, float scale) {
-        return static_cast<float>(static_cast<int8_t>(chunk[i])) * scale;
-    }
 };
 
 struct WideBits {
     static constexpr int kBits = 1;
-    static constexpr bool kScaleByTensor = false;
 
     GOSSAMER_WIDE __m512 value(float scale) { return _mm512_set1_ps(scale); }
 
@@ -49,15 +43,10 @@ struct WideBits {
         const __m512i sign = _mm512_maskz_set1_epi32(load<uint16_t>(chunk + at / 8), INT32_MIN);
         return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(scale), sign));
     }
-
-    static float single(const uint8_t* chunk, int64_t i, float scale) {
-        return chunk[i / 8] >> (i % 8) & 1 ? -scale : scale;
-    }
 };
 
 struct WidePairs {
     static constexpr int kBits = 2;
-    static constexpr bool kScaleByTensor = true;
 
     GOSSAMER_WIDE __m512 value(float t) { return _mm512_setr4_ps(0.0f, 0.0f, -t, t); }
 
@@ -66,20 +55,14 @@ struct WidePairs {
         const __m512i codes = _mm512_srlv_epi32(_mm512_set1_epi32(load<int32_t>(chunk + at / 4)), shifts);
         return _mm512_permutexvar_ps(codes, table);  // the next code's bits do no harm: the table repeats itself
     }
-
-    static float single(const uint8_t* chunk, int64_t i, float t) {
-        const int code = chunk[i / 4] >> (2 * (i % 4)) & 3;
-        return code == 3 ? t : code == 2 ? -t : 0.0f;
-    }
 };
 
-// The first entries of a chunk, as many as fill vectors; returns how many those are.
+// The sum of n entries, a multiple of kRound.
 template <typename Code>
-GOSSAMER_WIDE_LOOP int64_t wide_sums(const std::vector<const uint8_t*>& chunks, const std::vector<float>& scales,
-                                     int64_t n, float divisor, float* sum) {
+GOSSAMER_WIDE_LOOP void wide_sums(const std::vector<const uint8_t*>& chunks, const std::vector<float>& scales,
+                                  int64_t n, float divisor, float* sum) {
     const __m512 by = _mm512_set1_ps(divisor);
-    int64_t at = 0;
-    for (; at + 64 <= n; at += 64) {
+    for (int64_t at = 0; at < n; at += kRound) {
         __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
         for (size_t payload = 0; payload < chunks.size(); payload++) {
             const __m512 value = Code::value(scales[payload]);
@@ -91,32 +74,46 @@ GOSSAMER_WIDE_LOOP int64_t wide_sums(const std::vector<const uint8_t*>& chunks, 
             _mm512_storeu_ps(sum + at + 16 * k, divisor == 1.0f ? sums[k] : _mm512_div_ps(sums[k], by));
         }
     }
-    return at;
 }
+
+// The codes of the last entries of a tensor, with zeros behind them.
+struct WideEnds {
+    std::vector<uint8_t> bytes;
+    std::vector<const uint8_t*> chunks;
+
+    explicit WideEnds(int64_t payloads) : bytes(static_cast<size_t>(payloads * kRound)) {
+        for (int64_t payload = 0; payload < payloads; payload++) chunks.push_back(&bytes[payload * kRound]);
+    }
+
+    void copy(const std::vector<const uint8_t*>& from, int64_t start, int64_t count) {
+        for (size_t payload = 0; payload < from.size(); payload++) {
+            std::memcpy(&bytes[payload * kRound], from[payload] + start, static_cast<size_t>(count));
+        }
+    }
+};
 
 template <typename Code>
 int64_t wide_decode(const float* const* scales, const uint8_t* const* packed, int64_t payloads, const Spans& spans,
                     float divisor, float* out) {
     std::vector<const uint8_t*> chunks(packed, packed + payloads);
     std::vector<float> now(chunks.size());
+    WideEnds ends(payloads);
     alignas(64) float sum[kChunk];
     const Output result{out, spans.total()};
     int64_t index = 0;
-    spans.every_block([&](int64_t tensor, int64_t place, int64_t n) {
-        for (size_t payload = 0; payload < now.size(); payload++) {
-            now[payload] = scales[payload][Code::kScaleByTensor ? tensor : index];
-        }
+    spans.every_block([&](int64_t, int64_t place, int64_t n) {
+        for (size_t payload = 0; payload < now.size(); payload++) now[payload] = scales[payload][index];
         index++;
         every_chunk(n, [&](int64_t at, int64_t count) {
-            for (int64_t i = wide_sums<Code>(chunks, now, count, divisor, sum); i < count; i++) {
-                sum[i] = 0.0f;
-                for (size_t payload = 0; payload < now.size(); payload++) {
-                    sum[i] += Code::single(chunks[payload], i, now[payload]);
-                }
-                sum[i] /= divisor;
+            const int64_t whole = count - count % kRound, bytes = ceil_div(count * Code::kBits, 8);
+            wide_sums<Code>(chunks, now, whole, divisor, sum);
+            if (whole < count) {
+                const int64_t start = whole * Code::kBits / 8;
+                ends.copy(chunks, start, bytes - start);
+                wide_sums<Code>(ends.chunks, now, kRound, divisor, sum + whole);
             }
             result.put(place + at, sum, count);
-            for (const uint8_t*& chunk : chunks) chunk += ceil_div(count * Code::kBits, 8);
+            for (const uint8_t*& chunk : chunks) chunk += bytes;
         });
         return true;
     });

@@ -139,6 +139,26 @@ def test_a_rule_that_asks_twice_reads_its_input_twice() -> None:
     assert conversation.least_encode_bytes >= 2 * 4 * LAYOUT.numel
 
 
+@pytest.mark.parametrize("world", [1, 4])
+def test_parts_are_heard_instead_of_read_again(world: int) -> None:
+    """Of a part's mean: what it owes is read and written, and it is encoded once more."""
+    (conversation,) = prepare(fed_back("Sharded(Int8())"), LAYOUT, (world,))
+    n, part = LAYOUT.numel, -(-LAYOUT.numel // world)
+    message = conversation.heard[1][0]
+    size = sum(each.nbytes for each in message)
+    assert size == pytest.approx(part * (1 + 4 / 256), rel=0.05)
+    assert conversation.least_encode_bytes == 4 * n + 2 * 4 * (n + part) + (2 * world + 1) * size
+    assert conversation.least_decode_bytes == world * size + 4 * n
+
+
+def test_groups_that_remember_other_things_share_no_memory() -> None:
+    one, four = prepare(fed_back("Sharded(Int8())"), LAYOUT, (1, 4))
+    assert one.state["owed"].flat.numel() == LAYOUT.numel
+    assert four.state["owed"].flat.numel() == -(-LAYOUT.numel // 4)
+    for conversation in (one, four):
+        assert min(conversation.run()) > 0
+
+
 class Slow(Compressor):
     """Encodes and decodes as long as it is told."""
 
@@ -196,6 +216,23 @@ def test_rows_are_measured_with_both_implementations() -> None:
     assert {row.kernels for row in rows} == set(available())
     for name in available():
         assert {1, 4, 64} <= {row.payloads for row in rows if row.kernels == name}
+
+
+def test_small_buckets_are_timed_with_warm_caches(monkeypatch) -> None:
+    ran: list[int] = []
+
+    def run(conversation: Conversation) -> tuple[float, float]:
+        ran.append(len(conversation.x.layout))
+        return (0.005, 0.001) if len(ran) % 2 else (0.004, 0.002)
+
+    monkeypatch.setattr(Conversation, "run", run)
+    rows = rows_of(Dense("bfloat16"), bucket(100_000))
+    ran.clear()
+    assert {tuple(row.timer()) for row in rows if len(row.layout) in (1, 200)} == {(0.004, 0.001)}
+    assert len(ran) == 2 * len([row for row in rows if len(row.layout) in (1, 200)])
+    ran.clear()
+    next(row for row in rows if len(row.layout) not in (1, 200)).timer()
+    assert len(ran) == 1
 
 
 def test_implementations_are_switched_and_switched_back() -> None:

@@ -16,10 +16,13 @@ from torch.nn.functional import mse_loss
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.convergence import COMPRESSORS, main, options, without_feedback  # noqa: E402
-from benchmarks.page import PAGE, put_between, read, rules  # noqa: E402
-from benchmarks.report import DENSE, Table, page_part, plot, verdict  # noqa: E402
-from benchmarks.tasks import TASKS, Samples, Task  # noqa: E402
+from benchmarks.closing import closing_part  # noqa: E402
+from benchmarks.convergence import PARTS, jobs, main, options  # noqa: E402
+from benchmarks.page import PAGE, around, put_between, read, rules  # noqa: E402
+from benchmarks.picture import plot  # noqa: E402
+from benchmarks.report import Table, page_part, verdict  # noqa: E402
+from benchmarks.studies import COMPRESSORS, DENSE, EVERY, STUDIES, TOP_K, without_feedback  # noqa: E402
+from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS, Adaptive, Samples, Task  # noqa: E402
 from benchmarks.training import Run, Workers, train  # noqa: E402
 
 from gossamer.bench import fed_back, roster  # noqa: E402
@@ -47,6 +50,7 @@ PLAIN = Task(
     about="a linear map",
     steps=8,
     seeds=2,
+    dense_seeds=2,
     batch=4,
     without="OneBitAdam",
     build=lambda: nn.Linear(12, 24, bias=False).double(),
@@ -86,7 +90,7 @@ def test_momentum_moves_into_the_compressor() -> None:
 
 def test_feedback_makes_up_for_what_was_lost() -> None:
     def loss(text: str) -> float:
-        return weights(text, steps=30)[1].losses()[0] or 0.0
+        return weights(text, steps=30)[1].loss() or 0.0
 
     assert loss("TopK(density=0.05)") < loss("TopK(density=0.05, feedback=False)")
 
@@ -109,6 +113,15 @@ def test_a_training_that_diverges_has_no_loss_at_the_end() -> None:
     run = train("plain", wild, "TopK(density=0.1)", 0, 40, 4, 1)
     assert run["curve"][-1][2] is None
     assert run["curve"][0][2] is not None
+
+
+def test_clipping_bounds_what_the_optimizer_sees() -> None:
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = Adaptive(clip=0.5)(model.parameters())
+    (3 * model(torch.ones(1, 4))).sum().backward()
+    optimizer.step()
+    assert model.weight.grad is not None
+    torch.testing.assert_close(model.weight.grad.norm(), torch.tensor(0.5), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -139,13 +152,35 @@ def test_twins_forget() -> None:
         assert twin is None or "Feedback" not in repr(fed_back(twin))
 
 
+def test_every_study_can_be_asked_for_and_has_a_place_on_the_page() -> None:
+    for name in STUDIES:
+        assert {job.task for job in jobs(options().parse_args(["--study", name]))} == set(STUDIES[name].tasks)
+        assert name in PARTS
+        around(PAGE, name)  # exits where it has none
+
+
+def test_optimizers_are_not_asked_for_what_they_cannot_do() -> None:
+    asked = {(job.task, job.compressor.partition("(")[0]) for job in jobs(options().parse_args([]))}
+    assert not asked & {("bytelm", "OneBitAdam"), (ADAMW_TASK, "DGC"), ("digits-conv-adamw", "DGC")}
+    assert {("bytelm", "DGC"), (ADAMW_TASK, "OneBitAdam")} <= asked
+
+
+def test_dense_has_more_seeds_and_comes_first_of_each() -> None:
+    found = [job for job in jobs(options().parse_args(["--tasks", "bytelm"])) if job.seed < 2]
+    assert [job.seed for job in found] == sorted(job.seed for job in found)
+    assert found[0].compressor == DENSE
+    assert all(task.dense_seeds >= task.seeds for task in EVERY.values())
+
+
 # -- tables --------------------------------------------------------------------------------------------------------
 
 
-def run_of(compressor: str, seed: int, losses: list[float | None], bytes_a_step: float) -> Run:
+def run_of(
+    compressor: str, seed: int, losses: list[float | None], bytes_a_step: float, task: str = "digits-conv"
+) -> Run:
     curve = [(step, step * bytes_a_step, loss) for step, loss in enumerate(losses)]
     return {
-        "task": "digits-conv",
+        "task": task,
         "compressor": compressor,
         "resolved": compressor,
         "seed": seed,
@@ -157,11 +192,14 @@ def run_of(compressor: str, seed: int, losses: list[float | None], bytes_a_step:
     }
 
 
+TWIN = "TopK(density=0.1, feedback=False)"
+
+
 def table(compressed: float | None, forgetful: float | None, start: float = 2.0) -> Table:
     dense = [run_of(DENSE, seed, [start, 1.0, 0.5, 0.4, 0.3 + shift], 100.0) for seed, shift in ((0, -0.01), (1, 0.01))]
     ours = [run_of("TopK(density=0.1)", seed, [start, None, None, None, compressed], 60.0) for seed in (0, 1)]
-    twin = [run_of("twin", seed, [start, None, None, None, forgetful], 60.0) for seed in (0, 1)]
-    return Table("digits-conv", {DENSE: dense, "TopK(density=0.1)": ours, "twin": twin})
+    twin = [run_of(TWIN, seed, [start, None, None, None, forgetful], 60.0) for seed in (0, 1)]
+    return Table("digits-conv", {DENSE: dense, "TopK(density=0.1)": ours, TWIN: twin})
 
 
 def test_gaps_are_counted_in_spreads() -> None:
@@ -169,6 +207,18 @@ def test_gaps_are_counted_in_spreads() -> None:
     assert found.spread == pytest.approx(0.01 * 2**0.5)
     assert found.gap("TopK(density=0.1)") == pytest.approx(0.05 / found.spread)
     assert found.improvement == pytest.approx(1.7 / found.spread)
+
+
+def test_gaps_are_between_runs_of_the_same_seeds() -> None:
+    found = table(0.35, 0.6).runs
+    only = Table("digits-conv", {**found, "TopK(density=0.1)": found["TopK(density=0.1)"][1:]})
+    assert only.gap("TopK(density=0.1)") == pytest.approx((0.35 - 0.31) / only.spread)
+
+
+def test_a_column_that_nobody_fills_is_left_out() -> None:
+    found = table(0.35, 0.6).runs
+    runs = [run for text in (DENSE, "TopK(density=0.1)") for run in found[text]]
+    assert "without feedback" not in page_part(runs, [])
 
 
 def test_dense_stops_at_the_same_bytes() -> None:
@@ -186,12 +236,13 @@ def test_dense_stops_at_the_same_bytes() -> None:
     ],
 )
 def test_a_verdict_follows_from_the_numbers(forgetful: float | None, start: float, said: str) -> None:
-    assert said in verdict(table(0.35, forgetful, start), {"TopK(density=0.1)": "twin"})
+    found = table(0.35, forgetful, start)
+    assert said in verdict(found, found.twins())
 
 
 def test_what_diverged_is_said_to_have() -> None:
     runs = [run for runs in table(None, 0.6).runs.values() for run in runs]
-    found = page_part(runs, {"TopK(density=0.1)": "twin"}, ["on this machine"])
+    found = page_part(runs, ["on this machine"])
     (line,) = [line for line in found.splitlines() if line.startswith("| `TopK")]
     assert (
         "diverged (2 of 2) | - | diverged (2 of 2) | 60 B | 1/1.7 | 0.500 ± 0.000 (2 steps) | 0.600 ± 0.000 |" in line
@@ -211,6 +262,66 @@ def test_nothing_is_trained_twice(tmp_path: Path, capsys: pytest.CaptureFixture[
     second = capsys.readouterr()
     assert "of 6:" not in second.err
     assert second.out == first.out
+
+
+def trained(task: str, text: str, loss: float, bytes_a_step: float) -> list[Run]:
+    shifts = (-0.01, 0.01) if text == DENSE else (0.0, 0.0)
+    return [run_of(text, seed, [5.0, 3.0, 2.5, loss + shift], bytes_a_step, task) for seed, shift in enumerate(shifts)]
+
+
+def closing_runs(frozen: float) -> list[Run]:
+    tasks = {changed: name for name, changed in zip(ADAMW_TASKS, ("lr", "beta"), strict=False)}
+    return [
+        *trained(ADAMW_TASK, DENSE, 2.0, 100.0),
+        *trained(ADAMW_TASK, TOP_K, 3.0, 10.0),
+        *trained(ADAMW_TASK, "OneBitAdam(warmup=40)", frozen, 30.0),
+        *trained(ADAMW_TASK, "TopK(density=0.03)", 2.4, 20.0),
+        *trained(ADAMW_TASK, "Chain(TopK(density=0.01), Int8())", 3.02, 8.0),
+        *trained(ADAMW_TASK, "TopK(density=0.01, feedback=False)", 3.5, 10.0),
+        *trained(tasks["lr"], DENSE, 1.9, 100.0),
+        *trained(tasks["lr"], TOP_K, 2.8, 10.0),
+    ]
+
+
+def test_what_closes_a_gap_follows_from_the_numbers() -> None:
+    found = closing_part(closing_runs(2.01), ["on this machine"])
+    assert "`TopK(density=0.01)` ends 71 spreads above `Dense()`." in found
+    assert "to fewer than 3 spreads: `OneBitAdam(warmup=40)` (+0.7, 3.0 times the bytes)." in found
+    assert "What closes at least 50% of it: `TopK(density=0.03)` (+28.3, 2.0 times the bytes)." in found
+    assert "Best for no more bytes: `TopK(density=0.01)` with lr 0.003 (+56.6, 1.0 times the bytes)." in found
+    assert "Less than 10% either way: `Chain(TopK(density=0.01), Int8())` (+72.1, 0.8 times the bytes)." in found
+    assert "Worse than before: `TopK(density=0.01, feedback=False)` (+106.1, 1.0 times the bytes)." in found
+    assert "| lr 0.003 | `TopK(density=0.01)` | 2.800 ± 0.000 | +56.6 | 20% | 1.900 ± 0.014 |" in found
+
+
+@pytest.mark.parametrize(
+    ("frozen", "words"),
+    [
+        (2.8, "is not what closes the gap: +56.6 beside +56.6"),
+        (2.3, "closes 50% more of the gap: +21.2 beside +56.6"),
+    ],
+)
+def test_variance_is_to_blame_only_where_freezing_it_helps(frozen: float, words: str) -> None:
+    runs = [
+        *closing_runs(2.01),
+        *trained(ADAMW_TASK, "Warmup(TopK(density=0.01), steps=25)", 2.8, 40.0),
+        *trained(ADAMW_TASK, "OneBitAdam(warmup=25, inner=TopK(density=0.01))", frozen, 40.0),
+    ]
+    assert f"After 25 dense steps either way, to freeze Adam's variance and send its momentum {words}" in closing_part(
+        runs, []
+    )
+
+
+def test_the_gap_under_sgd_stands_beside() -> None:
+    runs = [*closing_runs(2.01), *trained(SGD_TASK, DENSE, 2.5, 100.0), *trained(SGD_TASK, TOP_K, 2.75, 10.0)]
+    assert (
+        "Under SGD with momentum `TopK(density=0.01)` ends 0.250 above `Dense()`, under AdamW 1.000."
+        in closing_part(runs, [])
+    )
+
+
+def test_where_nothing_closes_a_gap_it_says_so() -> None:
+    assert "Nothing that was tried closes the gap" in closing_part(closing_runs(2.05), [])
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

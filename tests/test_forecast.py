@@ -1,20 +1,26 @@
 import math
 import os
 import sys
+import threading
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
+from virtual import batch, cluster, network, seeded
 
 from gossamer import events
 from gossamer.control import WEIGHT_BYTES, control_bytes
 from gossamer.drive import simulate
 from gossamer.errors import AttachError
-from gossamer.events import Attached, emit
+from gossamer.events import Attached, StepEnded, emit
 from gossamer.forecast import assumed, assumed_shapes, attached_by, conversation, forecast
 from gossamer.kernels import coded_bytes
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import resolve
+from gossamer.timetable import schedule_of
 from gossamer.words import At, Gather, Mean, Together, bytes_sent
 
 WORKERS = 4
@@ -82,13 +88,18 @@ def test_memory_is_a_residual_per_compressed_entry_and_the_factor():
     assert said_of("TopK(0.05)", dtype="torch.bfloat16").residual_bytes == 4 * numel
 
 
+def other(said, where):
+    return sum(each.bytes_sent for each in said.others if each.where == where)
+
+
 def test_the_total_has_control_and_buffers():
     said = said_of("TopK(0.05)", buffer_bytes=400, control_bytes=22)
-    assert said.control_bytes_sent == (WORKERS - 1) * (22 + WEIGHT_BYTES)
-    assert said_of("Dense", control_bytes=22).control_bytes_sent == (WORKERS - 1) * 22
-    assert said.buffer_bytes_sent == 3 / 4 * 400
+    control = (WORKERS - 1) * (22 + WEIGHT_BYTES)
+    assert other(said, "control") == control
+    assert other(said_of("Dense", control_bytes=22), "control") == (WORKERS - 1) * 22
+    assert other(said, "buffers") == 3 / 4 * 400
     words = sum(sent for _, sent in gathers("TopK(0.05)"))
-    assert said.bytes_sent == words + said.control_bytes_sent + 300
+    assert said.bytes_sent == said.cycle_bytes_sent == words + control + 300
     assert said.share_of_dense == said.bytes_sent / said.dense_bytes_sent
 
 
@@ -236,10 +247,171 @@ def test_a_real_attach_is_priced(tmp_path):
         120 * 4 + coded_bytes(120, 1200),
         ring(4 * 120, 2),
     ]
-    assert said.control_bytes_sent == control_bytes(4, 1) + WEIGHT_BYTES
-    assert said.buffer_bytes_sent == seen.buffer_bytes / 2 >= 4 * 80 / 2
+    assert other(said, "control") == control_bytes(4, 1) + WEIGHT_BYTES
+    assert other(said, "buffers") == seen.buffer_bytes / 2 >= 4 * 80 / 2
 
 
 def test_a_warm_up_is_over_when_a_step_is_priced():
     assert gathers("Warmup(TopK(0.05), steps=1000)") == gathers("TopK(0.05)")
     assert gathers("DGC(0.05, warmup=1000)") == gathers("DGC(0.05)")
+
+
+# -- what strategies send: real sessions against the forecast, to the byte
+
+
+@dataclass
+class Listener:
+    """What the sessions of one thread per rank announce, and the bytes of their steps."""
+
+    attached: dict[int, Attached] = field(default_factory=dict)
+    sent: dict[int, list[float]] = field(default_factory=dict)
+
+    def __call__(self, event):
+        thread = threading.get_ident()
+        if isinstance(event, Attached):
+            self.attached[thread] = event
+            self.sent[thread] = []
+        elif isinstance(event, StepEnded):
+            self.sent[thread].append(event.bytes_sent)
+
+
+def normed(rank, dtype=torch.float32):
+    with seeded(rank):
+        inner = [nn.Linear(16, 20), nn.BatchNorm1d(20), nn.Tanh()]
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), *inner, nn.Linear(20, 3)).to(dtype)
+
+
+def heard_of(text, passes, world=3, model=network, optimizer=None):
+    """(what rank 0 announced, bytes of each of its steps in which exchanges may have landed)"""
+    recipe = resolve(text, world)
+    optimizer = optimizer or partial(torch.optim.SGD, lr=0.01)
+    listener, threads = Listener(), {}
+
+    def work(worker):
+        threads[worker.rank] = threading.get_ident()
+        mine = model(worker.rank, dtype=torch.float32)
+        steps = optimizer(mine.parameters())
+        worker.attach(mine, steps, recipe)
+        for step in range(passes):
+            steps.zero_grad()
+            x, y = batch(step, worker.rank, dtype=torch.float32)
+            nn.functional.mse_loss(mine(x), y).backward()
+            steps.step()
+
+    unsubscribe = events.subscribe(listener)
+    try:
+        cluster(work, world)
+    finally:
+        unsubscribe()
+    return recipe, listener.attached[threads[0]], listener.sent[threads[0]]
+
+
+STRATEGIES = {
+    "EveryStep(accumulate=3)": 9,
+    "EveryStep(delay=2)": 8,
+    "LocalSGD(4)": 12,
+    "PostLocalSGD(3, start=5)": 11,
+    "DiLoCo(6, fragments=3, delay=1)": 13,
+    "DiLoCo(5, fragments=2, delay=4)": 19,
+    "DelayedAveraging(delay=3, period=2)": 11,
+}
+
+
+def check_bytes(recipe, attached, sent, world):
+    said = forecast(recipe, attached, workers=world)
+    assert len(sent) > 2 * said.steps
+    for cycle in (sent[-said.steps :], sent[-2 * said.steps : -said.steps]):
+        assert sum(cycle) == pytest.approx(said.cycle_bytes_sent, rel=1e-12)
+    assert said.bytes_sent == said.cycle_bytes_sent / said.steps > 0
+    return said
+
+
+@pytest.mark.parametrize("compressor", ["Dense()", "Int8(block=64)", "TopK(0.05)", "PowerSGD(1)"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_forecast_is_what_sessions_send(strategy, compressor):
+    recipe, attached, sent = heard_of(f"{strategy} + {compressor}", STRATEGIES[strategy])
+    said = check_bytes(recipe, attached, sent, 3)
+    if compressor == "Dense()" and "accumulate" not in strategy:
+        whole = sum(layout.numel for _, layout in attached.layouts)
+        assert (
+            ring(4 * whole, 3)
+            < said.cycle_bytes_sent
+            < ring(4 * whole, 3) + 200 * len(schedule_of(recipe.strategy.stages[-1]).cycle)
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EveryStep()",
+        "EveryStep(delay=1) + Int8(block=64)",
+        "LocalSGD(3, optimizer_state='average') + TopK(0.05)",
+        "DiLoCo(6, fragments=3, delay=1, optimizer_state='average')",
+        "DelayedAveraging(delay=1) + Int8(block=64)",
+    ],
+)
+def test_the_forecast_knows_what_is_averaged_along(text):
+    recipe, attached, sent = heard_of(text, 20, model=normed, optimizer=torch.optim.AdamW)
+    said = check_bytes(recipe, attached, sent, 3)
+    if "average" in text:
+        numel = sum(layout.numel for _, layout in attached.layouts)
+        assert other(said, "averaged along") == ring(4 * (2 * numel + 40), 3)
+
+
+@pytest.mark.parametrize("compressor", ["Dense()", "TopK(0.05)"])
+def test_the_forecast_knows_sites(compressor):
+    recipe, attached, sent = heard_of(f"LocalSGD(3, per_site=2) + {compressor}", 9, world=4, model=normed)
+    said = check_bytes(recipe, attached, sent, 4)
+    assert other(said, "within sites") > 3 * ring(4 * attached.parameters, 2)
+    assert other(said, "buffers") == 0
+
+
+def test_sites_must_fit_the_world():
+    recipe, attached, _ = heard_of("LocalSGD(3, per_site=2)", 1, world=4)
+    with pytest.raises(AttachError, match="do not make sites of 2"):
+        forecast(recipe, attached, workers=3)
+    assert forecast(recipe, attached, workers=1).bytes_sent == 0
+
+
+def test_talking_less_sends_less():
+    every, seldom = (
+        forecast(resolve(text), assumed(10**5, resolve(text)), workers=4) for text in ("Dense", "DiLoCo(50)")
+    )
+    assert every.bytes_sent / 51 < seldom.bytes_sent < every.bytes_sent / 49
+    assert seldom.share_of_dense == seldom.bytes_sent / seldom.dense_bytes_sent
+    four = forecast(resolve("EveryStep(accumulate=4)"), assumed(10**5, resolve(None)), workers=4)
+    assert (four.passes, four.steps, four.bytes_sent) == (4, 1, every.bytes_sent)
+    assert four.share_of_dense == every.share_of_dense / 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "copies"),
+    [
+        ("EveryStep()", 0),
+        ("EveryStep(accumulate=4)", 1),
+        ("EveryStep(delay=2)", 2),
+        ("LocalSGD(4)", 1),
+        ("PostLocalSGD(4, start=10)", 1),
+        ("DiLoCo(8, fragments=2, delay=3)", 2),
+        ("DiLoCo(8, outer_momentum=0)", 1),
+        ("DelayedAveraging(delay=3)", 2 + 2 * 3),
+        ("DelayedAveraging(delay=3, period=2)", 2 + 2 * 2),
+    ],
+)
+def test_strategies_keep_copies_of_the_parameters(strategy, copies):
+    recipe = resolve(strategy)
+    said = forecast(recipe, assumed(10**5, recipe), workers=4)
+    assert said.strategy_bytes == copies * 4 * 10**5
+    assert (said.residual_bytes, said.other_state_bytes) == (0, 0)
+
+
+def test_assumed_momenta_are_adams():
+    recipe = resolve("DiLoCo(8, fragments=2, optimizer_state='average')")
+    said = forecast(recipe, assumed(10**5, recipe), workers=4)
+    assert other(said, "averaged along") == ring(4 * 2 * 10**5)
+    assert len(assumed(10**5, recipe).rider_bytes) == 2
+
+
+def test_fragments_need_tensors():
+    with pytest.raises(AttachError, match="do not make 40 fragments"):
+        assumed(100, resolve("DiLoCo(50, fragments=40)"))

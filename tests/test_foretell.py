@@ -1,9 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from gossamer.foretell import Foretold, Job, Measured, MeasuredBucket, foretell, plan, run_step
+from gossamer.foretell import Foretold, Measured, MeasuredBucket, foretell, plan
 from gossamer.network import read_network
 from gossamer.recipe import resolve
+from gossamer.strategies import Periodic
+from gossamer.virtual_steps import Job, run_step
+from gossamer.virtual_turns import Trip, run_sites, run_turns
 from gossamer.words import Gather, Mean, Together
 
 WORD = Gather((torch.empty(1, device="meta"),))
@@ -130,3 +135,157 @@ def test_more_hosts_than_workers_leave_the_rest_out():
 def test_measurements_survive_json():
     model = measured(buckets=[bucket(1, a=(10, 10))])
     assert Measured.from_json(model.to_json()) == model
+
+
+# -- strategies that talk less, in virtual time ------------------------------------------------------------------------
+
+
+def turns(schedule, *trips, world=2, **changes):
+    found = run_turns(trips, schedule, measured(**changes), Fixed(), world)
+    return found.seconds, found.waiting, found.wire, found.codec
+
+
+def trip(*jobs, offering=0.0, landing=0.0):
+    return Trip(jobs=jobs, offering_seconds=offering, landing_seconds=landing)
+
+
+PASS = 24.0  # seconds; a word takes ten
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words", "seconds", "waiting"),
+    [
+        (Periodic(5), 1, (5 * PASS + 2 + 11 + 3) / 5, 11 / 5),  # nobody trains meanwhile
+        (Periodic(5, delay=1), 1, (5 * PASS + 2 + 3) / 5, 0.0),  # 11 < 24: hidden
+        (Periodic(5, delay=1), 3, (5 * PASS + 2 + 33 + 3 - PASS) / 5, (33 - PASS) / 5),  # 33 > 24
+        (Periodic(5, delay=2), 3, (5 * PASS + 2 + 3) / 5, 0.0),
+        (Periodic(1), 1, PASS + 2 + 11 + 3, 11.0),
+        (Periodic(1, delay=1), 3, 33.0, 33 - PASS - 5),  # the lane never rests
+        (Periodic(1, delay=3), 3, 33.0, 33 - PASS - 5),  # and a longer delay does not help it
+        (Periodic(1, delay=3), 2, PASS + 5, 0.0),
+    ],
+)
+def test_training_waits_for_what_has_not_landed(schedule, words, seconds, waiting):
+    """2 seconds of offering, 1 of computing before each word, 3 of landing."""
+    going = trip(job(0.0, *[1.0] * words), offering=2.0, landing=3.0)
+    on_lane = 10 * words / schedule.period, words / schedule.period
+    assert turns(schedule, going) == pytest.approx((seconds, waiting, *on_lane))
+
+
+def test_fragments_take_turns_on_one_lane():
+    """The long one is still on the lane when the short one leaves: 4 passes hold 96 seconds of 42 + 11."""
+    long, short = trip(job(0.0, *[0.5] * 4)), trip(job(0.0, 1.0))
+    assert turns(Periodic(4, fragments=2, delay=1), long, short)[:2] == pytest.approx(
+        ((96 + 42 - 24) / 4, (42 - 24) / 4)
+    )
+    assert turns(Periodic(4, fragments=2, delay=2), long, short)[:2] == pytest.approx((24.0, 0.0))
+    assert turns(Periodic(2, fragments=2, delay=1), long, short)[:2] == pytest.approx(
+        ((48 + 42 - 24) / 2, (42 - 24) / 2)
+    )
+
+
+def test_on_crowded_processors_a_turn_slows_training():
+    """Computing on the lane takes twice as long beside training, which loses as much as it is given."""
+    going = trip(job(0.0, 4.0, last=2.0))
+    assert turns(Periodic(2, delay=1), going, crowded=True) == pytest.approx(((48 + 6) / 2, 0.0, 5.0, 12 / 2))
+    assert turns(Periodic(2, delay=1), going) == pytest.approx((24.0, 0.0, 5.0, 3.0))
+    assert turns(Periodic(2), going, crowded=True) == pytest.approx(((48 + 16) / 2, 8.0, 5.0, 3.0))
+
+
+def test_training_is_slowed_only_until_it_waits():
+    """Of 30 seconds on the lane 24 are shared and take twice as long; then training waits, and the rest goes alone."""
+    going = trip(job(0.0, 30.0))
+    (seconds, waiting, _, codec) = turns(Periodic(2, delay=1), going, crowded=True)
+    assert codec == pytest.approx((24 * 2 + 6) / 2)
+    assert waiting == pytest.approx(16 / 2)
+    assert seconds == pytest.approx((48 + 24 + 16) / 2)
+
+
+def test_sites_step_on_their_own_and_wait_for_turns():
+    inner, going = [job(20.0, 1.0)], trip(job(0.0, 1.0), offering=2.0, landing=3.0)
+    found = run_sites(inner, [going], Periodic(6), measured(), Fixed(), Fixed(), 4)
+    assert found.seconds == pytest.approx((6 * 35 + 2 + 11 + 3) / 6)
+    assert found.waiting == pytest.approx((6 * 11 + 11) / 6)
+    assert (found.wire, found.codec) == pytest.approx(((6 * 10 + 10) / 6, (6 + 1) / 6))
+    found = run_sites(inner, [going], Periodic(2), measured(), Fixed(), Fixed(), 4)
+    assert found.seconds == pytest.approx((2 * 35 + 2 + 11 + 3) / 2)
+
+
+MEGABYTES = 4e6 * 1526 / 1448 * 8 / 100e6  # seconds of the line, for a million parameters on two workers
+
+
+def told(text, spec="100mbit", workers=2, **changes):
+    model = measured(
+        **{"backward_seconds": 0.2, "rest_seconds": 0.05, "buckets": [bucket(1, a=(1000, 1000))], "control_bytes": 23}
+        | changes
+    )
+    return foretell(resolve(text), model, read_network(spec, workers), workers)
+
+
+def test_a_period_is_averaged():
+    every = told("EveryStep()")
+    seldom = told("LocalSGD(10)")
+    assert seldom.step_seconds == pytest.approx(0.25 + (MEGABYTES + 0.002) / 10, rel=0.01)
+    assert seldom.waiting_seconds == pytest.approx((MEGABYTES + 0.002) / 10, rel=0.02)
+    assert seldom.wire_seconds == pytest.approx(every.wire_seconds / 10, rel=0.02)
+    assert seldom.inputs["backward_passes"] == 10
+    assert told("PostLocalSGD(10, start=500)").step_seconds == seldom.step_seconds
+    assert told("LocalSGD(10)", workers=1).step_seconds == 0.25
+
+
+def test_what_travels_while_training_goes_on_is_hidden():
+    assert told("DiLoCo(10)").step_seconds > 0.27
+    assert told("DiLoCo(10, delay=2)").step_seconds == pytest.approx(0.25)
+    assert told("EveryStep(delay=1)").step_seconds == pytest.approx(MEGABYTES + 0.002, rel=0.01)
+    assert told("DelayedAveraging(delay=2, period=2)").step_seconds == pytest.approx(0.25)
+
+
+def test_every_turn_begins_with_a_meeting():
+    """Two rounds of a second each way at most: a meeting, and a bucket that takes the control word along."""
+    meeting = told("LocalSGD(1)", "1gbit,1s").step_seconds - told("EveryStep()", "1gbit,1s").step_seconds
+    assert 0.9 < meeting < 2.1
+
+
+def test_what_is_averaged_along_takes_its_time():
+    assert told("LocalSGD(10)", rider_bytes=[8_000_000]).wire_seconds == pytest.approx(3 * MEGABYTES / 10, rel=0.01)
+    fragments = [bucket(1, a=(1000, 1000)), replace(bucket(1, b=(1000, 1000)), fragment=1)]
+    said = told("DiLoCo(10, fragments=2)", buckets=fragments, rider_bytes=[0, 4_000_000])
+    assert said.wire_seconds == pytest.approx(3 * MEGABYTES / 10, rel=0.01)
+
+
+def test_passes_that_accumulate_talk_to_nobody():
+    once, four = told("EveryStep()"), told("EveryStep(accumulate=4)")
+    assert four.step_seconds == pytest.approx(once.step_seconds + 3 * 0.2)
+    assert (four.waiting_seconds, four.wire_seconds) == pytest.approx((once.waiting_seconds, once.wire_seconds))
+
+
+def test_sites_talk_over_their_own_lines():
+    """Within a site every step, between sites every tenth; both over the same rate here."""
+    said = told("LocalSGD(10, per_site=2)", workers=4, site_buckets=[bucket(1, a=(1000, 1000))], site_control_bytes=23)
+    inside = told("EveryStep()").step_seconds
+    assert said.step_seconds == pytest.approx(inside + 1.5 * MEGABYTES / 10, rel=0.02)
+
+
+TWO_SITES = """
+[[hosts]]
+count = 2
+site = "west"
+rate = "100mbit"
+[[hosts]]
+count = 2
+site = "east"
+rate = "100mbit"
+[[paths]]
+between = ["west", "east"]
+round_trip = "500ms"
+"""
+
+
+def test_slow_paths_between_sites_do_not_slow_what_is_inside(tmp_path):
+    spec = tmp_path / "two-sites.toml"
+    spec.write_text(TWO_SITES)
+    buckets = {"site_buckets": [bucket(1, a=(1000, 1000))], "site_control_bytes": 23}
+    inside = told("EveryStep()").step_seconds
+    far = told("EveryStep()", str(spec), workers=4).step_seconds
+    said = told("LocalSGD(50, per_site=2)", str(spec), workers=4, **buckets).step_seconds
+    assert inside < said < inside + 2 * far / 50 < far

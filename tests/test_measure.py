@@ -1,12 +1,17 @@
 import math
 
 import pytest
+import torch
 
+from gossamer.buckets import Bucket
 from gossamer.errors import GossamerError
 from gossamer.forecast import assumed
-from gossamer.foretell import plan
+from gossamer.foretell import foretell, plan
 from gossamer.measure import MeasureError, assume, measure
+from gossamer.network import read_network
 from gossamer.recipe import resolve
+from gossamer.stopwatch import turn
+from gossamer.words import At
 
 SCRIPT = """
 import sys, time, torch, gossamer
@@ -66,7 +71,7 @@ def test_a_script_that_fails_shows_its_error(tmp_path):
 def test_every_part_can_be_decoded_where_one_worker_speaks_for_all(text):
     recipe = resolve(text, 3)
     model = assumed(100_003, recipe)
-    (bucket,) = assume(model, recipe.compressor, 0.3, workers=3).buckets
+    (bucket,) = assume(model, recipe, 0.3, workers=3).buckets
     assert "Sharded" in repr(recipe)
     assert len(bucket.engine_seconds) == 2
 
@@ -75,7 +80,7 @@ def test_every_part_can_be_decoded_where_one_worker_speaks_for_all(text):
 def test_an_assumed_step_has_codecs_that_were_timed(text, rounds):
     recipe = resolve(text)
     model = assumed(10_000_000, recipe)
-    seen = assume(model, recipe.compressor, 0.3, workers=3)
+    seen = assume(model, recipe, 0.3, workers=3)
     assert seen.compute_seconds == 0.3
     assert [len(bucket.engine_seconds) for bucket in seen.buckets] == [rounds] * len(model.layouts)
     moments = [bucket.ready_seconds for bucket in seen.buckets]
@@ -89,4 +94,59 @@ def test_a_bucket_that_cannot_be_held_is_refused():
     recipe = resolve("Dense")
     model = assumed(10**12, recipe)
     with pytest.raises(MeasureError, match="too large to be compressed here"):
-        assume(model, recipe.compressor, 0.3, workers=3)
+        assume(model, recipe, 0.3, workers=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "offers"),
+    [
+        ("LocalSGD(4) + TopK(0.01)", True),
+        ("DiLoCo(8, fragments=3, delay=1) + Int8", True),
+        ("DelayedAveraging(delay=2) + PowerSGD(2)", True),
+        ("EveryStep(delay=1)", False),
+        ("EveryStep(accumulate=2)", False),
+    ],
+)
+def test_turns_are_timed_with_their_rules(text, offers):
+    recipe = resolve(text)
+    model = assumed(400_003, recipe)
+    seen = assume(model, recipe, 0.3, workers=3)
+    assert [bucket.fragment for bucket in seen.buckets] == list(model.fragments)
+    assert all((bucket.offering_seconds > 0) == (bucket.landing_seconds > 0) == offers for bucket in seen.buckets)
+    assert foretell(recipe, seen, read_network("100mbit", 3), 3).step_seconds >= 0.3
+
+
+def test_sites_are_timed_dense():
+    recipe = resolve("LocalSGD(4, per_site=2) + TopK(0.01)")
+    seen = assume(assumed(400_003, recipe), recipe, 0.3, workers=4)
+    assert [len(bucket.engine_seconds) for bucket in seen.site_buckets] == [1]
+    assert [sorted(bucket.shapes) for bucket in seen.site_buckets] == [sorted(bucket.shapes) for bucket in seen.buckets]
+    assert seen.site_control_bytes > seen.control_bytes > 0
+    assert assume(assumed(400_003, recipe), recipe, 0.3, workers=1).site_buckets == []
+
+
+def test_a_turn_leaves_parameters_as_they_are():
+    parameters = {"a": torch.nn.Parameter(torch.randn(50, 60)), "b": torch.nn.Parameter(torch.randn(7))}
+    kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    strategy = resolve("DiLoCo(4)").strategy
+    bucket = Bucket(parameters, resolve("Int8").compressor, At(world=3))
+    fresh = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
+    (timed,) = turn(strategy, [bucket], resolve("Int8").compressor, 3, fresh)
+    assert all(torch.equal(kept[name], parameter) for name, parameter in parameters.items())
+    assert min(timed.offering, timed.landing, *timed.computing, *timed.engine) > 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("text", ["DiLoCo(4, fragments=2, optimizer_state='average')", "LocalSGD(3, per_site=2)"])
+def test_a_script_that_merges_is_measured(script, text):
+    recipe = resolve(text)
+    seen = measure(script, [str(10**9)], recipe, workers=4)
+    entries = 40 * 30 + 30 + 30 + 30 + 30 + 1
+    assert sum(sum(map(math.prod, bucket.shapes.values())) for bucket in seen.buckets) == entries
+    assert all(bucket.landing_seconds > 0 for bucket in seen.buckets)
+    sites = "per_site" in text
+    assert [bucket.fragment for bucket in seen.buckets] == ([0] if sites else [0, 1])
+    assert list(seen.rider_bytes) == ([4 * 60] if sites else [4 * 60, 0])
+    assert list(seen.buffer_bytes) == ([120, 120, 8] if sites else [])
+    assert [bucket.ready_seconds > 0 for bucket in seen.site_buckets] == [True] * sites
+    assert foretell(recipe, seen, read_network("1gbit", 4), 4).step_seconds >= seen.compute_seconds

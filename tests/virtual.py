@@ -60,6 +60,8 @@ def cluster(
             for session in worker.sessions:
                 for hook in session._hooks:
                     hook.remove()
+                if session._exchange is not None:
+                    session._exchange.close()
                 session._lane.close()
         return result
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
 from gossamer.buckets import Bucket, Buffers, layouts, moving_bytes
-from gossamer.control import last_word_bytes
+from gossamer.control import control_bytes, last_word_bytes
+from gossamer.exchange import Exchange
 from gossamer.recipe import Recipe
 from gossamer.riders import momenta_kept, numbers_bytes
 from gossamer.strategies import AVERAGE, Stage
@@ -26,15 +27,17 @@ def begun(
     stage = recipe.strategy.stages[-1]  # the one that lasts
     buckets = [bucket for each in fragments for bucket in each]
     tensors = sum(len(bucket.parameters) for bucket in buckets)
-    flights = bool(stage.merging or stage.delay)
+    groups, flights = len(Buffers(model)), bool(stage.merging or stage.delay)
+    in_sites = stage.merging is not None and stage.averages
     return events.Attached(
         recipe=repr(recipe),
         layouts=tuple(layouts(buckets)),
         fragments=tuple(place for place, each in enumerate(fragments) for _ in each),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        buffer_bytes=0 if flights else moving_bytes(model),
+        buffer_bytes=moving_bytes(model) if in_sites or not flights else 0,
         rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if flights else (),
-        control_bytes=last_word_bytes(stage, tensors, len(Buffers(model))),
+        control_bytes=last_word_bytes(stage, tensors, groups),
+        site_control_bytes=control_bytes(tensors, groups) if in_sites else 0,
         rank=transport.rank,
         world=transport.world,
         period=1 if stage.merging is None or transport.world == 1 else stage.merging.schedule.period,
@@ -48,16 +51,16 @@ def _rider_bytes(
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     kinds = 0
     if optimizer is not None and stage.merging is not None and stage.merging.on_merge == AVERAGE:
-        kinds = momenta_kept(optimizer)
+        kinds = len(momenta_kept(optimizer))
     momenta = [sum(kinds * numbers_bytes(p) for b in each for p in b.parameters.values()) for each in fragments]
     return (momenta[0] + sum(map(numbers_bytes, buffers)), *momenta[1:])
 
 
-def ended(
-    model: nn.Module, steps: int, buckets: Sequence[Bucket], agreed: Mapping[str, Tensor] | None
-) -> events.Closed:
-    """agreed: what the recipe merges, where that is not the model as it is."""
+def ended(model: nn.Module, steps: int, exchange: Exchange | None) -> events.Closed:
+    """The digest is of what the recipe merges, where that is not the model as it is. exchange: None alone."""
+    agreed = None if exchange is None else exchange.agreed
     merged = model.parameters() if agreed is None else [agreed[name] for name in sorted(agreed)]
+    buckets = () if exchange is None else exchange.buckets
     return events.Closed(
         steps=steps,
         digest=checkpoint.digest(merged),

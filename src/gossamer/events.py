@@ -27,7 +27,7 @@ class Attached(Event):
     layouts: one per bucket, with its dtype's name; fragments: whose turn each bucket takes; recipe: the resolved
     recipe's text; buffer_bytes: what rank 0 sends along each step so that buffers such as BatchNorm statistics agree;
     rider_bytes: by fragment, what is averaged along with parameters instead; control_bytes: payload of the last word;
-    period: after how many steps the schedule repeats itself.
+    site_control_bytes: of the one within a site in each step; period: after how many steps the schedule repeats itself.
     """
 
     recipe: str
@@ -40,6 +40,7 @@ class Attached(Event):
     fragments: tuple[int, ...] = ()
     rider_bytes: tuple[int, ...] = ()
     period: int = 1
+    site_control_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ class Loop:
     hyperparameters as text; momentum: its momentum and whether that is Nesterov's, where the compressor applies it;
     buffers: the model's, by module; batch: a hash of this rank's first batch; warn: hears everyone's (hash, weight);
     ended: hears of every step that ended, whether it was skipped, and what it took; judged: hears after every exchange
-    whose numbers were not finite and in which tensor (no rank where only the agreed mean was not), or None.
+    whose numbers were not finite and in which tensor (no rank where only the agreed mean was not), or None; guarded:
+    hears the same of every backward pass whose gradients stay here.
     """
 
     scale: Callable[[], float | None]
@@ -35,6 +36,7 @@ class Loop:
     warn: Callable[[Sequence[tuple[int, float]]], None]
     ended: Callable[[bool, Costs], None]
     judged: Callable[[Blame | None], None]
+    guarded: Callable[[Blame | None], None]
 
 
 class Exchange(ABC):
@@ -42,12 +44,13 @@ class Exchange(ABC):
 
     step: how many steps were made together; passes: how many backward passes all ranks have counted; weight: of this
     rank's batch; muted: backward passes add up and are not counted; asked_to_stop: this rank wants the run to end;
-    stopping: all of them know that it ends.
+    stopping: all of them know that it ends; until: after so many backward passes another takes its place.
     """
 
     def __init__(self) -> None:
         self.step, self.weight = 0, 1.0
         self.muted = self.asked_to_stop = self.stopping = False
+        self.until: int | None = None
         self.reference: float | None = None  # the weight that counts as one, once it is agreed upon
 
     @property
@@ -83,7 +86,8 @@ class Exchange(ABC):
 
     @abstractmethod
     def end_epoch(self) -> int:
-        """Keep the others company until all have run out of data; how many of their steps this rank did not make."""
+        """Keep the others company until all have run out of data, or another exchange takes over; how many of their
+        steps this rank did not make."""
 
     @abstractmethod
     def meet_to_save(self) -> None:
@@ -107,6 +111,9 @@ class Exchange(ABC):
 
     def restart(self) -> None:  # noqa: B027 - most have nothing but gradients
         """The parameters were overwritten by what all workers agree on."""
+
+    def arrive(self) -> None:  # noqa: B027 - most have nothing under way between two steps
+        """Wait for what is under way, and use it now where it must not be lost: on all ranks after the same step."""
 
     def adopt(self, before: Exchange) -> None:
         """Take the place of another of the same stage, whose layout was another."""

@@ -19,8 +19,9 @@ from torch.nn import Parameter
 from gossamer import seeds
 from gossamer.buckets import Bucket, copy_state, state_by_name
 from gossamer.compressors import Compressor
-from gossamer.control import NOBODY, Flags, Meeting, Presence, Report, meet, refuse_to_save_apart
-from gossamer.drive import perform
+from gossamer.control import NOBODY, Flags, Meeting, Presence, Report
+from gossamer.desk import Desk
+from gossamer.drive import Performed
 from gossamer.exchange import Exchange, Loop, Remembered
 from gossamer.kernels import all_finite
 from gossamer.lane import Lane
@@ -64,6 +65,8 @@ class Flights(Exchange):
         self._under_way: deque[Flight] = deque()
         self._counted = self._within_closure = False
         self._waited, self._costs, self._skipped = 0.0, dict[str, float](), False
+        # Where several turns are under way, who comes to the next is asked while the one before still travels.
+        self._desk = Desk(transport, lane, apart=schedule.delay > 0)
         self._passes_seen = Passes(self._parameters(), self._pass_over)
 
     @property
@@ -129,12 +132,12 @@ class Flights(Exchange):
         fragment, launch, landing = self._schedule.turn(number)
         return Turn(fragment, launch + self._start, landing + self._start)
 
-    def _launch(self, presence: Presence, meeting: Meeting | None = None) -> None:
-        """Let the next turn leave; `meeting`: where it was found out before who comes."""
+    def _launch(self, presence: Presence, met: Performed | None = None) -> None:
+        """Let the next turn leave; `met`: where it was found out before who comes."""
         turn, fragment = self._next, self._fragments[self._next.fragment]
         weight, fragment.weight = fragment.weight, 0.0
         parcels = [Parcel(bucket, self._offer(bucket), self.keeps_offers) for bucket in fragment.buckets]
-        riders = self._riders(turn.fragment)
+        numbers = self._riders(turn.fragment).numbers()
         at = At(
             step=self._number // len(self._fragments),
             seed=self._seed,
@@ -154,17 +157,12 @@ class Flights(Exchange):
             stop=self.asked_to_stop,
         )
         closing = Closing(report=report, settings=settings, buffers=())
-        come = partial(self._meet, weight, self.step, presence) if meeting is None else lambda: meeting
-        job = partial(self._fly, round_, parcels, riders.numbers(), closing, come, self._loop.batch())
-        self._under_way.append(Flight(self._number, turn, parcels, riders, self._lane.submit(job)))
+        come = self._desk.ask(weight, self.step, presence) if met is None else lambda: met
+        job = partial(self._fly, round_, parcels, numbers, closing, come, self._loop.batch())
+        self._under_way.append(Flight(self._number, turn, parcels, self._lane.submit(job)))
         self._number += 1
 
     # -- on the lane ---------------------------------------------------------------------------------------------------
-
-    def _meet(self, weight: float, passes: int, presence: Presence) -> Meeting:
-        meeting: Meeting = perform(meet(weight, passes, presence), self._transport).result
-        refuse_to_save_apart(meeting)
-        return meeting
 
     def _fly(
         self,
@@ -172,11 +170,13 @@ class Flights(Exchange):
         parcels: Sequence[Parcel],
         riders: Tensor | None,
         closing: Closing,
-        come: Callable[[], Meeting],
+        come: Callable[[], Performed],
         batch: int,
     ) -> Arrival:
         """Exchange one turn's parcels; what is remembered about them is committed here, before the next turn leaves."""
-        meeting = come()
+        met = come()
+        meeting: Meeting = met.result
+        round_.spent.append(met)
         round_.reference, round_.total = self.reference, meeting.weight
         if self.reference is None:
             round_.open(batch, self._loop.warn)
@@ -191,6 +191,9 @@ class Flights(Exchange):
             blame = None, "buffers"
         arrival = Arrival(blame=blame, active=meeting.active, stop=verdict.stop, costs=round_.costs())
         if blame is not None or not meeting.weight > 0:
+            for parcel in parcels:
+                if parcel.keeps:
+                    _divided(parcel.flat, round_.factor)  # it is offered again, weighted anew
             return arrival
         for parcel, staged in zip(parcels, round_.staged, strict=True):
             parcel.bucket.state = staged.next_state.after(parcel.bucket.state)
@@ -247,32 +250,48 @@ class Flights(Exchange):
         """Ranks that are done come to the turns of the others, until all are done; then all stand at the same pass."""
         self._boundary()
         missed = 0
-        while True:
+        while not self._stops_before(self._next.launch):
             fragment = self._fragments[self._next.fragment]
-            meeting = self._ask(fragment.weight, Presence.GONE)
+            met = self._ask(fragment.weight, Presence.GONE)
+            meeting: Meeting = met.result
             if not meeting.active and meeting.together:
                 return missed
             self.step = max(self.step, self._next.launch)
             self._land_until(self._next.launch - 1)
-            self._launch(Presence.GONE, meeting)
+            self._launch(Presence.GONE, met)
             self._land_until(self.step)
             self._tell()
             missed += meeting.active
             if not meeting.active or self.stopping:
                 return missed
+        return missed
+
+    def _stops_before(self, launch: int) -> bool:
+        """Whether the others stop when something lands, and do not come to the next turn."""
+        for flight in list(self._under_way):
+            if flight.turn.landing < launch and flight.ticket.wait().stop:
+                self.step = max(self.step, flight.turn.landing)
+                self._land_until(self.step)
+        return self.stopping
 
     def meet_to_save(self) -> None:
         self._boundary()
         self._ask(0.0, Presence.SAVING)
 
-    def _ask(self, weight: float, presence: Presence) -> Meeting:
-        return self._lane.submit(partial(self._meet, weight, self.step, presence)).wait()
+    def _ask(self, weight: float, presence: Presence) -> Performed:
+        return self._desk.hear(weight, self.step, presence)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def remembered(self) -> Remembered:
+    def arrive(self) -> None:
+        self._await()
+
+    def _await(self) -> None:
         for flight in self._under_way:
             flight.ticket.wait()  # it writes what the compressor remembers
+
+    def remembered(self) -> Remembered:
+        self._await()
         return state_by_name(self.buckets)
 
     def progress(self) -> dict[str, Any]:
@@ -304,7 +323,7 @@ class Flights(Exchange):
         offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
         parcels = [Parcel(*each, self.keeps_offers) for each in zip(buckets, offers, strict=True)]
         arrival = arrived(written)
-        return Flight(number, turn, parcels, self._riders(turn.fragment), self._lane.submit(lambda: arrival))
+        return Flight(number, turn, parcels, self._lane.submit(lambda: arrival))
 
     def adopt(self, before: Exchange) -> None:
         super().adopt(before)
@@ -315,6 +334,7 @@ class Flights(Exchange):
 
     def close(self) -> None:
         self._passes_seen.close()
+        self._desk.close()
 
 
 def _divided(own: Tensor, factor: float) -> Tensor:

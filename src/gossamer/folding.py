@@ -68,8 +68,8 @@ def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -
     }
 
 
-def describe(directory: str, step: int, writers: int, world: int) -> str:
-    """What folding did, in one line."""
+def describe(directory: str, step: int, writers: int, world: int, *, apart: bool) -> str:
+    """What folding did, in one line. apart: the workers had trained apart, and agreed from time to time."""
     who, them = ("one worker", "it") if writers == 1 else (f"{writers} workers", f"the {writers}")
     if writers == 1:
         fate = "it had nothing left to send"
@@ -77,6 +77,8 @@ def describe(directory: str, step: int, writers: int, world: int) -> str:
         fate = f"what {them} still had to send is dropped, since one alone sends nothing"
     else:
         fate = f"each begins with the mean of what {them} still had to send"
+    if apart:
+        fate += "; parameters are those last agreed on, and what each worker did since then is dropped"
     return (
         f"the checkpoint of step {step} in {directory} was written by {who}, and {world} go on from it: {fate}; "
         f"an epoch goes on where {them} stood"

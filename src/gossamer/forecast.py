@@ -12,78 +12,149 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.optim import AdamW
 
-from gossamer.buckets import arrange, divide
+from gossamer.announce import begun
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
-from gossamer.control import WEIGHT_BYTES, control_bytes
+from gossamer.control import MEETING_BYTES, WEIGHT_BYTES
 from gossamer.drive import Priced, price
 from gossamer.errors import AttachError
 from gossamer.events import Attached, Event, subscribe
 from gossamer.fuse import fuse
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import Recipe
-from gossamer.transports.simulated import meta_answer
-from gossamer.words import At, Gather, Script, State, Word
+from gossamer.staging import laid_out, site_size
+from gossamer.strategies import Stage
+from gossamer.timetable import schedule_of
+from gossamer.transports.simulated import SimulatedGroup, meta_answer
+from gossamer.words import At, Gather, Script, Word
 
 WIDTH_PER_LAYER = 64
 STEADY = 2**40  # a step after any warm-up: what a training pays for most of its time
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What is no part of a bucket: the payload bytes that one worker sends for it in a cycle."""
+
+    where: str
+    word: str
+    bytes_sent: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What one worker of `workers` sends in a step and keeps between steps; bytes are payload.
+    """What one worker of `workers` sends and keeps, once the stage that lasts goes on; bytes are payload.
 
-    buckets: the words of each bucket; control, buffers: what every step ends with; dense: what a ring would
-    send of all gradients in float32.
+    A cycle is what repeats itself: so many backward passes, counted as so many steps. buckets: the words of each bucket
+    in a cycle; others: everything else that is sent in it; dense: what a ring would send of all gradients in float32
+    after one backward pass; strategy: what the strategy keeps, also of what is under way.
     """
 
     workers: int
     parameters: int
     tensors: int
+    passes: int
+    steps: int
     buckets: tuple[tuple[Priced, ...], ...]
-    control_bytes_sent: float
-    buffer_bytes_sent: float
+    others: tuple[Sent, ...]
     dense_bytes_sent: float
     residual_bytes: int
     other_state_bytes: int
+    strategy_bytes: int
+
+    @property
+    def cycle_bytes_sent(self) -> float:
+        words = sum(word.bytes_sent for words in self.buckets for word in words)
+        return words + sum(other.bytes_sent for other in self.others)
 
     @property
     def bytes_sent(self) -> float:
-        words = sum(word.bytes_sent for words in self.buckets for word in words)
-        return words + self.control_bytes_sent + self.buffer_bytes_sent
+        """In a step, on average."""
+        return self.cycle_bytes_sent / self.steps
+
+    @property
+    def bytes_sent_per_pass(self) -> float:
+        """For a backward pass, on average."""
+        return self.cycle_bytes_sent / self.passes
 
     @property
     def share_of_dense(self) -> float | None:
-        """Bytes sent over those of the dense ring; None in a world of one, which sends nothing."""
-        return self.bytes_sent / self.dense_bytes_sent if self.dense_bytes_sent else None
+        """Bytes sent over those of a dense ring after every backward pass; None in a world of one: it sends nothing."""
+        return self.bytes_sent_per_pass / self.dense_bytes_sent if self.dense_bytes_sent else None
 
 
 def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
-    """Price one step of a resolved recipe over the buckets of a model that is attached with it."""
-    at = At(step=STEADY, world=workers)
-    buckets: list[tuple[Priced, ...]] = []
-    states: list[State] = []
+    """Price one cycle of a resolved recipe over the buckets of a model that is attached with it."""
+    stage, at = recipe.strategy.stages[-1], At(step=STEADY, world=workers)
+    kept, buckets = [], []
     for dtype, layout in model.layouts:
-        flat = torch.empty(layout.numel, dtype=getattr(torch, dtype.removeprefix("torch.")), device="meta")
+        flat = torch.empty(layout.numel, dtype=_dtype(dtype), device="meta")
         packed = Packed(flat, layout)
-        states.append(recipe.compressor.init(packed, at))
-        buckets.append(tuple(price(recipe.compressor.aggregate(packed, states[-1], at), workers)))
+        state = recipe.compressor.init(packed, at)
+        kept.append((flat, state))
+        buckets.append(tuple(price(recipe.compressor.aggregate(packed, state, at), workers)))
     parameters = sum(layout.numel for _, layout in model.layouts)
-    memory = [(key, packed.flat.nbytes) for state in states for key, packed in state.items()]
+    memory = [(key, packed.flat.nbytes) for _, state in kept for key, packed in state.items()]
     residual_bytes = sum(nbytes for key, nbytes in memory if _is_residual(key))
+    talks_apart = stage.merging is not None or stage.delay > 0
+    period = schedule_of(stage).period
     return Forecast(
         workers=workers,
         parameters=parameters,
         tensors=sum(len(layout) for _, layout in model.layouts),
+        passes=period,
+        steps=1 if stage.merging is None else period,
         buckets=tuple(buckets),
-        control_bytes_sent=float((workers - 1) * (model.control_bytes + (WEIGHT_BYTES if memory else 0))),
-        buffer_bytes_sent=(workers - 1) * model.buffer_bytes / workers,
-        dense_bytes_sent=2 * (workers - 1) * 4 * parameters / workers,
+        others=tuple(_of_turns(stage, model, workers) if talks_apart else _of_a_step(model, workers, bool(memory))),
+        dense_bytes_sent=_mean_bytes(4 * parameters, workers),
         residual_bytes=residual_bytes,
         other_state_bytes=sum(nbytes for _, nbytes in memory) - residual_bytes,
+        strategy_bytes=sum(_kept_by_strategy(stage, flat) for flat, _ in kept),
     )
+
+
+def _dtype(text: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, text.removeprefix("torch."))
+    return found
+
+
+def _mean_bytes(nbytes: int, workers: int) -> float:
+    return 2 * (workers - 1) * nbytes / workers
+
+
+def _of_a_step(model: Attached, workers: int, remembers: bool) -> Iterator[Sent]:
+    """Where something is remembered, everyone's weight is known before anything leaves."""
+    control_bytes = model.control_bytes + (WEIGHT_BYTES if remembers else 0)
+    yield Sent("control", "Gather", float((workers - 1) * control_bytes))
+    yield Sent("buffers", "broadcast", (workers - 1) * model.buffer_bytes / workers)
+
+
+def _of_turns(stage: Stage, model: Attached, workers: int) -> Iterator[Sent]:
+    """Every turn begins with a meeting and ends with a control word; sites make a step in every pass."""
+    turns, passes = len(schedule_of(stage).cycle), schedule_of(stage).period
+    yield Sent("meetings", "Gather", float(turns * (workers - 1) * MEETING_BYTES))
+    yield Sent("control", "Gather", float(turns * (workers - 1) * model.control_bytes))
+    yield Sent("averaged along", "Mean", _mean_bytes(sum(model.rider_bytes), workers))
+    if stage.merging is not None and stage.averages and workers > 1:
+        site = site_size(stage, workers)
+        gradients = sum(layout.numel * _dtype(dtype).itemsize for dtype, layout in model.layouts)
+        yield Sent("within sites", "Mean", passes * _mean_bytes(gradients, site))
+        yield Sent("within sites", "Gather", float(passes * (site - 1) * model.site_control_bytes))
+        yield Sent("within sites", "broadcast", passes * (site - 1) * model.buffer_bytes / site)
+
+
+def _kept_by_strategy(stage: Stage, flat: Tensor) -> int:
+    """What it remembers, sums that are not complete, and copies of what is under way where it is not in the bucket."""
+    schedule = schedule_of(stage)
+    under_way = -(-schedule.delay // schedule.period)
+    if stage.merging is None:
+        return flat.nbytes * (under_way + (stage.accumulate > 1))
+    copies = 2 * under_way if stage.merging.needs_own else 0
+    return copies * flat.nbytes + sum(each.nbytes for each in stage.merging.begin(flat).values())
 
 
 def _is_residual(key: str) -> bool:
@@ -155,20 +226,14 @@ def _layer_shapes(width: int) -> dict[str, tuple[int, ...]]:
 
 
 def assumed(parameters: int, recipe: Recipe) -> Attached:
-    """What a session would announce of a model with the assumed shapes."""
+    """What a session would announce of a model with the assumed shapes, and of AdamW."""
     model = {
         name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta"))
         for name, shape in assumed_shapes(parameters).items()
     }
-    return Attached(
-        recipe=repr(recipe),
-        layouts=tuple(("float32", arrange(bucket, recipe.compressor)) for bucket in divide(model)),
-        parameters=parameters,
-        buffer_bytes=0,
-        control_bytes=control_bytes(len(model)),
-        rank=0,
-        world=1,
-    )
+    fragments = laid_out(recipe.strategy.stages[-1], model, recipe.compressor, At())
+    alone = SimulatedGroup(1).transports[0]
+    return begun(nn.ParameterList(model.values()), AdamW(model.values()), recipe, fragments, alone)
 
 
 class _Seen(BaseException):

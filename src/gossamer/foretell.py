@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from gossamer.control import MEETING_BYTES
 from gossamer.forecast import conversation
 from gossamer.layout import Layout
 from gossamer.network import Network
 from gossamer.network.cost import VirtualNetwork
 from gossamer.network.tcp import ETHERNET, Tcp
 from gossamer.recipe import Recipe
-from gossamer.words import Word
-
-STEPS_UNTIL_STEADY = 4
+from gossamer.staging import site_size
+from gossamer.strategies import Stage
+from gossamer.timetable import schedule_of
+from gossamer.virtual_steps import Job, run_step
+from gossamer.virtual_turns import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
+from gossamer.words import Gather, Mean, Word
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredBucket:
-    """One bucket of gradients: `shapes` by name, and its seconds.
+    """What leaves together: `shapes` by name, and its seconds.
 
     ready: after the step began its gradients are complete; computing: before the first word, between words, and after
-    the last; engine: arithmetic within each word, such as adding up.
+    the last; engine: arithmetic within each word, such as adding up; fragment: whose turn it takes; offering, landing:
+    on the training thread, where parameters are averaged.
     """
 
     dtype: str
@@ -33,6 +38,9 @@ class MeasuredBucket:
     ready_seconds: float
     computing_seconds: Sequence[float]
     engine_seconds: Sequence[float]
+    fragment: int = 0
+    offering_seconds: float = 0.0
+    landing_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +50,8 @@ class Measured:
     backward: from the end of the last step to the end of the backward pass; rest: from there to the end of the
     optimizer's step; crowded: the workers keep all cores
     busy, so that compressing slows the backward pass; buffer_bytes: of each tensor that travels from one rank each
-    step; copies: how many were measured side by side, 0 where the step's length was given.
+    step; rider_bytes: by fragment, of what is averaged along; site: what travels within sites in each step; copies: how
+    many were measured side by side, 0 where the step's length was given.
     """
 
     recipe: str
@@ -51,6 +60,9 @@ class Measured:
     buckets: Sequence[MeasuredBucket]
     control_bytes: int = 0
     buffer_bytes: Sequence[int] = ()
+    rider_bytes: Sequence[int] = ()
+    site_buckets: Sequence[MeasuredBucket] = field(default_factory=list)
+    site_control_bytes: int = 0
     crowded: bool = False
     copies: int = 1
 
@@ -60,29 +72,11 @@ class Measured:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Measured:
-        return cls(**{**fields, "buckets": [MeasuredBucket(**bucket) for bucket in fields["buckets"]]})
+        buckets = {key: [MeasuredBucket(**each) for each in fields[key]] for key in ("buckets", "site_buckets")}
+        return cls(**{**fields, **buckets})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One bucket on the lane. rounds: (seconds of computing before it, the word, seconds of arithmetic within it)."""
-
-    ready_seconds: float
-    rounds: Sequence[tuple[float, Word, float]]
-    last_seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What one step took: by rank, in seconds. ends: the moments at which it was over."""
-
-    ends: Sequence[float]
-    waiting: Sequence[float]
-    wire: Sequence[float]
-    codec: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,30 +97,19 @@ class Foretold:
         return self.waiting_seconds / self.step_seconds
 
 
-class Lines(Protocol):
-    """Says when words have their answers: given everyone's words and the moments at which they say them."""
-
-    def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]: ...
-    def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
-
-
 def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp = ETHERNET) -> Foretold:
     """What a step of `recipe` takes when `workers` that were measured talk over `network`, once it is under way.
 
+    A step is an exchange of gradients, or a backward pass where parameters are averaged: then on average over a period.
     tcp: how packets are cut; by default as on an Ethernet.
     """
-    there = Network(hosts=network.hosts[:workers], default=network.default, paths=network.paths, text=network.text)
-    lines, jobs = VirtualNetwork(there, tcp), plan(recipe, measured, workers)
-    ends: Sequence[float] = [0.0] * workers
-    for _ in range(STEPS_UNTIL_STEADY):
-        begins = ends
-        step = run_step(jobs, measured, lines, begins)
-        ends = step.ends
+    there = replace(network, hosts=network.hosts[:workers])
+    found = _per_step(recipe, measured, there, workers, tcp)
     return Foretold(
-        step_seconds=fmean(end - begin for end, begin in zip(step.ends, begins, strict=True)),
-        waiting_seconds=fmean(step.waiting),
-        wire_seconds=fmean(step.wire),
-        codec_seconds=fmean(step.codec),
+        step_seconds=found.seconds,
+        waiting_seconds=found.waiting,
+        wire_seconds=found.wire,
+        codec_seconds=found.codec,
         inputs={
             "network": network.text,
             "workers": workers,
@@ -134,17 +117,97 @@ def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int,
             "codec_seconds": sum(sum(bucket.computing_seconds) for bucket in measured.buckets),
             "engine_seconds": sum(sum(bucket.engine_seconds) for bucket in measured.buckets),
             "buckets": len(measured.buckets),
+            "backward_passes": schedule_of(recipe.strategy.stages[-1]).period,
             "copies_measured_side_by_side": measured.copies,
         },
     )
 
 
+def _per_step(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp) -> PerStep:
+    """By the stage that lasts. Alone there is nobody to talk to."""
+    stage, lines = recipe.strategy.stages[-1], VirtualNetwork(network, tcp)
+    schedule = schedule_of(stage)
+    if workers > 1 and stage.merging is not None and stage.averages:
+        site = site_size(stage, workers)
+        inside, jobs = _Sites(network, site, tcp), site_plan(measured, site)
+        return run_sites(jobs, trips(recipe, measured, workers), schedule, measured, inside, lines, workers)
+    if workers > 1 and (stage.merging is not None or stage.delay):
+        return run_turns(trips(recipe, measured, workers), schedule, measured, lines, workers)
+    return _exchanges(plan(recipe, measured, workers), stage, measured, lines, workers)
+
+
+def _exchanges(jobs: Sequence[Job], stage: Stage, measured: Measured, lines: VirtualNetwork, workers: int) -> PerStep:
+    """Backward passes before an exchange's last talk to nobody, and leave the optimizer nothing to do."""
+    ends: Sequence[float] = [0.0] * workers
+    for _ in range(STEPS_UNTIL_STEADY):
+        begins = ends
+        last_pass = [begin + (stage.accumulate - 1) * measured.backward_seconds for begin in begins]
+        step = run_step(jobs, measured, lines, last_pass)
+        ends = step.ends
+    return PerStep(
+        seconds=fmean(end - begin for end, begin in zip(step.ends, begins, strict=True)),
+        waiting=fmean(step.waiting),
+        wire=fmean(step.wire),
+        codec=fmean(step.codec),
+    )
+
+
+class _Sites:
+    """Lines on which every site talks for itself."""
+
+    def __init__(self, network: Network, size: int, tcp: Tcp) -> None:
+        ranks = [slice(first, first + size) for first in range(0, len(network.hosts), size)]
+        self._sites = [(part, VirtualNetwork(replace(network, hosts=network.hosts[part]), tcp)) for part in ranks]
+
+    def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]:
+        return [moment for part, site in self._sites for moment in site.answer(words[part], starts[part])]
+
+    def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]:
+        return [moment for part, site in self._sites for moment in site.broadcast(nbytes, starts[part])]
+
+
+# -- what the lane has to do -------------------------------------------------------------------------------------------
+
+
 def plan(recipe: Recipe, measured: Measured, workers: int) -> list[Job]:
-    """What the lane does in a step: the last bucket takes the step's control word along. Alone, nothing."""
-    return [
-        _job(recipe, bucket, workers, measured.control_bytes if bucket is measured.buckets[-1] else 0)
-        for bucket in (measured.buckets if workers > 1 else ())
-    ]
+    """What the lane does in an exchange of gradients. Alone, nothing."""
+    return _jobs(recipe, measured.buckets, workers, measured.control_bytes) if workers > 1 else []
+
+
+def site_plan(measured: Measured, size: int) -> list[Job]:
+    """What the lane does in a step within a site of so many workers, where gradients travel dense."""
+    return _jobs(Recipe(), measured.site_buckets, size, measured.site_control_bytes)
+
+
+def trips(recipe: Recipe, measured: Measured, workers: int) -> list[Trip]:
+    """What a turn of each fragment takes: first a meeting; what is averaged along goes before the last bucket."""
+    found = []
+    for fragment in range(schedule_of(recipe.strategy.stages[-1]).fragments):
+        buckets = [bucket for bucket in measured.buckets if bucket.fragment == fragment]
+        *before, last = _jobs(recipe, buckets, workers, measured.control_bytes)
+        along = [
+            _word_alone(Mean(_floats(nbytes))) for nbytes in measured.rider_bytes[fragment : fragment + 1] if nbytes
+        ]
+        trip = Trip(
+            jobs=[_word_alone(Gather((_floats(MEETING_BYTES),))), *before, *along, last],
+            offering_seconds=sum(bucket.offering_seconds for bucket in buckets),
+            landing_seconds=sum(bucket.landing_seconds for bucket in buckets),
+        )
+        found.append(trip)
+    return found
+
+
+def _floats(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes // 4, device="meta")
+
+
+def _word_alone(word: Gather | Mean) -> Job:
+    return Job(rounds=[(0.0, word, 0.0)])
+
+
+def _jobs(recipe: Recipe, buckets: Sequence[MeasuredBucket], workers: int, control_bytes: int) -> list[Job]:
+    """The last bucket takes the control word along."""
+    return [_job(recipe, bucket, workers, control_bytes if bucket is buckets[-1] else 0) for bucket in buckets]
 
 
 def _job(recipe: Recipe, bucket: MeasuredBucket, workers: int, control_bytes: int) -> Job:
@@ -156,56 +219,3 @@ def _job(recipe: Recipe, bucket: MeasuredBucket, workers: int, control_bytes: in
         rounds=list(zip(before, words, bucket.engine_seconds, strict=True)),
         last_seconds=last,
     )
-
-
-def run_step(jobs: Sequence[Job], measured: Measured, lines: Lines, begins: Sequence[float]) -> Step:
-    """One step of every rank: a lane that takes buckets in order, each when it is ready and the lane is free."""
-    ranks = [_Rank(begin, begin + measured.backward_seconds, begin, measured.crowded) for begin in begins]
-    for job in jobs:
-        for rank in ranks:
-            rank.wait_for(job.ready_seconds)
-        for computing, word, engine in job.rounds:
-            for rank in ranks:
-                rank.compute(computing)
-            _talk(ranks, lines.answer([word] * len(ranks), [rank.lane for rank in ranks]), engine)
-        for rank in ranks:
-            rank.compute(job.last_seconds)
-    for nbytes in measured.buffer_bytes if jobs else ():
-        _talk(ranks, lines.broadcast(nbytes, [rank.lane for rank in ranks]))
-    resumed = [max(rank.lane, rank.backward) for rank in ranks]
-    return Step(
-        ends=[moment + measured.rest_seconds for moment in resumed],
-        waiting=[moment - rank.backward for moment, rank in zip(resumed, ranks, strict=True)],
-        wire=[rank.wire for rank in ranks],
-        codec=[rank.codec for rank in ranks],
-    )
-
-
-def _talk(ranks: Sequence[_Rank], answered: Sequence[float], engine: float = 0.0) -> None:
-    for rank, moment in zip(ranks, answered, strict=True):
-        rank.wire += moment + engine - rank.lane
-        rank.lane = moment + engine
-
-
-@dataclass
-class _Rank:
-    """begin: of the step; backward: when that pass will be over; lane: when the lane is free; the others so far."""
-
-    begin: float
-    backward: float
-    lane: float
-    crowded: bool
-    delay: float = 0.0
-    wire: float = 0.0
-    codec: float = 0.0
-
-    def wait_for(self, ready_seconds: float) -> None:
-        self.lane = max(self.lane, self.begin + ready_seconds + self.delay)
-
-    def compute(self, seconds: float) -> None:
-        """Where all cores are busy, the backward pass and this thread take turns while both have something to do."""
-        shared = min(seconds, max(0.0, self.backward - self.lane)) if self.crowded else 0.0
-        self.delay += shared
-        self.backward += shared
-        self.lane += seconds + shared
-        self.codec += seconds + shared

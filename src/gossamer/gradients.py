@@ -24,7 +24,7 @@ from gossamer.buckets import Bucket, copy_state, state_by_name
 from gossamer.compressors import Compressor
 from gossamer.control import NOBODY, Presence, Report, Verdict, refuse_to_save_apart
 from gossamer.errors import LayoutError, LoopError
-from gossamer.exchange import Costs, Exchange, Loop, Remembered
+from gossamer.exchange import Blame, Costs, Exchange, Loop, Remembered
 from gossamer.guards import kept_gradients
 from gossamer.lane import Lane, Ticket
 from gossamer.passes import refuse_reentrant
@@ -83,9 +83,14 @@ class GradientExchange(Exchange):
     def passes(self) -> int:
         return self._passes
 
-    def tell_instead(self, ended: Callable[[bool, Costs], None]) -> None:
+    @property
+    def rank(self) -> int:
+        """Among those who average here."""
+        return self._transport.rank
+
+    def tell_instead(self, ended: Callable[[bool, Costs], None], judged: Callable[[Blame | None], None]) -> None:
         """Steps that end here are part of what somebody else counts."""
-        self._loop = replace(self._loop, ended=ended)
+        self._loop = replace(self._loop, ended=ended, judged=judged)
 
     # -- within backward -----------------------------------------------------------------------------------------------
 
@@ -270,7 +275,7 @@ class GradientExchange(Exchange):
 
     def end_epoch(self) -> int:
         missed = 0
-        while (verdict := self.finish(Presence.GONE).verdict).active:
+        while self.passes != self.until and (verdict := self.finish(Presence.GONE).verdict).active:
             missed += 1
             if verdict.stop:
                 return missed

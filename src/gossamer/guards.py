@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.errors import LoopError, NonFiniteError
+from gossamer.events import Skipped, emit
 from gossamer.lane import Lane
 from gossamer.saving import Stateful
 from gossamer.transports.base import Transport
@@ -54,6 +55,24 @@ def refuse_strangers(optimizer: Optimizer, averaged: Set[int]) -> None:
             "gradient. Call session.close() and gossamer.attach(...) again after adding or thawing it; after resizing "
             "one, session.reset(name)."
         )
+
+
+class Patience:
+    """Says whose numbers were not finite, and ends the run where that goes on. Exchanges and passes count apart."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[str, int] = {}
+
+    def judge(self, what: str, blame: tuple[int | None, str] | None, step: int, *, scaled: bool) -> None:
+        """blame: (rank, tensor) where it was not; no rank where only the mean was not. scaled: a GradScaler may still
+        find its scale."""
+        self._in_a_row[what] = 0 if blame is None else self._in_a_row.get(what, 0) + 1
+        if blame is None:
+            return
+        rank, tensor = blame
+        emit(Skipped(step=step, rank=rank, tensor=tensor))
+        if self._in_a_row[what] >= PATIENCE and not scaled:
+            raise never_finite(self._in_a_row[what], rank, tensor)
 
 
 def never_finite(steps: int, rank: int | None, tensor: str) -> NonFiniteError:

@@ -72,6 +72,7 @@ class Lane:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._queue: SimpleQueue[Ticket[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None

@@ -42,7 +42,7 @@ class LateGradients(Flights):
         self._arrived = False
         self._boundary()
         if not self._arrived:
-            self._show((), set())
+            self._show_nothing()
 
     @torch.no_grad()
     def _offer(self, bucket: Bucket) -> Tensor:
@@ -63,13 +63,16 @@ class LateGradients(Flights):
         self._show([mean.mul_(self._loop.scale() or 1.0) for mean in arrival.means], used)
         self._arrived = True
         if arrival.riders is not None:
-            flight.riders.replace(arrival.riders, 0.0)
+            self._riders(flight.turn.fragment).replace(arrival.riders, 0.0)
 
     def _lost(self, flight: Flight) -> None:
-        """Nobody makes a step; a GradScaler learns of it from gradients that are infinite."""
+        self._show_nothing()
+        self._arrived = True
+
+    def _show_nothing(self) -> None:
+        """Nobody makes a step; a GradScaler learns of it from gradients that are infinite, and refuses to find none."""
         infinite = [torch.full_like(bucket.flat, torch.inf) for bucket in self.buckets]
         self._show(infinite, set(self._fragments[0].names) if self._loop.scale() is not None else set())
-        self._arrived = True
 
     def _show(self, flats: Sequence[Tensor], used: Set[str]) -> None:
         """Unlike a gradient of zeros, none lets an optimizer do nothing."""

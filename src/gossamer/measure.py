@@ -11,20 +11,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from gossamer.buckets import Bucket
-from gossamer.compressors import Compressor
+from gossamer.compressors import Compressor, Dense
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.forecast import STEADY
 from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.layout import Layout
-from gossamer.probe import EXCHANGES, exchange, medians, results
+from gossamer.probe import AT_ONCE, results
 from gossamer.recipe import Recipe
+from gossamer.stopwatch import time_stage
+from gossamer.strategies import Stage
 from gossamer.words import At
 
 FEWEST_STEPS = 12
@@ -89,57 +92,67 @@ def _mean(found: Sequence[Measured]) -> Measured:
     def mean(values: Sequence[Sequence[float]]) -> list[float]:
         return [float(value) for value in np.mean(values, axis=0)]
 
-    buckets = [
-        replace(
+    def joint(same: Sequence[MeasuredBucket]) -> MeasuredBucket:
+        return replace(
             same[0],
             ready_seconds=fmean(bucket.ready_seconds for bucket in same),
             computing_seconds=mean([bucket.computing_seconds for bucket in same]),
             engine_seconds=mean([bucket.engine_seconds for bucket in same]),
+            offering_seconds=fmean(bucket.offering_seconds for bucket in same),
+            landing_seconds=fmean(bucket.landing_seconds for bucket in same),
         )
-        for same in zip(*(each.buckets for each in found), strict=True)
-    ]
+
     return replace(
         found[0],
         backward_seconds=fmean(each.backward_seconds for each in found),
         rest_seconds=fmean(each.rest_seconds for each in found),
-        buckets=buckets,
+        buckets=[joint(same) for same in zip(*(each.buckets for each in found), strict=True)],
+        site_buckets=[joint(same) for same in zip(*(each.site_buckets for each in found), strict=True)],
     )
 
 
-def assume(model: Attached, compressor: Compressor, step_seconds: float, workers: int) -> Measured:
+def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> Measured:
     """A step of given length, of which backward takes two thirds; its codecs are measured here, with random numbers.
 
     Gradients appear evenly, by their entries; buckets of equal shapes are measured once.
     """
-    seen: dict[tuple[tuple[int, ...], ...], tuple[list[float], list[float]]] = {}
-    buckets: list[MeasuredBucket] = []
-    numel = 0
-    for dtype, layout in model.layouts:
-        numel += layout.numel
-        shapes = tuple(slot.shape for slot in layout)
-        if shapes not in seen:
-            seen[shapes] = _codec_of(dtype, layout, compressor, workers)
-        computing, engine = seen[shapes]
-        buckets.append(
-            MeasuredBucket(
-                dtype=dtype,
-                shapes={slot.name: slot.shape for slot in layout},
-                ready_seconds=step_seconds * (1 + 2 * numel / model.parameters) / 3,
-                computing_seconds=computing,
-                engine_seconds=engine,
-            )
-        )
+    stage = recipe.strategy.stages[-1]
+    site = stage.per_site if workers > 1 else None
     return Measured(
         recipe=model.recipe,
         backward_seconds=step_seconds,
         rest_seconds=0.0,
-        buckets=buckets,
+        buckets=_assumed_buckets(model, stage, recipe.compressor, step_seconds, workers),
         control_bytes=model.control_bytes,
+        rider_bytes=model.rider_bytes,
+        site_buckets=_assumed_buckets(model, AT_ONCE, Dense(), step_seconds, site) if site else [],
+        site_control_bytes=model.site_control_bytes,
         copies=0,
     )
 
 
-def _codec_of(dtype: str, layout: Layout, compressor: Compressor, workers: int) -> tuple[list[float], list[float]]:
+def _assumed_buckets(
+    model: Attached, stage: Stage, compressor: Compressor, step_seconds: float, workers: int
+) -> list[MeasuredBucket]:
+    seen: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}
+    buckets: list[MeasuredBucket] = []
+    numel = 0
+    fragments = model.fragments or [0] * len(model.layouts)
+    for fragment, (dtype, layout) in zip(fragments, model.layouts, strict=True):
+        numel += layout.numel
+        shapes = tuple(slot.shape for slot in layout)
+        if shapes not in seen:
+            seen[shapes] = _codec_of(dtype, layout, stage, compressor, workers)
+        ready_seconds = step_seconds * (1 + 2 * numel / model.parameters) / 3
+        named = {slot.name: slot.shape for slot in layout}
+        place = 0 if stage is AT_ONCE else fragment
+        buckets.append(
+            MeasuredBucket(dtype=dtype, shapes=named, ready_seconds=ready_seconds, fragment=place, **seen[shapes])
+        )
+    return buckets
+
+
+def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> dict[str, Any]:
     if layout.numel > MOST_ENTRIES:
         raise MeasureError(
             f"a bucket of {layout.numel:,} entries is too large to be compressed here, and how long that takes would "
@@ -149,5 +162,5 @@ def _codec_of(dtype: str, layout: Layout, compressor: Compressor, workers: int) 
     parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
     buckets = [Bucket(parameters, compressor, At(step=STEADY, world=workers))]
     fresh = {name: parameter.detach() for name, parameter in parameters.items()}
-    found = [exchange(buckets, compressor, workers, fresh)[0] for _ in range(EXCHANGES)][1:]
-    return medians([computing for computing, _ in found]), medians([engine for _, engine in found])
+    (found,) = time_stage(stage, [buckets], compressor, workers, fresh)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from gossamer.kernels import all_finite
 from gossamer.lane import Lane
 from gossamer.layout import Packed
 from gossamer.parcels import Arrival, Flight
-from gossamer.riders import Riders, momenta
+from gossamer.riders import Riders, momenta, momenta_kept
 from gossamer.strategies import AGREED, AVERAGE, RESET, Memory, Merging
 from gossamer.transports.base import Transport
 
@@ -47,6 +48,7 @@ class Merges(Flights):
         super().__init__(strategy.schedule, fragments, compressor, transport, lane, loop, seed, start)
         self._strategy, self._optimizer, self._guards = strategy, optimizer, guards
         self.keeps_offers = strategy.needs_own
+        self._kinds = momenta_kept(optimizer) if strategy.on_merge == AVERAGE else []
         self._memory: dict[Bucket, Memory] = {
             bucket: self._strategy.begin(_gathered(bucket)) for bucket in self.buckets
         }
@@ -70,8 +72,9 @@ class Merges(Flights):
                     for each in self._parameters():
                         each.grad = None
                     self._skipped = True
-                    self._loop.judged((self._transport.rank, name))
+                    self._loop.guarded((self._transport.rank, name))
                     return
+        self._loop.guarded(None)
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -90,7 +93,7 @@ class Merges(Flights):
             views = [slot.of(flat) for slot in bucket.layout]
             torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
         if arrival.riders is not None:
-            flight.riders.replace(arrival.riders, self._strategy.kept_share)
+            self._riders(flight.turn.fragment).replace(arrival.riders, self._strategy.kept_share)
         if self._strategy.on_merge == RESET:
             for parcel in flight.parcels:
                 for parameter in parcel.bucket.parameters.values():
@@ -103,13 +106,13 @@ class Merges(Flights):
     def _riders(self, fragment: int) -> Riders:
         """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters."""
         floating = [buffer for group in self._loop.buffers() for buffer in group if buffer.is_floating_point()]
-        tensors = floating if fragment == 0 else []
-        if self._strategy.on_merge == AVERAGE:
-            parameters = [p for bucket in self._fragments[fragment].buckets for p in bucket.parameters.values()]
-            tensors = [*tensors, *momenta(self._optimizer, parameters)]
-        return Riders(tensors)
+        parameters = [p for bucket in self._fragments[fragment].buckets for p in bucket.parameters.values()]
+        return Riders([*(floating if fragment == 0 else []), *momenta(self._optimizer, parameters, self._kinds)])
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        self._land_until(sys.maxsize)
 
     def remembered(self) -> Remembered:
         found = super().remembered()

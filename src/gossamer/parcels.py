@@ -12,7 +12,6 @@ from gossamer.buckets import Bucket
 from gossamer.exchange import Blame, Costs
 from gossamer.lane import Ticket
 from gossamer.layout import Layout, Packed
-from gossamer.riders import Riders
 from gossamer.strategies import Turn
 from gossamer.words import State
 
@@ -76,7 +75,6 @@ class Flight:
     number: int
     turn: Turn
     parcels: Sequence[Parcel]
-    riders: Riders
     ticket: Ticket[Arrival]
 
     def written(self) -> dict[str, Any]:

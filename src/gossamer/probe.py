@@ -17,121 +17,32 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gossamer.buckets import Bucket, Buffers, divide, trainable
-from gossamer.compressors import Compressor
-from gossamer.control import NOBODY, Presence, Report, control_bytes
+from gossamer.announce import begun
+from gossamer.buckets import Bucket, divide, trainable
+from gossamer.compressors import Dense
 from gossamer.forecast import STEADY, as_main
 from gossamer.foretell import Measured, MeasuredBucket
+from gossamer.layout import Packed
 from gossamer.recipe import resolve
-from gossamer.rounds import Closing, Fresh, Round
 from gossamer.session import Session, open_sessions
-from gossamer.transports.simulated import mean_of, meta_answer
-from gossamer.words import At, Exchange, Gather, Mean, Payload, Together, Word
+from gossamer.staging import Fragments, laid_out
+from gossamer.stopwatch import Gradients, time_stage
+from gossamer.strategies import Stage
+from gossamer.transports.simulated import SimulatedGroup
+from gossamer.words import At
 
+AT_ONCE = Stage(0, averages=True)
 WARM_UP_STEPS = 3
 STEPS = 6
-EXCHANGES = 4  # the first is not counted
 
 
 def results(directory: Path, copies: int) -> list[Path]:
     return [directory / f"measured-{copy}.json" for copy in range(copies)]
-
-
-def medians(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [float(value) for value in np.median(rows, axis=0)]
-
-
-# -- codecs: the real exchange, with everyone else saying the same at once ---------------------------------------------
-
-
-class _Echo:
-    """A transport on which all ranks say what this one says; keeps when it was asked and when it had answered.
-
-    Who was sent a part in an exchange tells of that part in the gather after it: as if what it was sent.
-    """
-
-    rank = 0
-
-    def __init__(self, world: int) -> None:
-        self.world = world
-        self.moments: list[float] = []
-        self._parts: tuple[Payload, ...] = ()
-
-    def answer(self, word: Word) -> Any:
-        self.moments.append(time.perf_counter())
-        answer = self._answer(word)
-        self.moments.append(time.perf_counter())
-        return answer
-
-    def _answer(self, word: Word) -> Any:
-        match word:
-            case Mean(tensor, out):
-                mean = mean_of([tensor] * self.world)
-                return mean if out is None else out.copy_(mean)
-            case Together(words):
-                return [self._answer(each) for each in words]
-            case Gather(payload) if self._parts and _shapes(payload) == _shapes(self._parts[self.rank]):
-                return list(self._parts)
-            case Exchange(parts):
-                self._parts = parts
-                return meta_answer(word, self.world, self.rank)
-            case _:
-                return meta_answer(word, self.world, self.rank)
-
-    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """They are alike."""
-
-    def gather_text(self, text: str) -> list[str]:
-        return [text] * self.world
-
-    def part(self, size: int) -> _Echo:
-        return _Echo(size)
-
-    def close(self) -> None:
-        """There is nobody to leave."""
-
-
-def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(tensor.shape, tensor.dtype) for tensor in payload]
-
-
-def exchange(
-    buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Mapping[str, Tensor]
-) -> list[tuple[list[float], list[float]]]:
-    """Exchange `fresh` gradients once: each bucket's seconds of computing (one more than words) and within words."""
-    echo = _Echo(workers)
-    names = [name for bucket in buckets for name in bucket.parameters]
-    round_ = Round(compressor, echo, names, At(step=STEADY, world=workers), reference=1.0, weight=1.0)
-    found = []
-    for bucket in buckets:
-        pairs = Fresh([(view, fresh[name]) for name, view in bucket.views.items()])
-        echo.moments = [time.perf_counter()]
-        if bucket is buckets[-1]:
-            round_.close(bucket, pairs, 1.0, _closing(len(names)))
-        else:
-            round_.exchange(bucket, pairs, 1.0)
-        seconds = np.diff([*echo.moments, time.perf_counter()]).tolist()
-        bucket.state = round_.staged[-1].next_state.after(bucket.state)
-        found.append((seconds[::2], seconds[1::2]))
-    return found
-
-
-def _closing(parameters: int) -> Closing:
-    report = Report(
-        weight=1.0,
-        presence=Presence.TRAINING,
-        settings=0,
-        culprit=NOBODY,
-        used=np.ones(parameters, dtype=bool),
-        moved=np.zeros(0, dtype=bool),
-    )
-    return Closing(report=report, settings="", buffers=())
 
 
 # -- one copy ----------------------------------------------------------------------------------------------------------
@@ -174,7 +85,10 @@ class _Probe:
     workers: int
     asker: int = field(default_factory=os.getppid)
     session: Session | None = None
-    buckets: list[Bucket] = field(default_factory=list)
+    stage: Stage = AT_ONCE
+    fragments: Fragments = ()
+    site: Sequence[Bucket] = ()
+    buckets: Sequence[Bucket] = ()
     steps: int = 0
     kept: list[_Times] = field(default_factory=list)
     now: _Times | None = None
@@ -197,10 +111,12 @@ class _Probe:
         self.now = _Times(time.perf_counter(), [0.0] * len(self.buckets))
 
     def _watch(self, session: Session) -> None:
-        self.session = session
-        compressor = session.recipe.compressor
-        at = At(step=STEADY, world=self.workers)
-        self.buckets = [Bucket(part, compressor, at) for part in divide(trainable(session.model))]
+        self.session, self.stage = session, session.recipe.strategy.stages[-1]
+        parameters, at = trainable(session.model), At(step=STEADY, world=self.workers)
+        self.fragments = laid_out(self.stage, parameters, session.recipe.compressor, at)
+        if self.stage.per_site is not None:
+            self.site = [Bucket(part, Dense(), at) for part in divide(parameters)]
+        self.buckets = self.site or [bucket for buckets in self.fragments for bucket in buckets]
         for place, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters.values():
                 parameter.register_post_accumulate_grad_hook(partial(self._ready, place))
@@ -233,38 +149,61 @@ class _Probe:
             for bucket in self.buckets
             for name, parameter in bucket.parameters.items()
         }
-        compressor, found = session.recipe.compressor, list[Any]()
-        while len(found) < EXCHANGES or not self.meeting.all_at("codecs"):
-            found.append(exchange(self.buckets, compressor, self.workers, fresh))
-            if len(found) == EXCHANGES:
-                self.meeting.arrive("codecs")
-        measured = self._measured(session, found[1:EXCHANGES])
+        measured = self._measured(session, fresh)
+        self.meeting.arrive("codecs")
+        while not self.meeting.all_at("codecs"):
+            self._buckets(session, fresh)
         path = results(self.meeting.directory, self.meeting.copies)[self.meeting.copy]
         path.write_text(json.dumps(measured.to_json()))
         raise _Done
 
-    def _measured(self, session: Session, found: Sequence[Any]) -> Measured:
-        buckets = [
-            MeasuredBucket(
-                dtype=str(bucket.flat.dtype).removeprefix("torch."),
-                shapes={slot.name: slot.shape for slot in bucket.layout},
-                ready_seconds=median(max(step.ready[: place + 1]) - step.begin for step in self.kept),
-                computing_seconds=medians([each[place][0] for each in found]),
-                engine_seconds=medians([each[place][1] for each in found]),
-            )
-            for place, bucket in enumerate(self.buckets)
+    def _buckets(self, session: Session, fresh: Gradients) -> tuple[list[MeasuredBucket], list[MeasuredBucket]]:
+        """Those of the recipe, and those within a site."""
+        found = time_stage(self.stage, self.fragments, session.recipe.compressor, self.workers, fresh)
+        places = [place for place, buckets in enumerate(self.fragments) for _ in buckets]
+        buckets = [bucket for buckets in self.fragments for bucket in buckets]
+        ready = [0.0] * len(buckets) if self.site else self._ready_seconds()
+        own = [
+            measured_bucket(bucket.packed, when, place, seconds)
+            for bucket, when, place, seconds in zip(buckets, ready, places, found, strict=True)
         ]
+        if not self.site:
+            return own, []
+        inside = time_stage(AT_ONCE, [self.site], Dense(), self.stage.per_site or 1, fresh)
+        together = zip(self.site, self._ready_seconds(), inside, strict=True)
+        return own, [measured_bucket(bucket.packed, when, 0, seconds) for bucket, when, seconds in together]
+
+    def _ready_seconds(self) -> list[float]:
+        places = range(len(self.buckets))
+        return [median(max(step.ready[: place + 1]) - step.begin for step in self.kept) for place in places]
+
+    def _measured(self, session: Session, fresh: Gradients) -> Measured:
         busy = self.meeting.copies * torch.get_num_threads()
+        said = begun(session.model, session.optimizer, session.recipe, self.fragments, SimulatedGroup(1).transports[0])
+        buckets, site_buckets = self._buckets(session, fresh)
         return Measured(
             recipe=repr(session.recipe),
             backward_seconds=median(step.backward - step.begin for step in self.kept),
             rest_seconds=median(step.end - step.backward for step in self.kept),
             buckets=buckets,
-            control_bytes=control_bytes(len(trainable(session.model)), len(Buffers(session.model))),
-            buffer_bytes=_moving_buffers(session.model),
+            control_bytes=said.control_bytes,
+            buffer_bytes=_moving_buffers(session.model) if said.buffer_bytes else (),
+            rider_bytes=said.rider_bytes,
+            site_buckets=site_buckets,
+            site_control_bytes=said.site_control_bytes,
             crowded=not self.buckets[0].flat.is_cuda and busy >= (os.cpu_count() or 1),
             copies=self.meeting.copies,
         )
+
+
+def measured_bucket(packed: Packed, ready_seconds: float, fragment: int, seconds: Mapping[str, Any]) -> MeasuredBucket:
+    return MeasuredBucket(
+        dtype=str(packed.flat.dtype).removeprefix("torch."),
+        shapes={slot.name: slot.shape for slot in packed.layout},
+        ready_seconds=ready_seconds,
+        fragment=fragment,
+        **seconds,
+    )
 
 
 def _moving_buffers(model: nn.Module) -> list[int]:

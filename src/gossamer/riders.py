@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -34,24 +36,24 @@ class Riders:
             tensor.copy_(torch.lerp(new, tensor.to(new.dtype), kept_share) if kept_share else new)
 
 
-def momenta(optimizer: Optimizer, parameters: Sequence[Parameter]) -> list[Tensor]:
-    """What an optimizer keeps about parameters, entry by entry."""
-    return [
-        value
-        for parameter in parameters
-        for value in optimizer.state.get(parameter, {}).values()
-        if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point() and value.ndim
-    ]
+def momenta(optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequence[str]) -> list[Tensor]:
+    """What an optimizer keeps about parameters, entry by entry; zeros where it has not made a step with one yet, since
+    all workers send as many numbers."""
+    kept = [optimizer.state.get(parameter, {}).get(kind) for parameter in parameters for kind in kinds]
+    blank = [parameter for parameter in parameters for _ in kinds]
+    return [torch.zeros_like(p) if value is None else value for value, p in zip(kept, blank, strict=True)]
 
 
-def momenta_kept(optimizer: Optimizer) -> int:
-    """How many tensors an optimizer of this kind and settings keeps for each parameter."""
-    settings = {key: value for key, value in optimizer.param_groups[0].items() if key in optimizer.defaults}
+def momenta_kept(optimizer: Optimizer) -> list[str]:
+    """What an optimizer of this kind and settings keeps about every entry of a parameter, by its names."""
     parameter = Parameter(torch.zeros(2, 2))
-    another = type(optimizer)([parameter], **settings)
+    another = copy(optimizer)  # without its hooks; a constructor may not take all that a group holds
+    vars(another).update({name: value for name, value in vars(optimizer).items() if name not in vars(another)})
+    another.state, another.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [parameter]}]
     parameter.grad = torch.zeros(2, 2)
     another.step()
-    return len(momenta(another, [parameter]))
+    kept = another.state[parameter].items()
+    return [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
 
 
 def numbers_bytes(tensor: Tensor) -> int:

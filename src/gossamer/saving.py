@@ -142,9 +142,23 @@ def _read(directory: str | os.PathLike[str], step: int, rank: int, world: int, w
     kept["world"] = folding.fold_positions([part["world"] for part in parts], rank, world)
     if rank >= writers:  # two workers must not draw the same
         kept["random"] = random_state()
-    news = folding.describe(os.fspath(directory), step, writers, world)
-    found.append(Found(kept, [part["session"] for part in parts], news))
+    sessions = [part["session"] for part in parts]
+    apart = any("flights" in session["progress"] for session in sessions)
+    found.append(Found(kept, sessions, folding.describe(os.fspath(directory), step, writers, world, apart=apart)))
     return digests.pop() if len(digests) == 1 else ""
+
+
+def states(parts: Mapping[str, Stateful]) -> dict[str, Any]:
+    """What these are, and where the global random generators stand."""
+    return {**{name: part.state_dict() for name, part in parts.items()}, "random": random_state()}
+
+
+def put_back(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> None:
+    """Make them what they were, those that the tree knows; the generators first, since the world's shards draw."""
+    set_random_state(tree["random"])
+    for name, part in parts.items():
+        if tree.get(name):
+            part.load_state_dict(tree[name])
 
 
 def random_state() -> dict[str, Any]:

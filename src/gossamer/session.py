@@ -22,7 +22,7 @@ from gossamer.buckets import Buffers, copy_parameters, copy_state, layout_text, 
 from gossamer.compressors.sharded import is_owed, settle
 from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, Stopped, require
 from gossamer.exchange import Blame, Costs, Exchange, Loop
-from gossamer.guards import PATIENCE, Scaler, clip, leave, never_finite, refuse_strangers
+from gossamer.guards import Patience, Scaler, clip, leave, refuse_strangers
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
 from gossamer.lane import Lane
 from gossamer.merges import AGREED_KEY
@@ -72,9 +72,8 @@ class Session:
         self._lane = Lane(next(iter(self._parameters.values())).device)
         self._leave = weakref.finalize(self, leave, self._lane, transport, self._pid)  # at exit, too
         self._buffers = Buffers(model)
-        self._first_batch, self._skipped, self._solo_steps = FirstBatch(), 0, 0
-        self._last = time.perf_counter()
-        self._scale, self._stop = 1.0, False
+        self._first_batch, self._patience, self._solo_steps = FirstBatch(), Patience(), 0
+        self._last, self._scale, self._stop = time.perf_counter(), 1.0, False
         self._exchange: Exchange | None = None
         loop = Loop(
             scale=self._current_scale,
@@ -84,7 +83,8 @@ class Session:
             batch=lambda: self._first_batch.hash,
             warn=FirstBatch.compare if transport.rank == 0 else lambda batches: None,
             ended=self._step_ended,
-            judged=self._judge,
+            judged=partial(self._judge, "exchange"),
+            guarded=partial(self._judge, "pass"),
         )
         self._stages = Stages(recipe, optimizer, transport, self._lane, loop, seed)
         fragments = self._stages.fragments(self._parameters)
@@ -175,8 +175,19 @@ class Session:
         if self._exchange is None:
             return
         missed = self._exchange.end_epoch()
+        while not self._exchange.stopping and self._stages.over(self._exchange.passes):
+            self._exchange = self._go_on(self._exchange, missed)
+            missed = self._exchange.end_epoch()
         if self._exchange.stopping:
             raise Stopped
+        self._catch_up(missed)
+
+    def _go_on(self, exchange: Exchange, missed: int) -> Exchange:
+        """Enter the stage that begins, on every rank with the same parameters."""
+        self._catch_up(missed)
+        return self._stages.enter(exchange.passes, self._parameters, exchange)
+
+    def _catch_up(self, missed: int) -> None:
         parts = [self.optimizer, *([self.scaler] if self.scaler is not None else [])]
         uneven.catch_up(self.model, parts, missed, self._transport.rank, self._tell, self._broadcast)
 
@@ -212,7 +223,8 @@ class Session:
         if self._exchange is not None:
             self._exchange.after_step()
             self._stop = self._exchange.stopping
-            self._exchange = self._stages.enter(self._exchange.passes, self._parameters, self._exchange)
+            if not self._stop and self._stages.over(self._exchange.passes):
+                self._exchange = self._go_on(self._exchange, 0)
         else:
             self._solo_steps += 1
             self._step_ended()
@@ -228,15 +240,8 @@ class Session:
         self._scale = scale
         return scale
 
-    def _judge(self, blame: Blame | None) -> None:
-        """Say whose numbers were not finite; end the run where that goes on."""
-        self._skipped = 0 if blame is None else self._skipped + 1
-        if blame is None:
-            return
-        rank, tensor = blame
-        events.emit(events.Skipped(step=self.steps, rank=rank, tensor=tensor))
-        if self._skipped >= PATIENCE and self.scaler is None:
-            raise never_finite(self._skipped, rank, tensor)
+    def _judge(self, what: str, blame: Blame | None) -> None:
+        self._patience.judge(what, blame, self.steps, scaled=self.scaler is not None)
 
     def _step_ended(self, skipped: bool = False, costs: Costs | None = None) -> None:
         now = time.perf_counter()
@@ -268,8 +273,10 @@ class Session:
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
         """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
         them, all of their states in order of rank: each worker then begins with the mean of what they had to send."""
+        own = states[self._transport.rank if len(states) == self._transport.world else 0]
+        if self._exchange is not None:  # each stage has a memory of its own
+            self._exchange = self._stages.enter(own["passes"], self._parameters, self._exchange)
         mine = self.state_dict()
-        own = states[mine["rank"] if len(states) == mine["world"] else 0]
         state = own if own["world"] == mine["world"] else folding.fold(states, mine)
         for key in ("recipe", "layout", "world", "rank"):
             if state[key] != mine[key]:
@@ -280,7 +287,6 @@ class Session:
         self._solo_steps = state["step"]
         if self._exchange is None:
             return
-        self._exchange = self._stages.enter(state["passes"], self._parameters, self._exchange)
         if state["progress"]:
             self._exchange.resume(state["progress"], state["state"])
         else:
@@ -294,15 +300,7 @@ class Session:
         """
         if self._exchange is not None:
             self._exchange.meet_to_save()
-        tree = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict() if self.scaler is not None else {},
-            "session": self.state_dict(),
-            "world": self._world.state_dict(),
-            "random": saving.random_state(),
-            "mine": mine,
-        }
+        tree = {**saving.states(self._saved), "session": self.state_dict(), "mine": mine}
         about = {"gossamer": __version__, "recipe": repr(self.recipe), "layout": self._layout}
         saving.save(directory, self.steps, self._transport.rank, tree, about, self._tell)
         events.emit(events.Saved(step=self.steps, directory=os.fspath(directory)))
@@ -317,20 +315,20 @@ class Session:
         found = saving.load(directory, self._transport.rank, self._transport.world, self._tell)
         if found is None:
             return {}
-        tree = found.tree
         self.load_state_dict(*found.sessions)
-        self.model.load_state_dict(tree["model"])
-        self.optimizer.load_state_dict(tree["optimizer"])
-        if self.scaler is not None and tree["scaler"]:
-            self.scaler.load_state_dict(tree["scaler"])
-        saving.set_random_state(tree["random"])
-        self._world.load_state_dict(tree["world"])  # after the random state, which shards remember
+        saving.put_back(self._saved, found.tree)
         if found.news:
             self._go_on_alike(found.sessions[0]["state"])
             if self._transport.rank == 0:
                 events.notice(found.news)
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
-        return dict(tree["mine"])
+        return dict(found.tree["mine"])
+
+    @property
+    def _saved(self) -> dict[str, saving.Stateful]:
+        """Whose state is part of a checkpoint, by its name in it."""
+        scaler = {} if self.scaler is None else {"scaler": self.scaler}
+        return {"model": self.model, "optimizer": self.optimizer, **scaler, "world": self._world}
 
     def _go_on_alike(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Where parameters are merged, other workers than before begin with what was agreed upon."""
@@ -355,6 +353,9 @@ class Session:
             raise LayoutError(
                 f"{changed} have other shapes now, too. Name them in the same call: session.reset('a', 'b')."
             )
+        if self._exchange is not None:
+            self._exchange.arrive()
+            self._broadcast([now[name].detach() for name in names], 0)  # where they were trained apart, or made anew
         for bucket in self._exchange.buckets if self._exchange is not None else ():
             settle(bucket.state, self._at())  # parts will lie elsewhere
         old = self.state_dict()["state"]
@@ -384,11 +385,9 @@ class Session:
         for hook in self._hooks:
             hook.remove()
         self._momentum.after()
-        buckets = self._exchange.buckets if self._exchange is not None else []
         if self._exchange is not None:
             self._exchange.close()
-        agreed = self._exchange.agreed if self._exchange is not None else None
-        events.emit(announce.ended(self.model, self.steps, buckets, agreed))
+        events.emit(announce.ended(self.model, self.steps, self._exchange))
         self._leave()
 
     def __enter__(self) -> Self:

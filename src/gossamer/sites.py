@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.control import Presence
-from gossamer.exchange import Costs, Loop
+from gossamer.exchange import Blame, Costs, Loop
 from gossamer.gradients import GradientExchange
 from gossamer.lane import Lane
 from gossamer.merges import Merges
@@ -36,7 +36,7 @@ class SiteMerges(Merges):
         start: int = 0,
     ) -> None:
         self._inside = inside
-        inside.tell_instead(self._ended_inside)
+        inside.tell_instead(self._ended_inside, self._judged_inside)
         super().__init__(strategy, fragments, optimizer, compressor, transport, lane, loop, seed, start, guards=False)
 
     def _ended_inside(self, skipped: bool, costs: Costs) -> None:
@@ -44,6 +44,13 @@ class SiteMerges(Merges):
         self._skipped = self._skipped or skipped
         for name, value in costs.items():
             self._costs[name] = self._costs.get(name, 0.0) + value
+
+    def _judged_inside(self, blame: Blame | None) -> None:
+        """By the rank among all, not within the site."""
+        if blame is not None and blame[0] is not None:
+            first = self._transport.rank - self._inside.rank
+            blame = first + blame[0], blame[1]
+        self._loop.guarded(blame)
 
     @property
     def weight(self) -> float:
@@ -78,11 +85,14 @@ class SiteMerges(Merges):
 
     def end_epoch(self) -> int:
         """A rank that is done keeps its site company first, and comes to everyone's turns along with it."""
-        while self._inside.finish(Presence.GONE).verdict.active:
+        ended = self.step
+        while not self.stopping and self._inside.finish(Presence.GONE).verdict.active:
             self.step += 1
             self._boundary()
             self._tell()
         self._inside.rest()
+        if self.step > max(ended, self._turn(self._number - 1).launch):
+            self.step -= 1  # steps of its site are missing here since the last merge: one more brings all together
         return super().end_epoch()
 
     def progress(self) -> dict[str, Any]:

@@ -33,6 +33,16 @@ def laid_out(stage: Stage, parameters: Parameters, compressor: Compressor, at: A
     return [[Bucket(bucket, compressor, at) for bucket in divide(part)] for part in parts]
 
 
+def site_size(stage: Stage, world: int) -> int:
+    """How many workers average their gradients. Raises AttachError where sites would have different sizes."""
+    if stage.per_site is None or world % stage.per_site:
+        raise AttachError(
+            f"{world} workers do not make sites of {stage.per_site} each, and some would average over fewer. Run a "
+            f"multiple of {stage.per_site} workers, or choose another per_site."
+        )
+    return stage.per_site
+
+
 @dataclass
 class Stages:
     """A recipe's stages, one after the other. now: the one that goes on."""
@@ -58,6 +68,12 @@ class Stages:
         """Go on with parameters as they are, alike on every rank. None alone: plain training, bit for bit."""
         if self.transport.world == 1:
             return None
+        exchange = self._made(parameters, fragments)
+        later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
+        exchange.until = min(later, default=None)
+        return exchange
+
+    def _made(self, parameters: Parameters, fragments: Fragments) -> Exchange:
         now, optimizer, (buckets, *_) = self.now, self.optimizer, fragments
         common = (self.recipe.compressor, self.transport, self.lane, self.loop, self.seed)
         if now.merging is not None and now.averages:
@@ -71,7 +87,7 @@ class Stages:
 
     def enter(self, passes: int, parameters: Parameters, before: Exchange) -> Exchange:
         """Be in the stage that goes on after so many backward passes."""
-        *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
+        stage = self._after(passes)
         if stage == self.now:
             return before
         before.close()
@@ -84,14 +100,16 @@ class Stages:
         following.asked_to_stop, following.stopping = before.asked_to_stop, before.stopping
         return following
 
+    def over(self, passes: int) -> bool:
+        """Whether another stage begins."""
+        return self._after(passes) != self.now
+
+    def _after(self, passes: int) -> Stage:
+        *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
+        return stage
+
     def _site(self, parameters: Parameters) -> GradientExchange:
         """Gradients of neighbouring workers, dense: within a site bytes are cheap."""
-        size, world = self.now.per_site, self.transport.world
-        if size is None or world % size:
-            raise AttachError(
-                f"{world} workers do not make sites of {size} each, and some would average over fewer. Run a multiple "
-                f"of {size} workers, or choose another per_site."
-            )
-        site = self.transport.part(size)
+        site = self.transport.part(site_size(self.now, self.transport.world))
         buckets = [Bucket(part, Dense(), self.at(site)) for part in divide(parameters)]
         return GradientExchange(buckets, Dense(), site, self.lane, self.loop, self.seed)

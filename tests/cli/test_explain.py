@@ -130,7 +130,9 @@ def test_json_says_what_is_printed(tmp_path, script):
     assert record["bytes_sent_per_step"] == shown(output, "total")
     assert record["dense_bytes_sent_per_step"] == 2 * 3 / 4 * 10_000
     assert record["share_of_dense"] == record["bytes_sent_per_step"] / record["dense_bytes_sent_per_step"]
-    assert record["memory_bytes"] == {"residuals": 10_000, "other_state": 0}
+    assert record["memory_bytes"] == {"residuals": 10_000, "other_state": 0, "strategy": 0}
+    assert (record["period"], record["schedule"]) == (1, [{"fragment": 0, "launch": 1, "landing": 1}])
+    assert record["batch"] == {"times": 4, "learning_rate_times": {"sgd": 4, "adam": 2.0}}
 
 
 @pytest.mark.parametrize(
@@ -229,3 +231,129 @@ def test_help_needs_no_recipe():
     code, output = run("--help")
     assert code == 0
     assert "RECIPE [SCRIPT] [ARGS]" in output
+
+
+# -- strategies --------------------------------------------------------------------------------------------------------
+
+MILLION = ("--parameters", "1000000")
+
+
+def explained(tmp_path, *args):
+    file = tmp_path / "out.json"
+    code, output = run(*args, "--json", str(file))
+    assert code == 0, output
+    return output, json.loads(file.read_text())
+
+
+def test_every_step_is_said_in_one_line():
+    _, output = run("Dense", *MILLION)
+    assert output.count("schedule    gradients leave within every backward pass, and are averaged when it returns") == 1
+    assert "in a column" not in output
+    assert "for the strategy" not in output
+
+
+def test_a_schedule_is_drawn_from_the_table_that_runs(tmp_path):
+    output, record = explained(tmp_path, "DiLoCo(12, fragments=2, delay=1)", *MILLION)
+    assert (
+        """
+Backward passes, one in a column:
+              1       10        20
+  fragment 0  ·····▲▼··········▲▼······
+  fragment 1  ···········▲▼··········▲▼
+  · trains apart   ▲ leaves   ▼ lands
+"""
+        in output
+    )
+    assert record["period"] == 12
+    turns = [{"fragment": 0, "launch": 6, "landing": 7}, {"fragment": 1, "launch": 12, "landing": 13}]
+    assert record["schedule"] == turns
+
+
+def test_both_stages_are_shown(tmp_path):
+    output, record = explained(tmp_path, "PostLocalSGD(200, start=3000)", *MILLION)
+    assert "schedule    until backward pass 3,000 gradients leave within every backward pass" in output
+    assert "Backward passes after 3,000, 10 in a column:" in output
+    assert "with SGD" in output
+    assert record["schedule"] == [{"fragment": 0, "launch": 3200, "landing": 3200}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["DiLoCo(5000, fragments=100, delay=30)", "PostLocalSGD(10000000, start=10000000)", "EveryStep(delay=50)"],
+)
+def test_drawings_fit_into_a_hundred_columns(text):
+    _, output = run(text, "--parameters", "100000000")
+    drawn = output.partition("Backward passes")[2].partition("sends, in bytes")[0]
+    assert max(map(len, drawn.splitlines())) <= 100
+    assert ("more in the same manner" in output) == (text != "PostLocalSGD(10000000, start=10000000)")
+
+
+def test_a_period_is_added_up_and_averaged(tmp_path):
+    output, record = explained(tmp_path, "DiLoCo(50)", *MILLION)
+    assert "One period of 50 backward passes sends, in bytes per worker:" in output
+    total = 2 * 3 / 4 * 4_000_000 + 3 * 24 + 3 * 22
+    assert shown(output, "total") == record["bytes_sent_per_period"] == total
+    assert shown(output, "meetings          Gather") == 3 * 24
+    assert shown(output, "per backward pass") == round(total / 50)
+    assert record["bytes_sent_per_step"] == total / 50
+    assert f"{record['share_of_dense']:.2%} of the ring's" in output
+    assert shown(output, "for the strategy") == record["memory_bytes"]["strategy"] == 8_000_000
+    assert sum(word["bytes_sent"] for word in record["words"]) == total
+
+
+def test_passes_that_accumulate_make_one_exchange_and_a_larger_batch(tmp_path):
+    output, record = explained(tmp_path, "EveryStep(accumulate=4)", *MILLION)
+    assert "4 workers x 4 backward passes x the batch your loop draws on each" in output
+    assert "One exchange of 4 backward passes sends, in bytes per worker:" in output
+    assert shown(output, "total") == record["bytes_sent_per_step"]
+    assert shown(output, "per backward pass") == round(record["bytes_sent_per_step"] / 4)
+    assert record["batch"] == {"times": 16, "learning_rate_times": {"sgd": 16, "adam": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("text", "batch", "times"),
+    [
+        ("EveryStep()", "6 workers x the batch your loop draws on each\n", 6),
+        ("EveryStep(delay=2)", "6 workers x the batch your loop draws on each\n", 6),
+        ("PostLocalSGD(8, start=5)", "6 workers x the batch your loop draws on each\n", 6),
+        ("DiLoCo(8)", "6 workers x the batch your loop draws on each, apart\n", 1),
+        ("LocalSGD(8, per_site=3)", "3 workers x the batch your loop draws on each, in 2 sites apart\n", 3),
+    ],
+)
+def test_advice_is_for_the_batch_of_a_step(text, batch, times):
+    _, output = run(text, *MILLION, "--workers", "6")
+    assert batch in output
+    assert ("advice" in output) == (times > 1)
+    if times > 1:
+        assert f"for a batch {times} times as large as one worker's" in output
+        assert f"{times} with SGD, warmed up over the first epochs (Goyal et al. 2017, arXiv:1706.02677)" in output
+        assert f"{times**0.5:.3g} with Adam and its kin (Malladi et al. 2022, NeurIPS, arXiv:2205.10287)" in output
+
+
+def test_alone_there_is_no_advice():
+    assert "advice" not in run("EveryStep()", *MILLION, "--workers", "1")[1]
+    assert run("LocalSGD(8, per_site=2)", *MILLION, "--workers", "1")[0] == 0
+
+
+def test_sites_that_do_not_fit_are_refused():
+    code, output = run("LocalSGD(8, per_site=3)", *MILLION, "--workers", "4")
+    assert code == 1
+    assert "4 workers do not make sites of 3 each" in output
+
+
+def test_fragments_that_find_no_tensors_are_refused():
+    code, output = run("DiLoCo(500, fragments=400)", *MILLION)
+    assert code == 1
+    assert "write fragments=26 at most" in output
+
+
+def test_talking_less_is_foretold_to_wait_less(tmp_path):
+    network = ("--network", "10mbit,20ms")
+    every, _ = foretold_of(tmp_path, *network, "Dense")
+    local, output = foretold_of(tmp_path, *network, "LocalSGD(10)")
+    assert "A step takes, on average over a period, in seconds, foretold for 10mbit,20ms:" in output
+    assert local["waiting_seconds"] == pytest.approx(every["wire_seconds"] / 10, rel=0.2)
+    hidden, _ = foretold_of(tmp_path, *network, "DiLoCo(10, delay=5)")
+    assert 0.5 <= hidden["step_seconds"] < 0.55 < local["step_seconds"] < every["step_seconds"]
+    sites, _ = foretold_of(tmp_path, *network, "LocalSGD(10, per_site=2)")
+    assert local["step_seconds"] < sites["step_seconds"] < every["step_seconds"]

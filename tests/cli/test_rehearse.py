@@ -3,16 +3,21 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from gossamer.cli.main import gossamer
-from gossamer.cli.rehearse import Plan, Row, _lines
+from gossamer.cli.rehearse import Plan, Row, _lines, _steps
+from gossamer.events import Attached, StepEnded
 from gossamer.foretell import Foretold, Measured, MeasuredBucket
+from gossamer.observe.recorder import warm_up
 from gossamer.recipe import resolve
 from gossamer.rehearsal.shapes import Gradient, Shapes
+from gossamer.rehearsal.worker import Sent
+from gossamer.timetable import schedule_of
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
 NUMEL = 64 * 1000 + 64 + 64 * 500
@@ -58,7 +63,11 @@ def row(recipe: str, busy_seconds: float = 0.0, late_seconds: float = 0.0, foret
         "waiting_seconds_per_step": 0.05,
         "communication_seconds_per_step": {"encode": 0.01, "wire": 0.02, "decode": 0.003},
         "bytes_sent_per_step": {"accounted": 1_200_000.0},
-        "final": {"processor_seconds_per_step": busy_seconds, "late_seconds_per_step": late_seconds},
+        "final": {
+            "processor_seconds_per_step": busy_seconds,
+            "late_seconds_per_step": late_seconds,
+            "bytes_sent_per_step": 1_200_000.0,
+        },
     }
     return Row(recipe=recipe, record=record, foretold=foretold)
 
@@ -125,6 +134,57 @@ def test_a_network_is_foretold_and_handed_on(shapes, tmp_path, monkeypatch):
     assert 0.15 <= found["foretold"]["step_seconds"] <= 0.35
 
 
+@pytest.mark.parametrize(
+    ("text", "fewest", "steps"),
+    [
+        ("Dense()", 30, 30),
+        ("EveryStep(accumulate=4)", 30, 32),
+        ("EveryStep(delay=2)", 30, 30),
+        ("LocalSGD(5)", 30, 31),  # 6 to warm up, 25 that count
+        ("DiLoCo(50)", 30, 60),  # 10 to warm up
+        ("DiLoCo(40, delay=30)", 30, 90),
+        ("DelayedAveraging(delay=3, period=2)", 30, 30),
+    ],
+)
+def test_whole_periods_are_rehearsed(text: str, fewest: int, steps: int) -> None:
+    stage = resolve(text).strategy.stages[-1]
+    assert _steps(fewest, stage) == steps
+    exchanges = steps // stage.accumulate
+    assert (exchanges - warm_up(exchanges)) % (schedule_of(stage).period // stage.accumulate) == 0
+
+
+def test_a_step_is_a_backward_pass_for_every_recipe():
+    """An exchange of four passes takes four times as long as one of them, and is no slower for it."""
+    foretold = Foretold(step_seconds=0.2, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={})
+    four = replace(row("EveryStep(accumulate=4)", foretold=foretold), passes=4)
+    assert (four.seconds_per_step, four.foretold_seconds, four.bytes_sent) == (0.05, 0.05, 300_000)
+    assert four.lane_seconds == [0.0025, 0.005, 0.00075]
+
+
+def test_bytes_are_those_of_whole_periods_in_which_everything_lands():
+    sent = Sent(delay=1)
+    sent(Attached(recipe="", layouts=(), parameters=0, buffer_bytes=0, control_bytes=0, rank=0, world=2, period=3))
+    for step, nbytes in enumerate([0, 0, 0, 9, 0, 0, 9, 0], start=1):
+        sent(StepEnded(step=step, seconds=0.1, bytes_sent=nbytes))
+    assert sent.bytes_per_step == 3.0
+
+
+@pytest.mark.processes
+def test_recipes_that_talk_less_are_rehearsed(shapes, tmp_path):
+    recipes = ["DiLoCo(4, fragments=2, delay=1) + Int8()", "EveryStep(accumulate=2)"]
+    options = [word for recipe in recipes for word in ("--recipe", recipe)]
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer", "rehearse", "--shapes", shapes, "--step-seconds", "0.05", "--workers", "2"]
+        + [*options, "--steps", "10", "--json", "out.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert all(row["record"]["workers_agree"] and row["seconds_per_step"] >= 0.0499 for row in rows)
+    assert rows[0]["bytes_sent_per_step"] == pytest.approx(NUMEL / 4, rel=0.05)  # a byte each, once in four passes
+    assert rows[1]["bytes_sent_per_step"] == pytest.approx(4 * NUMEL / 2, rel=0.01)
+
+
 def refused(*arguments: str) -> str:
     result = CliRunner().invoke(gossamer, ["rehearse", *arguments])
     assert result.exit_code != 0
@@ -142,6 +202,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(shapes, tmp_path, mo
     assert "resnet18" in refused("--shapes", "resnet19", *step)
     assert "TopK" in refused(*model, *step, "--recipe", "TopZ()")
     assert "same recipe" in refused(*model, *step, "--recipe", "Dense", "--recipe", "Dense()")
+    assert "LocalSGD(period=8)" in refused(*model, *step, "--recipe", "PostLocalSGD(8, start=100)")
     assert "100mbit" in refused(*model, *step, "--network", "100quick")
     assert "no directory" in refused(*model, *step, "--json", "nowhere/out.json")
     assert list(tmp_path.iterdir()) == [shapes]

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer import seeds
 from gossamer.compressors import Dense, Feedback, RandomK, Threshold, TopK
 from gossamer.compressors.randomk import draw
-from gossamer.compressors.sparse import share
+from gossamer.compressors.sparse import dearer_than_dense, share
 from gossamer.drive import simulate
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import Residual, encode_places
@@ -322,8 +322,14 @@ def test_everything_travels_where_that_is_cheaper() -> None:
         fed_back = next(threshold.aggregate_compensated(x, room(layout), State(), At(world=world)))
         assert type(plain) is type(fed_back)
         said[world] = type(plain)
-    assert said == {world: Mean if world * payload > 8 * 400 else Gather for world in said}
+    assert said == {world: Mean if world * payload >= 8 * 400 else Gather for world in said}
     assert set(said.values()) == {Mean, Gather}
+
+
+def test_what_costs_as_much_as_a_mean_is_one() -> None:
+    x = Packed(torch.zeros(100), Layout.of({"a": (100,)}))
+    assert [dearer_than_dense(200, x, At(world=world)) for world in (2, 3, 4, 5)] == [False, False, True, True]
+    assert not dearer_than_dense(10**6, x, At(world=1)), "nobody hears anything, so nothing is dear"
 
 
 def test_where_everything_travels_nothing_is_left() -> None:

@@ -124,6 +124,16 @@ def test_clip_leaves_equal_entries_and_single_ones_alone() -> None:
     assert torch.allclose(staged.mean, x.flat)
 
 
+def test_clip_counts_root_mean_squares() -> None:
+    layout = Layout.of({"none": (0,), "large": (5000,), "small": (9,)})
+    x = Packed(normal(5009) * 1e30, layout)
+    first = next(TernGrad(clip=0.5).aggregate(x, State(), At()))
+    assert isinstance(first, Gather)
+    found = [0.5 * span.double().square().mean().sqrt() for span in x.flat.split([5000, 9])]
+    torch.testing.assert_close(first.payload[0][1:], torch.stack(found).float())
+    assert float(first.payload[0][0]) == 0
+
+
 def residual_growth(compressor: Compressor, steps: int = 60) -> float:
     """The residual's size after `steps`, in sizes of what is given each step."""
     layout = Layout.of({"x": (1024,)})

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Feedback, TwoBit
-from gossamer.compressors.quantise import CHUNK, moments
 from gossamer.drive import simulate
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual
@@ -77,15 +76,22 @@ def threshold_of(x: Tensor, codec: TwoBit = ADAPTIVE) -> float:
 
 
 def test_the_unit_is_the_magnitude_of_what_is_there() -> None:
+    large = TwoBit(adaptive=True, block=16384)
     x = torch.zeros(10_000)
     x[[3, 777, 9_000]] = torch.tensor([0.25, -0.25, 0.25])
-    assert threshold_of(x) == 0.125
-    assert threshold_of(normal(100_000)) == pytest.approx(0.5 * math.sqrt(math.pi / 2), rel=0.01)
+    assert threshold_of(x, large) == 0.125
+    assert threshold_of(normal(16_384), large) == pytest.approx(0.5 * math.sqrt(math.pi / 2), rel=0.02)
 
 
 def test_every_tensor_has_its_own() -> None:
     x = Packed.pack({"a": torch.ones(3), "none": torch.empty(0), "zeros": torch.zeros(5), "b": torch.full((9,), 4.0)})
-    assert ADAPTIVE.encode(x, At())[0].tolist() == [0.5, 0.0, 0.0, 2.0]
+    assert ADAPTIVE.encode(x, At())[0].tolist() == [0.5, 0.0, 2.0]
+
+
+def test_every_block_has_its_own() -> None:
+    x = torch.cat([torch.ones(16), torch.full((16,), 8.0), torch.full((5,), 2.0)])
+    assert TwoBit(adaptive=True, block=16).encode(one(x), At())[0].tolist() == [0.5, 4.0, 1.0]
+    assert len(ADAPTIVE.encode(one(torch.ones(5000)), At())[0]) == 3
 
 
 def test_the_residual_is_part_of_what_is_measured() -> None:
@@ -107,17 +113,30 @@ def test_scale_changes_nothing_but_the_threshold(power: int) -> None:
 @given(
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=60).filter(any),
     st.floats(0.05, 0.95),
+    st.sampled_from([8, 2048]),
 )
-def test_law(numbers: list[float], threshold: float) -> None:
+def test_law(numbers: list[float], threshold: float, block: int) -> None:
     """Something is always sent, and the error is smaller than the input by what the law says."""
-    codec = TwoBit(threshold=threshold, adaptive=True)
+    codec = TwoBit(threshold=threshold, adaptive=True, block=block)
     x = torch.tensor(numbers).double()
     x = torch.where(x.abs() < 1e-30, 0, x)
     if x.any():
         told = sent(codec, x)
         assert told.any()
-        kept = 1 - threshold * (1 - threshold) / math.sqrt(len(x))
-        assert float((x - told).square().sum()) <= kept * float(x.square().sum()) * (1 + 1e-6)
+        kept = 1 - threshold * (1 - threshold) / math.sqrt(min(block, len(x)))
+        for w, part in zip(x.split(block), told.split(block), strict=True):
+            assert float((w - part).square().sum()) <= kept * float(w.square().sum()) * (1 + 1e-6)
+
+
+def test_blocks_serve_a_tensor_of_many_scales_better_than_one_threshold() -> None:
+    """Rows of an embedding that differ by orders of magnitude: with one threshold the small ones are never sent."""
+    x = torch.cat([scale * normal(2048, seed=k) for k, scale in enumerate((1.0, 1e-2, 1e-4))])
+    errors = [
+        (w - part).norm() / w.norm() for w, part in zip(x.split(2048), sent(ADAPTIVE, x).split(2048), strict=True)
+    ]
+    assert max(errors) < 0.7
+    together = sent(TwoBit(adaptive=True, block=8192), x)
+    assert torch.equal(together[2048:], torch.zeros(4096))
 
 
 def test_law_catches_a_threshold_of_another_size() -> None:
@@ -172,17 +191,6 @@ def test_converges_where_a_fixed_threshold_does_not(scale: float) -> None:
     assert descended(Feedback(TwoBit()), scale) > 0.5
 
 
-def test_moments() -> None:
-    sizes = (0, 5, CHUNK + 7, 1)
-    x, owed = normal(sum(sizes)), normal(sum(sizes), seed=1)
-    for residual, w in ((None, x), (Residual(owed, torch.empty(0)), x + owed)):
-        firsts, seconds = moments(x, sizes, residual)
-        spans = w.double().split(list(sizes))
-        torch.testing.assert_close(firsts, torch.stack([span.abs().sum() for span in spans]))
-        torch.testing.assert_close(seconds, torch.stack([span.square().sum() for span in spans]))
-    assert moments(torch.full((3,), 1e38), (3,))[1].item() == pytest.approx(3e76)
-
-
 @pytest.mark.parametrize("x", [[math.nan], [math.inf], [3e38, 1e300], [1e200]], ids=str)
 def test_what_cannot_be_sent(x: list[float]) -> None:
     with pytest.raises(NotFinite):
@@ -203,6 +211,12 @@ def test_thresholds_are_refused(threshold: float) -> None:
 def test_adaptive_thresholds_are_fractions() -> None:
     with pytest.raises(ValueError, match=r"Write TwoBit\(threshold=0.5, adaptive=True\)"):
         TwoBit(threshold=1.0, adaptive=True)
+
+
+@pytest.mark.parametrize("block", [0, 4, 100, 2**15])
+def test_blocks_are_refused(block: int) -> None:
+    with pytest.raises(ValueError, match=r"Write TwoBit\(threshold=0.5, adaptive=True, block=2048\)"):
+        TwoBit(adaptive=True, block=block)
 
 
 def test_who_wants_feedback() -> None:

@@ -20,10 +20,12 @@ from gossamer.kernels import Residual, native, native_select, places, select
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = [
     (native_select.largest, select.largest),
+    (native_select.largest_with_momentum, select.largest_with_momentum),
     (native_select.above, select.above),
     (native_select.encode_places, places.encode_places),
     (native_select.decode_places, places.decode_places),
     (native_select.sparse_decode, places.sparse_decode),
+    (native_select.scatter, places.scatter),
 ]
 built = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the compiled loops were not built")
 
@@ -148,7 +150,7 @@ def test_buffers_of_unequal_size_never_reach_the_compiled_loops() -> None:
     with pytest.raises(RuntimeError):
         kernels.largest(torch.zeros(10), [10], [1], Residual(torch.zeros(9), torch.zeros(10)))
     with pytest.raises(RuntimeError):
-        kernels.above(torch.zeros(10), [10], [1.0], 3, Residual(torch.zeros(10), torch.zeros(11)))
+        kernels.above(torch.zeros(10), 1.0, 3, Residual(torch.zeros(10), torch.zeros(11)))
 
 
 def build(*products: str, compiler: str) -> subprocess.CompletedProcess[str]:

@@ -41,13 +41,13 @@ class Codec:
     name: str
     options: tuple[object, ...]
     key: bool = False
-    shared: bool = False  # a scale per tensor that does not come from the encoder
+    given: bool = False  # a scale per block that does not come from the encoder
 
     def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
         function = getattr(self.truth if plain else self.module, f"{self.name}_encode")
-        arguments = (*self._first(sizes), *self.options, *((KEY,) if self.key else ()))
+        arguments = (*self.options, *self._given(sizes), *((KEY,) if self.key else ()))
         payload = function(x, sizes, *arguments, residual)
-        return payload if isinstance(payload, tuple) else (*self._first(sizes), payload)
+        return payload if isinstance(payload, tuple) else (*self._given(sizes), payload)
 
     def decode(
         self, payloads: Sequence[tuple[Tensor, ...]], sizes: Sequence[int], out: Tensor, divisor: int, *, plain: bool
@@ -55,8 +55,11 @@ class Codec:
         function = getattr(self.truth if plain else self.module, f"{self.name}_decode")
         function(payloads, sizes, *self.options, out, divisor)
 
-    def _first(self, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-        return (torch.linspace(0.2, 0.9, max(len(sizes), 1))[: len(sizes)],) if self.shared else ()
+    def _given(self, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        if not self.given:
+            return ()
+        count = packed_bytes(sizes, int(str(self.options[0])))
+        return (torch.linspace(0.2, 0.9, max(count, 1))[:count],)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,15 @@ class Ternary(Codec):
         module.ternary_decode(packed, payloads[0][0], sizes, *self.options, out, divisor)
 
 
+class Measured(Codec):
+    """TwoBit with thresholds that the encoder finds."""
+
+    def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
+        module = self.truth if plain else self.module
+        found: tuple[Tensor, ...] = module.twobit_measured_encode(x, sizes, *self.options, 0.37, residual)
+        return found
+
+
 class Int8Nearest(Codec):
     def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
         module = self.truth if plain else self.module
@@ -90,7 +102,10 @@ CODECS = {
     "int8, stochastic": Codec(fast, quantise, "int8", (256,), key=True),
     "onebit": Codec(fast, onebit, "onebit", (64,)),
     "onebit, large blocks": Codec(fast, onebit, "onebit", (2048,)),
-    "twobit": Codec(fast, twobit, "twobit", (), shared=True),
+    "twobit": Codec(fast, twobit, "twobit", (64,), given=True),
+    "twobit, large blocks": Codec(fast, twobit, "twobit", (2048,), given=True),
+    "twobit, measured": Measured(fast, twobit, "twobit", (16,)),
+    "twobit, measured in large blocks": Measured(fast, twobit, "twobit", (2048,)),
     "ternary, four a byte": Ternary(fast, ternary, "ternary", (4,)),
     "ternary, five a byte": Ternary(fast, ternary, "ternary", (5,)),
     **{
@@ -185,6 +200,7 @@ def test_compiled_loops_serve_the_largest_blocks_and_leave_larger_ones_to_plain_
     for block in (LARGEST_BLOCK, 2 * LARGEST_BLOCK):
         same(Codec(fast, onebit, "onebit", (block,)), x, x.flip(0), [len(x)])
         same(Codec(fast, levels, "levels", (block, 5), key=True), x, x.flip(0), [len(x)])
+        same(Measured(fast, twobit, "twobit", (block,)), x, x.flip(0), [len(x)])
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -290,7 +306,7 @@ def test_payloads_of_another_size_or_type_are_refused(codec: Codec, plain: bool)
 def test_shapes_are_known_without_data(codec: Codec) -> None:
     x = numbers("plain", sum(SIZES), 13)
     payload = codec.encode(x, SIZES, None, plain=True)
-    if codec.shared:
+    if codec.given:
         return  # thresholds are given
     blank = codec.encode(x.to("meta"), SIZES, None, plain=False)
     assert [(part.shape, part.dtype) for part in payload] == [(part.shape, part.dtype) for part in blank]
@@ -316,7 +332,8 @@ def literal(encode: Callable[..., Any], *arguments: object) -> list[int]:
 def test_codes_by_hand() -> None:
     x = torch.tensor([1.0, -1.0, -0.0, 0.25, -3.0, 0.5, 2.0, -2.0, -1.0])
     assert literal(onebit.onebit_encode, x, [9], 8) == [0b10010010, 1]
-    assert literal(twobit.twobit_encode, x, [9], [1.0]) == [0b00001011, 0b10110010, 0b10]
+    assert literal(twobit.twobit_encode, x, [9], 16, torch.tensor([1.0])) == [0b00001011, 0b10110010, 0b10]
+    assert literal(twobit.twobit_encode, x, [9], 8, torch.tensor([1.0, 1.5])) == [0b00001011, 0b10110010, 0]
     trits = [1, 2, 0, 1, 2]  # scales below every magnitude: everything but zero is sent
     scale = torch.tensor([0.1])
     assert literal(ternary.ternary_encode, x[:5], [5], scale, KEY, 5) == [sum(t * 3**k for k, t in enumerate(trits))]
@@ -328,6 +345,37 @@ def test_codes_by_hand() -> None:
     assert (scales.tolist(), codes.tolist()) == ([2.0], [127, 0, 0, 2, 2])
     scales, _ = onebit.onebit_encode(x, [9], 8)
     assert scales.tolist() == [9.75 / 8, 1.0]
+
+
+def test_five_to_a_byte_lie_64_apart_where_there_are_320() -> None:
+    x = torch.zeros(330)
+    x[[64, 70, 319, 322, 325]] = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
+    packed = literal(ternary.ternary_encode, x, [330], torch.tensor([0.1]), KEY, 5)
+    assert {place: byte for place, byte in enumerate(packed) if byte} == {0: 3, 6: 2 * 3, 63: 81, 64: 9, 65: 2}
+    assert len(packed) == 66
+
+
+def test_measured_thresholds_by_hand() -> None:
+    """sum of w^2 / sum of |w|: 25 / 7 and 2, then nothing, then one entry alone."""
+    x = torch.tensor([3.0, -4.0, 0, 0, 0, 0, 0, 0, 2.0, -2.0, 0.0, -5.0])
+    for module in (twobit, native_quantise):
+        thresholds, codes = module.twobit_measured_encode(x, [10, 1, 1], 8, 0.5)
+        assert thresholds.tolist() == [float(torch.tensor(12.5 / 7)), 1.0, 0.0, 2.5]
+        assert codes.tolist() == [0b00001011, 0, 0b1011, 0b11, 0b10]
+
+
+@compiled
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7, 64, 300, 5000]), max_size=4),
+    kind=st.sampled_from(["plain", "tiny", "huge", "mixed"]),
+    block=st.sampled_from([8, 256, 2048]),
+)
+def test_sums_of_squares_equal_plain_torch(sizes: list[int], kind: str, block: int) -> None:
+    x = numbers(kind, sum(sizes), 15)
+    sums = native_quantise.squares(x, sizes, block)
+    assert torch.equal(sums, ternary.squares(x, sizes, block))
+    assert float(sums.sum()) == pytest.approx(float(x.double().square().sum()), rel=1e-12)
 
 
 def test_packed_sizes() -> None:
@@ -350,13 +398,14 @@ def test_packed_sizes() -> None:
 @compiled
 def test_sums_of_many_workers_are_exact() -> None:
     """More payloads than fit into one byte's counts."""
-    x = numbers("plain", 50, 14)
-    scales = ternary.magnitudes(x, [50])
-    payload = (ternary.ternary_encode(x, [50], scales, KEY, 5),)
-    one, many, truth = torch.empty(50), torch.empty(50), torch.empty(50)
-    native_quantise.ternary_decode([payload], scales, [50], 5, one)
-    native_quantise.ternary_decode([payload] * 300, scales, [50], 5, many, 300)
-    ternary.ternary_decode([payload] * 300, scales, [50], 5, truth, 300)
+    n = 700
+    x = numbers("plain", n, 14)
+    scales = ternary.magnitudes(x, [n])
+    payload = (ternary.ternary_encode(x, [n], scales, KEY, 5),)
+    one, many, truth = torch.empty(n), torch.empty(n), torch.empty(n)
+    native_quantise.ternary_decode([payload], scales, [n], 5, one)
+    native_quantise.ternary_decode([payload] * 300, scales, [n], 5, many, 300)
+    ternary.ternary_decode([payload] * 300, scales, [n], 5, truth, 300)
     assert torch.equal(many, truth)
     torch.testing.assert_close(many, one)
 

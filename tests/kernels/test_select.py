@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.kernels import Residual, above, largest, native, select
+from gossamer.kernels import Residual, above, largest, largest_with_momentum, native, select
 
 pytestmark = pytest.mark.skipif(
     not native.LIBRARY.exists() or os.environ.get("GOSSAMER_KERNELS") == "reference",
@@ -136,6 +136,24 @@ def test_largest_where_caches_are_passed_by(instructions: int) -> None:
     check_largest(largest, x, sizes, [1, 300, 7, 3000], before, "apart")
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_largest_of_many_small_tensors(instructions: int, kind: str, mode: str) -> None:
+    """Small enough that all of it is looked at, before and after the size from which on it is not."""
+    sizes = [1000, 31, 32, 33, 2047, 2048, 2049, 1, 64, 999]
+    counts = [10, 1, 16, 17, 16, 16, 16, 1, 2, 1]
+    n = sum(sizes)
+    check_largest(largest, data(n, kind, 5, 1), sizes, counts, data(n, "normal", 6) * 0.5, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("high", [0, 3, 9])
+def test_largest_of_a_small_tensor_with_many_equals(instructions: int, mode: str, high: int) -> None:
+    x = torch.ones(1000)
+    x[500 : 500 + high] = -2.0
+    check_largest(largest, x, [1000], [9], torch.zeros(1000), mode)
+
+
 def test_a_misleading_sample_costs_time_and_nothing_else(instructions: int) -> None:
     n = 100_000
     x = torch.full((n,), 1e-3)
@@ -159,30 +177,110 @@ def test_the_check_sees_ties_broken_the_other_way() -> None:
         check_largest(last_among_equals, x, [1000], [100], x, "nothing owed")
 
 
-@sparing
-@given(both=tensors(), limit=st.sampled_from([0.0, -0.0, -1.0, 0.5, 3.0, 1e-42, math.inf, math.nan]), **CASES)
-def test_above(
-    instructions: int,
-    both: tuple[list[int], list[int]],
-    limit: float,
-    kind: str,
-    owed: str,
-    mode: str,
-    seed: int,
-    shift: int,
+Momentum = Callable[..., tuple[Tensor, Tensor]]
+
+
+def check_momentum(
+    fast: Momentum, sizes: list[int], counts: list[int], kinds: list[str], rate: float = 0.9, **how: bool
 ) -> None:
-    sizes, n = both[0], sum(both[0])
+    """The same entries, what is left of them, and momentum, in memory that is aligned otherwise."""
+    n = sum(sizes)
+    x, slow, before = (data(n, kind, seed) for seed, kind in enumerate(kinds))
+    found = []
+    for function, shift in ((fast, 3), (select.largest_with_momentum, 0)):
+        momentum, owed = residual("apart", slow), residual("apart", before, shift)
+        assert momentum is not None
+        assert owed is not None
+        taken = function(x, sizes, counts, rate, momentum, owed, **how)
+        found.append((*taken, momentum.after, owed.after))
+        assert same_bits(momentum.before, slow)
+        assert same_bits(owed.before, before)
+    for mine, due in zip(*found, strict=True):
+        assert same_bits(mine, due)
+
+
+@sparing
+@given(
+    both=tensors(),
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=3, max_size=3),
+    rate=st.sampled_from([0.0, 0.9, 1 / 3, 1e-30]),
+    nesterov=st.booleans(),
+    masked=st.booleans(),
+)
+def test_largest_with_momentum(
+    instructions: int, both: tuple[list[int], list[int]], kinds: list[str], rate: float, nesterov: bool, masked: bool
+) -> None:
+    check_momentum(largest_with_momentum, *both, kinds, rate, nesterov=nesterov, masked=masked)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_momentum_where_caches_are_passed_by(instructions: int, nesterov: bool, aligned: bool) -> None:
+    sizes, counts = [1, 270_001, 7, 300_000], [1, 5000, 7, 300]
+    n = sum(sizes)
+    x, slow, before = data(n, "normal", 1), data(n, "waves", 2), data(n, "ties", 3)
+    found = []
+    for function, shift in ((largest_with_momentum, 0 if aligned else 1), (select.largest_with_momentum, 0)):
+        momentum, owed = residual("apart", slow), residual("apart", before, shift)
+        assert momentum is not None
+        assert owed is not None
+        taken = function(x, sizes, counts, 0.9, momentum, owed, nesterov=nesterov)
+        found.append((*taken, momentum.after, owed.after))
+    for mine, due in zip(*found, strict=True):
+        assert same_bits(mine, due)
+
+
+def test_momentum_in_place_and_of_other_types_goes_to_plain_torch() -> None:
+    x = data(300, "normal", 1)
+    for dtype in (torch.float32, torch.float64):
+        slow, before = torch.ones(300, dtype=dtype), torch.zeros(300, dtype=dtype)
+        places, _ = largest_with_momentum(x, [300], [9], 0.5, Residual(slow, slow), Residual(before, before))
+        assert places.tolist() == (x + 0.5).abs().topk(9).indices.sort().values.tolist()
+        assert torch.equal(slow == 0, before == 0)
+        assert slow.count_nonzero() == 291
+
+
+def rounded_once(
+    x: Tensor, sizes: list[int], counts: list[int], rate: float, momentum: Residual, owed: Residual
+) -> tuple[Tensor, Tensor]:
+    """A twin: x + rate u is not rounded in between."""
+    exact = x.double() + momentum.before.double() * torch.tensor(rate).double()
+    return select.largest_with_momentum(exact.float(), sizes, counts, 0.0, momentum, owed)
+
+
+def test_the_check_sees_momentum_that_is_rounded_otherwise() -> None:
+    with pytest.raises(AssertionError):
+        check_momentum(rounded_once, [1000], [10], ["normal"] * 3)
+
+
+@sparing
+@given(
+    limit=st.sampled_from([0.0, -0.0, -1.0, 0.5, 3.0, 1e-42, math.inf, math.nan]),
+    n=st.sampled_from([0, 1, 17, 999, 5000, 70_000]),
+    **CASES,
+)
+def test_above(instructions: int, n: int, limit: float, kind: str, owed: str, mode: str, seed: int, shift: int) -> None:
     x, before = data(n, kind, seed, shift), data(n, owed, seed + 1)
-    thresholds = [limit if i % 2 == 0 else 1.0 for i in range(len(sizes))]
     for room in (0, n // 30, n + 50):
         mine, due = residual(mode, before, 1), residual(mode, before)
-        found, expected = above(x, sizes, thresholds, room, mine), select.above(x, sizes, thresholds, room, due)
-        assert (found is None) == (expected is None)
-        if found is not None and expected is not None:
-            assert same_bits(found[0], expected[0])
-            assert same_bits(found[1], expected[1])
-        if mine is not None and due is not None and (found is not None or mode == "in place"):
+        found, expected = above(x, limit, room, mine), select.above(x, limit, room, due)
+        assert same_bits(found[0], expected[0])
+        assert same_bits(found[1], expected[1])
+        if mine is not None and due is not None:
             assert same_bits(mine.after, due.after)
+
+
+def test_above_where_caches_are_passed_by(instructions: int) -> None:
+    n = 2**19 + 3
+    x, before = data(n, "normal", 1, 1), data(n, "waves", 2)
+    for limit, room in ((0.5, n // 100), (2.5, n // 100), (3.9, n // 100), (1e9, 5)):
+        mine, due = residual("apart", before, 1), residual("apart", before)
+        assert mine is not None
+        assert due is not None
+        found, expected = above(x, limit, room, mine), select.above(x, limit, room, due)
+        assert same_bits(found[0], expected[0])
+        assert same_bits(found[1], expected[1])
+        assert same_bits(mine.after, due.after)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
@@ -200,7 +298,10 @@ def test_what_is_not_finite_is_refused(instructions: int, bad: float, mode: str,
                 with pytest.raises(NotFinite):
                     largest(x, sizes, counts, mine)
                 with pytest.raises(NotFinite):
-                    above(x, sizes, [0.1] * len(sizes), 1, mine)
+                    above(x, 0.1, 1, mine)
+                if mine is not None and mode == "apart":
+                    with pytest.raises(NotFinite):
+                        largest_with_momentum(x, sizes, counts, 0.9, Residual(x * 0, torch.empty(n)), mine)
                 assert mine is None or same_bits(mine.before, before)
 
 
@@ -229,6 +330,6 @@ def test_places_above_what_float32_counts() -> None:
     places, values = largest(x, [n], [5])
     assert places.tolist() == spikes
     assert values.tolist() == [1.0, -2.0, 3.0, -4.0, 5.0]
-    found = above(x, [2**24 + 2, 3], [2.5, 4.5], 9)
-    assert found is not None
-    assert found[0].tolist() == [2**24 + 1, n - 1]
+    found = above(x, 2.5, 9)
+    assert found[0].tolist() == [2**24 + 1, 2**24 + 3, n - 1]
+    assert found[1].tolist() == [3.0, -4.0, 5.0, *[0.0] * 6]

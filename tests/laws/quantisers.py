@@ -8,7 +8,18 @@ from collections.abc import Callable
 from laws.formulas import ring, sizes
 from laws.laws import SHAPES
 
-from gossamer.compressors import QSGD, Compressor, Feedback, Int8, OneBit, Route, TernGrad, TwoBit
+from gossamer.compressors import (
+    QSGD,
+    Compressor,
+    Feedback,
+    Float4,
+    Int8,
+    OneBit,
+    Route,
+    SignMagnitude,
+    TernGrad,
+    TwoBit,
+)
 
 CODECS: list[Compressor] = [
     Int8(block=16, stochastic=True),
@@ -22,6 +33,10 @@ CODECS: list[Compressor] = [
     OneBit(columns=True),
     TwoBit(),
     TwoBit(adaptive=True),
+    Float4(),
+    Float4(block=6),
+    SignMagnitude(),
+    SignMagnitude(block=16),
 ]
 EXACT: list[Compressor] = [
     *CODECS,
@@ -63,6 +78,10 @@ FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
     (OneBit(columns=True), lambda n: (n - 1) * (bits(1) + 8 * columns())),
     (TwoBit(), lambda n: (n - 1) * bits(2)),
     (Feedback(TwoBit(adaptive=True)), lambda n: (n - 1) * (bits(2) + 4 * TENSORS)),
+    (Float4(), lambda n: (n - 1) * (bits(4) + numbers(256))),
+    (Feedback(Float4(block=6)), lambda n: (n - 1) * (bits(4) + numbers(6))),
+    (SignMagnitude(), lambda n: (n - 1) * (bits(2) + 2 * numbers(512))),
+    (Feedback(SignMagnitude(block=16)), lambda n: (n - 1) * (bits(2) + 2 * numbers(16))),
     (Route(Feedback(QSGD())), lambda n: (n - 1) * (270 + 4 + 528 + 8) + ring(n, 4 * REST)),
     (Route(Feedback(TernGrad())), lambda n: (n - 1) * (4 + 54 + 4 + 106) + ring(n, 4 * REST)),
 ]

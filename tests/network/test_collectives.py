@@ -10,7 +10,6 @@ from gossamer.network.collectives import (
     Sent,
     direct,
     neighbours,
-    ring_gather,
     ring_mean,
     tree_broadcast,
 )
@@ -44,10 +43,6 @@ def test_a_mean_of_one_element_skips_empty_segments():
     assert sum(len(sends(ring_mean(rank, 4, 4))) for rank in range(4)) == 6
 
 
-def test_a_ring_gather_passes_halves_on():
-    assert sends(ring_gather(1, 3, 7)) == [(2, 3), (2, 4), (2, 3), (2, 4)]
-
-
 def test_what_is_direct_goes_everywhere_at_once():
     assert list(direct(0, 3, [9, 10, 11])) == [
         *(Receive(2), Receive(1), Send(1, 10), Send(2, 11)),
@@ -74,7 +69,6 @@ def test_a_broadcast_doubles_those_who_know():
 def test_every_message_that_is_sent_is_received(world):
     for make in (
         lambda rank: ring_mean(rank, world, 1234),
-        lambda rank: ring_gather(rank, world, 55),
         lambda rank: direct(rank, world, [8] * world),
         lambda rank: tree_broadcast(rank, world, 8, source=1),
     ):

@@ -32,8 +32,8 @@ def warm(word, network=NETWORK, rounds=6):
 
 
 def test_small_words_cost_round_trips():
-    assert seconds(Mean(floats(100)), NETWORK) == pytest.approx(2 * 3 * ROUND_TRIP, rel=0.01)
-    assert seconds(Gather((octets(100),)), NETWORK) == pytest.approx(3 * ROUND_TRIP, rel=0.01)
+    assert seconds(Mean(floats(100)), NETWORK) == pytest.approx(2 * ROUND_TRIP, rel=0.01)
+    assert seconds(Gather((octets(100),)), NETWORK) == pytest.approx(ROUND_TRIP, rel=0.02)
     assert seconds(Exchange((((octets(100)),),) * WORKERS), NETWORK) == pytest.approx(ROUND_TRIP, rel=0.02)
     assert seconds(Mean(floats(100, torch.bfloat16)), NETWORK) == pytest.approx(2 * ROUND_TRIP, rel=0.02)
 
@@ -47,20 +47,27 @@ def test_large_words_cost_bytes_over_the_rate():
 
 
 def test_segments_pay_for_the_round_trip_while_they_are_small():
-    """Measured on an emulated network: 156 ms, 541 ms and 1.68 s; 78 ms for the gather."""
-    assert warm(Mean(floats(100_000))) == pytest.approx(0.156, rel=0.05)
+    """Measured on an emulated network: 541 ms and 1.68 s."""
     assert warm(Mean(floats(1_000_000))) == pytest.approx(0.541, rel=0.05)
     assert warm(Mean(floats(3_250_000))) == pytest.approx(1.676, rel=0.05)
-    assert warm(Gather((octets(100_000),))) == pytest.approx(0.078, rel=0.05)
+
+
+def test_what_goes_straight_pays_for_one_hop_each():
+    """Measured on an emulated network, its machine busy: 54, 95 and 177 ms; 26, 51 and 280 ms for the gathers."""
+    assert warm(Mean(floats(25_000))) == pytest.approx(0.0527, rel=0.01)
+    assert warm(Mean(floats(100_000))) == pytest.approx(0.0907, rel=0.01)
+    assert warm(Mean(floats(250_000))) == pytest.approx(0.1665, rel=0.01)
+    assert warm(Gather((octets(20_000),))) == pytest.approx(0.0251, rel=0.01)
+    assert warm(Gather((octets(100_000),))) == pytest.approx(0.0453, rel=0.01)
+    assert warm(Gather((octets(1_000_000),))) == pytest.approx(0.2729, rel=0.01)
 
 
 def test_the_first_word_finds_windows_small():
     word = Mean(floats(100_000))
-    assert warm(word, rounds=1) == pytest.approx(0.200, rel=0.1)
     assert warm(word, rounds=1) > warm(word) + ROUND_TRIP
 
 
-def test_the_slowest_line_of_a_ring_decides():
+def test_the_slowest_line_decides():
     fast = Host(up_bits_per_second=100e6, down_bits_per_second=100e6)
     slow = Host(up_bits_per_second=10e6, down_bits_per_second=100e6)
     word = Gather((octets(1_000_000),))
@@ -69,7 +76,7 @@ def test_the_slowest_line_of_a_ring_decides():
     assert warm(word, Network(hosts=(slow, fast, fast, fast))) == pytest.approx(10 * alike, rel=0.05)
 
 
-def test_the_order_of_ranks_decides_how_often_an_ocean_is_crossed():
+def test_what_goes_straight_crosses_an_ocean_once():
     host = {"up_bits_per_second": 100e6, "down_bits_per_second": 100e6}
     west, east = Host(site="west", **host), Host(site="east", **host)
     ocean = {frozenset(("west", "east")): Path(round_trip_seconds=0.1)}
@@ -118,4 +125,4 @@ def test_a_broadcast_goes_down_a_tree():
 def test_jitter_adds_its_deviation_each_way():
     shaky = read_network("100mbit,20ms,jitter=2ms", WORKERS)
     calm = seconds(Gather((octets(10),)), NETWORK)
-    assert seconds(Gather((octets(10),)), shaky) == pytest.approx(calm + 6 * 0.002)
+    assert seconds(Gather((octets(10),)), shaky) == pytest.approx(calm + 2 * 0.002)

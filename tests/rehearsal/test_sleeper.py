@@ -7,7 +7,7 @@ from virtual import Worker, cluster
 from gossamer.recipe import resolve
 from gossamer.rehearsal import sleeper
 from gossamer.rehearsal.shapes import Gradient
-from gossamer.rehearsal.sleeper import Idle, Sleeper, heavy_tailed, idle
+from gossamer.rehearsal.sleeper import Drifting, Idle, Sleeper, heavy_tailed, idle
 
 GRADIENTS = (
     Gradient("first.weight", (40, 30), 1.0),
@@ -148,7 +148,7 @@ def test_a_step_takes_its_time_and_no_processor():
 def test_every_recipe_finds_an_optimizer_that_moves_nothing(recipe: str) -> None:
     def work(worker: Worker) -> list[torch.Tensor]:
         model = quick(seed=worker.rank)
-        optimizer = idle(model, resolve(recipe, worker.world).compressor)
+        optimizer = idle(model, resolve(recipe, worker.world))
         worker.attach(model, optimizer, recipe)
         for _ in range(4):
             one_step(model)
@@ -157,3 +157,54 @@ def test_every_recipe_finds_an_optimizer_that_moves_nothing(recipe: str) -> None
 
     for parameters in cluster(work, 2):
         assert all(not parameter.any() for parameter in parameters)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["DiLoCo(2, fragments=2, delay=1)", "LocalSGD(2, optimizer_state='average')", "DelayedAveraging(delay=1)"]
+)
+def test_what_merges_has_something_to_merge(recipe: str) -> None:
+    """Gradients differ by rank, so parameters do until they are merged."""
+
+    def work(worker: Worker) -> tuple[torch.Tensor, torch.Tensor, list[set[str]]]:
+        model = quick(seed=worker.rank)
+        optimizer = idle(model, resolve(recipe, worker.world))
+        session = worker.attach(model, optimizer, recipe)
+        one_step(model)
+        optimizer.step()
+        apart = next(model.parameters()).detach().clone()
+        for _ in range(5):
+            one_step(model)
+            optimizer.step()
+        with session.merged(model):
+            merged = next(model.parameters()).detach().clone()
+        return apart, merged, [set(state) for state in optimizer.state.values()]
+
+    (apart_0, merged_0, kept), (apart_1, merged_1, _) = cluster(work, 2)
+    assert not torch.equal(apart_0, apart_1)
+    assert torch.equal(merged_0, merged_1)
+    assert merged_0.any()
+    assert kept == [{"exp_avg", "exp_avg_sq"}] * 4 * ("average" in recipe)
+
+
+def test_moving_parameters_takes_no_time_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(sleeper, "time", clock)
+    model = Sleeper(GRADIENTS, step_seconds=3.0, forward_share=1 / 3)
+    model.spend(0.5)
+    began = clock.now
+    model().backward()
+    assert clock.now - began == pytest.approx(2.5)
+    model().backward()
+    assert clock.now - began == pytest.approx(5.5)
+
+
+def test_parameters_move_once_in_a_period() -> None:
+    model = quick()
+    optimizer = Drifting(model, 3, averaged=False)
+    moved = []
+    for _ in range(7):
+        before = next(model.parameters()).detach().clone()
+        one_step(model)
+        optimizer.step()
+        moved.append(not torch.equal(before, next(model.parameters())))
+    assert moved == [True, False, False, True, False, False, True]

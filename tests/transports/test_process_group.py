@@ -9,6 +9,9 @@ from processes import succeed
 
 CHECKS = [
     "words_over_gloo",
+    "parts_over_gloo",
+    "sites_over_gloo",
+    "turns_over_gloo",
     "compressors_over_gloo",
     "dense_equals_ddp",
     "dense_equals_ddp_on_integers",

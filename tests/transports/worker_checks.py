@@ -92,6 +92,67 @@ def words_over_gloo() -> None:
     transport.close()
 
 
+def parts_over_gloo() -> None:
+    """Pairs of neighbours talk among themselves, in their own order, between words of all; and parameters of sites."""
+    whole = ProcessGroupTransport()
+    part = whole.part(2)
+    first = world.rank - world.rank % 2
+    assert (part.rank, part.world) == (world.rank % 2, 2)
+    for turn in range(3):
+        say = [torch.arange(5.0) * (first + peer) + turn for peer in range(2)]
+        for _ in range(1 + first):
+            _equal(part.answer(Mean(say[part.rank].clone())), answers([Mean(x) for x in say])[part.rank])
+        _equal(part.answer(Gather((say[part.rank],))), [(x,) for x in say])
+        assert whole.gather_text(str(world.rank)) == [str(rank) for rank in range(world.size)]
+        sent = [Exchange(tuple((torch.tensor([first + peer, other]),) for other in range(2))) for peer in range(2)]
+        _equal(part.answer(sent[part.rank]), answers(sent)[part.rank])
+        _equal(part.answer(Mix((say[part.rank],), ((1 - part.rank, 1.0),))), [(say[1 - part.rank],)])
+    told = torch.tensor([float(world.rank)])
+    part.broadcast_([told], source=1)
+    assert told.item() == first + 1
+    assert part.gather_text("x" * world.rank) == ["x" * first, "x" * (first + 1)]
+    whole.close()
+
+
+def sites_over_gloo() -> None:
+    """Local steps, with gradients averaged inside each pair of workers and parameters among all."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    transport = ProcessGroupTransport()
+    with gossamer.attach(model, optimizer, "LocalSGD(3, per_site=2) + TopK(0.5)") as session:
+        make = torch.Generator().manual_seed(world.rank)
+        for step in range(7):
+            optimizer.zero_grad()
+            mse_loss(model(torch.randn(4, 6, generator=make)), torch.zeros(4, 3)).backward()
+            optimizer.step()
+            digests = transport.gather_text(digest(model.parameters()))
+            assert len(set(digests)) == (1 if step % 3 == 2 else world.size // 2), (step, digests)
+            assert all(digests[rank] == digests[rank + 1] for rank in range(0, world.size, 2))
+        with session.merged(model):
+            same_everywhere(torch.cat([p.detach().flatten() for p in model.parameters()]), transport)
+    transport.close()
+
+
+def turns_over_gloo() -> None:
+    """Fragments that travel while training goes on, also for ranks that have run out of data."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    transport = ProcessGroupTransport()
+    with gossamer.attach(model, optimizer, "DiLoCo(4, fragments=2, delay=2, mix=0.5) + Int8()") as session:
+        make = torch.Generator().manual_seed(world.rank)
+        with session.epoch():
+            for _ in range(12 if world.rank else 7):
+                optimizer.zero_grad()
+                mse_loss(model(torch.randn(4, 6, generator=make)), torch.zeros(4, 3)).backward()
+                optimizer.step()
+        with session.merged(model):
+            same_everywhere(torch.cat([p.detach().flatten() for p in model.parameters()]), transport)
+        assert len(set(transport.gather_text(str(session.steps)))) == 1
+    transport.close()
+
+
 def _equal(heard: Any, expected: Any) -> None:
     if isinstance(heard, Tensor):
         assert torch.equal(heard, expected), (heard, expected)

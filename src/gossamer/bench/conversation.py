@@ -14,7 +14,7 @@ from gossamer import seeds
 from gossamer.compressors import Compressor
 from gossamer.drive import simulate
 from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Gather, Mean, Staged, State, Together, Word, payload_bytes
+from gossamer.words import Aggregation, At, Exchange, Gather, Mean, Staged, State, Together, Word, payload_bytes
 
 SEED = 11
 MOMENTUM = 0.9
@@ -25,7 +25,8 @@ ROLL = 7919  # places by which the gradients of two workers are shifted
 class Conversation:
     """Worker 0 of `at.world`, in a step after the first.
 
-    least_encode_bytes: input read once before each word, state read and written once, payloads written once.
+    least_encode_bytes: input read once before each word, or after an exchange what was heard in its place; state read
+    and written once, payloads written once.
     least_decode_bytes: the last answer read once, the mean written once.
     """
 
@@ -35,6 +36,7 @@ class Conversation:
     at: At
     out: Tensor
     heard: list[Any] = field(default_factory=list)
+    read_bytes: int = 0
     said_bytes: int = 0
 
     def script(self) -> Aggregation:
@@ -43,7 +45,7 @@ class Conversation:
     @property
     def least_encode_bytes(self) -> int:
         remembered = sum(packed.flat.nbytes for packed in self.state.values())
-        return len(self.heard) * self.x.flat.nbytes + 2 * remembered + self.said_bytes
+        return self.read_bytes + 2 * remembered + self.said_bytes
 
     @property
     def least_decode_bytes(self) -> int:
@@ -66,20 +68,29 @@ class Conversation:
 
 
 def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[Conversation]:
-    """A conversation for each size of the group; they share the first worker's memory.
+    """A conversation for each size of the group; they share the first worker's memory where it is the same.
 
-    A real first step is made by the largest group, so that residuals are what residuals are.
+    A real first step is made by the largest such group, so that residuals are what residuals are.
     """
     x, out = gradient(layout), torch.empty(layout.numel)
-    states = _after_one_step(compressor, x, max(worlds))
-    found = []
+    alike: dict[object, list[int]] = {}
     for world in worlds:
-        at = _places(1, world)
-        first = Conversation(compressor, x, states[0], at[0], out)
-        others = [compressor.aggregate(of_rank(x, r), states[r], at[r]) for r in range(1, world)]
-        simulate([_listening(first), *others])
-        found.append(first)
-    return found
+        alike.setdefault(_remembered(compressor, layout, world), []).append(world)
+    found: dict[int, Conversation] = {}
+    for same in alike.values():
+        states = _after_one_step(compressor, x, max(same))
+        for world in same:
+            at = _places(1, world)
+            found[world] = Conversation(compressor, x, states[0], at[0], out)
+            others = [compressor.aggregate(of_rank(x, r), states[r], at[r]) for r in range(1, world)]
+            simulate([_listening(found[world]), *others])
+    return [found[world] for world in worlds]
+
+
+def _remembered(compressor: Compressor, layout: Layout, world: int) -> object:
+    """What the first worker of such a group remembers between steps."""
+    blank = Packed.zeros(layout, dtype=torch.float32, device=torch.device("meta"))
+    return tuple((key, packed.layout) for key, packed in compressor.init(blank, At(world=world)).items())
 
 
 def gradient(layout: Layout) -> Packed:
@@ -107,14 +118,17 @@ def _after_one_step(compressor: Compressor, x: Packed, world: int) -> list[State
 def _listening(conversation: Conversation) -> Generator[Word, Any, Staged]:
     """The conversation's script, which also keeps what it heard."""
     script, answer = conversation.script(), None
+    fresh = conversation.x.flat.nbytes  # to be read before the next word
     while True:
         try:
             word = script.send(answer)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
+        conversation.read_bytes += fresh
         conversation.said_bytes += _word_bytes(word)
         answer = yield word
         conversation.heard.append(_kept(word, answer))
+        fresh = _answer_bytes(answer) if isinstance(word, Exchange) else conversation.x.flat.nbytes
 
 
 def _kept(word: Word, answer: Any) -> Any:
@@ -143,6 +157,8 @@ def _word_bytes(word: Word) -> int:
             return tensor.nbytes
         case Gather(payload):
             return payload_bytes(payload)
+        case Exchange(parts):
+            return sum(map(payload_bytes, parts))
         case Together(words):
             return sum(map(_word_bytes, words))
     raise AssertionError(f"no compressor that is measured says {type(word).__name__}")

@@ -25,7 +25,8 @@ from gossamer.bench.suite import Measured
 ABOUT = (
     "GB/s of gradient (4 bytes an element a second). x copy: seconds over those of tensor.copy_ on as many elements. "
     "roof: the fewest bytes that the rule must read and write, at the rate of torch.add(x, y, out=z), over the seconds "
-    f"taken. Decoding adds up the payloads of so many workers; {MANY} of them in a bucket of a {SMALLER}th."
+    f"taken. Decoding adds up the payloads of so many workers; {MANY} of them in a bucket of a {SMALLER}th. Sharded's "
+    "encoding ends when its part's mean was encoded, too: of one worker, which is alone, everything for a second time."
 )
 
 ABOUT_PAIRS = "Whole aggregations of one payload a second: of one process, and of two at once together, in turn."

@@ -10,7 +10,8 @@ from gossamer.terms import Term
 
 Variants = Mapping[str, Sequence[str]]
 
-# For normally distributed gradients. Wrappers have no cost of their own, or one that only a group has.
+# For normally distributed gradients. Of the wrappers only the one that encodes twice: what the others cost is what they
+# hold, and a few additions.
 KERNELS: Variants = {
     "Dense": ["Dense(dtype='bfloat16')"],
     "Int8": ["Int8()", "Int8(stochastic=True)"],
@@ -18,10 +19,10 @@ KERNELS: Variants = {
     "TopK": ["TopK(density=0.01)", "TopK(density=0.001)"],
     "RandomK": ["RandomK(density=0.01)"],
     "Threshold": ["Threshold(value=4.0, capacity=0.01)"],
-    "Chain": ["Chain(TopK(density=0.01), Int8())"],
+    "Chain": ["Chain(TopK(density=0.01), Int8())", "Chain(TopK(density=0.01), SignMagnitude())"],
     "Feedback": [],
     "Route": [],
-    "Sharded": [],
+    "Sharded": ["Sharded(TopK(density=0.01))", "Sharded(Int8())"],
     "Warmup": [],
     "OneBitAdam": [],
 }

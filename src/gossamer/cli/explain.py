@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,10 +19,14 @@ from gossamer.foretell import Foretold, foretell
 from gossamer.measure import assume, measure
 from gossamer.network import read_network
 from gossamer.recipe import Recipe, resolve
+from gossamer.staging import site_size
+from gossamer.strategies import Periodic
+from gossamer.timetable import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, cycle_of, draw, schedule_of
 
 ASSUMED_PARAMETERS = 10_000_000
 MOST_PARAMETERS = 10**12
 FLAGS = ("--help", "-h", "--own-machines")
+COLOURS = {"bright_black": TRAINS, "cyan": LEAVES + TRAVELS, "green": LANDS + AT_ONCE}
 
 
 class _OptionsUntilScript(click.Command):
@@ -78,7 +83,7 @@ def explain(
     own_machines: bool,
     json_file: Path | None,
 ) -> None:
-    """Show what RECIPE means, what one step sends, and what it remembers.
+    """Show what RECIPE means, when it talks, what it sends, and what it remembers.
 
     SCRIPT is run with its ARGS until it calls gossamer.attach: its model is then priced, and nothing is sent. With
     --network it also makes some steps, alone, and how long they will take on that network is foretold.
@@ -94,13 +99,13 @@ def explain(
             if script is not None:
                 measured = measure(script, arguments, resolved, workers, copies=1 if own_machines else workers)
             else:
-                measured = assume(attached, resolved.compressor, step_seconds or 0.0, workers)
+                measured = assume(attached, resolved, step_seconds or 0.0, workers)
             foretold = foretell(resolved, measured, there, workers)
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
     for line in _lines(resolved, model, said):
         click.echo(line)
-    for line in _time_lines(foretold) if foretold is not None else ():
+    for line in _time_lines(said, foretold) if foretold is not None else ():
         click.echo(line)
     if json_file is not None:
         json_file.write_text(json.dumps(_record(resolved, model, said, foretold), indent=2) + "\n")
@@ -140,25 +145,96 @@ def _lines(recipe: Recipe, model: str, said: Forecast) -> Iterator[str]:
     yield f"recipe      {recipe!r}"
     yield f"workers     {said.workers}"
     yield f"parameters  {said.parameters:,} in {said.tensors:,} tensors ({model})"
-    yield f"batch       {said.workers} workers x the batch your loop draws on each"
+    yield f"batch       {_batch(recipe, said.workers)}"
+    yield from _rate_lines(_batches(recipe, said.workers))
+    yield from _schedule_lines(recipe)
     yield ""
-    yield "One step sends, in bytes per worker:"
+    yield f"{_cycle(said)} sends, in bytes per worker:"
     for where, word, sent in _table(said):
         yield f"  {where:<18}{word:<10}{sent:>20,.0f}"
-    yield f"  {'total':<28}{said.bytes_sent:>20,.0f}{_comparison(said)}"
-    yield f"  {'dense float32 ring':<28}{said.dense_bytes_sent:>20,.0f}"
+    if said.passes == 1:
+        yield f"  {'total':<28}{said.bytes_sent:>20,.0f}{_comparison(said)}"
+    else:
+        yield f"  {'total':<28}{said.cycle_bytes_sent:>20,.0f}"
+        yield f"  {'per backward pass':<28}{said.bytes_sent_per_pass:>20,.0f}{_comparison(said)}"
+    each = "   in every backward pass" * (said.passes > 1)
+    yield f"  {'dense float32 ring':<28}{said.dense_bytes_sent:>20,.0f}{each}"
     yield ""
     yield "Between steps each worker remembers, in bytes:"
     yield f"  {'residuals':<28}{said.residual_bytes:>20,}"
     yield f"  {'other state':<28}{said.other_state_bytes:>20,}"
+    if said.strategy_bytes:
+        yield f"  {'for the strategy':<28}{said.strategy_bytes:>20,}"
 
 
-def _time_lines(foretold: Foretold) -> Iterator[str]:
+def _cycle(said: Forecast) -> str:
+    """What the bytes are of."""
+    if said.steps > 1:
+        return f"One period of {said.passes:,} backward passes"
+    return "One step" if said.passes == 1 else f"One exchange of {said.passes:,} backward passes"
+
+
+def _batch(recipe: Recipe, workers: int) -> str:
+    """How many samples a step of the optimizer sees, at first."""
+    stage, loop = recipe.strategy.stages[0], "the batch your loop draws on each"
+    if not stage.averages or stage.merging is None:
+        passes = f"{stage.accumulate} backward passes x " * (stage.accumulate > 1)
+        return f"{workers} workers x {passes}{loop}" + ", apart" * (stage.merging is not None)
+    size = site_size(stage, workers) if workers > 1 else 1
+    return f"{size} workers x {loop}, in {workers // size} sites apart"
+
+
+def _batches(recipe: Recipe, workers: int) -> int:
+    """How many of the loop's batches one step of the optimizer sees, at first."""
+    stage = recipe.strategy.stages[0]
+    together = workers if stage.per_site is None else min(workers, stage.per_site)
+    return stage.accumulate * together if stage.averages else 1
+
+
+def _rate_lines(batches: int) -> Iterator[str]:
+    """Rules for larger batches, which nobody applies here."""
+    if batches > 1:
+        yield f"advice      for a batch {batches} times as large as one worker's, multiply its learning rate by"
+        yield f"            {batches} with SGD, warmed up over the first epochs (Goyal et al. 2017, arXiv:1706.02677),"
+        yield f"            {batches**0.5:.3g} with Adam and its kin (Malladi et al. 2022, NeurIPS, arXiv:2205.10287)"
+
+
+def _schedule_lines(recipe: Recipe) -> Iterator[str]:
+    """One line where every backward pass is alike, a drawing for what is not."""
+    at_once = "gradients leave within every backward pass, and are averaged when it returns"
+    *_, lasting = stages = recipe.strategy.stages
+    if len(stages) > 1:
+        yield f"schedule    until backward pass {lasting.start:,} {at_once}"
+    elif lasting.averages and schedule_of(lasting) == Periodic(1):
+        yield f"schedule    {at_once}"
+        return
+    drawing = draw(lasting)
+    column = "one" if drawing.passes_per_column == 1 else f"{drawing.passes_per_column:,}"
+    width = max(len(name) for name, _ in drawing.rows)
+    yield ""
+    yield f"Backward passes{f' after {lasting.start:,}' * (lasting.start > 0)}, {column} in a column:"
+    yield f"  {'':<{width}}  {drawing.axis}"
+    for name, marks in drawing.rows:
+        yield f"  {name:<{width}}  {_coloured(marks)}".rstrip()
+    if drawing.hidden_rows:
+        yield f"  and {drawing.hidden_rows:,} more in the same manner"
+    yield f"  {_coloured(drawing.legend)}"
+
+
+def _coloured(text: str) -> str:
+    """Marks stand out where a terminal shows colours; click takes them away elsewhere."""
+    for colour, marks in COLOURS.items():
+        text = re.sub(f"([{marks}]+)", click.style(r"\1", fg=colour), text)
+    return text
+
+
+def _time_lines(said: Forecast, foretold: Foretold) -> Iterator[str]:
     inputs = foretold.inputs
     copies = inputs["copies_measured_side_by_side"]
     computing = f"measured in {copies} at once on this machine" if copies else "as given; compressing measured here"
     yield ""
-    yield f"One step takes, in seconds, foretold for {inputs['network']}:"
+    what = "A step takes, on average over a period" if said.steps > 1 else f"{_cycle(said)} takes"
+    yield f"{what}, in seconds, foretold for {inputs['network']}:"
     yield f"  {'computing':<28}{foretold.step_seconds - foretold.waiting_seconds:>20.4f}   {computing}"
     yield f"  {'waiting':<28}{foretold.waiting_seconds:>20.4f}   {foretold.waiting_share:.1%} of the step"
     yield f"  {'total':<28}{foretold.step_seconds:>20.4f}"
@@ -174,9 +250,9 @@ def _table(said: Forecast) -> Iterator[tuple[str, str, float]]:
         where = f"bucket {said.buckets.index(words)}" if count == 1 else f"{count} buckets, each"
         for word in words:
             yield where, word.word, word.bytes_sent
-    yield "control", "Gather", said.control_bytes_sent
-    if said.buffer_bytes_sent:
-        yield "buffers", "broadcast", said.buffer_bytes_sent
+    for other in said.others:
+        if other.bytes_sent or other.where == "control":
+            yield other.where, other.word, other.bytes_sent
 
 
 def _comparison(said: Forecast) -> str:
@@ -186,6 +262,7 @@ def _comparison(said: Forecast) -> str:
 
 
 def _record(recipe: Recipe, model: str, said: Forecast, foretold: Foretold | None) -> dict[str, Any]:
+    batches = _batches(recipe, said.workers)
     return {
         "recipe": repr(recipe),
         "model": model,
@@ -196,13 +273,18 @@ def _record(recipe: Recipe, model: str, said: Forecast, foretold: Foretold | Non
             for number, words in enumerate(said.buckets)
             for word in words
         ]
-        + [
-            {"where": "control", "word": "Gather", "bytes_sent": said.control_bytes_sent},
-            {"where": "buffers", "word": "broadcast", "bytes_sent": said.buffer_bytes_sent},
-        ],
+        + [{"where": other.where, "word": other.word, "bytes_sent": other.bytes_sent} for other in said.others],
+        "period": said.passes,
+        "schedule": [turn._asdict() for turn in cycle_of(recipe.strategy.stages[-1])],
+        "bytes_sent_per_period": said.cycle_bytes_sent,
         "bytes_sent_per_step": said.bytes_sent,
         "dense_bytes_sent_per_step": said.dense_bytes_sent,
         "share_of_dense": said.share_of_dense,
-        "memory_bytes": {"residuals": said.residual_bytes, "other_state": said.other_state_bytes},
+        "memory_bytes": {
+            "residuals": said.residual_bytes,
+            "other_state": said.other_state_bytes,
+            "strategy": said.strategy_bytes,
+        },
+        "batch": {"times": batches, "learning_rate_times": {"sgd": batches, "adam": batches**0.5}},
         "foretold": None if foretold is None else asdict(foretold) | {"waiting_share": foretold.waiting_share},
     }

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,13 @@ from gossamer.foretell import Foretold, foretell
 from gossamer.measure import measure
 from gossamer.network import read_network
 from gossamer.observe.record import Record, write
+from gossamer.observe.recorder import warm_up
 from gossamer.observe.units import bytes_text, seconds_text, share_text
 from gossamer.recipe import Recipe, resolve
 from gossamer.rehearsal.models import BUILT_IN
 from gossamer.rehearsal.shapes import Shapes, find_shapes
+from gossamer.strategies import Stage
+from gossamer.timetable import schedule_of
 from gossamer.version import __version__
 
 WORKER = Path(rehearsal.__file__).with_name("worker.py")
@@ -57,8 +61,19 @@ def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[s
             raise click.BadParameter(str(error)) from None
         if twin := next((other for other, known in found.items() if known == recipe), None):
             raise click.BadParameter(f"{text} and {twin} are the same recipe, {recipe!r}. Leave out one of them.")
+        _refuse_stages(recipe)
         found[text] = recipe
     return found
+
+
+def _refuse_stages(recipe: Recipe) -> None:
+    """What lasts would be rehearsed only after all that comes before."""
+    *before, lasting = recipe.strategy.stages
+    if before:
+        raise click.BadParameter(
+            f"{recipe.strategy!r} does something else for {lasting.start:,} backward passes, and their times would mix "
+            f"with those of what lasts. Rehearse the two apart: EveryStep() and {lasting.merging!r}."
+        )
 
 
 def _check_finite(context: click.Context, option: click.Parameter, number: float) -> float:
@@ -88,7 +103,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
 )
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="How many take part.")
 @click.option("--network", metavar="SPEC", help="What lies between them, such as 1gbit,1ms.")
-@click.option("--steps", type=click.IntRange(1), default=30, show_default=True, help="For each recipe.")
+@click.option("--steps", type=click.IntRange(1), default=30, show_default=True, help="At least, whole periods.")
 @click.option(
     "--forward-share",
     type=click.FloatRange(0, 1, max_open=True),
@@ -150,15 +165,33 @@ def _show(plan: Plan, rows: Sequence[Row], json_file: Path | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One recipe as it was written, what its run measured, and what had been foretold; that takes a network."""
+    """One recipe as it was written, what its run measured, and what had been foretold; that takes a network.
+
+    Per step means per backward pass here, so that recipes that accumulate compare with others.
+    """
 
     recipe: str
     record: Record
     foretold: Foretold | None
+    passes: int = 1  # backward passes that make one step of the record
 
     @property
     def seconds_per_step(self) -> float:
-        return float(self.record["seconds_per_step"]["median"])
+        return float(self.record["seconds_per_step"]["median"]) / self.passes
+
+    @property
+    def foretold_seconds(self) -> float | None:
+        return None if self.foretold is None else self.foretold.step_seconds / self.passes
+
+    @property
+    def lane_seconds(self) -> list[float]:
+        """Encoding, on the wire, decoding."""
+        lane = self.record["communication_seconds_per_step"]
+        return [lane[part] / self.passes for part in ("encode", "wire", "decode")]
+
+    @property
+    def bytes_sent(self) -> float:
+        return float(self.record["final"]["bytes_sent_per_step"]) / self.passes
 
     @property
     def waiting_share(self) -> float:
@@ -190,13 +223,28 @@ def _worker_arguments(plan: Plan) -> Iterator[list[str]]:
 
 def _row(plan: Plan, worker: Sequence[str], text: str, recipe: Recipe, which: str) -> Row:
     """Foretold before it is measured."""
-    click.echo(f"gossamer: rehearsing {text} ({which})", err=True)
+    stage = recipe.strategy.stages[-1]
+    steps = _steps(plan.steps, stage)
+    click.echo(f"gossamer: rehearsing {text} ({which}), {steps} steps", err=True)
     foretold = None
     if plan.network is not None:
         measured = measure(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)
         asleep = replace(measured, crowded=False)  # compressing slows no backward pass that only sleeps
         foretold = foretell(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)
-    return Row(recipe=text, record=_record(plan, [*worker, f"--steps={plan.steps}"], text), foretold=foretold)
+    record = _record(plan, [*worker, f"--steps={steps}"], text)
+    return Row(recipe=text, record=record, foretold=foretold, passes=stage.accumulate)
+
+
+def _steps(fewest: int, stage: Stage) -> int:
+    """So many that what is left after warming up is whole periods, with everything in them that they have."""
+    schedule, counted = schedule_of(stage), stage.accumulate  # what accumulates is recorded once for so many passes
+
+    def suits(steps: int) -> bool:
+        left = steps // counted - warm_up(steps // counted)
+        whole = left % (schedule.period // counted) == 0 and steps % counted == 0
+        return whole and left > 0 and steps >= schedule.period + schedule.delay
+
+    return next(steps for steps in count(fewest) if suits(steps))
 
 
 def _record(plan: Plan, worker: Sequence[str], recipe: str) -> Record:
@@ -244,15 +292,14 @@ HEADINGS = ("recipe", "step", "foretold", "ratio", "waiting", "encode", "wire", 
 
 
 def _cells(plan: Plan, row: Row) -> tuple[str, ...]:
-    lane = row.record["communication_seconds_per_step"]
     return (
         row.recipe,
         seconds_text(row.seconds_per_step),
-        seconds_text(row.foretold.step_seconds) if row.foretold else "-",
+        "-" if row.foretold_seconds is None else seconds_text(row.foretold_seconds),
         f"{row.seconds_per_step / plan.step_seconds:.2f}",
         share_text(row.waiting_share),
-        *(seconds_text(lane[part]) for part in ("encode", "wire", "decode")),
-        bytes_text(row.record["bytes_sent_per_step"]["accounted"]),
+        *map(seconds_text, row.lane_seconds),
+        bytes_text(row.bytes_sent),
     )
 
 
@@ -283,6 +330,7 @@ def _report(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
                 "busy_cores": row.busy_cores,
                 "late_seconds_per_step": row.late_seconds,
                 "short_of_processors": _short_of_processors(plan, row),
+                "bytes_sent_per_step": row.bytes_sent,
                 "foretold": asdict(row.foretold) if row.foretold else None,
                 "record": row.record,
             }

@@ -5,6 +5,7 @@ from gossamer.compressors.chain import Chain
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import DGC
 from gossamer.compressors.feedback import Feedback
+from gossamer.compressors.float4 import Float4
 from gossamer.compressors.lowrank import PowerSGD
 from gossamer.compressors.onebit import OneBit
 from gossamer.compressors.onebit_adam import OneBitAdam
@@ -12,6 +13,7 @@ from gossamer.compressors.quantise import QSGD, Int8
 from gossamer.compressors.randomk import RandomK
 from gossamer.compressors.route import Route
 from gossamer.compressors.sharded import Sharded
+from gossamer.compressors.sign_magnitude import SignMagnitude
 from gossamer.compressors.sparse import Threshold, TopK
 from gossamer.compressors.ternary import TernGrad
 from gossamer.compressors.twobit import TwoBit
@@ -25,6 +27,7 @@ __all__ = [
     "Compressor",
     "Dense",
     "Feedback",
+    "Float4",
     "Int8",
     "OneBit",
     "OneBitAdam",
@@ -32,6 +35,7 @@ __all__ = [
     "RandomK",
     "Route",
     "Sharded",
+    "SignMagnitude",
     "TernGrad",
     "Threshold",
     "TopK",

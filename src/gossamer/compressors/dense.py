@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, wide
+from gossamer.compressors.base import Compressor, room_for_mean, told, wide
 from gossamer.errors import NotFinite, require
-from gossamer.kernels import all_finite, within_range
+from gossamer.kernels import half_decode, half_encode, room_like, within_range
 from gossamer.layout import Packed
 from gossamer.words import Aggregation, At, Mean, Staged, State
 
@@ -44,13 +44,16 @@ class Dense(Compressor):
         return True
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        if self.dtype is not None and x.flat.dtype != DTYPES[self.dtype]:
+            return (yield from self._cast(x.flat, DTYPES[self.dtype], at, out))
         if not within_range(x.flat, at.world):
             raise NotFinite("a number is not finite, or too large for the sum over the group")
-        if self.dtype is None or x.flat.dtype == DTYPES[self.dtype]:
-            mean = yield Mean(x.flat, out)
-            return Staged(mean=mean, mine=lambda: x.flat)
-        dtype = wide(x.flat.dtype)
-        cast = x.flat.to(DTYPES[self.dtype])
-        told = yield Mean(cast)
-        mean = told.to(dtype) if out is None else out.copy_(told)
-        return Staged(mean=mean, mine=lambda: cast.to(dtype), finite=all_finite(told))
+        mean = yield Mean(x.flat, out)
+        return Staged(mean=mean, mine=lambda: x.flat)
+
+    def _cast(self, x: Tensor, dtype: torch.dtype, at: At, out: Tensor | None) -> Aggregation:
+        said = half_encode(x, dtype, at.world)
+        heard = yield Mean(said, room_like(said))
+        mean = room_for_mean(x, out)
+        finite = half_decode([heard], mean)
+        return told(Staged(mean=mean, mine=lambda: said.to(wide(x.dtype)), finite=finite), out)

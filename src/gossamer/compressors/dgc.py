@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import sqrt
 
 import torch
@@ -13,10 +14,17 @@ from torch.optim import SGD
 from gossamer.compressors.base import Codec, Compressor, Ownership, room_for_mean, sums_stay_finite, told, wide
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.feedback import RESIDUAL
-from gossamer.compressors.sparse import expect_values, require_density, require_places, share
+from gossamer.compressors.sparse import (
+    dearer_than_dense,
+    entries_bytes,
+    expect_values,
+    require_density,
+    require_places,
+    shares,
+)
 from gossamer.compressors.warmup import ramp
 from gossamer.errors import require
-from gossamer.kernels import Residual, coded_bytes, encode_places, largest, sparse_decode
+from gossamer.kernels import Residual, encode_places, largest_with_momentum, sparse_decode
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
 
@@ -70,17 +78,22 @@ class DGC(Compressor):
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
         require_places(x.layout)
         momentum, left = state.room(MOMENTUM), state.room(RESIDUAL)
-        residual = Residual(state[RESIDUAL].flat, left.flat)
-        offered = accelerated(clipped(x, self.clip, at), state[MOMENTUM].flat, momentum.flat, at)
-        counts = [share(ramp(at.step, self.warmup, self.density), size) for size in x.layout.sizes]
-        places, values = largest(offered, x.layout.sizes, counts, residual)
-        if _dearer_than_dense(values, left.flat, at):
-            staged = yield from Dense().aggregate_compensated(Packed(offered, x.layout), residual, State(), at, out)
+        counts = shares(ramp(at.step, self.warmup, self.density), x.layout.sizes)
+        places, values = largest_with_momentum(
+            clipped(x, self.clip, at).to(left.flat.dtype),
+            x.layout.sizes,
+            counts,
+            at.momentum,
+            Residual(state[MOMENTUM].flat, momentum.flat),
+            Residual(state[RESIDUAL].flat, left.flat),
+            nesterov=at.nesterov,
+            masked=self.masking,
+        )
+        if dearer_than_dense(entries_bytes(len(values), x), x, at):
+            staged = yield from _everything(places, values, left, at, out)
         else:
-            entries = Layout.of({name: (count,) for name, count in zip(x.layout.names, counts, strict=True)})
+            entries = chosen(x.layout.names, counts)
             staged = yield from self._entries(places, Packed(values, entries), x.flat, left.flat, at, out)
-        if self.masking:
-            momentum.flat[places.long()] = 0
         return replace(staged, next_state=State({MOMENTUM: momentum, RESIDUAL: left}))
 
     def _entries(
@@ -136,13 +149,15 @@ def clipped(x: Packed, clip: float | None, at: At) -> Tensor:
     )
 
 
-def accelerated(x: Tensor, before: Tensor, after: Tensor, at: At) -> Tensor:
-    """Write x + mu before to `after`; returns it, or with Nesterov's momentum x + mu after."""
-    torch.add(x, before, alpha=at.momentum, out=after)
-    return torch.add(x, after, alpha=at.momentum) if at.nesterov else after
+@lru_cache(maxsize=256)
+def chosen(names: tuple[str, ...], counts: tuple[int, ...]) -> Layout:
+    """The layout of so many values of each tensor, in one dimension."""
+    return Layout.of({name: (count,) for name, count in zip(names, counts, strict=True)})
 
 
-def _dearer_than_dense(values: Tensor, whole: Tensor, at: At) -> bool:
-    """Whether these values and their places would be as many bytes to everyone as a mean of all."""
-    payload = values.nbytes + coded_bytes(len(values), len(whole))
-    return at.world * payload >= 2 * whole.nbytes
+def _everything(places: Tensor, values: Tensor, left: Packed, at: At, out: Tensor | None) -> Aggregation:
+    """Agree on the mean of what is left and the values taken from it together, so that nothing is left."""
+    whole = left.flat.index_copy(0, places.long(), values)
+    staged = yield from Dense().aggregate(Packed(whole, left.layout), State(), at, room_for_mean(whole, out))
+    left.flat.zero_()
+    return told(staged, out)

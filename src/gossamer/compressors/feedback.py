@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, wide
+from gossamer.compressors.wrapper import Wrapper
 from gossamer.kernels import Residual
-from gossamer.layout import Packed, Slot
+from gossamer.layout import Packed
 from gossamer.words import Aggregation, At, State
 
 RESIDUAL = "residual"
 
 
 @dataclass(frozen=True, repr=False)
-class Feedback(Compressor):
+class Feedback(Wrapper):
     """Remember what the inner compressor lost and offer it again next time.
 
     wanted = x + residual, residual' = wanted - own
@@ -39,9 +39,3 @@ class Feedback(Compressor):
         residual = Residual(state[RESIDUAL].flat, left.flat)
         staged = yield from self.inner.aggregate_compensated(x, residual, state.part("", RESIDUAL), at, out)
         return replace(staged, next_state=State({RESIDUAL: left, **staged.next_state}))
-
-    def group(self, slot: Slot) -> int:
-        return self.inner.group(slot)
-
-    def suits(self, shape: Sequence[int]) -> bool:
-        return self.inner.suits(shape)

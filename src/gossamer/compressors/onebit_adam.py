@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,13 +13,14 @@ from gossamer.compressors.base import Compressor, Ownership, told, wide
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import MOMENTUM, clipped, require_clip
 from gossamer.compressors.onebit import OneBit
+from gossamer.compressors.wrapper import Wrapper, beside
 from gossamer.errors import require
 from gossamer.layout import Packed, Slot
 from gossamer.words import Aggregation, At, Staged, State
 
 
 @dataclass(frozen=True, repr=False)
-class OneBitAdam(Compressor):
+class OneBitAdam(Wrapper):
     """Send gradients dense for `warmup` steps; then Adam's variance is frozen and its momentum travels by `inner`.
 
     m_i = b1 m + (1 - b1) g_i, m' = mean C(m_i), g = (m' - b1 m) / (1 - b1), with which Adam's own first moment is m'
@@ -66,8 +67,7 @@ class OneBitAdam(Compressor):
         fresh = clipped(x, self.clip, at)
         if at.step >= self.warmup:
             return (yield from self._momentum(fresh, x, state, at, out))
-        staged = yield from Dense().aggregate(Packed(fresh, x.layout), State(), at, out)
-        return replace(staged, next_state=State(state))
+        return (yield from beside(state, Dense().aggregate(Packed(fresh, x.layout), State(), at, out)))
 
     def _momentum(self, fresh: Tensor, x: Packed, state: State, at: At, out: Tensor | None) -> Aggregation:
         before, after, keep = state[MOMENTUM].flat, state.room(MOMENTUM), at.momentum
@@ -82,9 +82,3 @@ class OneBitAdam(Compressor):
 
         following = State({MOMENTUM: after, **staged.next_state})
         return told(replace(staged, mean=gradient, mine=own, next_state=following), out)
-
-    def group(self, slot: Slot) -> int:
-        return self.inner.group(slot)
-
-    def suits(self, shape: Sequence[int]) -> bool:
-        return self.inner.suits(shape)

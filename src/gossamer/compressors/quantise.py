@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
-import torch
 from torch import Tensor
 
 from gossamer import seeds
@@ -16,8 +14,6 @@ from gossamer.kernels import Residual, int8_decode, int8_encode, levels_decode, 
 from gossamer.kernels.spans import LARGEST_BLOCK
 from gossamer.layout import Layout, Packed
 from gossamer.words import At, Payload
-
-CHUNK = 2**15  # entries at a time, so that what is computed of them stays in a core's cache
 
 
 def noise_key(x: Packed, at: At) -> int:
@@ -29,23 +25,6 @@ def is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def moments(x: Tensor, sizes: Sequence[int], residual: Residual | None = None) -> tuple[Tensor, Tensor]:
-    """(sum of |w|, sum of w^2) of each tensor, w = x + residual.before, or x: (tensors,) each.
-
-    float64, because squares leave float32's range long before the numbers do. Not finite where w is not.
-    """
-    firsts, seconds = [x.new_empty(0, dtype=torch.float64)], [x.new_empty(0, dtype=torch.float64)]
-    for start, end in pairwise(accumulate(sizes, initial=0)):
-        first = second = x.new_zeros(1, dtype=torch.float64)
-        for place in range(start, end, CHUNK):
-            cut = slice(place, min(place + CHUNK, end))
-            w = (x[cut] if residual is None else x[cut] + residual.before[cut]).double()
-            first, second = first + torch.linalg.vector_norm(w, 1), second + w.dot(w)
-        firsts.append(first)
-        seconds.append(second)
-    return torch.cat(firsts), torch.cat(seconds)
-
-
 @dataclass(frozen=True, repr=False)
 class Int8(Codec):
     """Send each entry in eight bits, with one float32 scale per block of each tensor.
@@ -55,8 +34,9 @@ class Int8(Codec):
     bytes:  (workers - 1) (N + 4 ceil(N / block)), N per tensor
     source: Dettmers 2016, ICLR (8-bit gradients); Dettmers et al. 2022, ICLR (blocks)
 
-    u_j is uniform in [0, 1). What is rounded so is right on average and needs no feedback, at twice the mean
-    square error: only where it is not stochastic does `feedback` say whether a recipe wraps this in Feedback.
+    u_j is uniform in [0, 1), in steps that float32 cannot tell apart (kernels/noise.py). What is rounded so is right on
+    average and needs no feedback, at twice the mean square error: only where it is not stochastic does `feedback` say
+    whether a recipe wraps this in Feedback.
     """
 
     block: int = 256
@@ -86,7 +66,7 @@ class Int8(Codec):
 class QSGD(Codec):
     """Send each entry as one of 2 levels + 1 multiples of its block's norm, at random between the two nearest.
 
-    C(x)_j = |x| sign(x_j) l_j / levels, l_j = floor(levels |x_j| / |x| + u_j), |x| over the block j is in
+    C(x)_j = |x| l_j / levels, l_j = floor(levels x_j / |x| + u_j), |x| over the block j is in, u_j as in Int8
     law:    E C(x) = x, E |C(x) - x|^2 <= min(d / levels^2, sqrt(d) / levels) |x|^2, d = block; zeros stay zero
     bytes:  (workers - 1) (ceil(N b / 8) + 4 ceil(N / block)), N per tensor, b the bits of 2 levels
     source: Alistarh et al. 2017, NeurIPS (a block is a bucket there)

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer import seeds
-from gossamer.compressors.base import Codec, Compressor, room_for_mean, sums_stay_finite, told, wide
+from gossamer.compressors.base import Codec, room_for_mean, sums_stay_finite, told, wide
 from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.wrapper import Wrapper
 from gossamer.errors import NotFinite
-from gossamer.kernels import Residual
-from gossamer.layout import Layout, Packed, Slot
+from gossamer.kernels import Residual, room_like
+from gossamer.layout import Layout, Packed
 from gossamer.words import Aggregation, At, Exchange, Gather, Payload, Staged, State
 
 OWED = "owed"
@@ -40,7 +41,7 @@ def settle(state: State, at: At) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class Sharded(Compressor):
+class Sharded(Wrapper):
     """A codec's reduce-scatter and all-gather: worker j averages the j-th part and encodes the mean again.
 
     m_j = mean over workers of C(x)_j, answer_j = C(m_j + owed_j), owed'_j = m_j + owed_j - answer_j
@@ -89,7 +90,7 @@ class Sharded(Compressor):
             for number, part in enumerate(parts)
         )
         heard = yield Exchange(sent)
-        agreed = torch.empty(mine.layout.numel, dtype=wide(x.flat.dtype), device=x.flat.device)
+        agreed = room_like(mine.of(x.flat), wide(x.flat.dtype))
         self._decode(mine, heard, agreed, at.world)
         answers = yield Gather(self._encode_mean(mine, agreed, sums_stay_finite(heard), owed, _at(at, "mean", at.rank)))
         mean = room_for_mean(x.flat, out)
@@ -128,12 +129,6 @@ class Sharded(Compressor):
     def _decode(self, part: Part, payloads: Sequence[Payload], out: Tensor, divisor: int = 1) -> None:
         if part.layout.numel:
             self.inner.decode([part.emptied(payload) for payload in payloads], part.layout, out, divisor)
-
-    def group(self, slot: Slot) -> int:
-        return self.inner.group(slot)
-
-    def suits(self, shape: Sequence[int]) -> bool:
-        return self.inner.suits(shape)
 
 
 @dataclass(frozen=True)

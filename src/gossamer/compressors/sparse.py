@@ -5,15 +5,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from gossamer.compressors.base import Codec, wide
 from gossamer.compressors.dense import Dense
 from gossamer.errors import MalformedError, require
-from gossamer.kernels import Residual, above, coded_bytes, decode_places, encode_places, largest, sparse_decode
+from gossamer.kernels import (
+    Residual,
+    above,
+    coded_bytes,
+    decode_places,
+    encode_places,
+    largest,
+    scatter,
+    sparse_decode,
+)
 from gossamer.layout import Layout, Packed
 from gossamer.words import Aggregation, At, Payload, State
 
@@ -23,6 +32,12 @@ LONGEST = 2**31 - 1  # places are 32-bit integers
 def share(density: float, numel: int) -> int:
     """How many of `numel` entries are a fraction `density` of them: at least one, where there is one."""
     return min(numel, max(1, round(density * numel)))
+
+
+@lru_cache(maxsize=1024)
+def shares(density: float, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The share of each of these sizes, which are the same at every step: counted once."""
+    return tuple(share(density, size) for size in sizes)
 
 
 def require_density(density: float, noun: str) -> None:
@@ -37,7 +52,7 @@ class Sparse(Codec):
     """A codec that takes a known number of entries and sends their values and their places, the latter in few bits."""
 
     @abstractmethod
-    def counts(self, sizes: Sequence[int]) -> list[int]:
+    def counts(self, sizes: Sequence[int]) -> Sequence[int]:
         """How many entries travel of tensors of these sizes."""
 
     @abstractmethod
@@ -76,8 +91,8 @@ class TopK(Sparse):
     def wants_feedback(self) -> bool:
         return self.feedback
 
-    def counts(self, sizes: Sequence[int]) -> list[int]:
-        return [share(self.density, size) for size in sizes]
+    def counts(self, sizes: Sequence[int]) -> Sequence[int]:
+        return shares(self.density, tuple(sizes))
 
     def select(self, x: Packed, at: At, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
         return largest(x.flat, x.layout.sizes, self.counts(x.layout.sizes), residual)
@@ -93,7 +108,7 @@ class Threshold(Codec):
     source: Strom 2015, Interspeech; Dryden et al. 2016, MLHPC
 
     Everyone's payload has the same size, so room for r entries travels with the number of those that are used. What
-    finds no room waits in the residual. Where so much room would cost more than a mean of everything, that is taken
+    finds no room waits in the residual. Where so much room would cost as much as a mean of everything, that is taken
     instead, and nothing is lost.
     """
 
@@ -122,21 +137,13 @@ class Threshold(Codec):
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         require_places(x.layout)
         room = self.room(x.layout.numel)
-        places, values = self._passing(x, room, residual)
+        places, values = above(x.flat, self.value, room, residual)
         used = torch.tensor([len(places)], dtype=torch.int32, device=x.flat.device)
-        return used, pad(values, (0, room - len(values))), encode_places(places, x.layout.numel, room)
-
-    def _passing(self, x: Packed, room: int, residual: Residual | None) -> tuple[Tensor, Tensor]:
-        sizes = x.layout.sizes
-        found = None if x.flat.is_meta else above(x.flat, sizes, [self.value] * len(sizes), room, residual)
-        return largest(x.flat, [x.layout.numel], [room], residual) if found is None else found
+        return used, values, encode_places(places, x.layout.numel, room)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
         room = self.room(layout.numel)
-        found = [self._used(payload, room, layout.numel) for payload in payloads]
-        out.zero_()
-        for places, values in found:
-            out.index_add_(0, places, values.to(out.dtype) / divisor)
+        scatter([self._used(payload, room, layout.numel) for payload in payloads], out, divisor)
 
     def _used(self, payload: Payload, room: int, n: int) -> tuple[Tensor, Tensor]:
         """(places, values) of the entries that a payload holds. Raises MalformedError."""
@@ -160,10 +167,18 @@ class Threshold(Codec):
         return super().aggregate_compensated(x, residual, state, at, out)
 
     def _dearer_than_dense(self, x: Packed, at: At) -> bool:
-        """Whether everyone's payload would be more bytes than a mean: (world - 1) payload > 2 (world - 1) / world N."""
-        room, n, itemsize = self.room(x.layout.numel), x.layout.numel, wide(x.flat.dtype).itemsize
-        payload = 4 + room * itemsize + coded_bytes(room, n)
-        return at.world > 1 and at.world * payload > 2 * n * itemsize
+        return dearer_than_dense(4 + entries_bytes(self.room(x.layout.numel), x), x, at)
+
+
+def entries_bytes(count: int, x: Packed) -> int:
+    """What so many values and their places take."""
+    return count * wide(x.flat.dtype).itemsize + coded_bytes(count, x.layout.numel)
+
+
+def dearer_than_dense(payload_bytes: int, x: Packed, at: At) -> bool:
+    """Whether such a payload for everyone costs as much as a mean: (n-1) payload >= 2 (n-1)/n N itemsize."""
+    mean_bytes = x.layout.numel * wide(x.flat.dtype).itemsize
+    return at.world > 1 and at.world * payload_bytes >= 2 * mean_bytes
 
 
 def require_places(layout: Layout) -> None:

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, room_for_mean, sums_stay_finite, told, wide
-from gossamer.compressors.quantise import moments, noise_key
+from gossamer.compressors.quantise import noise_key
 from gossamer.errors import require
-from gossamer.kernels import Residual, magnitudes, ternary_decode, ternary_encode
+from gossamer.kernels import Residual, magnitudes, squares, ternary_decode, ternary_encode
+from gossamer.kernels.spans import blocks
 from gossamer.layout import Packed
 from gossamer.words import Aggregation, At, Gather, Staged, State
 
+BLOCK = 2048  # entries that are summed together
 SETTLING = 2.0  # equal entries are rounded with (clip - 1) of their energy, and feedback needs less than all of it
 
 
@@ -89,6 +91,12 @@ class TernGrad(Compressor):
         largest = magnitudes(x.flat, x.layout.sizes)
         if self.clip is None:
             return largest
-        _, squares = moments(x.flat, x.layout.sizes)
-        counts = torch.tensor(x.layout.sizes, dtype=squares.dtype, device=squares.device).clamp(min=1)
-        return torch.minimum(largest, (self.clip * (squares / counts).sqrt()).float())
+        return torch.minimum(largest, (self.clip * _root_mean_squares(x)).float())
+
+
+def _root_mean_squares(x: Packed) -> Tensor:
+    """Of each tensor: (tensors,) float64."""
+    sizes = x.layout.sizes
+    spans = squares(x.flat, sizes, BLOCK).split([blocks([size], BLOCK) for size in sizes])
+    energies = [x.flat.new_empty(0, dtype=torch.float64), *(span.sum().view(1) for span in spans)]
+    return (torch.cat(energies) / x.flat.new_tensor(sizes, dtype=torch.float64).clamp(min=1)).sqrt()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Codec
-from gossamer.compressors.quantise import moments
+from gossamer.compressors.quantise import is_power_of_two
 from gossamer.errors import require
-from gossamer.kernels import Residual, twobit_decode, twobit_encode
-from gossamer.kernels.spans import sendable
+from gossamer.kernels import Residual, twobit_decode, twobit_encode, twobit_measured_encode
+from gossamer.kernels.spans import LARGEST_BLOCK, blocks
 from gossamer.layout import Layout, Packed
 from gossamer.words import At, Payload
 
@@ -21,25 +22,29 @@ from gossamer.words import At, Payload
 class TwoBit(Codec):
     """Send t for every entry that has reached t, -t for every one that has reached -t, nothing for the others.
 
-    C(x)_j = t if x_j >= t, -t if x_j <= -t, else 0; t = threshold, or if adaptive threshold |x|_2^2 / |x|_1 per tensor
-    law:    |x_j - C(x)_j| <= max(|x_j| - t, t); adaptive: |x - C(x)|^2 <= (1 - t' (1 - t') / sqrt(n)) |x|^2, t' =
-            threshold, n the tensor's entries; zeros stay zero
-    bytes:  (workers - 1) ceil(N / 4), N per tensor, and 4 more per tensor if adaptive
+    C(x)_j = t if x_j >= t, -t if x_j <= -t, else 0; t = threshold, or if adaptive threshold |x|_2^2 / |x|_1 over the
+    block j is in
+    law:    |x_j - C(x)_j| <= max(|x_j| - t, t); adaptive: |x - C(x)|^2 <= (1 - t' (1 - t') / sqrt(d)) |x|^2 in every
+            block of d entries, t' = threshold; zeros stay zero
+    bytes:  (workers - 1) ceil(N / 4), N per tensor, and if adaptive 4 ceil(N / block) more
     source: the 2-bit rule of MXNet's documentation 2018; the adaptive threshold is this library's own
 
     A fixed t is a speed limit: an entry that keeps above t is owed ever more, and where t is far above the gradients
     nothing is sent for a long time and then far too much. So t has to be of their size, which no default can be.
 
-    An adaptive t is measured in each tensor, residual included, at the price of one more read of it. The unit,
-    |x|_2^2 / |x|_1, is the mean magnitude weighted by magnitude. It lies between the root mean square and the maximum,
-    so something is always sent and there is no state to start with or to lag behind; and it is the magnitude of the
-    entries where only some differ from zero, however few. Why the law: squares of entries below t are at most t |x_j|,
-    so together at most threshold of |x|_2^2; every other square shrinks by at least t |x_j|, a part t / max |x| of it;
-    and t is at least threshold / sqrt(n) of the maximum. By it a residual stays bounded, at any scale.
+    An adaptive t is measured in each block, residual included, while that is in the first cache on its way to being
+    encoded: memory is read once. The unit, |x|_2^2 / |x|_1, is the mean magnitude weighted by magnitude. It lies
+    between the root mean square and the maximum, so something is always sent and there is no state to start with or to
+    lag behind; and it is the magnitude of the entries where only some differ from zero, however few. Why the law:
+    squares of entries below t are at most t |x_j|, so together at most threshold of |x|_2^2; every other square shrinks
+    by at least t |x_j|, a part t / max |x| of it; and t is at least threshold / sqrt(d) of the maximum. By it a
+    residual stays bounded, at any scale. Smaller blocks shrink it faster: the law of a block of all entries follows
+    from theirs.
     """
 
     threshold: float = 0.5
     adaptive: bool = False
+    block: int = 2048
     feedback: bool = True
 
     def __post_init__(self) -> None:
@@ -47,6 +52,11 @@ class TwoBit(Codec):
             1e-30 <= self.threshold <= 1e30,
             f"threshold is what an entry has to reach to be sent, positive and in float32's range, not "
             f"{self.threshold}. Write TwoBit(threshold=0.5).",
+        )
+        require(
+            is_power_of_two(self.block) and 8 <= self.block <= LARGEST_BLOCK,
+            f"block counts the entries that share an adaptive threshold, and they are summed by halves: a power of two "
+            f"from 8 to {LARGEST_BLOCK}, not {self.block}. Write TwoBit(threshold=0.5, adaptive=True, block=2048).",
         )
         require(
             not self.adaptive or self.threshold < 1,
@@ -64,16 +74,17 @@ class TwoBit(Codec):
 
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         sizes = x.layout.sizes
-        if not self.adaptive:
-            return (twobit_encode(x.flat, sizes, self._fixed(x.layout, x.flat), residual),)
-        first, second = moments(x.flat, sizes, residual)
-        thresholds = sendable(torch.where(first == 0, first, self.threshold * second / first))
-        return thresholds, twobit_encode(x.flat, sizes, thresholds, residual)
+        if self.adaptive:
+            return twobit_measured_encode(x.flat, sizes, self.block, self.threshold, residual)
+        return (twobit_encode(x.flat, sizes, self.block, self._fixed(x.layout, x.flat), residual),)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
         known = () if self.adaptive else (self._fixed(layout, out),)  # what everyone knows does not travel
         pairs = [(thresholds, codes) for thresholds, codes in (known + payload for payload in payloads)]
-        twobit_decode(pairs, layout.sizes, out, divisor)
+        twobit_decode(pairs, layout.sizes, self.block, out, divisor)
 
     def _fixed(self, layout: Layout, like: Tensor) -> Tensor:
-        return like.new_full((len(layout),), self.threshold, dtype=torch.float32)
+        return like.new_full((_blocks(layout.sizes, self.block),), self.threshold, dtype=torch.float32)
+
+
+_blocks = lru_cache(maxsize=1024)(blocks)  # the same at every step

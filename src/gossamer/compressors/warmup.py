@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor
 from gossamer.compressors.dense import Dense
+from gossamer.compressors.wrapper import Wrapper, beside
 from gossamer.errors import require
 from gossamer.kernels import Residual
-from gossamer.layout import Packed, Slot
+from gossamer.layout import Packed
 from gossamer.words import Aggregation, At, State
 
 
 @dataclass(frozen=True, repr=False)
-class Warmup(Compressor):
+class Warmup(Wrapper):
     """Send everything for the first `steps` steps, and then what the inner compressor sends.
 
     C(x) = x before step number `steps`, counted from 0; then inner(x)
@@ -48,22 +48,14 @@ class Warmup(Compressor):
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
         if at.step >= self.steps:
             return (yield from self.inner.aggregate(x, state, at, out))
-        staged = yield from Dense().aggregate(x, State(), at, out)
-        return replace(staged, next_state=State(state))
+        return (yield from beside(state, Dense().aggregate(x, State(), at, out)))
 
     def aggregate_compensated(
         self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
     ) -> Aggregation:
         if at.step >= self.steps:
             return (yield from self.inner.aggregate_compensated(x, residual, state, at, out))
-        staged = yield from Dense().aggregate_compensated(x, residual, State(), at, out)
-        return replace(staged, next_state=State(state))
-
-    def group(self, slot: Slot) -> int:
-        return self.inner.group(slot)
-
-    def suits(self, shape: Sequence[int]) -> bool:
-        return self.inner.suits(shape)
+        return (yield from beside(state, Dense().aggregate_compensated(x, residual, State(), at, out)))
 
 
 def ramp(step: int, steps: int, final_density: float) -> float:

@@ -5,9 +5,17 @@ never reach from one tensor into the next. Plain torch is the truth; faster loop
 """
 
 from gossamer.kernels.bits import packed_bytes
-from gossamer.kernels.checks import all_finite, within_range
+from gossamer.kernels.checks import all_finite
 from gossamer.kernels.gram_schmidt import orthonormal
 from gossamer.kernels.levels import level_bytes
+from gossamer.kernels.native_checks import within_range
+from gossamer.kernels.native_float4 import (
+    float4_decode,
+    float4_encode,
+    sign_magnitude_decode,
+    sign_magnitude_encode,
+)
+from gossamer.kernels.native_halves import half_decode, half_encode
 from gossamer.kernels.native_quantise import (
     int8_decode,
     int8_encode,
@@ -16,14 +24,25 @@ from gossamer.kernels.native_quantise import (
     magnitudes,
     onebit_decode,
     onebit_encode,
+    squares,
     ternary_decode,
     ternary_encode,
     twobit_decode,
     twobit_encode,
+    twobit_measured_encode,
 )
-from gossamer.kernels.native_select import above, decode_places, encode_places, largest, sparse_decode
+from gossamer.kernels.native_select import (
+    above,
+    decode_places,
+    encode_places,
+    largest,
+    largest_with_momentum,
+    scatter,
+    sparse_decode,
+)
 from gossamer.kernels.places import coded_bytes
 from gossamer.kernels.residual import Residual
+from gossamer.kernels.reuse import room_like
 
 __all__ = [
     "Residual",
@@ -32,9 +51,14 @@ __all__ = [
     "coded_bytes",
     "decode_places",
     "encode_places",
+    "float4_decode",
+    "float4_encode",
+    "half_decode",
+    "half_encode",
     "int8_decode",
     "int8_encode",
     "largest",
+    "largest_with_momentum",
     "level_bytes",
     "levels_decode",
     "levels_encode",
@@ -43,10 +67,16 @@ __all__ = [
     "onebit_encode",
     "orthonormal",
     "packed_bytes",
+    "room_like",
+    "scatter",
+    "sign_magnitude_decode",
+    "sign_magnitude_encode",
     "sparse_decode",
+    "squares",
     "ternary_decode",
     "ternary_encode",
     "twobit_decode",
     "twobit_encode",
+    "twobit_measured_encode",
     "within_range",
 ]

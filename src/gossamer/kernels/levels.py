@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.bits import pack, packed_bytes, refuse, unpack
-from gossamer.kernels.noise import uniform
+from gossamer.kernels.noise import stochastic
 from gossamer.kernels.residual import Residual, wanted
 from gossamer.kernels.spans import average, block_sums, blocks, expect, sendable, spread
 
@@ -31,17 +31,15 @@ def levels_encode(
 ) -> tuple[Tensor, Tensor]:
     """(norms, codes): (blocks,) float32 and uint8, a stream of `level_bits` bits an entry, lowest bit first.
 
-    norm = sqrt(sum of w^2) over a block (a power of two, summed by halves), unit = norm / levels,
-    level = min(floor(|w| / unit + u), levels) with u = uniform(key), 0 where the unit is; code = levels + sign level.
-    Stands for sign level unit. Raises NotFinite, also where a sum of squares is not finite.
+    norm = sqrt(sum of w^2) over a block (a power of two, summed by halves), unit = norm / levels, level = w / unit
+    rounded as noise.stochastic does it, between -levels and levels; code = levels + level. Stands for level unit.
+    Raises NotFinite, also where a sum of squares is not finite.
     """
     w = wanted(x, residual)
     squares = sendable(block_sums(w.square(), sizes, block))
     norms = squares.double().sqrt().float()  # a float32 root may be off by a bit, as the processor's library likes
     unit = spread(norms / levels, sizes, block).to(w.dtype)
-    ratio = w.abs() / torch.where(unit == 0, torch.ones_like(unit), unit)
-    level = (ratio + uniform(key, len(w), w.device)).floor().clamp(max=levels)
-    whole = torch.where(unit == 0, torch.zeros_like(level), torch.where(w < 0, -level, level)).int()
+    whole = stochastic(w, unit, levels, key)
     if residual is not None:
         torch.sub(w, whole.to(w.dtype) * unit, out=residual.after)
     places = torch.arange(level_bits(levels), device=w.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import GossamerError, NotFinite
 
 LIBRARY = Path(__file__).with_name("libgossamer-kernels.so")
-ABI = 1  # what gossamer_abi() answers, in kernels-src/abi.cpp
+ABI = 5  # what gossamer_abi() answers, in kernels-src/abi.cpp
 
 NOT_FINITE, MALFORMED, OVERFLOW, NO_MEMORY, MISFIT = -1, -2, -3, -4, -5  # Answer in kernels-src/common.hpp
 
@@ -36,13 +36,13 @@ class KernelsError(GossamerError, ValueError):
     """The kernels that were asked for are not there."""
 
 
-def serves(*tensors: Tensor) -> bool:
-    """Whether compiled loops may run over these tensors: on the CPU, contiguous, of types that they are made for."""
+def serves(*tensors: Tensor, types: Sequence[torch.dtype] = SERVED) -> bool:
+    """Whether compiled loops for these types may run over these tensors: on the CPU, contiguous."""
     if wanted_kernels() == "reference":
         return False
     plain = all(
         tensor.device.type == "cpu"
-        and tensor.dtype in SERVED
+        and tensor.dtype in types
         and tensor.layout == torch.strided
         and tensor.is_contiguous()
         for tensor in tensors

@@ -34,17 +34,19 @@ MOST_LEVELS = 2**15 - 1
 
 Key = ctypes.c_uint64
 Divisor = ctypes.c_float
+Part = ctypes.c_double
 
 _INT8_ENCODE = Function("gossamer_int8_encode", *[Pointer] * 4, Count, Count, *[Pointer] * 3)
 _ONEBIT_ENCODE = Function("gossamer_onebit_encode", *[Pointer] * 4, Count, Count, *[Pointer] * 2)
-_TWOBIT_ENCODE = Function("gossamer_twobit_encode", *[Pointer] * 4, Count, *[Pointer] * 2)
+_TWOBIT_ENCODE = Function("gossamer_twobit_encode", *[Pointer] * 4, Count, Count, Part, *[Pointer] * 2)
 _TERNARY_ENCODE = Function("gossamer_ternary_encode", *[Pointer] * 3, Count, Pointer, Key, Count, Pointer)
 _MAGNITUDES = Function("gossamer_magnitudes", *[Pointer] * 2, Count, Pointer)
+_SQUARES = Function("gossamer_squares", *[Pointer] * 2, Count, Count, Pointer)
 _LEVELS_ENCODE = Function("gossamer_levels_encode", *[Pointer] * 4, *[Count] * 4, Key, *[Pointer] * 2)
 
 _INT8_DECODE = Function("gossamer_int8_decode", *[Pointer] * 2, Count, Pointer, Count, Count, Divisor, Pointer)
 _ONEBIT_DECODE = Function("gossamer_onebit_decode", *[Pointer] * 2, Count, Pointer, Count, Count, Divisor, Pointer)
-_TWOBIT_DECODE = Function("gossamer_twobit_decode", *[Pointer] * 2, Count, Pointer, Count, Count, Divisor, Pointer)
+_TWOBIT_DECODE = Function("gossamer_twobit_decode", *[Pointer] * 2, Count, Pointer, *[Count] * 3, Divisor, Pointer)
 _TERNARY_DECODE = Function("gossamer_ternary_decode", Pointer, Count, *[Pointer] * 2, *[Count] * 3, Divisor, Pointer)
 _LEVELS_DECODE = Function("gossamer_levels_decode", *[Pointer] * 2, Count, Pointer, *[Count] * 4, Divisor, Pointer)
 
@@ -74,14 +76,25 @@ def onebit_encode(
 
 @documented(twobit.twobit_encode)
 def twobit_encode(
-    x: Tensor, sizes: Sequence[int], thresholds: Sequence[float] | Tensor, residual: Residual | None = None
+    x: Tensor, sizes: Sequence[int], block: int, thresholds: Tensor, residual: Residual | None = None
 ) -> Tensor:
-    limits = torch.as_tensor(thresholds, dtype=torch.float32)
-    if not (_are([limits], torch.float32, len(sizes)) and _tiled(sizes, x, *_both(residual))):
-        return twobit.twobit_encode(x, sizes, thresholds, residual)
+    given = _are([thresholds], torch.float32, _blocks(sizes, block))
+    if not (block % 8 == 0 and given and _tiled(sizes, x, *_both(residual))):
+        return twobit.twobit_encode(x, sizes, block, thresholds, residual)
     codes = _bytes(_blocks(sizes, 4))
-    _TWOBIT_ENCODE(*_buffers(x, residual), *_tiling(sizes), address(limits), address(codes))
+    _TWOBIT_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, 0.0, address(thresholds), address(codes))
     return codes
+
+
+@documented(twobit.twobit_measured_encode)
+def twobit_measured_encode(
+    x: Tensor, sizes: Sequence[int], block: int, part: float, residual: Residual | None = None
+) -> tuple[Tensor, Tensor]:
+    if not (part > 0 and _halved(block) and _tiled(sizes, x, *_both(residual))):
+        return twobit.twobit_measured_encode(x, sizes, block, part, residual)
+    thresholds, codes = empty(_blocks(sizes, block), torch.float32), _bytes(_blocks(sizes, 4))
+    _TWOBIT_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, part, address(thresholds), address(codes))
+    return thresholds, codes
 
 
 @documented(ternary.ternary_encode)
@@ -102,6 +115,15 @@ def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
     found = torch.empty(len(sizes))
     _MAGNITUDES(address(x), *_tiling(sizes), address(found))
     return found
+
+
+@documented(ternary.squares)
+def squares(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:
+    if not (_halved(block) and _tiled(sizes, x)):
+        return ternary.squares(x, sizes, block)
+    sums = torch.empty(_blocks(sizes, block), dtype=torch.float64)
+    _SQUARES(address(x), *_tiling(sizes), block, address(sums))
+    return sums
 
 
 @documented(levelled.levels_encode)
@@ -138,12 +160,12 @@ def onebit_decode(
 
 @documented(twobit.twobit_decode)
 def twobit_decode(
-    payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], out: Tensor, divisor: int = 1
+    payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
     count = _blocks(sizes, 4)
-    if not _decodable(payloads, sizes, out, len(sizes), torch.uint8, count):
-        return twobit.twobit_decode(payloads, sizes, out, divisor)
-    return _written(_TWOBIT_DECODE(*_columns(payloads), *_tiling(sizes), count, divisor, address(out)))
+    if not (block % 8 == 0 and _decodable(payloads, sizes, out, _blocks(sizes, block), torch.uint8, count)):
+        return twobit.twobit_decode(payloads, sizes, block, out, divisor)
+    return _written(_TWOBIT_DECODE(*_columns(payloads), *_tiling(sizes), block, count, divisor, address(out)))
 
 
 @documented(ternary.ternary_decode)
@@ -186,33 +208,54 @@ def _are(tensors: Sequence[Tensor], dtype: torch.dtype, numel: int) -> bool:
 
 def _tiled(sizes: Sequence[int], *buffers: Tensor) -> bool:
     """Whether these are float32 buffers that the sizes tile."""
-    total = _total(tuple(sizes))
+    total = _walked(sizes).total
     return total is not None and _are(buffers, torch.float32, total)
 
 
 def _tiling(sizes: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], int]:
-    return _array(tuple(sizes)), len(sizes)
+    return _walked(sizes).array, len(sizes)
 
 
 def _blocks(sizes: Sequence[int], block: int, of: int = 1) -> int:
     """How many blocks, or bytes, so many things for each entry take."""
-    return _count(tuple(sizes), block, of)
+    return _walked(sizes).blocks(block, of)
 
 
-# A layout's sizes are the same at every step, and hashing them is much cheaper than walking over them.
+class _Walked:
+    """What is known of sizes once they were walked over."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.array = counts_array(sizes)
+        self.total = sum(sizes) if min(sizes, default=0) >= 0 else None
+        self._blocks: dict[tuple[int, int], int] = {}
+
+    def blocks(self, block: int, of: int) -> int:
+        if (block, of) not in self._blocks:
+            self._blocks[block, of] = blocks([size * of for size in self.sizes], block)
+        return self._blocks[block, of]
+
+
+_latest: dict[int, _Walked] = {}
+_MOST_LATEST = 256
+
+
+def _walked(sizes: Sequence[int]) -> _Walked:
+    """A layout's sizes are one object at every step: found by its identity, they are not even hashed."""
+    found = _latest.get(id(sizes))
+    if found is not None and found.sizes is sizes:
+        return found
+    found = _by_value(tuple(sizes))
+    if found.sizes is sizes:
+        if len(_latest) >= _MOST_LATEST:
+            _latest.clear()
+        _latest[id(sizes)] = found
+    return found
+
+
 @lru_cache(maxsize=1024)
-def _array(sizes: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
-    return counts_array(sizes)
-
-
-@lru_cache(maxsize=1024)
-def _total(sizes: tuple[int, ...]) -> int | None:
-    return sum(sizes) if min(sizes, default=0) >= 0 else None
-
-
-@lru_cache(maxsize=4096)
-def _count(sizes: tuple[int, ...], block: int, of: int) -> int:
-    return blocks([size * of for size in sizes], block)
+def _by_value(sizes: tuple[int, ...]) -> _Walked:
+    return _Walked(sizes)
 
 
 def _halved(block: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -14,7 +15,6 @@ from gossamer.kernels import select
 from gossamer.kernels.native import (
     MALFORMED,
     MISFIT,
-    OVERFLOW,
     Count,
     Function,
     Pointer,
@@ -27,44 +27,63 @@ from gossamer.kernels.native import (
 from gossamer.kernels.residual import Residual
 from gossamer.kernels.reuse import empty
 
-SLACK = 80  # how many entries more than `room` may be written: kSlack in kernels-src/scan.hpp
+Rate = ctypes.c_float
 
 _LARGEST = Function("gossamer_largest", *[Pointer] * 3, Count, *[Pointer] * 2, Count, *[Pointer] * 2)
-_ABOVE = Function("gossamer_above", *[Pointer] * 3, Count, *[Pointer] * 2, Count, Count, *[Pointer] * 2)
+_LARGEST_WITH_MOMENTUM = Function(
+    "gossamer_largest_with_momentum",
+    *[*[Pointer] * 3, Rate, Count, Count],
+    *[*[Pointer] * 2, Count, *[Pointer] * 2, Count, *[Pointer] * 2],
+)
+_ABOVE = Function("gossamer_above", *[Pointer] * 3, Count, Rate, Count, *[Pointer] * 2)
 _ENCODE = Function("gossamer_encode_places", Pointer, Count, Count, Count, Count, Pointer, Count)
 _DECODE = Function("gossamer_decode_places", Pointer, Count, Count, Count, Count, Count, Pointer)
 _SCATTER = Function("gossamer_scatter", *[Pointer] * 3, Count, Pointer, Count, Count, Count)
 
 _low_bits = lru_cache(truth.low_bits)
+_coded_bytes = lru_cache(truth.coded_bytes)
 
 
 @documented(select.largest)
 def largest(
     x: Tensor, sizes: Sequence[int], counts: Sequence[int], residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
-    if len(sizes) != len(counts) or not _serves(x, residual):
+    if len(sizes) != len(counts) or not _serves(x, *_both(residual)):
         return select.largest(x, sizes, counts, residual)
     places, values = _entries(sum(counts))
-    tensors = counts_array(sizes), counts_array(counts), len(sizes)
-    if _LARGEST(*_buffers(x, residual), *tensors, address(places), address(values)) == MISFIT:
+    if _LARGEST(*_buffers(x, residual), *_tensors(sizes, counts), address(places), address(values)) == MISFIT:
         return select.largest(x, sizes, counts, residual)
     return places, values
 
 
+@documented(select.largest_with_momentum)
+def largest_with_momentum(
+    x: Tensor,
+    sizes: Sequence[int],
+    counts: Sequence[int],
+    rate: float,
+    momentum: Residual,
+    residual: Residual,
+    *,
+    nesterov: bool = False,
+    masked: bool = True,
+) -> tuple[Tensor, Tensor]:
+    if len(sizes) == len(counts) and _serves(x, *_both(momentum), *_both(residual)):
+        places, values = _entries(sum(counts))
+        accelerated = *map(address, (x, *_both(momentum))), rate, nesterov, masked
+        buffers = *accelerated, *map(address, _both(residual)), len(x)
+        if _LARGEST_WITH_MOMENTUM(*buffers, *_tensors(sizes, counts), address(places), address(values)) != MISFIT:
+            return places, values
+    return select.largest_with_momentum(x, sizes, counts, rate, momentum, residual, nesterov=nesterov, masked=masked)
+
+
 @documented(select.above)
-def above(
-    x: Tensor, sizes: Sequence[int], thresholds: Sequence[float], room: int, residual: Residual | None = None
-) -> tuple[Tensor, Tensor] | None:
-    if len(sizes) != len(thresholds) or not _serves(x, residual):
-        return select.above(x, sizes, thresholds, room, residual)
-    limits = torch.tensor(list(thresholds), dtype=torch.float32)
-    room = min(room, len(x))
-    places, values = _entries(room + SLACK)
-    tensors = counts_array(sizes), address(limits), len(sizes)
-    found = _ABOVE(*_buffers(x, residual), *tensors, room, address(places), address(values))
-    if found == MISFIT:
-        return select.above(x, sizes, thresholds, room, residual)
-    return None if found == OVERFLOW else (places[:found], values[:found])
+def above(x: Tensor, threshold: float, room: int, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
+    if room < 0 or not _serves(x, *_both(residual)):
+        return select.above(x, threshold, room, residual)
+    places, values = _entries(room)
+    found = _ABOVE(*_buffers(x, residual), threshold, room, address(places), address(values))
+    return places[:found], values
 
 
 @documented(truth.encode_places)
@@ -72,7 +91,7 @@ def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
     room = len(places) if room is None else room
     if not (serves(places) and places.dtype == torch.int32 and places.dim() == 1 and len(places) <= room):
         return truth.encode_places(places, n, room)
-    coded = empty(truth.coded_bytes(room, n), torch.uint8)
+    coded = empty(_coded_bytes(room, n), torch.uint8)
     low = _low_bits(room, n)
     if _ENCODE(address(places), len(places), n, room, low, address(coded), len(coded)) == MALFORMED:
         raise ValueError(f"places to encode must ascend and be below {n}: sort them, each once")
@@ -83,7 +102,7 @@ def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
 def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) -> Tensor:
     room = count if room is None else room
     fits = coded.dtype == torch.uint8 and coded.dim() == 1 and 0 <= count <= room
-    if not (fits and serves(coded) and len(coded) == truth.coded_bytes(room, n)):
+    if not (fits and serves(coded) and len(coded) == _coded_bytes(room, n)):
         return truth.decode_places(coded, count, n, room)
     places = empty(count, torch.int32)
     if _DECODE(address(coded), len(coded), count, n, room, _low_bits(room, n), address(places)) == MALFORMED:
@@ -95,26 +114,53 @@ def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) ->
 def sparse_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False
 ) -> None:
-    values, codes = [value for value, _ in payloads], [coded for _, coded in payloads]
-    plain = all(tensor.dim() == 1 and tensor.dtype == torch.float32 for tensor in (out, *values))
-    if not (plain and serves(out, *values, *codes)):
+    if not _scatters([values for values, _ in payloads], [coded for _, coded in payloads], out):
         return truth.sparse_decode(payloads, out, divisor, onto=onto)
-    places = [decode_places(coded, len(value), len(out)) for value, coded in payloads]
+    return scatter([(decode_places(coded, len(v), len(out)), v) for v, coded in payloads], out, divisor, onto=onto)
+
+
+@documented(truth.scatter)
+def scatter(entries: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False) -> None:
+    places, values = [place for place, _ in entries], [value for _, value in entries]
+    alike = all(len(place) == len(value) and place.dtype == torch.int32 for place, value in entries)
+    if not (alike and _scatters(values, places, out)):
+        return truth.scatter(entries, out, divisor, onto=onto)
     counts = counts_array([len(value) for value in values])
     _SCATTER(addresses(places), addresses(values), counts, len(values), address(out), len(out), divisor, onto)
     return None
 
 
-def _serves(x: Tensor, residual: Residual | None) -> bool:
+def _scatters(values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor) -> bool:
+    """Whether these are float32 values for a float32 buffer, and all of it lies where compiled loops can read it."""
+    plain = all(tensor.dim() == 1 and tensor.dtype == torch.float32 for tensor in (out, *values))
+    return plain and serves(out, *values, *places)
+
+
+def _serves(x: Tensor, *buffers: Tensor) -> bool:
     """Whether these are float32 buffers of one size, and places in them fit in 32 bits."""
-    buffers = (x,) if residual is None else (x, residual.before, residual.after)
-    alike = all(tensor.dtype == torch.float32 and tensor.shape == x.shape for tensor in buffers)
-    return alike and x.dim() == 1 and len(x) < 2**31 and serves(*buffers)
+    alike = all(tensor.dtype == torch.float32 and tensor.shape == x.shape for tensor in (x, *buffers))
+    return alike and x.dim() == 1 and len(x) < 2**31 and serves(x, *buffers)
+
+
+def _both(residual: Residual | None) -> tuple[Tensor, ...]:
+    return () if residual is None else (residual.before, residual.after)
 
 
 def _buffers(x: Tensor, residual: Residual | None) -> tuple[int | None, int | None, int | None, int]:
     before, after = (None, None) if residual is None else (residual.before, residual.after)
     return address(x), address(before), address(after), len(x)
+
+
+def _tensors(
+    sizes: Sequence[int], counts: Sequence[int]
+) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_int64], int]:
+    return _array(tuple(sizes)), _array(tuple(counts)), len(sizes)
+
+
+# Layouts are the same at every step; hashing their sizes is cheaper than walking over them.
+@lru_cache(maxsize=1024)
+def _array(counts: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    return counts_array(counts)
 
 
 def _entries(count: int) -> tuple[Tensor, Tensor]:

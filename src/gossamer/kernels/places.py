@@ -76,10 +76,16 @@ def sparse_decode(
     payloads: (values, coded places) of one count each. Takes time in proportion to the entries where `onto`. Raises
     MalformedError before anything is written.
     """
-    found = [(decode_places(coded, len(values), len(out)), values) for values, coded in payloads]
+    scatter(
+        [(decode_places(coded, len(values), len(out)), values) for values, coded in payloads], out, divisor, onto=onto
+    )
+
+
+def scatter(entries: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False) -> None:
+    """As `sparse_decode`, of (places, values). The places come from `decode_places`: nobody checks them again."""
     if not onto:
         out.zero_()
-    for places, values in found:
+    for places, values in entries:
         out.index_add_(0, places, values.to(out.dtype) / divisor)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.kernels.noise import uniform
+from gossamer.kernels.noise import stochastic
 from gossamer.kernels.residual import Residual, wanted
 from gossamer.kernels.spans import average, blocks, by_block, expect, sendable, spread
 
@@ -20,15 +20,13 @@ def int8_encode(
 ) -> tuple[Tensor, Tensor]:
     """(scales, codes): (blocks,) float32 and (n,) int8.
 
-    s = max |w| / 127 over a block, q = w / s to the nearest integer (to the even one of two), or floor(w / s + u) with
-    u = uniform(key), then between -127 and 127; 0 where s is. Stands for q s. Raises NotFinite.
+    s = max |w| / 127 over a block, q = w / s to the nearest integer (to the even one of two), or under a key as
+    noise.stochastic does it, then between -127 and 127; 0 where s is. Stands for q s. Raises NotFinite.
     """
     w = wanted(x, residual)
     scales = sendable(by_block(w.abs(), sizes, block).amax(1)) / 127
     scale = spread(scales, sizes, block).to(w.dtype)
-    ratio = w / torch.where(scale == 0, torch.ones_like(scale), scale)
-    whole = ratio.round() if key is None else (ratio + uniform(key, len(w), w.device)).floor()
-    codes = torch.where(scale == 0, torch.zeros_like(whole), whole.clamp(-127, 127)).to(torch.int8)
+    codes = (_nearest(w, scale) if key is None else stochastic(w, scale, 127, key)).to(torch.int8)
     if residual is not None:
         torch.sub(w, codes.to(w.dtype) * scale, out=residual.after)
     return scales, codes
@@ -45,3 +43,8 @@ def int8_decode(
         expect(scales, torch.float32, blocks(sizes, block))
         expect(codes, torch.int8, sum(sizes))
     average((codes.to(out.dtype) * spread(s, sizes, block).to(out.dtype) for s, codes in payloads), out, divisor)
+
+
+def _nearest(w: Tensor, scale: Tensor) -> Tensor:
+    whole = (w / torch.where(scale == 0, torch.ones_like(scale), scale)).round().clamp(-127, 127)
+    return torch.where(scale == 0, torch.zeros_like(whole), whole)

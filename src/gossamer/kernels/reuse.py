@@ -34,6 +34,12 @@ def empty(numel: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(lease, dtype=dtype)
 
 
+def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """(n,) of x's type or another, with arbitrary contents, for x: (n,). Other devices keep memory themselves."""
+    dtype = x.dtype if dtype is None else dtype
+    return empty(x.numel(), dtype) if x.device.type == "cpu" else torch.empty_like(x, dtype=dtype)
+
+
 def _taken(nbytes: int) -> Block:
     """The smallest idle block that is large enough and no more than twice so, or a new one."""
     with _lock:

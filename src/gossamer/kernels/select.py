@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gossamer.kernels.residual import Residual, wanted
 
@@ -33,20 +34,42 @@ def largest(
     return _take(w, taken, residual)
 
 
-def above(
-    x: Tensor, sizes: Sequence[int], thresholds: Sequence[float], room: int, residual: Residual | None = None
-) -> tuple[Tensor, Tensor] | None:
-    """(places, values) of all entries with |w| > thresholds[i] in each tensor i; None where more than `room` are.
+def largest_with_momentum(
+    x: Tensor,
+    sizes: Sequence[int],
+    counts: Sequence[int],
+    rate: float,
+    momentum: Residual,
+    residual: Residual,
+    *,
+    nesterov: bool = False,
+    masked: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """As `largest`, with w = u' + residual.before, u' = x + rate u; Nesterov's w = x + rate u' + residual.before.
 
-    As `largest`; after None residual.after holds nothing useful, unless it is residual.before, which is unchanged.
-    Thresholds are compared in float32 for float32 input.
+    u is momentum.before; momentum.after = u', if `masked` with zeros where an entry was taken. Every operation is
+    rounded.
+    """
+    torch.add(x, momentum.before * rate, out=momentum.after)
+    offered = x + momentum.after * rate if nesterov else momentum.after
+    places, values = largest(offered, sizes, counts, residual)
+    if masked:
+        momentum.after[places.long()] = 0
+    return places, values
+
+
+def above(x: Tensor, threshold: float, room: int, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
+    """(places, values) of all entries with |w| > threshold, or of the `room` largest where more are.
+
+    As `largest`, with one difference: (room,) values, zeros behind those of the places. The threshold is compared in
+    float32 for float32 input.
     """
     w = wanted(x, residual)
-    limits = torch.tensor(list(thresholds), dtype=w.dtype, device=w.device)
-    repeats = torch.tensor(list(sizes), dtype=torch.int64, device=w.device)
-    limits = limits.repeat_interleave(repeats, output_size=len(w))
-    taken = w.abs() > limits
-    return None if int(taken.sum()) > room else _take(w, taken, residual)
+    if w.is_meta:
+        return w.new_empty(room, dtype=torch.int32), w.new_empty(room)
+    taken = w.abs() > torch.tensor(threshold, dtype=w.dtype, device=w.device)
+    places, values = largest(x, [len(x)], [room], residual) if int(taken.sum()) > room else _take(w, taken, residual)
+    return places, pad(values, (0, room - len(values)))
 
 
 def _take(w: Tensor, taken: Tensor, residual: Residual | None) -> tuple[Tensor, Tensor]:

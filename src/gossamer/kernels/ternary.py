@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.bits import pack, refuse, unpack
-from gossamer.kernels.noise import uniform
+from gossamer.kernels.noise import BITS, paired
 from gossamer.kernels.residual import wanted
-from gossamer.kernels.spans import expect, per_tensor, sendable
+from gossamer.kernels.spans import block_sums, expect, per_tensor, sendable
 
 BASE = {4: 4, 5: 3}  # by codes in a byte: two bits each, or base three up to 242
+APART = {4: 1, 5: 64}  # and how far apart those are that share one
 
 
 def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -22,23 +23,34 @@ def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return sendable(torch.cat(found or [x.new_empty(0)]))
 
 
+def squares(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:
+    """The sum of x^2 over each block, a power of two, by halves: (blocks,) float64, since squares leave float32's range
+    long before the numbers do."""
+    return block_sums(x.double().square(), sizes, block)
+
+
 def ternary_encode(
     x: Tensor, sizes: Sequence[int], scales: Tensor, key: int, per_byte: int, after: Tensor | None = None
 ) -> Tensor:
     """Codes, `per_byte` (4 or 5) to a byte: 0, or where u s < |x| 1 for x > 0 and 2 for x < 0; 0 where s is.
 
-    s is the tensor's scale, from scales: (tensors,) float32; u = uniform(key). 1 stands for s, 2 for -s. Unbiased where
-    |x| <= s. What is left of x is written to `after` where given, (n,) at least float32, which may be x. Raises
+    s is the tensor's scale, from scales: (tensors,) float32; u = paired(key) / 2^24. 1 stands for s, 2 for -s. Unbiased
+    where |x| <= s. What is left of x is written to `after` where given, (n,) at least float32, which may be x. Raises
     NotFinite.
+
+    Four neighbours share a byte, the first one lowest. Of five to a byte, those 64 apart do, in every 320 entries of a
+    tensor: byte i has i, 64 + i, ... 256 + i, and loops make or read 64 bytes at once. In the rest neighbours do.
     """
     w = wanted(x, None)
     expect(scales, torch.float32, len(sizes))
     scale = per_tensor(scales, sizes).to(w.dtype)
-    sent = (uniform(key, len(w), w.device) * scale < w.abs()) & (scale != 0)
+    drawn = paired(key, len(w), w.device).float() * 2.0**-BITS
+    sent = (drawn * scale < w.abs()) & (scale != 0)
     negative = w < 0
     if after is not None:
         after.copy_(w - torch.where(sent, torch.where(negative, -scale, scale), 0.0))
-    return pack(torch.where(sent, torch.where(negative, 2, 1), 0), sizes, per_byte, BASE[per_byte])
+    codes = torch.where(sent, torch.where(negative, 2, 1), 0)
+    return pack(_turned(codes, sizes, per_byte, APART[per_byte]), sizes, per_byte, BASE[per_byte])
 
 
 def ternary_decode(
@@ -56,9 +68,18 @@ def ternary_decode(
     expect(scales, torch.float32, len(sizes))
     total = torch.zeros(len(out), dtype=torch.int32, device=out.device)
     for (packed,) in payloads:
-        codes = unpack(packed, sizes, per_byte, BASE[per_byte])
+        codes = _turned(unpack(packed, sizes, per_byte, BASE[per_byte]), sizes, APART[per_byte], per_byte)
         refuse(codes == 3)
         total += (codes == 1).int() - (codes == 2).int()
     torch.mul(total.to(out.dtype), per_tensor(scales, sizes).to(out.dtype), out=out)
     if divisor != 1:
         out.div_(divisor)
+
+
+def _turned(codes: Tensor, sizes: Sequence[int], rows: int, columns: int) -> Tensor:
+    """Every whole matrix of codes that lies in a tensor, (rows, columns), turned; what is left stays as it is."""
+    found = [codes.new_empty(0)]
+    for span in codes.split(list(sizes)):
+        whole = len(span) - len(span) % (rows * columns)
+        found += [span[:whole].view(-1, rows, columns).transpose(1, 2).reshape(-1), span[whole:]]
+    return torch.cat(found)

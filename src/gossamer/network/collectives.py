@@ -58,15 +58,6 @@ def _length(segment: int, segments: int, segment_bytes: int, nbytes: int) -> int
     return max(0, min(segment_bytes, nbytes - segment % segments * segment_bytes))
 
 
-def ring_gather(rank: int, world: int, nbytes: int) -> Moves:
-    """Everyone's payload around the ring towards higher ranks, in halves.
-
-    source: Thakur et al. 2005, IJHPCA
-    """
-    halves = [nbytes // 2, nbytes - nbytes // 2] * (world - 1)
-    return _windowed((rank + 1) % world, (rank - 1) % world, halves, halves)
-
-
 def _windowed(to: int, of: int, sends: Sequence[int], receives: Sequence[int]) -> Moves:
     """Two under way; what is empty is neither sent nor waited for."""
     for place in range(len(sends) + IN_FLIGHT):

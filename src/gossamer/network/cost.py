@@ -22,7 +22,6 @@ from gossamer.network.collectives import (
     Sent,
     direct,
     neighbours,
-    ring_gather,
     ring_mean,
     tree_broadcast,
 )
@@ -30,18 +29,19 @@ from gossamer.network.link import Network, Path
 from gossamer.network.tcp import ETHERNET, Stream, Tcp
 from gossamer.words import Exchange, Gather, Mean, Mix, Together, Word, payload_bytes
 
+SMALL_BYTES = 2**20  # of a mean that goes straight to its owners
 ENVELOPE_BYTES = 48  # what Gloo puts before a message, and all there is to "ready to receive"
 
 
 def parts_of(word: Word, rank: int, world: int) -> list[Moves]:
     """One rank's part in having a word answered: exchanges that go on side by side."""
     match word:
-        case Mean(tensor) if tensor.element_size() < 4:
-            return [_half_mean(rank, world, tensor.numel(), tensor.element_size())]
+        case Mean(tensor) if tensor.element_size() < 4 or tensor.nbytes <= SMALL_BYTES:
+            return [_direct_mean(rank, world, tensor.numel(), tensor.element_size())]
         case Mean(tensor):
             return [ring_mean(rank, world, tensor.nbytes, tensor.element_size())]
         case Gather(payload):
-            return [ring_gather(rank, world, payload_bytes(payload))]
+            return [direct(rank, world, [payload_bytes(payload)] * world)]
         case Exchange(parts):
             return [direct(rank, world, [payload_bytes(part) for part in parts])]
         case Mix(payload, edges):
@@ -50,7 +50,7 @@ def parts_of(word: Word, rank: int, world: int) -> list[Moves]:
             return [moves for each in words for moves in parts_of(each, rank, world)]
 
 
-def _half_mean(rank: int, world: int, numel: int, itemsize: int) -> Moves:
+def _direct_mean(rank: int, world: int, numel: int, itemsize: int) -> Moves:
     """Each part to its owner; each owner's sum to everyone."""
     sizes = [(numel // world + (owner < numel % world)) * itemsize for owner in range(world)]
     yield from direct(rank, world, sizes)

@@ -99,7 +99,8 @@ class Tally:
 def by_period(seconds: npt.NDArray[np.float64], period: int) -> npt.NDArray[np.float64]:
     """Means over whole periods of a schedule: where workers seldom talk, most steps say nothing of those that do."""
     whole = len(seconds) - len(seconds) % period
-    return seconds[:whole].reshape(-1, period).mean(axis=1) if whole else seconds.mean(keepdims=True)
+    periods = seconds[:whole].reshape(-1, period) if whole else seconds.reshape(1, -1)
+    return np.asarray(periods.mean(axis=1))
 
 
 class Recorder:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from gossamer.buckets import trainable
-from gossamer.compressors import Compressor
 from gossamer.momentum import ownership
+from gossamer.recipe import Recipe
 from gossamer.rehearsal.shapes import Gradient
+from gossamer.strategies import AVERAGE
 
 VARIANTS = 4  # every so many steps a gradient is the same again
 SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool
@@ -35,7 +36,7 @@ class Sleeper(nn.Module):
         super().__init__()
         self.step_seconds, self.forward_seconds = step_seconds, step_seconds * forward_share
         self.late_seconds = 0.0
-        self._steps = 0
+        self._steps, self._spent_seconds = 0, 0.0
         generator = torch.Generator().manual_seed(seed)
         pool = heavy_tailed(max(gradient.numel for gradient in gradients) + SPREAD, generator)
         for gradient in gradients:
@@ -46,8 +47,12 @@ class Sleeper(nn.Module):
             for share, together in ((share, list(group)) for share, group in groupby(later_first, lambda g: g.share))
         ]
 
+    def spend(self, seconds: float) -> None:
+        """Sleep less in the next step: this much of it has passed already."""
+        self._spent_seconds += seconds
+
     def forward(self) -> Tensor:
-        began = time.perf_counter()
+        began, self._spent_seconds = time.perf_counter() - self._spent_seconds, 0.0
         self._steps += 1
         backward_begins, backward_seconds = began + self.forward_seconds, self.step_seconds - self.forward_seconds
         loss = torch.zeros(())
@@ -119,12 +124,38 @@ class StillAdam(Adam):
         super().__init__(parameters, lr=0.0)
 
 
+class Drifting(Optimizer):
+    """Moves parameters by their gradients, once in so many steps, so that there is something to merge.
+
+    The model sleeps less for it. averaged: has momenta as Adam does, that stay zero.
+    """
+
+    def __init__(self, model: Sleeper, every: int, *, averaged: bool) -> None:
+        self._model, self._every, self._averaged, self._steps = model, every, averaged, 0
+        super().__init__(model.parameters(), {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        began = time.perf_counter()
+        parameters = self.param_groups[0]["params"]
+        for parameter in parameters if self._averaged else ():
+            if not self.state[parameter]:
+                self.state[parameter] = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+        if self._steps % self._every == 0:
+            torch._foreach_sub_(parameters, [parameter.grad for parameter in parameters])
+        self._steps += 1
+        self._model.spend(time.perf_counter() - began)
+
+
 IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SGD: IdleSGD, Adam: StillAdam}
 
 
-def idle(model: nn.Module, compressor: Compressor) -> Optimizer:
-    """An optimizer that the compressor goes with and that does as little as can be."""
-    for owner in ownership(compressor, trainable(model)).values():
+def idle(model: Sleeper, recipe: Recipe) -> Optimizer:
+    """An optimizer that the recipe goes with and that does as little as can be."""
+    merging = recipe.strategy.stages[-1].merging
+    if merging is not None:
+        return Drifting(model, merging.schedule.period, averaged=merging.on_merge == AVERAGE)
+    for owner in ownership(recipe.compressor, trainable(model)).values():
         return IDLE[owner.optimizer](model.parameters())
     return Idle(model.parameters())
 

@@ -6,11 +6,14 @@ import argparse
 import os
 import time
 from pathlib import Path
+from statistics import fmean
 
+from gossamer import events
 from gossamer.attach import attach
 from gossamer.recipe import resolve
 from gossamer.rehearsal.shapes import from_file
 from gossamer.rehearsal.sleeper import Sleeper, idle
+from gossamer.timetable import schedule_of
 from gossamer.world import init
 
 
@@ -19,8 +22,9 @@ def main(args: argparse.Namespace) -> None:
     gradients = from_file(args.shapes).gradients
     model = Sleeper(gradients, step_seconds=args.step_seconds, forward_share=args.forward_share, seed=world.rank)
     recipe = resolve(os.environ.get("GOSSAMER_RECIPE"), world.size)
-    optimizer = idle(model, recipe.compressor)
-    late = 0.0
+    optimizer = idle(model, recipe)
+    late, sent = 0.0, Sent(schedule_of(recipe.strategy.stages[-1]).delay)
+    events.subscribe(sent)
     with attach(model, optimizer) as session:
         began = time.process_time()
         for _ in range(args.steps):
@@ -29,7 +33,30 @@ def main(args: argparse.Namespace) -> None:
             optimizer.zero_grad()
             late += model.late_seconds
         spent = time.process_time() - began
-        session.log(processor_seconds_per_step=spent / args.steps, late_seconds_per_step=late / args.steps)
+        session.log(
+            processor_seconds_per_step=spent / args.steps,
+            late_seconds_per_step=late / args.steps,
+            bytes_sent_per_step=sent.bytes_per_step,
+        )
+
+
+class Sent:
+    """Listens for the bytes of steps; on average over the last whole periods, when all that lands has left."""
+
+    def __init__(self, delay: int) -> None:
+        self._delay, self._period = delay, 1
+        self._steps: list[float] = []
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.Attached):
+            self._period = event.period
+        elif isinstance(event, events.StepEnded):
+            self._steps.append(event.bytes_sent)
+
+    @property
+    def bytes_per_step(self) -> float:
+        periods = max(1, (len(self._steps) - self._delay) // self._period)
+        return fmean(self._steps[-periods * self._period :])
 
 
 if __name__ == "__main__":

@@ -11,10 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import PeerLost
+from gossamer.kernels import half_decode, room_like
+from gossamer.transports.simulated import mean_of
 from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes is mostly hops
 
 
 class ProcessGroupTransport:
@@ -26,7 +29,7 @@ class ProcessGroupTransport:
     def __init__(self, size: int | None = None) -> None:
         """size: of the blocks of neighbouring ranks that talk among themselves; all ranks together where it is None."""
         rank, world = dist.get_rank(), dist.get_world_size()
-        self.rank, self.world = rank, world
+        self.rank, self.world, self._first = rank, world, 0
         self._group: Any = dist.group.WORLD
         self.gather_text("here")  # a rank that failed before is missed here at once; new_group would wait for it
         self._first, self.world = rank - rank % (size or world), size or world
@@ -61,82 +64,107 @@ class ProcessGroupTransport:
 
     def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
         mean = _into(out, tensor)
-        averages = mean.is_cuda and "nccl" in str(dist.get_backend_config(self._group))
-        if not averages and mean.dtype.itemsize < 4:
-            return self._half_mean(mean)
-        operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+        if mean.is_cuda and "nccl" in str(dist.get_backend_config(self._group)):
+            return self._all_reduced(mean, dist.ReduceOp.AVG)
+        if mean.dtype.itemsize < 4 or mean.nbytes <= SMALL_BYTES:
+            return self._direct_mean(mean)
+        return self._all_reduced(mean, dist.ReduceOp.SUM)
+
+    def _all_reduced(self, mean: Tensor, operation: Any) -> Callable[[], Tensor]:
         work = dist.all_reduce(mean, op=operation, group=self._group, async_op=True)
 
         def wait() -> Tensor:
             work.wait()
-            return mean if averages else mean.div_(self.world)
+            return mean.div_(self.world) if operation == dist.ReduceOp.SUM else mean
 
         return wait
 
-    def _half_mean(self, mean: Tensor) -> Callable[[], Tensor]:
-        """Reduce-scatter in the tensor's precision, summed in float32 by one owner per part; then all-gather.
+    def _direct_mean(self, mean: Tensor) -> Callable[[], Tensor]:
+        """Each part straight to its owner, who adds up in at least float32 and sends the mean to everyone.
 
-        The engine's own half-precision sum rounds at every hop, and overflows in float16.
+        Two hops instead of a ring's many; and the engine's own half-precision sum rounds at every hop, and overflows in
+        float16. What travels is the same.
         """
-        flat = mean.view(-1)
-        parts = flat.tensor_split(self.world)
-        sizes = [part.nbytes for part in parts]
+        parts = [part.view(torch.uint8) for part in mean.view(-1).tensor_split(self.world)]
         mine = parts[self.rank]
-        heard = torch.empty(self.world * mine.nbytes, dtype=torch.uint8, device=mean.device)
-        work = self._all_to_all(heard, flat.view(torch.uint8), [mine.nbytes] * self.world, sizes)
+        own = mean.view(-1).tensor_split(self.world)[self.rank]
+        heard = own.new_empty((self.world, own.numel()))
+        arrived = self._straight(parts, [row.view(torch.uint8) for row in heard])
 
         def wait() -> Tensor:
-            work.wait()
-            total = heard.view(mean.dtype).view(self.world, -1).sum(0, dtype=torch.float32)
-            mine.copy_(total.div_(self.world))
-            told = mine.view(torch.uint8).repeat(self.world)
-            self._all_to_all(flat.view(torch.uint8), told, sizes, [mine.nbytes] * self.world).wait()
+            arrived()
+            _average(heard, own)
+            self._straight([mine] * self.world, parts)()
             return mean
 
         return wait
 
     def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
         joint = _join(payload)
+        if joint.is_cuda:
+            return self._all_gathered(joint, payload)
+        heard = [joint if peer == self.rank else torch.empty_like(joint) for peer in range(self.world)]
+        arrived = self._straight([joint] * self.world, heard)
+
+        def wait() -> list[Payload]:
+            arrived()
+            return [_split(part, payload) for part in heard]
+
+        return wait
+
+    def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
         heard = joint.new_empty(self.world * joint.numel())
         work = _all_gather(heard, joint, group=self._group, async_op=True)
 
         def wait() -> list[Payload]:
             work.wait()
-            return [_split(part, payload) for part in heard.view(self.world, -1)]
+            return [_split(part, like) for part in heard.view(self.world, -1)]
 
         return wait
 
     def _exchange(self, parts: Sequence[Payload]) -> Callable[[], list[Payload]]:
         joined = [_join(part) for part in parts]
-        mine = joined[self.rank].numel()
-        heard = joined[0].new_empty(self.world * mine)
-        told = torch.cat(joined)
-        work = self._all_to_all(heard, told, [mine] * self.world, [part.numel() for part in joined])
+        mine = joined[self.rank]
+        heard = [mine if peer == self.rank else torch.empty_like(mine) for peer in range(self.world)]
+        arrived = self._straight(joined, heard)
 
         def wait() -> list[Payload]:
-            work.wait()
-            return [_split(part, parts[self.rank]) for part in heard.view(self.world, -1)]
+            arrived()
+            return [_split(part, parts[self.rank]) for part in heard]
 
         return wait
 
     def _mix(self, payload: Payload, peers: Sequence[int]) -> Callable[[], list[Payload]]:
         joint = _join(payload)
+        told: list[Tensor | None] = [joint if peer in peers else None for peer in range(self.world)]
         heard = {peer: joint if peer == self.rank else torch.empty_like(joint) for peer in peers}
-        others = [peer for peer in heard if peer != self.rank]
-        sends = [dist.P2POp(dist.isend, joint, self._first + peer, self._group) for peer in others]
-        receives = [dist.P2POp(dist.irecv, heard[peer], self._first + peer, self._group) for peer in others]
-        works = dist.batch_isend_irecv(sends + receives) if others else []
+        arrived = self._straight(told, [heard.get(peer) for peer in range(self.world)])
 
         def wait() -> list[Payload]:
-            for work in works:
-                work.wait()
+            arrived()
             return [_split(heard[peer], payload) for peer in peers]
 
         return wait
 
-    def _all_to_all(self, heard: Tensor, told: Tensor, heard_sizes: list[int], told_sizes: list[int]) -> dist.Work:
-        work: dist.Work = dist.all_to_all_single(heard, told, heard_sizes, told_sizes, group=self._group, async_op=True)
-        return work
+    def _straight(self, told: Sequence[Tensor | None], heard: Sequence[Tensor | None]) -> Callable[[], None]:
+        """Bytes told[j] straight to rank j, its own into heard[j]: all at once, in one hop. None where nothing goes."""
+        mine, own = told[self.rank], heard[self.rank]
+        if mine is not None and own is not None and own.data_ptr() != mine.data_ptr():
+            own.copy_(mine)
+        others = [(self.rank + step) % self.world for step in range(1, self.world)]
+        moves = [
+            dist.P2POp(move, numbers, self._first + peer, self._group)
+            for move, all_numbers in ((dist.irecv, heard), (dist.isend, told))
+            for peer in others
+            if (numbers := all_numbers[peer]) is not None and numbers.numel()
+        ]
+        works = dist.batch_isend_irecv(moves) if moves else []
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+
+        return wait
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         with self._translated(), torch.no_grad():
@@ -183,6 +211,16 @@ class ProcessGroupTransport:
                 "failed, or could not be reached. Its own output says why. Ranks that merely ran out of data at "
                 f"different times need `with session.epoch():` around the loop over batches. ({failure})"
             ) from failure
+
+
+def _average(heard: Tensor, out: Tensor) -> None:
+    """The mean of rows by rank order, summed in at least float32 and rounded once. heard: (world, n); out: (n,)."""
+    if heard.is_cuda or heard.dtype.itemsize >= 4:
+        out.copy_(mean_of(heard.unbind()))
+        return
+    total = room_like(out, torch.float32)
+    half_decode(heard.unbind(), total, len(heard))
+    out.copy_(total)
 
 
 def _into(out: Tensor | None, tensor: Tensor) -> Tensor:

@@ -1,0 +1,215 @@
+"""Runs of workers that train apart as tables, sentences and a picture."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from math import inf, isfinite, nan
+from pathlib import Path
+from typing import Any
+
+from benchmarks.virtual_workers import APART, Run
+
+from gossamer.observe.units import bytes_text
+from gossamer.recipe import resolve
+
+DENSE = "Dense()"
+LEARNING_RATE = 1e-3  # the example's own
+CLEAR = 3  # spreads from which on one is better than another
+HEADER = "| recipe | held-out loss | gap | seeds | sent per worker | times fewer |\n|---|---:|---:|---:|---:|---:|"
+ABOUT = (
+    "Mean over seeds ± standard deviation, after as many steps, so as many samples, for all. The loss is that of what "
+    "the workers agree on. A gap is its distance to that of `Dense()` in spreads: standard deviations of `Dense()` "
+    "over seeds. Bytes are the payload of all that a worker says in the whole training, counted where it is sent."
+)
+# Told apart by people who see colours differently, too (Okabe and Ito)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+
+
+@dataclass(frozen=True)
+class Losses:
+    """By seed; inf where the training diverged."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over seeds."""
+        return statistics.stdev(self.values) if len(self.values) > 1 and isfinite(self.mean) else nan
+
+    def __str__(self) -> str:
+        if not isfinite(self.mean):
+            return f"diverged ({sum(value == inf for value in self.values)} of {len(self.values)})"
+        return f"{self.mean:.3f}" + (f" ± {self.spread:.3f}" if isfinite(self.spread) else "")
+
+    def lead(self, other: "Losses") -> float:
+        """By how many spreads this is better, the larger of both."""
+        return (other.mean - self.mean) / max(self.spread, other.spread)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs of as many steps, by recipe, in the order of seeds."""
+
+    runs: Mapping[str, Sequence[Run]]
+
+    def losses(self, recipe: str) -> Losses:
+        return Losses(tuple(_number(run["held_out"]) for run in self.runs[recipe]))
+
+    @property
+    def alone(self) -> Losses:
+        """Of one worker that has nobody to talk to."""
+        return Losses(tuple(_number(run["alone"]) for run in self.runs[APART]))
+
+    def bytes_sent(self, recipe: str) -> float:
+        return statistics.fmean(run["bytes_sent"] for run in self.runs[recipe])
+
+    def saving(self, recipe: str) -> float:
+        sent = self.bytes_sent(recipe)
+        return self.bytes_sent(DENSE) / sent if sent else inf
+
+    def gap(self, losses: Losses) -> float:
+        """Spreads of Dense() by which they are worse than Dense()'s."""
+        dense = self.losses(DENSE)
+        return (losses.mean - dense.mean) / dense.spread
+
+    @property
+    def talking(self) -> list[str]:
+        """What is held against Dense()."""
+        return [recipe for recipe in self.runs if recipe not in (DENSE, APART)]
+
+    @property
+    def lock_step(self) -> list[str]:
+        """Dense() at every learning rate that was tried."""
+        return [name for name, runs in self.runs.items() if runs[0]["recipe"] == DENSE]
+
+    def enough(self, dense: str) -> str:
+        """What sends least of all that lose no more than one spread to `dense`, which is itself one."""
+        limit = self.losses(dense).mean + self.losses(dense).spread
+        within = [name for name in (*self.talking, DENSE) if self.losses(name).mean <= limit]
+        return min(within, key=self.bytes_sent, default=dense)
+
+
+def _number(loss: float | None) -> float:
+    return inf if loss is None else loss
+
+
+def study(runs: Sequence[Run]) -> Study:
+    found: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run["seed"]):
+        found.setdefault(name(run["recipe"], run["learning_rate"]), []).append(run)
+    return Study(found)
+
+
+def name(recipe: str, learning_rate: float) -> str:
+    """What was trained, in a table."""
+    return recipe if learning_rate == LEARNING_RATE else f"{recipe}, lr {learning_rate:g}"
+
+
+def table(found: Study) -> str:
+    """Those who do not talk stand below those in lock step; then the others, those who send most first."""
+    talking = sorted(found.talking, key=found.bytes_sent, reverse=True)
+    rows = [(f"`{recipe}`", found.losses(recipe), recipe) for recipe in (DENSE, *talking)]
+    silent = [("four that never talk, on average", found.losses(APART), APART), ("one of them", found.alone, APART)]
+    return "\n".join([HEADER, *(_line(found, *row) for row in (*rows[:1], *silent, *rows[1:]))])
+
+
+def _line(found: Study, name: str, losses: Losses, recipe: str) -> str:
+    gap = found.gap(losses)
+    cells = (
+        name,
+        str(losses),
+        f"{gap:+.1f}" if isfinite(gap) and recipe != DENSE else "",
+        str(len(losses.values)),
+        bytes_text(found.bytes_sent(recipe)),
+        f"{found.saving(recipe):,.0f}" if isfinite(found.saving(recipe)) else "",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def sentences(found: Study) -> Iterator[str]:
+    """Whether talking less beats not talking, and how little is as good as lock step."""
+    if not isfinite(found.losses(DENSE).spread):
+        yield "One seed has no spread, so this table tells nothing about gaps."
+        return
+    silent = (found.losses(APART), found.alone)
+    leads = {recipe: min(found.losses(recipe).lead(other) for other in silent) for recipe in found.talking}
+    clear = [f"`{recipe}`" for recipe, spreads in leads.items() if spreads > CLEAR]
+    others = [f"`{recipe}`" for recipe, spreads in leads.items() if not spreads > CLEAR]
+    if clear:
+        smallest = min(spreads for spreads in leads.values() if spreads > CLEAR)
+        yield (
+            f"Better than those who never talk and than one of them, by at least {smallest:.0f} spreads, the larger "
+            f"of the two: {', '.join(clear)}."
+        )
+    if others:
+        yield f"Not better than both by more than {CLEAR} spreads: {', '.join(others)}."
+    for dense in found.lock_step:
+        enough = found.enough(dense)
+        yield (
+            f"Least bytes at no more loss than that of `{dense}` and one spread of it: `{enough}`, "
+            f"{bytes_text(found.bytes_sent(enough))} a worker, **{found.saving(enough):,.0f} times fewer**."
+        )
+
+
+def page_part(found: Study, about: Sequence[str]) -> str:
+    return "\n\n".join([ABOUT, *about, table(found), *sentences(found)])
+
+
+def plot(found: Study, path: Path) -> None:
+    """Held-out loss over bytes sent: where each recipe ends, and the way that lock step takes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7.5), layout="constrained", dpi=120)
+    axes = figure.subplots()
+    for dense in found.lock_step:
+        losses = found.losses(dense)
+        axes.axhspan(losses.mean - losses.spread, losses.mean + losses.spread, color="#DDDDDD", linewidth=0)
+        axes.plot(*zip(*_mean_curve(found.runs[dense]), strict=True), color="#999999", linewidth=1)
+    for words, losses, beside in (("never talking", found.losses(APART), "top"), ("one alone", found.alone, "bottom")):
+        axes.axhline(losses.mean, color="#999999", linestyle="--", linewidth=1)
+        axes.annotate(
+            words, (1, losses.mean), xycoords=("axes fraction", "data"), ha="right", va=beside, color="#777777"
+        )
+    for shown, look in _looks(found).items():
+        losses = found.losses(shown)
+        axes.errorbar(found.bytes_sent(shown), losses.mean, losses.spread, label=shown, capsize=3, **look)
+    highest = max(losses.mean for losses in (found.alone, *map(found.losses, found.talking)) if isfinite(losses.mean))
+    axes.set_ylim(top=highest + 0.2)
+    axes.set_xscale("log")
+    axes.set_xlabel("bytes sent per worker in the whole training; the grey lines: Dense() on its way")
+    axes.set_ylabel("held-out loss, nats a byte")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize=7)
+    figure.savefig(path)
+
+
+def _looks(found: Study) -> dict[str, dict[str, Any]]:
+    """A marker for each strategy, a colour for each compressor; hollow where the learning rate is another."""
+    firsts = {name: runs[0] for name, runs in found.runs.items() if name != APART}
+    recipes = {name: resolve(first["recipe"], first["workers"]) for name, first in firsts.items()}
+    strategies = dict.fromkeys(type(recipe.strategy) for recipe in recipes.values())
+    compressors = dict.fromkeys(recipe.compressor for recipe in recipes.values())
+    markers = dict(zip(strategies, cycle(MARKERS), strict=False))
+    colours = dict(zip(compressors, cycle(COLOURS), strict=False))
+    return {
+        name: {
+            "fmt": markers[type(recipe.strategy)],
+            "color": colours[recipe.compressor],
+            "fillstyle": "full" if firsts[name]["learning_rate"] == LEARNING_RATE else "none",
+        }
+        for name, recipe in recipes.items()
+    }
+
+
+def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    """(bytes, loss), mean over seeds."""
+    return [
+        (points[0][1], statistics.fmean(_number(loss) for _, _, loss in points))
+        for points in zip(*(run["curve"] for run in runs), strict=True)
+    ]

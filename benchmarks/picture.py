@@ -1,0 +1,47 @@
+"""Runs of many compressors as a picture."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import tables
+from benchmarks.training import Run
+
+
+def plot(runs: Sequence[Run], path: Path) -> None:
+    """Training loss, mean over seeds, over bytes sent: a panel for each task."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
+
+    every = list(tables(runs))
+    names = list(dict.fromkeys(text for table in every for text in table.runs if "feedback=False" not in text))
+    colours = dict(zip(names, (matplotlib.colormaps["tab20"](place / 20) for place in range(20)), strict=False))
+    figure = Figure(figsize=(5.5 * len(every), 6), layout="constrained", dpi=120)
+    for axes, table in zip(figure.subplots(1, len(every), squeeze=False)[0], every, strict=True):
+        for text in names:
+            points = _mean_curve(table.runs.get(text, ()))
+            axes.plot(*zip(*points, strict=True), color=colours[text], label=text) if points else None
+        axes.set_title(table.task, loc="left")
+        axes.set_xlabel("bytes sent per worker")
+        axes.set_ylabel("training loss")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+        axes.spines[["top", "right"]].set_visible(False)
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+    figure.legend(
+        list(lines.values()), list(map(str, lines)), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+    )
+    figure.savefig(path)
+
+
+def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    """(bytes, loss) after the steps at which every seed has a loss."""
+    found: list[tuple[float, float]] = []
+    for points in zip(*(run["curve"][1:] for run in runs), strict=False):
+        losses = [loss for _, _, loss in points if loss is not None]
+        if len(losses) == len(points):
+            found.append((statistics.fmean(sent for _, sent, _ in points), statistics.fmean(losses)))
+    return found

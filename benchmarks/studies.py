@@ -1,0 +1,96 @@
+"""Which trainings belong together: those that one part of docs/compressors.md is written from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import Any
+
+from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, BASE, SGD_TASK, TASKS, Task
+
+from gossamer.bench import roster
+from gossamer.compressors import Compressor
+from gossamer.recipe import parse
+from gossamer.terms import Term
+
+DENSE = "Dense()"
+COMPRESSORS = {
+    "Dense": [DENSE, "Dense(dtype='bfloat16')"],
+    "TwoBit": ["TwoBit(adaptive=True)"],
+    "TopK": ["TopK(density=0.01)"],
+    "RandomK": ["RandomK(density=0.01)"],
+    "Threshold": ["Threshold(value=0.01, capacity=0.02)"],
+    "DGC": ["DGC(density=0.01, warmup=20)"],
+    "Chain": ["Chain(TopK(density=0.01), Int8())"],
+    "Warmup": ["Warmup(TopK(density=0.01), steps=10)"],
+    "OneBitAdam": ["OneBitAdam(warmup=40)"],
+    "Feedback": [],
+    "Route": [],
+    "Sharded": [],  # resolving finds it where it pays
+}
+# against what a sparse choice loses under Adam, by what is changed; of 100 steps
+DENSE_STEPS = 10, 25, 40
+ADAMW_TRIED = {
+    "feedback": ["TopK(density=0.01, feedback=False)"],
+    "density": ["TopK(density=0.03)", "TopK(density=0.1)"],
+    "values in fewer bits": ["Chain(TopK(density=0.01), Int8())", "Chain(TopK(density=0.03), Int8())"],
+    "warm-up": [f"Warmup(TopK(density=0.01), steps={steps})" for steps in DENSE_STEPS],
+    "momentum travels, variance is frozen": [
+        *(f"OneBitAdam(warmup={steps}, inner=TopK(density=0.01))" for steps in DENSE_STEPS[1:]),
+        "OneBitAdam(warmup=40)",
+    ],
+    "low rank instead": ["PowerSGD(rank=1)", "PowerSGD()"],
+    "several together": [
+        "Warmup(Chain(TopK(density=0.1), Int8()), steps=10)",
+        "OneBitAdam(warmup=40, inner=Chain(TopK(density=0.1), Int8()))",
+        "Warmup(PowerSGD(), steps=10)",
+    ],
+}
+TOP_K = "TopK(density=0.01)"
+BASE_RECIPES = ["Route(DGC(density=0.001), rest=Int8())", "Route(DGC(density=0.001, warmup=15), rest=Int8())", TOP_K]
+
+
+@dataclass(frozen=True)
+class Study:
+    """compressors: by task; Dense() is trained beside them all. twins: whether those that forget are, too.
+
+    pictured: whether the page has a picture of it.
+    """
+
+    tasks: Mapping[str, Task]
+    compressors: Mapping[str, Sequence[str]]
+    twins: bool
+    pictured: bool
+
+    def pairs(self, tasks: Sequence[str], compressors: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """(task, compressor) of these tasks, with these compressors or else its own; Dense() first."""
+        for name in tasks or self.tasks:
+            chosen = [text for text in compressors or self.compressors[name] if self.tasks[name].takes(text)]
+            twins = filter(None, map(without_feedback, chosen)) if self.twins else ()
+            yield from ((name, text) for text in dict.fromkeys([DENSE, *chosen, *twins]))
+
+
+def without_feedback(text: str) -> str | None:
+    """The twin that forgets, where the compressor would be wrapped in Feedback."""
+    (term,) = parse(text).terms
+    return repr(_forgetful(term)) if isinstance(term, Compressor) and term.wants_feedback else None
+
+
+def _forgetful(term: Term) -> Term:
+    inner = {item.name: getattr(term, item.name) for item in fields(term)}  # type: ignore[arg-type]
+    changes: dict[str, Any] = {name: _forgetful(value) for name, value in inner.items() if isinstance(value, Term)}
+    if "feedback" in inner:
+        changes["feedback"] = False
+    return replace(term, **changes)  # type: ignore[type-var]
+
+
+STUDIES = {
+    "loss": Study(TASKS, dict.fromkeys(TASKS, roster(COMPRESSORS)), twins=True, pictured=True),
+    "adamw": Study(
+        {ADAMW_TASK: TASKS[ADAMW_TASK], SGD_TASK: TASKS[SGD_TASK], **ADAMW_TASKS},
+        {ADAMW_TASK: [TOP_K, *chain(*ADAMW_TRIED.values())], **{name: [TOP_K] for name in (SGD_TASK, *ADAMW_TASKS)}},
+        twins=False,
+        pictured=False,
+    ),
+    "base": Study(BASE, dict.fromkeys(BASE, BASE_RECIPES), twins=False, pictured=False),
+}
+EVERY = {name: task for study in STUDIES.values() for name, task in study.tasks.items()}

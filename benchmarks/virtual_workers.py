@@ -1,0 +1,223 @@
+"""Training by several workers in one process: a thread, a model and a real session each, on a transport that counts."""
+
+import logging
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypedDict
+
+import torch
+from benchmarks.tasks import Task
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.errors import NonFiniteError, PeerLost
+from gossamer.recipe import resolve
+from gossamer.session import Session
+from gossamer.transports.base import Transport
+from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
+from gossamer.words import Word, bytes_sent
+
+APART = "apart"  # in the place of a recipe: nobody talks
+POINTS = 10  # of a curve
+PATIENCE_SECONDS = 600.0  # a busy machine is no reason to give up
+
+
+class Run(TypedDict):
+    """curve: (steps made, bytes sent per worker until then, held-out loss of what is merged).
+
+    held_out: of what is merged, and where nobody talks on average over the workers; alone: of the first worker's own
+    model. A loss is None where the training diverged.
+    """
+
+    recipe: str
+    resolved: str
+    learning_rate: float
+    seed: int
+    steps: int
+    workers: int
+    seconds: float
+    bytes_sent: float
+    curve: list[tuple[int, float, float | None]]
+    held_out: float | None
+    alone: float | None
+
+
+class Counting:
+    """A transport that adds up the payload bytes of all words it answers, and its parts answer. Texts, and the start
+    from equal weights, are no words."""
+
+    def __init__(self, inner: SimulatedTransport) -> None:
+        self._inner, self.rank, self.world = inner, inner.rank, inner.world
+        self._answered, self._parts = 0.0, list[Counting]()
+
+    @property
+    def bytes_sent(self) -> float:
+        return self._answered + sum(part.bytes_sent for part in self._parts)
+
+    def answer(self, word: Word) -> Any:
+        self._answered += bytes_sent(word, self.world, self.rank)
+        return self._inner.answer(word)
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        self._inner.broadcast_(tensors, source)
+
+    def gather_text(self, text: str) -> list[str]:
+        return self._inner.gather_text(text)
+
+    def part(self, size: int) -> Transport:
+        self._parts.append(Counting(self._inner.part(size)))
+        return self._parts[-1]
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Nothing:
+    """A world without shards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+_building = threading.Lock()  # torch's global generator is shared by the threads
+
+
+@dataclass
+class Worker:
+    """One thread's part. losses: (steps made, bytes sent until then, held-out loss), of those who look."""
+
+    task: Task
+    exam: tuple[Tensor, ...]
+    recipe: str
+    learning_rate: float
+    seed: int
+    steps: int
+    transport: Counting
+    finished: threading.Barrier
+    losses: list[tuple[int, float, float | None]] = field(default_factory=list)
+    own: float | None = None
+
+    def work(self) -> None:
+        torch.set_num_threads(1)  # counted in each thread
+        with _building:
+            torch.manual_seed(self.seed)
+            model = self.task.build()
+        optimizer = self.task.optimizer(model.parameters())
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        if self.recipe == APART:
+            self._train(model, optimizer, None)
+        else:
+            self._talk(model, optimizer)
+
+    def _talk(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """The first to close its session ends the group, so all do that when all are done."""
+        recipe = resolve(self.recipe, self.transport.world)
+        session = Session(model, optimizer, recipe, self.transport, world=Nothing(), seed=self.seed)
+        try:
+            self._train(model, optimizer, session)
+            self.finished.wait(PATIENCE_SECONDS)
+        finally:
+            session.close()
+
+    def _train(self, model: nn.Module, optimizer: Optimizer, session: Session | None) -> None:
+        every = self.steps if session is None else max(1, self.steps // POINTS)
+        batches = self.task.batches(self.transport.world, self.seed)
+        for step in range(1, self.steps + 1):
+            self.task.loss(model, *next(batches)[self.transport.rank]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if (step % every == 0 or step == self.steps) and (self.transport.rank == 0 or session is None):
+                self._look(step, model, session)
+        if session is not None:
+            _settle(session)
+        self.own = self._loss(model)
+
+    def _look(self, step: int, model: nn.Module, session: Session | None) -> None:
+        if session is None:
+            self.losses.append((step, 0.0, self._loss(model)))
+            return
+        _settle(session)
+        with session.merged(model):
+            self.losses.append((step, self.transport.bytes_sent, self._loss(model)))
+
+    @torch.no_grad()
+    def _loss(self, model: nn.Module) -> float | None:
+        loss = float(self.task.loss(model, *self.exam))
+        return loss if math.isfinite(loss) else None
+
+
+def _settle(session: Session) -> None:
+    """What is under way arrives, so that its bytes are counted. It is used when it would have been."""
+    session.state_dict()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    logger = logging.getLogger("gossamer")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def train(
+    task: Task, exam: tuple[Tensor, ...], recipe: str, learning_rate: float, seed: int, steps: int, workers: int
+) -> Run:
+    began = time.perf_counter()
+    task.samples()  # once, not in every thread
+    group = SimulatedGroup(workers, PATIENCE_SECONDS)
+    finished = threading.Barrier(workers)
+    team = [
+        Worker(task, exam, recipe, learning_rate, seed, steps, Counting(transport), finished)
+        for transport in group.transports
+    ]
+    with quiet(), ThreadPoolExecutor(workers) as pool:
+        failures = [future.exception() for future in [pool.submit(partial(_work, each, group)) for each in team]]
+    for failure in failures:
+        if failure is not None and not isinstance(failure, NonFiniteError | PeerLost | threading.BrokenBarrierError):
+            raise failure
+    return {
+        "recipe": recipe,
+        "resolved": APART if recipe == APART else repr(resolve(recipe, workers)),
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "steps": steps,
+        "workers": workers,
+        "seconds": time.perf_counter() - began,
+        "bytes_sent": statistics.fmean(each.transport.bytes_sent for each in team),
+        "curve": _mean_curve([each.losses for each in team if each.losses]),
+        "held_out": None if any(failures) else _mean([each.losses[-1][2] for each in team if each.losses]),
+        "alone": team[0].own,
+    }
+
+
+def _work(worker: Worker, group: SimulatedGroup) -> None:
+    try:
+        worker.work()
+    except BaseException:
+        worker.finished.abort()
+        group.leave()
+        raise
+
+
+def _mean_curve(curves: Sequence[list[tuple[int, float, float | None]]]) -> list[tuple[int, float, float | None]]:
+    return [
+        (points[0][0], points[0][1], _mean([loss for _, _, loss in points])) for points in zip(*curves, strict=False)
+    ]
+
+
+def _mean(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return statistics.fmean(known) if known and len(known) == len(losses) else None

@@ -1,0 +1,138 @@
+// Numbers of two bytes: src/gossamer/kernels/halves.py in C++, bit for bit.
+//
+// Rounding and widening are arithmetic on bits that compilers turn into vectors, the same for every instruction set. A
+// chunk is made in the first cache and written from there, around the caches where a buffer is too large for them.
+
+#include "common.hpp"
+#include "spans.hpp"
+
+#define INLINED __attribute__((always_inline))
+
+namespace gossamer {
+namespace {
+
+// The upper half of a float.
+struct Bfloat16 {
+    // The nearest number, the even one of two, for x that is not NaN.
+    GOSSAMER_INLINE static uint16_t narrow(float x) {
+        const uint32_t bits = bits_of(x);
+        return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+
+    GOSSAMER_INLINE static float widen(uint16_t half) { return float_of(static_cast<uint32_t>(half) << 16); }
+};
+
+// 5 bits of exponent, 10 behind the point. What is below 2^-14 has a fixed point: added to 1/2, whose last place is
+// worth 2^-24, it is rounded as it should be, and no number that a processor may flush to zero is computed with.
+struct Float16 {
+    static constexpr uint32_t kHalf = 0x3f000000u;              // 1/2
+    static constexpr uint32_t kRebias = (127u - 15u) << 23;     // between the exponents of both formats
+    static constexpr uint32_t kNormal = kRebias + (1u << 23);   // 2^-14
+    static constexpr uint32_t kBeyond = (127u + 16u) << 23;     // 2^16
+    static constexpr uint32_t kQuiet = 1u << 22;                // what processors set in a NaN that they convert
+
+    // As Bfloat16's; beyond the largest number of the format it is infinity.
+    GOSSAMER_INLINE static uint16_t narrow(float x) {
+        const uint32_t bits = bits_of(x), magnitude = bits & kMagnitude;
+        const uint32_t fixed = bits_of(float_of(magnitude) + float_of(kHalf)) - kHalf;
+        const uint32_t capped = magnitude < kBeyond ? magnitude : kBeyond;
+        const uint32_t floating = (capped - kRebias + 0xfff + (capped >> 13 & 1)) >> 13;
+        return static_cast<uint16_t>((magnitude < kNormal ? fixed : floating) | (bits >> 16 & 0x8000));
+    }
+
+    GOSSAMER_INLINE static float widen(uint16_t half) {
+        const uint32_t magnitude = half & 0x7fffu, sign = (half & 0x8000u) << 16;
+        const uint32_t fixed = bits_of(float_of(kHalf | magnitude) - float_of(kHalf));
+        const uint32_t special = (magnitude << 13) | kInfinity | (magnitude > 0x7c00u ? kQuiet : 0);
+        const uint32_t floating = magnitude < 0x7c00u ? (magnitude << 13) + kRebias : special;
+        return float_of((magnitude < 0x400u ? fixed : floating) | sign);
+    }
+};
+
+// As Output is for floats.
+struct Halves {
+    uint16_t* to;
+    bool streamed;
+
+    Halves(uint16_t* to, int64_t n) : to(to), streamed(GOSSAMER_X86 && n >= 2 * Output::kStreamedFrom) {}
+
+    GOSSAMER_INLINE void put(int64_t place, const uint16_t* from, int64_t n) const {
+        uint16_t* at = to + place;
+        int64_t i = 0;
+#if GOSSAMER_X86
+        if (streamed) {
+            for (; i < n && reinterpret_cast<uintptr_t>(at + i) % 64; i++) at[i] = from[i];
+            for (; i + 8 <= n; i += 8) {
+                const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+                _mm_stream_si128(reinterpret_cast<__m128i*>(at + i), eight);
+            }
+        }
+#endif
+        std::memcpy(at + i, from + i, sizeof(uint16_t) * static_cast<size_t>(n - i));
+    }
+
+    GOSSAMER_INLINE void finish() const {
+#if GOSSAMER_X86
+        if (streamed) _mm_sfence();
+#endif
+    }
+};
+
+template <typename Format>
+GOSSAMER_INLINE int64_t encode(const float* x, int64_t n, float limit, Halves result) {
+    alignas(64) uint16_t codes[kChunk];
+    uint32_t most = 0;
+    every_chunk(n, [&](int64_t at, int64_t count) INLINED {
+        for (int64_t i = 0; i < count; i++) {
+            const float now = x[at + i];
+            most = larger(most, magnitude_of(now));
+            codes[i] = Format::narrow(now);
+        }
+        result.put(at, codes, count);
+    });
+    result.finish();
+    return encoded(most <= bits_of(limit));
+}
+
+template <typename Format>
+GOSSAMER_INLINE int64_t decode(const uint16_t* const* halves, int64_t payloads, int64_t n, float divisor, Output out) {
+    alignas(64) float sum[kChunk];
+    uint32_t most = 0;
+    every_chunk(n, [&](int64_t at, int64_t count) INLINED {
+        for (int64_t payload = 0; payload < payloads; payload++) {
+            const uint16_t* next = halves[payload] + at;
+            for (int64_t i = 0; i < count; i += 32) GOSSAMER_FETCH(next + count + i);
+            for (int64_t i = 0; i < count; i++) {
+                const float term = Format::widen(next[i]);
+                sum[i] = payload ? sum[i] + term : term;
+            }
+        }
+        for (int64_t i = 0; divisor != 1.0f && i < count; i++) sum[i] /= divisor;
+        most = larger(most, largest_magnitude(sum, count));
+        out.put(at, sum, count);
+    });
+    out.finish();
+    return most < kInfinity ? kDone : kOverflow;
+}
+
+}  // namespace
+}  // namespace gossamer
+
+using namespace gossamer;
+
+constexpr int64_t kBfloat16 = 8;  // bits of the exponent; float16 has 5
+
+// kNotFinite where a number's magnitude is not at most `limit`; what was written is then good for nothing.
+GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_half_encode(const float* x, int64_t n, int64_t exponent_bits,
+                                                             float limit, uint16_t* halves) {
+    const Halves result{halves, n};
+    return exponent_bits == kBfloat16 ? encode<Bfloat16>(x, n, limit, result) : encode<Float16>(x, n, limit, result);
+}
+
+// payloads: at least one. kOverflow where a result is not finite; all are written.
+GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_half_decode(const uint16_t* const* halves, int64_t payloads, int64_t n,
+                                                             int64_t exponent_bits, float divisor, float* out) {
+    const Output result{out, n};
+    return exponent_bits == kBfloat16 ? decode<Bfloat16>(halves, payloads, n, divisor, result)
+                                      : decode<Float16>(halves, payloads, n, divisor, result);
+}

@@ -1,0 +1,78 @@
+"""Codes of four and of two bits by compiled loops; what they are not made for, and what is wrong, goes to plain torch.
+
+Where residual.after is residual.before, neither holds anything useful after NotFinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.kernels import float4, sign_magnitude
+from gossamer.kernels.native import Count, Function, Pointer, address, documented
+from gossamer.kernels.native_quantise import (
+    Divisor,
+    _blocks,
+    _both,
+    _buffers,
+    _bytes,
+    _columns,
+    _decodable,
+    _halved,
+    _tiled,
+    _tiling,
+    _written,
+)
+from gossamer.kernels.residual import Residual
+from gossamer.kernels.reuse import empty
+
+_ENCODE = [*[Pointer] * 4, Count, Count, *[Pointer] * 2]
+_DECODE = [*[Pointer] * 2, Count, Pointer, Count, Count, Divisor, Pointer]
+_FLOAT4_ENCODE = Function("gossamer_float4_encode", *_ENCODE)
+_FLOAT4_DECODE = Function("gossamer_float4_decode", *_DECODE)
+_SIGN_MAGNITUDE_ENCODE = Function("gossamer_sign_magnitude_encode", *_ENCODE)
+_SIGN_MAGNITUDE_DECODE = Function("gossamer_sign_magnitude_decode", *_DECODE)
+
+
+@documented(float4.float4_encode)
+def float4_encode(
+    x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
+) -> tuple[Tensor, Tensor]:
+    if not (block % 2 == 0 and _tiled(sizes, x, *_both(residual))):
+        return float4.float4_encode(x, sizes, block, residual)
+    scales, codes = empty(_blocks(sizes, block), torch.float32), _bytes(_blocks(sizes, 2))
+    _FLOAT4_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, address(scales), address(codes))
+    return scales, codes
+
+
+@documented(float4.float4_decode)
+def float4_decode(
+    payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
+) -> None:
+    counts = _blocks(sizes, block), torch.uint8, _blocks(sizes, 2)
+    if not (block % 2 == 0 and _decodable(payloads, sizes, out, *counts)):
+        return float4.float4_decode(payloads, sizes, block, out, divisor)
+    return _written(_FLOAT4_DECODE(*_columns(payloads), *_tiling(sizes), block, divisor, address(out)))
+
+
+@documented(sign_magnitude.sign_magnitude_encode)
+def sign_magnitude_encode(
+    x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
+) -> tuple[Tensor, Tensor]:
+    if not (_halved(block) and _tiled(sizes, x, *_both(residual))):
+        return sign_magnitude.sign_magnitude_encode(x, sizes, block, residual)
+    means, codes = empty(2 * _blocks(sizes, block), torch.float32), _bytes(_blocks(sizes, 4))
+    _SIGN_MAGNITUDE_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, address(means), address(codes))
+    return means, codes
+
+
+@documented(sign_magnitude.sign_magnitude_decode)
+def sign_magnitude_decode(
+    payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
+) -> None:
+    counts = 2 * _blocks(sizes, block), torch.uint8, _blocks(sizes, 4)
+    if not (block % 4 == 0 and _decodable(payloads, sizes, out, *counts)):
+        return sign_magnitude.sign_magnitude_decode(payloads, sizes, block, out, divisor)
+    return _written(_SIGN_MAGNITUDE_DECODE(*_columns(payloads), *_tiling(sizes), block, divisor, address(out)))

@@ -1,0 +1,116 @@
+"""Steps in virtual time: a lane that takes buckets while the backward pass goes on, on every rank at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gossamer.words import Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One bucket on the lane. rounds: (seconds of computing before it, the word, seconds of arithmetic within it)."""
+
+    ready_seconds: float = 0.0
+    rounds: Sequence[tuple[float, Word, float]]
+    last_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one step took: by rank, in seconds. ends: the moments at which it was over."""
+
+    ends: Sequence[float]
+    waiting: Sequence[float]
+    wire: Sequence[float]
+    codec: Sequence[float]
+
+
+class Pace(Protocol):
+    """What a worker does in a step without any network: as in foretell.Measured."""
+
+    @property
+    def backward_seconds(self) -> float: ...
+    @property
+    def rest_seconds(self) -> float: ...
+    @property
+    def buffer_bytes(self) -> Sequence[int]: ...
+    @property
+    def crowded(self) -> bool: ...
+
+
+class Lines(Protocol):
+    """Says when words have their answers: given everyone's words and the moments at which they say them."""
+
+    def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]: ...
+    def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
+
+
+@dataclass
+class OnLane:
+    """One rank's lane: when it is free, and what it has spent so far."""
+
+    lane: float = 0.0
+    wire: float = 0.0
+    codec: float = 0.0
+
+    def compute(self, seconds: float) -> None:
+        self.lane += seconds
+        self.codec += seconds
+
+
+def run_job(job: Job, ranks: Sequence[OnLane], lines: Lines) -> None:
+    for computing, word, engine in job.rounds:
+        for rank in ranks:
+            rank.compute(computing)
+        _talk(ranks, lines.answer([word] * len(ranks), [rank.lane for rank in ranks]), engine)
+    for rank in ranks:
+        rank.compute(job.last_seconds)
+
+
+def run_step(jobs: Sequence[Job], pace: Pace, lines: Lines, begins: Sequence[float]) -> Step:
+    """One step of every rank: a lane that takes buckets in order, each when it is ready and the lane is free."""
+    ranks = [
+        _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
+    ]
+    for job in jobs:
+        for rank in ranks:
+            rank.wait_for(job.ready_seconds)
+        run_job(job, ranks, lines)
+    for nbytes in pace.buffer_bytes if jobs else ():
+        _talk(ranks, lines.broadcast(nbytes, [rank.lane for rank in ranks]))
+    resumed = [max(rank.lane, rank.backward) for rank in ranks]
+    return Step(
+        ends=[moment + pace.rest_seconds for moment in resumed],
+        waiting=[moment - rank.backward for moment, rank in zip(resumed, ranks, strict=True)],
+        wire=[rank.wire for rank in ranks],
+        codec=[rank.codec for rank in ranks],
+    )
+
+
+def _talk(ranks: Sequence[OnLane], answered: Sequence[float], engine: float = 0.0) -> None:
+    for rank, moment in zip(ranks, answered, strict=True):
+        rank.wire += moment + engine - rank.lane
+        rank.lane = moment + engine
+
+
+@dataclass(kw_only=True)
+class _InStep(OnLane):
+    """begin: of the step; backward: when that pass will be over; delay: of it, because processors are shared."""
+
+    begin: float
+    backward: float
+    crowded: bool
+    delay: float = 0.0
+
+    def wait_for(self, ready_seconds: float) -> None:
+        self.lane = max(self.lane, self.begin + ready_seconds + self.delay)
+
+    def compute(self, seconds: float) -> None:
+        """Where all cores are busy, the backward pass and this thread take turns while both have something to do."""
+        shared = min(seconds, max(0.0, self.backward - self.lane)) if self.crowded else 0.0
+        self.delay += shared
+        self.backward += shared
+        super().compute(seconds + shared)
