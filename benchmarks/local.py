@@ -51,7 +51,7 @@ AS_IT_IS = [
     *(f"DiLoCo(period=20) + {compressor}" for compressor in ("Int8()", "Float4()", TWO_BITS)),
     OUTER.format(20),
 ]
-FASTER = [DENSE, OUTER.format(20), *(f"{OUTER.format(period)} + {ONE_BIT}" for period in (20, 50, 100))]
+FASTER = [DENSE, APART, OUTER.format(20), *(f"{OUTER.format(period)} + {ONE_BIT}" for period in (20, 50, 100))]
 FASTER_RATE = 6e-3
 STUDY = [*((recipe, LEARNING_RATE) for recipe in AS_IT_IS), *((recipe, FASTER_RATE) for recipe in FASTER)]
 QUICK = [DENSE, APART, "DiLoCo(period=4) + Float4()"]

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,11 @@ class Losses:
         return f"{self.mean:.3f}" + (f" ± {self.spread:.3f}" if isfinite(self.spread) else "")
 
     def lead(self, other: "Losses") -> float:
-        """By how many spreads this is better, the larger of both."""
-        return (other.mean - self.mean) / max(self.spread, other.spread)
+        """By how many spreads this is better, the larger of both; nan where one seed has none."""
+        if not isfinite(self.mean):
+            return -inf
+        known = len(self.values) > 1 and len(other.values) > 1
+        return (other.mean - self.mean) / max(self.spread, other.spread) if known else nan
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,9 @@ class Study:
     def losses(self, recipe: str) -> Losses:
         return Losses(tuple(_number(run["held_out"]) for run in self.runs[recipe]))
 
-    @property
-    def alone(self) -> Losses:
-        """Of one worker that has nobody to talk to."""
-        return Losses(tuple(_number(run["alone"]) for run in self.runs[APART]))
+    def alone(self, recipe: str) -> Losses:
+        """Of the first worker's own model."""
+        return Losses(tuple(_number(run["alone"]) for run in self.runs[recipe]))
 
     def bytes_sent(self, recipe: str) -> float:
         return statistics.fmean(run["bytes_sent"] for run in self.runs[recipe])
@@ -78,15 +80,22 @@ class Study:
         dense = self.losses(DENSE)
         return (losses.mean - dense.mean) / dense.spread
 
-    @property
-    def talking(self) -> list[str]:
-        """What is held against Dense()."""
-        return [recipe for recipe in self.runs if recipe not in (DENSE, APART)]
+    def of(self, recipe: str) -> list[str]:
+        """A recipe at every learning rate that was tried."""
+        return [name for name, runs in self.runs.items() if runs[0]["recipe"] == recipe]
 
     @property
-    def lock_step(self) -> list[str]:
-        """Dense() at every learning rate that was tried."""
-        return [name for name, runs in self.runs.items() if runs[0]["recipe"] == DENSE]
+    def talking(self) -> list[str]:
+        """What is held against Dense() at the example's learning rate, those who send most first."""
+        others = [name for name in self.runs if name not in (DENSE, *self.of(APART))]
+        return sorted(others, key=self.bytes_sent, reverse=True)
+
+    def lead(self, name: str) -> float:
+        """Spreads by which it is better than those who do not talk and learn at its rate; nan where that is unknown."""
+        silent = named(APART, self.runs[name][0]["learning_rate"])
+        if silent not in self.runs:
+            return nan
+        return min(self.losses(name).lead(other) for other in (self.losses(silent), self.alone(silent)))
 
     def enough(self, dense: str) -> str:
         """What sends least of all that lose no more than one spread to `dense`, which is itself one."""
@@ -102,21 +111,23 @@ def _number(loss: float | None) -> float:
 def study(runs: Sequence[Run]) -> Study:
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run["seed"]):
-        found.setdefault(name(run["recipe"], run["learning_rate"]), []).append(run)
+        found.setdefault(named(run["recipe"], run["learning_rate"]), []).append(run)
     return Study(found)
 
 
-def name(recipe: str, learning_rate: float) -> str:
+def named(recipe: str, learning_rate: float) -> str:
     """What was trained, in a table."""
     return recipe if learning_rate == LEARNING_RATE else f"{recipe}, lr {learning_rate:g}"
 
 
 def table(found: Study) -> str:
     """Those who do not talk stand below those in lock step; then the others, those who send most first."""
-    talking = sorted(found.talking, key=found.bytes_sent, reverse=True)
-    rows = [(f"`{recipe}`", found.losses(recipe), recipe) for recipe in (DENSE, *talking)]
-    silent = [("four that never talk, on average", found.losses(APART), APART), ("one of them", found.alone, APART)]
-    return "\n".join([HEADER, *(_line(found, *row) for row in (*rows[:1], *silent, *rows[1:]))])
+    lines = [HEADER, _line(found, f"`{DENSE}`", found.losses(DENSE), DENSE)]
+    for silent in found.of(APART):
+        rate = silent.removeprefix(APART)
+        lines.append(_line(found, f"four that never talk, on average{rate}", found.losses(silent), silent))
+        lines.append(_line(found, f"one of them{rate}", found.alone(silent), silent))
+    return "\n".join([*lines, *(_line(found, f"`{name}`", found.losses(name), name) for name in found.talking)])
 
 
 def _line(found: Study, name: str, losses: Losses, recipe: str) -> str:
@@ -137,23 +148,23 @@ def sentences(found: Study) -> Iterator[str]:
     if not isfinite(found.losses(DENSE).spread):
         yield "One seed has no spread, so this table tells nothing about gaps."
         return
-    silent = (found.losses(APART), found.alone)
-    leads = {recipe: min(found.losses(recipe).lead(other) for other in silent) for recipe in found.talking}
-    clear = [f"`{recipe}`" for recipe, spreads in leads.items() if spreads > CLEAR]
-    others = [f"`{recipe}`" for recipe, spreads in leads.items() if not spreads > CLEAR]
+    leads = {name: found.lead(name) for name in found.talking if not isnan(found.lead(name))}
+    clear = [f"`{name}`" for name, spreads in leads.items() if spreads > CLEAR]
+    others = [f"`{name}`" for name, spreads in leads.items() if not spreads > CLEAR]
     if clear:
         smallest = min(spreads for spreads in leads.values() if spreads > CLEAR)
         yield (
-            f"Better than those who never talk and than one of them, by at least {smallest:.0f} spreads, the larger "
-            f"of the two: {', '.join(clear)}."
+            "Better than those who never talk at the same learning rate, and than one of them, by at least "
+            f"{smallest:.0f} spreads, the larger of the two: {', '.join(clear)}."
         )
     if others:
         yield f"Not better than both by more than {CLEAR} spreads: {', '.join(others)}."
-    for dense in found.lock_step:
+    for dense in found.of(DENSE):
         enough = found.enough(dense)
         yield (
             f"Least bytes at no more loss than that of `{dense}` and one spread of it: `{enough}`, "
-            f"{bytes_text(found.bytes_sent(enough))} a worker, **{found.saving(enough):,.0f} times fewer**."
+            f"{bytes_text(found.bytes_sent(enough))} a worker, **{found.saving(enough):,.0f} times fewer** "
+            f"({len(found.runs[enough])} of {len(found.runs[dense])} seeds)."
         )
 
 
@@ -167,11 +178,12 @@ def plot(found: Study, path: Path) -> None:
 
     figure = Figure(figsize=(10, 7.5), layout="constrained", dpi=120)
     axes = figure.subplots()
-    for dense in found.lock_step:
+    for dense in found.of(DENSE):
         losses = found.losses(dense)
         axes.axhspan(losses.mean - losses.spread, losses.mean + losses.spread, color="#DDDDDD", linewidth=0)
         axes.plot(*zip(*_mean_curve(found.runs[dense]), strict=True), color="#999999", linewidth=1)
-    for words, losses, beside in (("never talking", found.losses(APART), "top"), ("one alone", found.alone, "bottom")):
+    silent = (("never talking", found.losses(APART), "top"), ("one alone", found.alone(APART), "bottom"))
+    for words, losses, beside in silent:
         axes.axhline(losses.mean, color="#999999", linestyle="--", linewidth=1)
         axes.annotate(
             words, (1, losses.mean), xycoords=("axes fraction", "data"), ha="right", va=beside, color="#777777"
@@ -179,7 +191,9 @@ def plot(found: Study, path: Path) -> None:
     for shown, look in _looks(found).items():
         losses = found.losses(shown)
         axes.errorbar(found.bytes_sent(shown), losses.mean, losses.spread, label=shown, capsize=3, **look)
-    highest = max(losses.mean for losses in (found.alone, *map(found.losses, found.talking)) if isfinite(losses.mean))
+    highest = max(
+        losses.mean for losses in (found.alone(APART), *map(found.losses, found.talking)) if isfinite(losses.mean)
+    )
     axes.set_ylim(top=highest + 0.2)
     axes.set_xscale("log")
     axes.set_xlabel("bytes sent per worker in the whole training; the grey lines: Dense() on its way")
@@ -191,7 +205,7 @@ def plot(found: Study, path: Path) -> None:
 
 def _looks(found: Study) -> dict[str, dict[str, Any]]:
     """A marker for each strategy, a colour for each compressor; hollow where the learning rate is another."""
-    firsts = {name: runs[0] for name, runs in found.runs.items() if name != APART}
+    firsts = {name: found.runs[name][0] for name in (DENSE, *found.talking)}
     recipes = {name: resolve(first["recipe"], first["workers"]) for name, first in firsts.items()}
     strategies = dict.fromkeys(type(recipe.strategy) for recipe in recipes.values())
     compressors = dict.fromkeys(recipe.compressor for recipe in recipes.values())

@@ -114,10 +114,14 @@ def page_part(runs: Sequence[Run], about: Sequence[str]) -> str:
     return "\n\n".join(parts)
 
 
-def markdown(lines: Sequence[Mapping[str, str]]) -> str:
-    """A table of (column: cell), its first column text and the others numbers, without columns that are empty."""
+def markdown(lines: Sequence[Mapping[str, str]], texts: int = 1) -> str:
+    """A table of (column: cell), its first `texts` columns text and the others numbers, without columns of nothing."""
     names = [name for name in lines[0] if any(line[name] for line in lines)]
-    rows = [names, ["---", *["---:"] * (len(names) - 1)], *([line[name] for name in names] for line in lines)]
+    rows = [
+        names,
+        [*["---"] * texts, *["---:"] * (len(names) - texts)],
+        *([line[name] for name in names] for line in lines),
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -38,6 +38,7 @@ ADAMW_TRIED = {
         *(f"OneBitAdam(warmup={steps}, inner=TopK(density=0.01))" for steps in DENSE_STEPS[1:]),
         "OneBitAdam(warmup=40)",
     ],
+    "every entry, in few bits": ["Int8()", "OneBit()"],
     "low rank instead": ["PowerSGD(rank=1)", "PowerSGD()"],
     "several together": [
         "Warmup(Chain(TopK(density=0.1), Int8()), steps=10)",

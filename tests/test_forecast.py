@@ -358,6 +358,31 @@ def test_the_forecast_knows_what_is_averaged_along(text):
         assert other(said, "averaged along") == ring(4 * (2 * numel + 40), 3)
 
 
+class Odd(nn.Module):
+    """A parameter that nobody uses, a scalar, and buffers of three kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.unused = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(5, 5)
+        self.scale = nn.Parameter(torch.ones(()))
+        for name, buffer in {"a": torch.ones(3), "b": torch.arange(4), "c": torch.ones(2, dtype=torch.float64)}.items():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh() * self.scale)
+
+
+def odd(rank, dtype=torch.float32):
+    with seeded(rank):
+        return Odd()
+
+
+@pytest.mark.parametrize("text", ["DiLoCo(4, fragments=2, optimizer_state='average')", "EveryStep(delay=1)"])
+def test_the_forecast_knows_odd_models(text):
+    recipe, attached, sent = heard_of(text, 13, model=odd, optimizer=torch.optim.AdamW)
+    check_bytes(recipe, attached, sent, 3)
+
+
 @pytest.mark.parametrize("compressor", ["Dense()", "TopK(0.05)"])
 def test_the_forecast_knows_sites(compressor):
     recipe, attached, sent = heard_of(f"LocalSGD(3, per_site=2) + {compressor}", 9, world=4, model=normed)

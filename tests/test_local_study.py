@@ -167,9 +167,14 @@ def test_the_least_that_is_enough() -> None:
 def test_lock_step_at_another_learning_rate_is_another_yardstick() -> None:
     runs = [run for runs in made_up().runs.values() for run in runs]
     found = study([*runs, *of(DENSE, [1.3, 1.32], 1e9, 3e-3), *of("DiLoCo(period=20)", [1.31, 1.31], 1e6, 3e-3)])
-    assert found.lock_step == [DENSE, "Dense(), lr 0.003"]
+    assert found.of(DENSE) == [DENSE, "Dense(), lr 0.003"]
     assert found.enough("Dense(), lr 0.003") == "DiLoCo(period=20), lr 0.003"
     assert "| `DiLoCo(period=20), lr 0.003` | 1.310 ± 0.000 | -9.5 | 2 |" in page_part(found, [])
+    assert "at least 10 spreads, the larger of the two: `DiLoCo(period=20)`, `LocalSGD(period=4)`." in page_part(
+        found, []
+    )
+    silent = study([*runs, *of("LocalSGD(period=4)", [1.5, 1.5], 1e5, 3e-3), *of(APART, [1.45, 1.46], 0.0, 3e-3)])
+    assert "Not better than both by more than 3 spreads: `LocalSGD(period=4), lr 0.003`." in page_part(silent, [])
 
 
 def test_sentences() -> None:

@@ -78,10 +78,11 @@ def test_every_part_can_be_decoded_where_one_worker_speaks_for_all(text):
 
 @pytest.mark.parametrize(("text", "rounds"), [("Dense", 1), ("TopK(0.01)", 1), ("PowerSGD(rank=2)", 2)])
 def test_an_assumed_step_has_codecs_that_were_timed(text, rounds):
-    recipe = resolve(text)
+    recipe, threads = resolve(text), torch.get_num_threads()
     model = assumed(10_000_000, recipe)
     seen = assume(model, recipe, 0.3, workers=3)
     assert seen.compute_seconds == 0.3
+    assert torch.get_num_threads() == threads
     assert [len(bucket.engine_seconds) for bucket in seen.buckets] == [rounds] * len(model.layouts)
     moments = [bucket.ready_seconds for bucket in seen.buckets]
     assert moments == sorted(moments)
@@ -98,21 +99,22 @@ def test_a_bucket_that_cannot_be_held_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "offers"),
+    ("text", "offers", "lands"),
     [
-        ("LocalSGD(4) + TopK(0.01)", True),
-        ("DiLoCo(8, fragments=3, delay=1) + Int8", True),
-        ("DelayedAveraging(delay=2) + PowerSGD(2)", True),
-        ("EveryStep(delay=1)", False),
-        ("EveryStep(accumulate=2)", False),
+        ("LocalSGD(4) + TopK(0.01)", True, True),
+        ("DiLoCo(8, fragments=3, delay=1) + Int8", True, True),
+        ("DelayedAveraging(delay=2) + PowerSGD(2)", True, True),
+        ("EveryStep(delay=1)", True, False),
+        ("EveryStep(accumulate=2)", False, False),
     ],
 )
-def test_turns_are_timed_with_their_rules(text, offers):
+def test_turns_are_timed_with_their_rules(text, offers, lands):
     recipe = resolve(text)
     model = assumed(400_003, recipe)
     seen = assume(model, recipe, 0.3, workers=3)
     assert [bucket.fragment for bucket in seen.buckets] == list(model.fragments)
-    assert all((bucket.offering_seconds > 0) == (bucket.landing_seconds > 0) == offers for bucket in seen.buckets)
+    assert [bucket.offering_seconds > 0 for bucket in seen.buckets] == [offers] * len(seen.buckets)
+    assert [bucket.landing_seconds > 0 for bucket in seen.buckets] == [lands] * len(seen.buckets)
     assert foretell(recipe, seen, read_network("100mbit", 3), 3).step_seconds >= 0.3
 
 

@@ -52,8 +52,8 @@ def _rider_bytes(
     kinds = 0
     if optimizer is not None and stage.merging is not None and stage.merging.on_merge == AVERAGE:
         kinds = len(momenta_kept(optimizer))
-    momenta = [sum(kinds * numbers_bytes(p) for b in each for p in b.parameters.values()) for each in fragments]
-    return (momenta[0] + sum(map(numbers_bytes, buffers)), *momenta[1:])
+    momenta = [kinds * [p for bucket in each for p in bucket.parameters.values()] for each in fragments]
+    return (numbers_bytes([*buffers, *momenta[0]]), *map(numbers_bytes, momenta[1:]))
 
 
 def ended(model: nn.Module, steps: int, exchange: Exchange | None) -> events.Closed:

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -114,21 +115,35 @@ def _mean(found: Sequence[Measured]) -> Measured:
 def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> Measured:
     """A step of given length, of which backward takes two thirds; its codecs are measured here, with random numbers.
 
-    Gradients appear evenly, by their entries; buckets of equal shapes are measured once.
+    Gradients appear evenly, by their entries; buckets of equal shapes are measured once, with the threads that each of
+    so many workers would have on this machine.
     """
     stage = recipe.strategy.stages[-1]
     site = stage.per_site if workers > 1 else None
+    with _threads(workers):
+        buckets = _assumed_buckets(model, stage, recipe.compressor, step_seconds, workers)
+        site_buckets = _assumed_buckets(model, AT_ONCE, Dense(), step_seconds, site) if site else []
     return Measured(
         recipe=model.recipe,
         backward_seconds=step_seconds,
         rest_seconds=0.0,
-        buckets=_assumed_buckets(model, stage, recipe.compressor, step_seconds, workers),
+        buckets=buckets,
         control_bytes=model.control_bytes,
         rider_bytes=model.rider_bytes,
-        site_buckets=_assumed_buckets(model, AT_ONCE, Dense(), step_seconds, site) if site else [],
+        site_buckets=site_buckets,
         site_control_bytes=model.site_control_bytes,
         copies=0,
     )
+
+
+@contextmanager
+def _threads(workers: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _assumed_buckets(

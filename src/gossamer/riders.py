@@ -56,9 +56,9 @@ def momenta_kept(optimizer: Optimizer) -> list[str]:
     return [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
 
 
-def numbers_bytes(tensor: Tensor) -> int:
-    """Of one that travels along."""
-    return tensor.numel() * _wide(tensor.dtype).itemsize
+def numbers_bytes(tensors: Sequence[Tensor]) -> int:
+    """Of what travels along: side by side all have the widest one's precision."""
+    return sum(tensor.numel() for tensor in tensors) * max((_wide(each.dtype).itemsize for each in tensors), default=0)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -251,7 +251,7 @@ class Session:
     # -- saving and ending -----------------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        """End the run cleanly: every rank raises Stopped after the same optimizer step, the one after next at most."""
+        """End the run cleanly: every rank raises Stopped after the same step, once the next exchange has landed."""
         if self._exchange is not None:
             self._exchange.asked_to_stop = True
         else:

@@ -50,7 +50,8 @@ def time_stage(
 def _once(stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients) -> list[Timed]:
     if stage.merging is not None:
         return [each for buckets in fragments for each in turn(stage.merging, buckets, compressor, workers, fresh)]
-    return [each for buckets in fragments for each in exchange(buckets, compressor, workers, fresh)]
+    once = late if stage.delay else exchange
+    return [each for buckets in fragments for each in once(buckets, compressor, workers, fresh)]
 
 
 def _medians(found: Sequence[Timed]) -> dict[str, Any]:
@@ -125,6 +126,23 @@ def exchange(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fr
     found, all_staged = _travel(buckets, pairs, compressor, workers, without_own)
     for bucket, staged in zip(buckets, all_staged, strict=True):
         bucket.state = staged.next_state.after(bucket.state)
+    return found
+
+
+def late(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients) -> list[Timed]:
+    """Let copies of gradients travel once."""
+    parcels, offering = [], []
+    for bucket in buckets:
+        began = time.perf_counter()
+        flat = torch.zeros_like(bucket.flat)
+        torch._foreach_copy_([slot.of(flat) for slot in bucket.layout], [fresh[name] for name in bucket.layout.names])
+        flat.div_(1.0)  # the loss scale
+        offering.append(time.perf_counter() - began)
+        parcels.append(Parcel(bucket, flat, keeps=False))
+    found, all_staged = _travel(parcels, [NOTHING] * len(parcels), compressor, workers, without_own)
+    for timed, seconds, bucket, staged in zip(found, offering, buckets, all_staged, strict=True):
+        bucket.state = staged.next_state.after(bucket.state)
+        timed.offering = seconds
     return found
 
 

@@ -16,7 +16,8 @@ class EveryStep(Strategy):
     source: Goyal et al. 2017, arXiv:1706.02677 (large minibatches); Li et al. 2020, VLDB (overlap)
 
     accumulate: so many backward passes make one exchange, of the mean over all their samples. The passes before the
-    last leave no gradient, so an optimizer that steps for every batch does nothing then.
+    last leave no gradient, so an optimizer that steps for every batch does nothing then (a GradScaler wants gradients
+    whenever it steps: let it step after the last pass only).
     delay: gradients are used so many steps after they were computed, and travel meanwhile; the first steps have none.
     """
 

@@ -44,13 +44,15 @@ class DiLoCo(Merging):
         require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
         require(self.outer_learning_rate >= 0, f"outer_learning_rate is 0 or more, not {self.outer_learning_rate}")
         require(0 <= self.outer_momentum < 1, f"outer_momentum is a fraction in [0, 1), not {self.outer_momentum}")
+        require(self.fragments >= 1, f"fragments is a number of parts, 1 or more, not {self.fragments}")
+        require(self.delay >= 0, f"delay is a number of backward passes, 0 or more, not {self.delay}")
         require(
-            1 <= self.fragments <= self.period,
+            self.fragments <= self.period,
             f"{self.fragments} fragments do not find a turn each in a period of {self.period} backward passes: write "
             f"fragments={self.period} at most",
         )
         require(
-            0 <= self.delay < self.period,
+            self.delay < self.period,
             f"a difference that travels for {self.delay} backward passes would land after its fragment's next turn, in "
             f"a period of {self.period}: write delay={self.period - 1} at most",
         )
