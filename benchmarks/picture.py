@@ -7,6 +7,8 @@ from pathlib import Path
 from benchmarks.report import tables
 from benchmarks.training import Run
 
+COLUMNS = 2
+
 
 def plot(runs: Sequence[Run], path: Path) -> None:
     """Training loss, mean over seeds, over bytes sent: a panel for each task."""
@@ -17,8 +19,13 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     every = list(tables(runs))
     names = list(dict.fromkeys(text for table in every for text in table.runs if "feedback=False" not in text))
     colours = dict(zip(names, (matplotlib.colormaps["tab20"](place / 20) for place in range(20)), strict=False))
-    figure = Figure(figsize=(5.5 * len(every), 6), layout="constrained", dpi=120)
-    for axes, table in zip(figure.subplots(1, len(every), squeeze=False)[0], every, strict=True):
+    columns = min(len(every), COLUMNS)
+    rows = -(-len(every) // columns)
+    figure = Figure(figsize=(5.5 * columns, 4.5 * rows + 1.5), layout="constrained", dpi=120)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes in panels[len(every) :]:
+        axes.remove()
+    for axes, table in zip(panels, every, strict=False):
         for text in names:
             points = _mean_curve(table.runs.get(text, ()))
             axes.plot(*zip(*points, strict=True), color=colours[text], label=text) if points else None

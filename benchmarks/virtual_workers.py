@@ -26,7 +26,8 @@ from gossamer.words import Word, bytes_sent
 
 APART = "apart"  # in the place of a recipe: nobody talks
 POINTS = 10  # of a curve
-PATIENCE_SECONDS = 600.0  # a busy machine is no reason to give up
+PATIENCE_SECONDS = 86400.0  # a busy machine is no reason to give up, nor a paused process
+ECHOES = PeerLost, threading.BrokenBarrierError  # of another worker's failure
 
 
 class Run(TypedDict):
@@ -184,10 +185,11 @@ def train(
         for transport in group.transports
     ]
     with quiet(), ThreadPoolExecutor(workers) as pool:
-        failures = [future.exception() for future in [pool.submit(partial(_work, each, group)) for each in team]]
-    for failure in failures:
-        if failure is not None and not isinstance(failure, NonFiniteError | PeerLost | threading.BrokenBarrierError):
-            raise failure
+        ends = [future.exception() for future in [pool.submit(partial(_work, each, group)) for each in team]]
+    failures = [failure for failure in ends if failure is not None]
+    real = [failure for failure in failures if not isinstance(failure, ECHOES)] or failures
+    if real and not isinstance(real[0], NonFiniteError):
+        raise real[0]
     return {
         "recipe": recipe,
         "resolved": APART if recipe == APART else repr(resolve(recipe, workers)),
@@ -198,7 +200,7 @@ def train(
         "seconds": time.perf_counter() - began,
         "bytes_sent": statistics.fmean(each.transport.bytes_sent for each in team),
         "curve": _mean_curve([each.losses for each in team if each.losses]),
-        "held_out": None if any(failures) else _mean([each.losses[-1][2] for each in team if each.losses]),
+        "held_out": None if failures else _mean([each.losses[-1][2] for each in team if each.losses]),
         "alone": team[0].own,
     }
 

@@ -116,6 +116,14 @@ def test_a_training_that_diverges_has_no_loss() -> None:
     assert found["held_out"] is None
 
 
+def test_what_else_fails_is_no_divergence() -> None:
+    def breaks(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("on purpose")
+
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        run("DiLoCo(period=4)", task=replace(PLAIN, loss=breaks))
+
+
 @pytest.mark.parametrize("recipe", dict.fromkeys(recipe for recipe, _ in STUDY))
 def test_recipes_can_be_written(recipe: str) -> None:
     if recipe != APART:

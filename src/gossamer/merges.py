@@ -13,7 +13,7 @@ from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.exchange import Loop, Remembered
 from gossamer.flights import Flights
-from gossamer.kernels import all_finite
+from gossamer.kernels import all_finite, room_like
 from gossamer.lane import Lane
 from gossamer.layout import Packed
 from gossamer.parcels import Arrival, Flight
@@ -80,7 +80,7 @@ class Merges(Flights):
 
     @torch.no_grad()
     def _offer(self, bucket: Bucket) -> Tensor:
-        flat = torch.empty_like(bucket.flat) if self.keeps_offers else bucket.flat
+        flat = room_like(bucket.flat) if self.keeps_offers else bucket.flat
         _gather(bucket, flat)
         self._strategy.offer(flat, self._memory[bucket])
         return flat
@@ -135,7 +135,7 @@ class Merges(Flights):
 
 def _gathered(bucket: Bucket) -> Tensor:
     """The parameters of a bucket side by side, copied: (n,)."""
-    flat = torch.empty_like(bucket.flat)
+    flat = room_like(bucket.flat)
     _gather(bucket, flat)
     return flat
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.errors import NotFinite
-from gossamer.kernels import Residual, all_finite, within_range
+from gossamer.kernels import Residual, all_finite, room_for, room_like, within_range
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.terms import Term
 from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
@@ -120,7 +120,7 @@ class Codec(Compressor):
 
     def decoded(self, payload: Payload, layout: Layout, like: Tensor) -> Tensor:
         """What one payload stands for: (n,), at least in float32."""
-        out = torch.empty(layout.numel, dtype=wide(like.dtype), device=like.device)
+        out = room_for(layout.numel, wide(like.dtype), like.device)
         self.decode([payload], layout, out)
         return out
 
@@ -158,7 +158,7 @@ def told(staged: Staged, out: Tensor | None) -> Staged:
 def room_for_mean(x: Tensor, out: Tensor | None) -> Tensor:
     """Where a mean of such numbers is computed: `out` where that is precise enough."""
     dtype = wide(x.dtype)
-    return out if out is not None and out.dtype == dtype else torch.empty_like(x, dtype=dtype)
+    return out if out is not None and out.dtype == dtype else room_like(x, dtype)
 
 
 def sums_stay_finite(payloads: Sequence[Payload]) -> bool:

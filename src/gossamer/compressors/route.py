@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Ownership, wide
 from gossamer.compressors.dense import Dense
 from gossamer.errors import require
 from gossamer.fuse import fuse
+from gossamer.kernels import room_for, room_like
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.words import Aggregation, At, Staged, State
 
@@ -70,7 +70,7 @@ class Route(Compressor):
         )
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
-        mean = torch.empty_like(x.flat) if out is None else out
+        mean = room_like(x.flat) if out is None else out
         taken = [
             (way, compressor, x.restrict(names), Packed(mean, x.layout).restrict(names))
             for way, (compressor, names) in enumerate(zip(self.ways, self._names(x), strict=True))
@@ -102,7 +102,10 @@ class Route(Compressor):
 
 def _joined(layout: Layout, parts: Sequence[Packed]) -> Tensor:
     """The parts' tensors in the places that they have in `layout`: (n,)."""
-    whole = parts[0].flat.new_zeros(layout.numel, dtype=wide(parts[0].flat.dtype))
+    flat = parts[0].flat
+    whole = room_for(layout.numel, wide(flat.dtype), flat.device)
+    if sum(part.layout.numel for part in parts) < layout.numel:
+        whole.zero_()
     for part in parts:
         for name, view in part.items():
             layout.by_name[name].of(whole).copy_(view)

@@ -42,7 +42,7 @@ from gossamer.kernels.native_select import (
 )
 from gossamer.kernels.places import coded_bytes
 from gossamer.kernels.residual import Residual
-from gossamer.kernels.reuse import room_like
+from gossamer.kernels.reuse import room_for, room_like
 
 __all__ = [
     "Residual",
@@ -67,6 +67,7 @@ __all__ = [
     "onebit_encode",
     "orthonormal",
     "packed_bytes",
+    "room_for",
     "room_like",
     "scatter",
     "sign_magnitude_decode",

@@ -36,8 +36,12 @@ def empty(numel: int, dtype: torch.dtype) -> Tensor:
 
 def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """(n,) of x's type or another, with arbitrary contents, for x: (n,). Other devices keep memory themselves."""
-    dtype = x.dtype if dtype is None else dtype
-    return empty(x.numel(), dtype) if x.device.type == "cpu" else torch.empty_like(x, dtype=dtype)
+    return room_for(x.numel(), x.dtype if dtype is None else dtype, x.device)
+
+
+def room_for(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(numel,) with arbitrary contents, on any device."""
+    return empty(numel, dtype) if device.type == "cpu" else torch.empty(numel, dtype=dtype, device=device)
 
 
 def _taken(nbytes: int) -> Block:

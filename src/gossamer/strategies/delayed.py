@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gossamer.errors import require
@@ -48,9 +49,8 @@ class DelayedAveraging(Merging):
         return {AGREED: parameters.clone(), FROM: parameters.clone()}
 
     def offer(self, parameters: Tensor, memory: Memory) -> None:
-        offered = memory[FROM].sub_(parameters)
-        memory[FROM] = parameters.clone()
-        parameters.copy_(offered)
+        torch.sub(memory[FROM], parameters, out=parameters)
+        memory[FROM].sub_(parameters)  # what rounding left out is offered next time
 
     def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
         assert own is not None

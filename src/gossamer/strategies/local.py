@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gossamer.errors import require
@@ -55,7 +56,7 @@ class LocalSGD(Merging):
         return {AGREED: parameters.clone()}
 
     def offer(self, parameters: Tensor, memory: Memory) -> None:
-        parameters.neg_().add_(memory[AGREED])
+        torch.sub(memory[AGREED], parameters, out=parameters)
 
     def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
         parameters.copy_(memory[AGREED].sub_(mean))

@@ -76,7 +76,7 @@ class DiLoCo(Merging):
         return {AGREED: parameters.clone(), **momentum}
 
     def offer(self, parameters: Tensor, memory: Memory) -> None:
-        parameters.neg_().add_(memory[AGREED])
+        torch.sub(memory[AGREED], parameters, out=parameters)
 
     def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
         agreed, step = memory[AGREED], mean
