@@ -49,6 +49,7 @@ AS_IT_IS = [
     "DelayedAveraging(delay=4)",
     "DiLoCo(period=20)",
     *(f"DiLoCo(period=20) + {compressor}" for compressor in ("Int8()", "Float4()", TWO_BITS)),
+    f"DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.0) + {TWO_BITS}",
     OUTER.format(20),
 ]
 FASTER = [DENSE, APART, OUTER.format(20), *(f"{OUTER.format(period)} + {ONE_BIT}" for period in (20, 50, 100))]
@@ -136,7 +137,8 @@ def main(args: argparse.Namespace) -> None:
     wanted = jobs(args)
     if not args.report:
         train_all(wanted, args.results, args.processes)
-    found = study([run for run in read(args.results) if key(run) in set(wanted)])
+    trained = {key(run): run for run in read(args.results)}  # of what was trained twice, the last
+    found = study([trained[job] for job in wanted if job in trained])
     if missing := {DENSE, APART} - set(found.runs):
         sys.exit(f"{args.results} has no runs of {missing}, and others are held against them. Leave out --report.")
     command = shlex.join(["python", *(word for word in sys.argv if word != "--report")])

@@ -24,7 +24,7 @@ ABOUT = (
 )
 # Told apart by people who see colours differently, too (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX"
+MARKERS = "osD^vPX*p"
 
 
 @dataclass(frozen=True)
@@ -207,13 +207,13 @@ def _looks(found: Study) -> dict[str, dict[str, Any]]:
     """A marker for each strategy, a colour for each compressor; hollow where the learning rate is another."""
     firsts = {name: found.runs[name][0] for name in (DENSE, *found.talking)}
     recipes = {name: resolve(first["recipe"], first["workers"]) for name, first in firsts.items()}
-    strategies = dict.fromkeys(type(recipe.strategy) for recipe in recipes.values())
+    strategies = dict.fromkeys(recipe.strategy for recipe in recipes.values())
     compressors = dict.fromkeys(recipe.compressor for recipe in recipes.values())
     markers = dict(zip(strategies, cycle(MARKERS), strict=False))
     colours = dict(zip(compressors, cycle(COLOURS), strict=False))
     return {
         name: {
-            "fmt": markers[type(recipe.strategy)],
+            "fmt": markers[recipe.strategy],
             "color": colours[recipe.compressor],
             "fillstyle": "full" if firsts[name]["learning_rate"] == LEARNING_RATE else "none",
         }

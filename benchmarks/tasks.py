@@ -170,7 +170,6 @@ TASKS = {
     "digits-conv": digits_task(conv, Momentum(lr=0.02)),
     "digits-conv-adamw": digits_task(conv, Adaptive(lr=3e-3)),
     "digits-resnet": digits_task(resnet, Momentum(lr=0.02)),
-    "digits-resnet-adamw": digits_task(resnet, Adaptive(lr=3e-3)),
     SGD_TASK: text_task(Momentum(lr=0.1)),
     ADAMW_TASK: text_task(Adaptive()),
 }
@@ -182,5 +181,5 @@ ADAMW = {
     "epsilon 1e-4": Adaptive(epsilon=1e-4),
     "gradients clipped to norm 0.3": Adaptive(clip=0.3),
 }
-ADAMW_TASKS = {f"{ADAMW_TASK}, {changed}": text_task(optimizer) for changed, optimizer in ADAMW.items()}
+ADAMW_TASKS = {f"{ADAMW_TASK}, {changed}": text_task(optimizer, dense_seeds=3) for changed, optimizer in ADAMW.items()}
 BASE = {"bytelm-base": text_task(Momentum(lr=0.1), "base", steps=60, seeds=2, dense_seeds=2)}
