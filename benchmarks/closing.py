@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from benchmarks.report import Table, markdown, priced, spreads, tables
+from benchmarks.report import Losses, Table, markdown, priced, spreads, tables
 from benchmarks.studies import ADAMW_TRIED, DENSE, DENSE_STEPS, TOP_K
 from benchmarks.tasks import ADAMW, ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS
 from benchmarks.training import Run
 
 CLOSED = 3  # spreads: nearer than that is as good as Dense()
-LITTLE = 0.1  # of the gap
+LITTLE, MUCH = 0.1, 0.5  # of the gap
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,12 @@ class Tried:
         return self.above_dense / self.usual.spread
 
     @property
+    def dense(self) -> Losses:
+        return self.table.losses(DENSE, self.table.seeds(self.text))
+
+    @property
     def above_dense(self) -> float:
-        dense = self.table.losses(DENSE, self.table.seeds(self.text))
-        return self.table.losses(self.text).mean - dense.mean
+        return self.table.losses(self.text).mean - self.dense.mean
 
     @property
     def bytes_a_step(self) -> float:
@@ -45,7 +48,7 @@ class Tried:
             "what is changed": self.changed,
             "compressor": f"`{self.text}`",
             "training loss": str(self.table.losses(self.text)),
-            "Dense()": str(self.table.losses(DENSE)),
+            "Dense()": str(self.dense),
             "gap": spreads(self.gap),
             "closed": "" if self is start else f"{closed(self, start):.0%}",
             **priced(self.table, self.text),
@@ -65,7 +68,7 @@ def closing_part(runs: Sequence[Run], about: Sequence[str]) -> str:
     head = (
         f"{TASKS[ADAMW_TASK].about}; {steps} steps, {seeds} seeds. `Dense()` ends at {usual.losses(DENSE)} "
         f"({len(usual.runs[DENSE])} seeds), whose spread is the yardstick of all gaps. They are to `Dense()` with the "
-        "same optimizer."
+        "same optimizer and seeds, which stands beside."
     )
     table = markdown([each.cells(start) for each in (start, *tried)], texts=2)
     sentences = [*said(start, tried), *placement(start, tried), *beside_sgd(start, tried)]
@@ -92,7 +95,7 @@ def said(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
         (f"**What closes the gap**, to fewer than {CLOSED} spreads:", whole),
         ("Nothing cheaper is nearer than:", list(front(each for each in tried if closed(each, start) >= LITTLE))),
         (f"Less than {LITTLE:.0%} either way:", [each for each in ranked if abs(closed(each, start)) < LITTLE]),
-        ("Worse than before:", [each for each in ranked if closed(each, start) <= -LITTLE]),
+        ("Wider than before:", [each for each in ranked if closed(each, start) <= -LITTLE]),
     ):
         if chosen:
             yield f"{opening} {', '.join(_told(each, start) for each in chosen)}."
@@ -122,9 +125,11 @@ def placement(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
 
 
 def beside_sgd(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
-    for each in tried:
-        if each.table.task == SGD_TASK:
-            yield f"{each.name} ends {each.above_dense:.3f} above its `Dense()`, under AdamW {start.above_dense:.3f}."
+    for sgd in (each for each in tried if each.table.task == SGD_TASK):
+        lost = f"{sgd.above_dense:.3f} above `Dense()`, with AdamW {start.above_dense:.3f}"
+        yield f"With SGD and momentum {start.name} ends {lost}."
+        if closed(sgd, start) >= MUCH:
+            yield "A likely reason: Adam moves every entry about as far, so no few of them matter most."
 
 
 def _told(each: Tried, start: Tried) -> str:

@@ -8,6 +8,7 @@ from benchmarks.report import tables
 from benchmarks.training import Run
 
 COLUMNS = 2
+DASHES = "-", "--", "-.", ":"  # of the first 20 colours, and when they come again
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
@@ -18,7 +19,8 @@ def plot(runs: Sequence[Run], path: Path) -> None:
 
     every = list(tables(runs))
     names = list(dict.fromkeys(text for table in every for text in table.runs if "feedback=False" not in text))
-    colours = dict(zip(names, (matplotlib.colormaps["tab20"](place / 20) for place in range(20)), strict=False))
+    colours = matplotlib.colormaps["tab20"].colors
+    styles = {name: {"color": colours[i % 20], "linestyle": DASHES[i // 20 % 4]} for i, name in enumerate(names)}
     columns = min(len(every), COLUMNS)
     rows = -(-len(every) // columns)
     figure = Figure(figsize=(5.5 * columns, 4.5 * rows + 1.5), layout="constrained", dpi=120)
@@ -28,7 +30,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     for axes, table in zip(panels, every, strict=False):
         for text in names:
             points = _mean_curve(table.runs.get(text, ()))
-            axes.plot(*zip(*points, strict=True), color=colours[text], label=text) if points else None
+            axes.plot(*zip(*points, strict=True), **styles[text], label=text) if points else None
         axes.set_title(table.task, loc="left")
         axes.set_xlabel("bytes sent per worker")
         axes.set_ylabel("training loss")

@@ -296,8 +296,8 @@ def test_merges_weigh_workers_by_their_samples(recipe: str) -> None:
             close(path[step], x)
 
 
-def test_own_parts_are_taken_back_as_they_were_before_they_were_weighted() -> None:
-    """Delayed averages: with everything landed, all hold the weighted mean of what they did."""
+def test_steps_of_all_workers_count_alike_where_they_are_taken_back() -> None:
+    """Delayed averages: with everything landed, all hold the mean of what they did, whatever their batches weigh."""
     weights = [1.0, 2.0, 5.0]
 
     def work(worker: Worker) -> tuple[list[Tensor], list[Tensor]]:
@@ -319,9 +319,34 @@ def test_own_parts_are_taken_back_as_they_were_before_they_were_weighted() -> No
         landed = max(0, (made - 2) // 2 * 2)
         together = START.clone()
         for step in range(landed):
-            together -= LR * sum(w * own[step] for w, (_, own) in zip(weights, results, strict=True)) / sum(weights)
+            together -= LR * sum(own[step] for _, own in results) / 3
         for path, own in results:
             close(path[made - 1], together - LR * sum(own[step] for step in range(landed, made)))
+
+
+@pytest.mark.parametrize("weights", [(32.0, 32.0, 4.0), (0.0, 1.0, 1.0)])
+def test_weights_that_change_leave_nobody_behind(weights: tuple[float, float, float]) -> None:
+    """What a worker keeps to itself is its residual and what is in flight, however long it goes on."""
+
+    def work(worker: Worker) -> list[float]:
+        model = network(worker.rank)
+        optimizer = sgd()(model)
+        session = worker.attach(model, optimizer, "DelayedAveraging(1) + TopK(0.3)")
+        apart = []
+        for step in range(160):
+            session.weight(weights[(step + worker.rank) % 3] if step % 20 == 19 else 32.0)
+            optimizer.zero_grad()
+            quiet = step % 80 >= 40  # nothing new is computed: what was owed is sent
+            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).mul(not quiet).backward()
+            optimizer.step()
+            if step % 80 == 79:
+                mine = parameters(model)
+                with session.merged(model):
+                    apart.append(float((parameters(model) - mine).norm()))
+        return apart
+
+    assert max(map(max, cluster(work, 3))) < 1e-9
+
 
 
 # -- numbers that are not finite --------------------------------------------------------------------------------------

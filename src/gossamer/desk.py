@@ -18,7 +18,7 @@ class Desk:
     """
 
     def __init__(self, transport: Transport, lane: Lane, *, apart: bool) -> None:
-        self._lane = Lane(lane.device) if apart else lane
+        self._lane = lane.beside() if apart else lane
         self._transport = transport.part(transport.world) if apart else transport
         self._apart = apart
 

@@ -117,7 +117,13 @@ class Exchange(ABC):
 
     def adopt(self, before: Exchange) -> None:
         """Take the place of another of the same stage, whose layout was another."""
-        self.step, self.weight, self.reference = before.step, before.weight, before.reference
+        self.follow(before)
+        self.step = before.step
+
+    def follow(self, before: Exchange) -> None:
+        """Go on where another ends."""
+        self.weight, self.muted, self.reference = before.weight, before.muted, before.reference
+        self.asked_to_stop, self.stopping = before.asked_to_stop, before.stopping
 
     @abstractmethod
     def close(self) -> None:

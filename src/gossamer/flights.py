@@ -84,7 +84,7 @@ class Flights(Exchange):
     # -- what the kinds of flights differ in ---------------------------------------------------------------------------
 
     @abstractmethod
-    def _offer(self, bucket: Bucket) -> Tensor:
+    def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
         """What leaves of a bucket: (n,)."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Flights(Exchange):
     def _riders(self, fragment: int) -> Riders:
         """What is averaged along with a fragment, as it is."""
 
-    def _used(self, fragment: Fragment) -> Flags:
+    def _used(self, fragment: Fragment, presence: Presence) -> Flags:
         """Which parameters the others should know to have a gradient here."""
         return NO_FLAGS
 
@@ -109,7 +109,11 @@ class Flights(Exchange):
         if not self.muted and not self._within_closure:
             self._count()
 
+    def rest(self) -> None:
+        self._counted = False
+
     def _count(self) -> None:
+        self._loop.scale()  # a step that the scaler skipped is over, which shows in it
         self.step += 1
         self._counted = True
         for fragment in self._fragments:
@@ -121,6 +125,8 @@ class Flights(Exchange):
         """Everything that is due by now, in the order of its time."""
         while self._next.launch <= self.step:
             self._land_until(self._next.launch - 1)
+            if self.stopping:
+                return  # the others come to no further turn
             self._launch(Presence.TRAINING)
         self._land_until(self.step)
 
@@ -136,7 +142,7 @@ class Flights(Exchange):
         """Let the next turn leave; `met`: where it was found out before who comes."""
         turn, fragment = self._next, self._fragments[self._next.fragment]
         weight, fragment.weight = fragment.weight, 0.0
-        parcels = [Parcel(bucket, self._offer(bucket), self.keeps_offers) for bucket in fragment.buckets]
+        parcels = [Parcel(bucket, self._offer(bucket, presence), self.keeps_offers) for bucket in fragment.buckets]
         numbers = self._riders(turn.fragment).numbers()
         at = At(
             step=self._number // len(self._fragments),
@@ -152,7 +158,7 @@ class Flights(Exchange):
             presence=presence,
             settings=seeds.address(settings),
             culprit=NOBODY,
-            used=self._used(fragment),
+            used=self._used(fragment, presence),
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
         )
@@ -178,6 +184,8 @@ class Flights(Exchange):
         meeting: Meeting = met.result
         round_.spent.append(met)
         round_.reference, round_.total = self.reference, meeting.weight
+        if self.keeps_offers:  # what was sent must mean the same at every turn, or taking it back would leave some
+            round_.weight, round_.total = 1.0, float(self._transport.world)
         if self.reference is None:
             round_.open(batch, self._loop.warn)
             self.reference = round_.reference
@@ -190,10 +198,7 @@ class Flights(Exchange):
         if blame is None and mean is not None and not all_finite(mean):
             blame = None, "buffers"
         arrival = Arrival(blame=blame, active=meeting.active, stop=verdict.stop, costs=round_.costs())
-        if blame is not None or not meeting.weight > 0:
-            for parcel in parcels:
-                if parcel.keeps:
-                    _divided(parcel.flat, round_.factor)  # it is offered again, weighted anew
+        if blame is not None or not round_.total > 0:
             return arrival
         for parcel, staged in zip(parcels, round_.staged, strict=True):
             parcel.bucket.state = staged.next_state.after(parcel.bucket.state)
@@ -201,7 +206,7 @@ class Flights(Exchange):
             arrival,
             committed=True,
             means=[staged.mean for staged in round_.staged],
-            owns=[_divided(staged.own, round_.factor) if self.keeps_offers else None for staged in round_.staged],
+            owns=[staged.own if self.keeps_offers else None for staged in round_.staged],
             riders=mean,
             used=verdict.used.tolist(),
         )
@@ -213,6 +218,7 @@ class Flights(Exchange):
             flight = self._under_way.popleft()
             asked = time.perf_counter()
             arrival = flight.ticket.wait()
+            arrival.use_here()
             self._waited += time.perf_counter() - asked
             self._account(arrival)
             with torch.no_grad():
@@ -304,6 +310,7 @@ class Flights(Exchange):
         }
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._await()
         self.step, self._number, self.reference = progress["step"], progress["turn"], progress["reference"]
         for fragment, weight in zip(self._fragments, progress["weights"], strict=True):
             fragment.weight = weight
@@ -335,8 +342,3 @@ class Flights(Exchange):
     def close(self) -> None:
         self._passes_seen.close()
         self._desk.close()
-
-
-def _divided(own: Tensor, factor: float) -> Tensor:
-    """In units of what was offered, before it was weighted."""
-    return own if factor in (0.0, 1.0) else own.div_(factor)

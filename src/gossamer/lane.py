@@ -77,6 +77,7 @@ class Lane:
         self._queue: SimpleQueue[Ticket[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False
+        self._beside: list[Lane] = []
         self._thread = threading.Thread(target=self._work, name="gossamer-lane", daemon=True)
         self._thread.start()
 
@@ -99,8 +100,15 @@ class Lane:
                 self._failure = failure
                 ticket.fail(failure)
 
+    def beside(self) -> Lane:
+        """Another one, for a group of its own, that ends with this one at the latest."""
+        self._beside.append(Lane(self.device))
+        return self._beside[-1]
+
     def close(self) -> None:
         """End the thread after what is queued; waits but a moment, since a peer may have left it waiting for ever."""
+        for lane in self._beside:
+            lane.close()
         self._closed = True
         self._queue.put(None)
         self._thread.join(PATIENCE_SECONDS)

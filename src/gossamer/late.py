@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
-from gossamer.control import Flags
+from gossamer.control import Flags, Presence
 from gossamer.errors import LoopError
 from gossamer.exchange import Loop
 from gossamer.flights import Flights
@@ -38,6 +38,13 @@ class LateGradients(Flights):
         self._arrived = False
 
     def _count(self) -> None:
+        self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        if self._counted:
+            raise LoopError(
+                "a second backward() before optimizer.step() would send once more, among its own gradients, the mean "
+                "that arrived with the first. Accumulate with `with session.no_sync():` around all but the last "
+                "backward(), or use EveryStep(accumulate=...)."
+            )
         super()._count()
         self._arrived = False
         self._boundary()
@@ -45,13 +52,13 @@ class LateGradients(Flights):
             self._show_nothing()
 
     @torch.no_grad()
-    def _offer(self, bucket: Bucket) -> Tensor:
+    def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
         """A copy: more than one is under way, and the loss scale may have changed before it lands."""
         flat = torch.zeros_like(bucket.flat)
         pairs = [
             (slot.of(flat), parameter.grad)
             for slot in bucket.layout
-            if (parameter := bucket.parameters[slot.name]).grad is not None
+            if (parameter := bucket.parameters[slot.name]).grad is not None and presence == Presence.TRAINING
         ]
         if pairs:
             views, gradients = zip(*pairs, strict=True)
@@ -80,8 +87,9 @@ class LateGradients(Flights):
             for slot in bucket.layout:
                 bucket.parameters[slot.name].grad = slot.of(flats[place]) if slot.name in used else None
 
-    def _used(self, fragment: Fragment) -> Flags:
-        return np.array([p.grad is not None for bucket in fragment.buckets for p in bucket.parameters.values()])
+    def _used(self, fragment: Fragment, presence: Presence) -> Flags:
+        graded = [p.grad is not None for bucket in fragment.buckets for p in bucket.parameters.values()]
+        return np.array(graded) & (presence == Presence.TRAINING)
 
     def _riders(self, fragment: int) -> Riders:
         return Riders([buffer for group in self._loop.buffers() for buffer in group if buffer.is_floating_point()])

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
+from gossamer.control import Presence
 from gossamer.exchange import Loop, Remembered
 from gossamer.flights import Flights
 from gossamer.kernels import all_finite, room_like
@@ -79,7 +80,7 @@ class Merges(Flights):
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _offer(self, bucket: Bucket) -> Tensor:
+    def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
         flat = room_like(bucket.flat) if self.keeps_offers else bucket.flat
         _gather(bucket, flat)
         self._strategy.offer(flat, self._memory[bucket])

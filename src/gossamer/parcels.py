@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gossamer.buckets import Bucket
@@ -55,7 +56,7 @@ class Parcel:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """What a flight brought. means, owns: by parcel, in units of what was offered; none where it was not committed."""
+    """What a flight brought. means, owns: by parcel, as they were offered; none where it was not committed."""
 
     committed: bool = False
     means: Sequence[Tensor] = ()
@@ -66,6 +67,12 @@ class Arrival:
     active: bool = True
     stop: bool = False
     costs: Costs = field(default_factory=dict)
+
+    def use_here(self) -> None:
+        """Tell the allocator that this thread's stream uses what the lane's has made."""
+        for tensor in (*self.means, *self.owns, self.riders):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 
 from gossamer import checkpoint, folding
 from gossamer.errors import CheckpointError
+from gossamer.merges import AGREED_KEY
 
 Tell = Callable[[str], list[str]]
 
@@ -143,7 +144,7 @@ def _read(directory: str | os.PathLike[str], step: int, rank: int, world: int, w
     if rank >= writers:  # two workers must not draw the same
         kept["random"] = random_state()
     sessions = [part["session"] for part in parts]
-    apart = any("flights" in session["progress"] for session in sessions)
+    apart = any(AGREED_KEY in memory for session in sessions for memory in session["state"].values())
     found.append(Found(kept, sessions, folding.describe(os.fspath(directory), step, writers, world, apart=apart)))
     return digests.pop() if len(digests) == 1 else ""
 

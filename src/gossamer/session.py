@@ -114,9 +114,8 @@ class Session:
         return At(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
 
     def _settings(self) -> str:
-        """What must be alike where ranks make the same step; loss scales differ while workers train apart."""
-        scale = "" if self._stages.now.merging else f"; loss scale={self._current_scale()}"
-        return settings(self.optimizer) + scale
+        """What must be alike where ranks make the same step. Apart, one may be a step behind its scheduler."""
+        return "" if self._stages.now.merging else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
 
     def _shake_hands(self) -> None:
         if self._alone:

@@ -95,6 +95,11 @@ class SiteMerges(Merges):
             self.step -= 1  # steps of its site are missing here since the last merge: one more brings all together
         return super().end_epoch()
 
+    def meet_to_save(self) -> None:
+        """The site first: whoever trains on waits for this rank there."""
+        self._inside.meet_to_save()
+        super().meet_to_save()
+
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "inside": self._inside.progress()}
 

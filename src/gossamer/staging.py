@@ -96,8 +96,7 @@ class Stages:
             parameter.grad = None  # they lie in buckets that go
         following = self.begin(parameters, self.fragments(parameters))
         assert following is not None
-        following.weight, following.reference = before.weight, before.reference
-        following.asked_to_stop, following.stopping = before.asked_to_stop, before.stopping
+        following.follow(before)
         return following
 
     def over(self, passes: int) -> bool:

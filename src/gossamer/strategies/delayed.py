@@ -27,7 +27,8 @@ class DelayedAveraging(Merging):
 
     The paper takes gradients back times the learning rate of the step that used them. Here what travels is what the
     optimizer did to the parameters, which is the same for SGD, also when its learning rate changes meanwhile, and is
-    right for momentum and Adam, whose steps cannot be taken back by their gradients. delay, period: in backward passes.
+    right for momentum and Adam, whose steps cannot be taken back by their gradients. Steps of all workers count alike,
+    whatever session.weight says: what is taken back must be what was sent. delay, period: in backward passes.
     """
 
     delay: int

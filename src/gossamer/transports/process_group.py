@@ -64,8 +64,9 @@ class ProcessGroupTransport:
 
     def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
         mean = _into(out, tensor)
-        if mean.is_cuda and "nccl" in str(dist.get_backend_config(self._group)):
-            return self._all_reduced(mean, dist.ReduceOp.AVG)
+        if mean.is_cuda:
+            averages = "nccl" in str(dist.get_backend_config(self._group))
+            return self._all_reduced(mean, dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM)
         if mean.dtype.itemsize < 4 or mean.nbytes <= SMALL_BYTES:
             return self._direct_mean(mean)
         return self._all_reduced(mean, dist.ReduceOp.SUM)
