@@ -52,7 +52,13 @@ AS_IT_IS = [
     f"DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.0) + {TWO_BITS}",
     OUTER.format(20),
 ]
-FASTER = [DENSE, APART, OUTER.format(20), *(f"{OUTER.format(period)} + {ONE_BIT}" for period in (20, 50, 100))]
+FASTER = [
+    DENSE,
+    APART,
+    "Float4()",
+    OUTER.format(20),
+    *(f"{OUTER.format(period)} + {ONE_BIT}" for period in (20, 50, 100)),
+]
 FASTER_RATE = 6e-3
 STUDY = [*((recipe, LEARNING_RATE) for recipe in AS_IT_IS), *((recipe, FASTER_RATE) for recipe in FASTER)]
 QUICK = [DENSE, APART, "DiLoCo(period=4) + Float4()"]

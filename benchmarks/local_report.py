@@ -164,7 +164,7 @@ def sentences(found: Study) -> Iterator[str]:
         yield (
             f"Least bytes at no more loss than that of `{dense}` and one spread of it: `{enough}`, "
             f"{bytes_text(found.bytes_sent(enough))} a worker, **{found.saving(enough):,.0f} times fewer** "
-            f"({len(found.runs[enough])} of {len(found.runs[dense])} seeds)."
+            f"(seeds: {len(found.runs[enough])}, and {len(found.runs[dense])} of the latter)."
         )
 
 

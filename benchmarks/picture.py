@@ -19,8 +19,8 @@ def plot(runs: Sequence[Run], path: Path) -> None:
 
     every = list(tables(runs))
     names = list(dict.fromkeys(text for table in every for text in table.runs if "feedback=False" not in text))
-    colours = matplotlib.colormaps["tab20"].colors
-    styles = {name: {"color": colours[i % 20], "linestyle": DASHES[i // 20 % 4]} for i, name in enumerate(names)}
+    colours = matplotlib.colormaps["tab20"]
+    styles = {name: {"color": colours(i % 20), "linestyle": DASHES[i // 20 % 4]} for i, name in enumerate(names)}
     columns = min(len(every), COLUMNS)
     rows = -(-len(every) // columns)
     figure = Figure(figsize=(5.5 * columns, 4.5 * rows + 1.5), layout="constrained", dpi=120)
@@ -36,7 +36,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
         axes.set_ylabel("training loss")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
         axes.spines[["top", "right"]].set_visible(False)
     lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}

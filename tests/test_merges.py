@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import checkpoint, events
-from gossamer.errors import LoopError, NonFiniteError, RecipeError
+from gossamer.errors import LoopError, NonFiniteError, RecipeError, Stopped
 from gossamer.recipe import resolve
 from gossamer.session import Session
 from gossamer.strategies import DelayedAveraging
@@ -348,7 +348,6 @@ def test_weights_that_change_leave_nobody_behind(weights: tuple[float, float, fl
     assert max(map(max, cluster(work, 3))) < 1e-9
 
 
-
 # -- numbers that are not finite --------------------------------------------------------------------------------------
 
 
@@ -619,6 +618,54 @@ def test_saving_on_one_rank_while_others_train_is_an_error_on_all(tmp_path: Path
         for said in cluster(lambda worker, r=recipe: work(worker, r), 3):
             assert "ranks 1 called session.save() while others went on training" in said, recipe
     assert not list(tmp_path.iterdir())
+
+
+def test_a_site_hears_first_that_one_of_it_saves(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        model = network(worker.rank)
+        optimizer = sgd()(model)
+        session = worker.attach(model, optimizer, "LocalSGD(4, per_site=2)")
+        for step in range(12):
+            optimizer.zero_grad()
+            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            optimizer.step()
+            if (step, worker.rank) == (5, 1):
+                session.save(tmp_path)
+
+    with pytest.raises(LoopError, match=r"ranks 1 called session\.save"):
+        cluster(work, 4)
+
+
+@pytest.mark.parametrize("recipe", ["EveryStep()", "LocalSGD(4)", "EveryStep(delay=1)"])
+def test_a_wish_to_stop_outlives_a_reset(recipe: str) -> None:
+    def work(worker: Worker) -> int:
+        model = network(worker.rank)
+        optimizer = sgd()(model)
+        session = worker.attach(model, optimizer, recipe)
+        for step in range(20):
+            if step == 3:
+                session.ask_to_stop()
+                session.reset("0.weight")
+            optimizer.zero_grad()
+            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            try:
+                optimizer.step()
+            except Stopped:
+                return step
+        return -1
+
+    assert 3 <= min(cluster(work, 2)) == max(cluster(work, 2)) <= 8
+
+
+def test_a_second_backward_is_refused_where_gradients_arrive_late() -> None:
+    def work(worker: Worker) -> None:
+        model = network(worker.rank)
+        worker.attach(model, sgd()(model), "EveryStep(delay=1)")
+        for step in range(2):
+            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+
+    with pytest.raises(LoopError, match="no_sync"):
+        cluster(work, 2)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

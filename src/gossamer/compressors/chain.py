@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Codec
-from gossamer.compressors.sparse import Sparse, require_places
+from gossamer.compressors.sparse import Sparse, chosen, require_places
 from gossamer.errors import require
 from gossamer.kernels import Residual, encode_places, sparse_decode
 from gossamer.layout import Layout, Packed
@@ -47,8 +47,7 @@ class Chain(Codec):
 
     def chosen(self, layout: Layout) -> Layout:
         """The layout of the values that `first` chooses: k in one dimension per tensor."""
-        counts = self.first.counts(layout.sizes)
-        return Layout.of({name: (count,) for name, count in zip(layout.names, counts, strict=True)})
+        return chosen(layout.names, tuple(self.first.counts(layout.sizes)))
 
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         require_places(x.layout)

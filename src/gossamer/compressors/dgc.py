@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import sqrt
 
 import torch
@@ -15,6 +14,7 @@ from gossamer.compressors.base import Codec, Compressor, Ownership, room_for_mea
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sparse import (
+    chosen,
     dearer_than_dense,
     entries_bytes,
     expect_values,
@@ -147,12 +147,6 @@ def clipped(x: Packed, clip: float | None, at: At) -> Tensor:
     return torch.cat(
         [span * (limit / norm).clamp(max=1).to(span.dtype) for span, norm in zip(spans, norms, strict=True)]
     )
-
-
-@lru_cache(maxsize=256)
-def chosen(names: tuple[str, ...], counts: tuple[int, ...]) -> Layout:
-    """The layout of so many values of each tensor, in one dimension."""
-    return Layout.of({name: (count,) for name, count in zip(names, counts, strict=True)})
 
 
 def _everything(places: Tensor, values: Tensor, left: Packed, at: At, out: Tensor | None) -> Aggregation:

@@ -189,3 +189,9 @@ def expect_values(values: Tensor, count: int) -> None:
     """Raise MalformedError unless these are `count` real numbers."""
     if values.shape != (count,) or not values.is_floating_point():
         raise MalformedError(f"the values of {count} entries were due, and {tuple(values.shape)} {values.dtype} came")
+
+
+@lru_cache(maxsize=256)
+def chosen(names: tuple[str, ...], counts: tuple[int, ...]) -> Layout:
+    """The layout of so many values of each tensor, in one dimension."""
+    return Layout.of({name: (count,) for name, count in zip(names, counts, strict=True)})
