@@ -12,7 +12,7 @@ from gossamer.buckets import Bucket, Buffers, layouts, moving_bytes
 from gossamer.control import control_bytes, last_word_bytes
 from gossamer.exchange import Exchange
 from gossamer.recipe import Recipe
-from gossamer.riders import momenta_kept, numbers_bytes
+from gossamer.riders import floating, momenta_kept, numbers_bytes
 from gossamer.strategies import AVERAGE, Stage
 from gossamer.transports.base import Transport
 
@@ -48,7 +48,7 @@ def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
 ) -> tuple[int, ...]:
     """What is averaged along with each fragment, in float32 or wider."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    buffers = floating(model.buffers())
     kinds = 0
     if optimizer is not None and stage.merging is not None and stage.merging.on_merge == AVERAGE:
         kinds = len(momenta_kept(optimizer))

@@ -22,7 +22,7 @@ from gossamer.compressors import Compressor
 from gossamer.control import NOBODY, Flags, Meeting, Presence, Report
 from gossamer.desk import Desk
 from gossamer.drive import Performed
-from gossamer.exchange import Exchange, Loop, Remembered
+from gossamer.exchange import Costs, Exchange, Loop, Remembered
 from gossamer.kernels import all_finite
 from gossamer.lane import Lane
 from gossamer.parcels import Arrival, Flight, Fragment, Parcel, arrived
@@ -230,8 +230,12 @@ class Flights(Exchange):
 
     def _account(self, arrival: Arrival) -> None:
         self.stopping = self.stopping or arrival.stop
-        self._skipped = self._skipped or not arrival.committed
-        for name, value in arrival.costs.items():
+        self._add(not arrival.committed, arrival.costs)
+
+    def _add(self, skipped: bool, costs: Costs) -> None:
+        """Part of the step that ends with the boundary."""
+        self._skipped = self._skipped or skipped
+        for name, value in costs.items():
             self._costs[name] = self._costs.get(name, 0.0) + value
 
     def _tell(self) -> None:

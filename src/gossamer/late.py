@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from itertools import chain
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from gossamer.exchange import Loop
 from gossamer.flights import Flights
 from gossamer.lane import Lane
 from gossamer.parcels import Arrival, Flight, Fragment
-from gossamer.riders import Riders
+from gossamer.riders import Riders, floating
 from gossamer.strategies import Periodic
 from gossamer.transports.base import Transport
 
@@ -92,7 +93,7 @@ class LateGradients(Flights):
         return np.array(graded) & (presence == Presence.TRAINING)
 
     def _riders(self, fragment: int) -> Riders:
-        return Riders([buffer for group in self._loop.buffers() for buffer in group if buffer.is_floating_point()])
+        return Riders(floating(chain.from_iterable(self._loop.buffers())))
 
     def before_step(self, *, closure: bool) -> None:
         if closure:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.control import Presence
-from gossamer.exchange import Blame, Costs, Loop
+from gossamer.exchange import Blame, Loop
 from gossamer.gradients import GradientExchange
 from gossamer.lane import Lane
 from gossamer.merges import Merges
@@ -36,14 +36,8 @@ class SiteMerges(Merges):
         start: int = 0,
     ) -> None:
         self._inside = inside
-        inside.tell_instead(self._ended_inside, self._judged_inside)
+        inside.tell_instead(self._add, self._judged_inside)
         super().__init__(strategy, fragments, optimizer, compressor, transport, lane, loop, seed, start, guards=False)
-
-    def _ended_inside(self, skipped: bool, costs: Costs) -> None:
-        """Part of the step that ends with the boundary."""
-        self._skipped = self._skipped or skipped
-        for name, value in costs.items():
-            self._costs[name] = self._costs.get(name, 0.0) + value
 
     def _judged_inside(self, blame: Blame | None) -> None:
         """By the rank among all, not within the site."""

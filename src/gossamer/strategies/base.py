@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gossamer.strategies.schedule import Periodic
@@ -62,9 +63,9 @@ class Merging(Strategy):
     def begin(self, parameters: Tensor) -> Memory:
         """What a worker remembers at first; `AGREED` among it, which is the same on every worker at all times."""
 
-    @abstractmethod
     def offer(self, parameters: Tensor, memory: Memory) -> None:
         """Overwrite `parameters`, a copy, with what leaves: how far they went, so that downhill is positive."""
+        torch.sub(memory[AGREED], parameters, out=parameters)
 
     @abstractmethod
     def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:

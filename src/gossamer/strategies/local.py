@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gossamer.errors import require
@@ -54,9 +53,6 @@ class LocalSGD(Merging):
 
     def begin(self, parameters: Tensor) -> Memory:
         return {AGREED: parameters.clone()}
-
-    def offer(self, parameters: Tensor, memory: Memory) -> None:
-        torch.sub(memory[AGREED], parameters, out=parameters)
 
     def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
         parameters.copy_(memory[AGREED].sub_(mean))

@@ -75,9 +75,6 @@ class DiLoCo(Merging):
         momentum = {MOMENTUM: torch.zeros_like(parameters)} if self.outer_momentum else {}
         return {AGREED: parameters.clone(), **momentum}
 
-    def offer(self, parameters: Tensor, memory: Memory) -> None:
-        torch.sub(memory[AGREED], parameters, out=parameters)
-
     def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
         agreed, step = memory[AGREED], mean
         if self.outer_momentum:
