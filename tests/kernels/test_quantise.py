@@ -25,8 +25,8 @@ from gossamer.kernels import (
     ternary,
     twobit,
 )
-from gossamer.kernels.native_quantise import LARGEST_BLOCK
 from gossamer.kernels.residual import Residual
+from gossamer.kernels.spans import LARGEST_BLOCK
 
 KEY = seeds.address("tests", "quantise")
 SIZES = (12, 0, 1, 37, 300, 8)

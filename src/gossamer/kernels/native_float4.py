@@ -12,18 +12,18 @@ from torch import Tensor
 
 from gossamer.kernels import float4, sign_magnitude
 from gossamer.kernels.native import Count, Function, Pointer, address, documented
-from gossamer.kernels.native_quantise import (
+from gossamer.kernels.native_tiles import (
     Divisor,
-    _blocks,
-    _both,
-    _buffers,
-    _bytes,
-    _columns,
-    _decodable,
-    _halved,
-    _tiled,
-    _tiling,
-    _written,
+    blocks_of,
+    both,
+    buffers,
+    by_halves,
+    columns,
+    decodable,
+    octets,
+    tiled,
+    tiling,
+    written,
 )
 from gossamer.kernels.residual import Residual
 from gossamer.kernels.reuse import empty
@@ -40,10 +40,10 @@ _SIGN_MAGNITUDE_DECODE = Function("gossamer_sign_magnitude_decode", *_DECODE)
 def float4_encode(
     x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
-    if not (block % 2 == 0 and _tiled(sizes, x, *_both(residual))):
+    if not (block % 2 == 0 and tiled(sizes, x, *both(residual))):
         return float4.float4_encode(x, sizes, block, residual)
-    scales, codes = empty(_blocks(sizes, block), torch.float32), _bytes(_blocks(sizes, 2))
-    _FLOAT4_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, address(scales), address(codes))
+    scales, codes = empty(blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 2))
+    _FLOAT4_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(scales), address(codes))
     return scales, codes
 
 
@@ -51,20 +51,20 @@ def float4_encode(
 def float4_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    counts = _blocks(sizes, block), torch.uint8, _blocks(sizes, 2)
-    if not (block % 2 == 0 and _decodable(payloads, sizes, out, *counts)):
+    counts = blocks_of(sizes, block), torch.uint8, blocks_of(sizes, 2)
+    if not (block % 2 == 0 and decodable(payloads, sizes, out, *counts)):
         return float4.float4_decode(payloads, sizes, block, out, divisor)
-    return _written(_FLOAT4_DECODE(*_columns(payloads), *_tiling(sizes), block, divisor, address(out)))
+    return written(_FLOAT4_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))
 
 
 @documented(sign_magnitude.sign_magnitude_encode)
 def sign_magnitude_encode(
     x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
-    if not (_halved(block) and _tiled(sizes, x, *_both(residual))):
+    if not (by_halves(block) and tiled(sizes, x, *both(residual))):
         return sign_magnitude.sign_magnitude_encode(x, sizes, block, residual)
-    means, codes = empty(2 * _blocks(sizes, block), torch.float32), _bytes(_blocks(sizes, 4))
-    _SIGN_MAGNITUDE_ENCODE(*_buffers(x, residual), *_tiling(sizes), block, address(means), address(codes))
+    means, codes = empty(2 * blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 4))
+    _SIGN_MAGNITUDE_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(means), address(codes))
     return means, codes
 
 
@@ -72,7 +72,7 @@ def sign_magnitude_encode(
 def sign_magnitude_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    counts = 2 * _blocks(sizes, block), torch.uint8, _blocks(sizes, 4)
-    if not (block % 4 == 0 and _decodable(payloads, sizes, out, *counts)):
+    counts = 2 * blocks_of(sizes, block), torch.uint8, blocks_of(sizes, 4)
+    if not (block % 4 == 0 and decodable(payloads, sizes, out, *counts)):
         return sign_magnitude.sign_magnitude_decode(payloads, sizes, block, out, divisor)
-    return _written(_SIGN_MAGNITUDE_DECODE(*_columns(payloads), *_tiling(sizes), block, divisor, address(out)))
+    return written(_SIGN_MAGNITUDE_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))

@@ -24,6 +24,7 @@ from gossamer.kernels.native import (
     documented,
     serves,
 )
+from gossamer.kernels.native_tiles import both, buffers
 from gossamer.kernels.residual import Residual
 from gossamer.kernels.reuse import empty
 
@@ -48,10 +49,10 @@ _coded_bytes = lru_cache(truth.coded_bytes)
 def largest(
     x: Tensor, sizes: Sequence[int], counts: Sequence[int], residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
-    if len(sizes) != len(counts) or not _serves(x, *_both(residual)):
+    if len(sizes) != len(counts) or not _serves(x, *both(residual)):
         return select.largest(x, sizes, counts, residual)
     places, values = _entries(sum(counts))
-    if _LARGEST(*_buffers(x, residual), *_tensors(sizes, counts), address(places), address(values)) == MISFIT:
+    if _LARGEST(*buffers(x, residual), len(x), *_tensors(sizes, counts), address(places), address(values)) == MISFIT:
         return select.largest(x, sizes, counts, residual)
     return places, values
 
@@ -68,21 +69,21 @@ def largest_with_momentum(
     nesterov: bool = False,
     masked: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    if len(sizes) == len(counts) and _serves(x, *_both(momentum), *_both(residual)):
+    if len(sizes) == len(counts) and _serves(x, *both(momentum), *both(residual)):
         places, values = _entries(sum(counts))
-        accelerated = *map(address, (x, *_both(momentum))), rate, nesterov, masked
-        buffers = *accelerated, *map(address, _both(residual)), len(x)
-        if _LARGEST_WITH_MOMENTUM(*buffers, *_tensors(sizes, counts), address(places), address(values)) != MISFIT:
+        accelerated = *map(address, (x, *both(momentum))), rate, nesterov, masked
+        lying = *accelerated, *map(address, both(residual)), len(x)
+        if _LARGEST_WITH_MOMENTUM(*lying, *_tensors(sizes, counts), address(places), address(values)) != MISFIT:
             return places, values
     return select.largest_with_momentum(x, sizes, counts, rate, momentum, residual, nesterov=nesterov, masked=masked)
 
 
 @documented(select.above)
 def above(x: Tensor, threshold: float, room: int, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
-    if room < 0 or not _serves(x, *_both(residual)):
+    if room < 0 or not _serves(x, *both(residual)):
         return select.above(x, threshold, room, residual)
     places, values = _entries(room)
-    found = _ABOVE(*_buffers(x, residual), threshold, room, address(places), address(values))
+    found = _ABOVE(*buffers(x, residual), len(x), threshold, room, address(places), address(values))
     return places[:found], values
 
 
@@ -136,19 +137,10 @@ def _scatters(values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor) -
     return plain and serves(out, *values, *places)
 
 
-def _serves(x: Tensor, *buffers: Tensor) -> bool:
+def _serves(x: Tensor, *others: Tensor) -> bool:
     """Whether these are float32 buffers of one size, and places in them fit in 32 bits."""
-    alike = all(tensor.dtype == torch.float32 and tensor.shape == x.shape for tensor in (x, *buffers))
-    return alike and x.dim() == 1 and len(x) < 2**31 and serves(x, *buffers)
-
-
-def _both(residual: Residual | None) -> tuple[Tensor, ...]:
-    return () if residual is None else (residual.before, residual.after)
-
-
-def _buffers(x: Tensor, residual: Residual | None) -> tuple[int | None, int | None, int | None, int]:
-    before, after = (None, None) if residual is None else (residual.before, residual.after)
-    return address(x), address(before), address(after), len(x)
+    alike = all(tensor.dtype == torch.float32 and tensor.shape == x.shape for tensor in (x, *others))
+    return alike and x.dim() == 1 and len(x) < 2**31 and serves(x, *others)
 
 
 def _tensors(
