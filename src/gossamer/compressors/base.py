@@ -44,6 +44,11 @@ class Compressor(Term, ABC):
         return False
 
     @property
+    def reads_blind(self) -> bool:
+        """Whether the mean follows from what is heard, so that who only listens need not know what it would say."""
+        return False
+
+    @property
     def stands_alone(self) -> bool:
         """Whether no compressor but Route may stand around it."""
         return False
@@ -97,6 +102,10 @@ class Compressor(Term, ABC):
 
 class Codec(Compressor):
     """A compressor that is no more than an encoder and a decoder: everyone hears everyone's payload."""
+
+    @property
+    def reads_blind(self) -> bool:
+        return True
 
     @property
     def shards_well(self) -> bool:

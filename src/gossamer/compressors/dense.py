@@ -43,6 +43,10 @@ class Dense(Compressor):
     def routes(self) -> bool:
         return True
 
+    @property
+    def reads_blind(self) -> bool:
+        return True
+
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
         if self.dtype is not None and x.flat.dtype != DTYPES[self.dtype]:
             return (yield from self._cast(x.flat, DTYPES[self.dtype], at, out))

@@ -68,6 +68,10 @@ class DGC(Compressor):
     def stands_alone(self) -> bool:
         return True
 
+    @property
+    def reads_blind(self) -> bool:
+        return True
+
     def owns_momentum(self, slot: Slot) -> Ownership:
         return Ownership(optimizer=SGD)
 

@@ -30,6 +30,10 @@ class Feedback(Wrapper):
 
     inner: Compressor
 
+    @property
+    def reads_blind(self) -> bool:
+        return self.inner.reads_blind
+
     def init(self, like: Packed, at: At) -> State:
         residual = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
         return State({RESIDUAL: Packed(residual, like.layout), **self.inner.init_compensated(like, at)})

@@ -45,6 +45,10 @@ class Route(Compressor):
         return replace(self, inner=self.inner.completed(complete), rest=self.rest.completed(complete))
 
     @property
+    def reads_blind(self) -> bool:
+        return all(way.reads_blind for way in self.ways)
+
+    @property
     def ways(self) -> tuple[Compressor, Compressor]:
         return self.inner, self.rest
 

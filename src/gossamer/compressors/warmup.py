@@ -39,6 +39,10 @@ class Warmup(Wrapper):
     def wants_feedback(self) -> bool:
         return self.inner.wants_feedback
 
+    @property
+    def reads_blind(self) -> bool:
+        return self.inner.reads_blind
+
     def init(self, like: Packed, at: At) -> State:
         return self.inner.init(like, at)
 

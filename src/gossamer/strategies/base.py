@@ -85,7 +85,7 @@ class Stage:
 
     averages: gradients are averaged in every step, by all workers or by every `per_site` neighbouring ones;
     accumulate, delay: over so many backward passes, and used so many exchanges later; merging: parameters are averaged
-    from time to time.
+    from time to time; serving: parameters are held by servers; mixing: they are averaged with neighbours only.
     """
 
     start: int
@@ -94,3 +94,5 @@ class Stage:
     delay: int = 0
     per_site: int | None = None
     merging: Merging | None = None
+    serving: Strategy | None = None
+    mixing: Strategy | None = None

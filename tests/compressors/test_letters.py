@@ -1,0 +1,79 @@
+"""Between two peers every compressor says what it says in a group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from laws import momentum, quantisers, sharded
+from laws import sparse as sparse_family
+from laws.laws import LAYOUT
+
+from gossamer.compressors import QSGD, Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK, letters
+from gossamer.errors import MalformedError
+from gossamer.layout import Packed
+from gossamer.words import At, State
+
+EVERY = [
+    Dense(),
+    Dense(dtype="bfloat16"),
+    PowerSGD(rank=2),
+    Route(Feedback(TopK(density=0.1))),
+    Route(Feedback(PowerSGD(rank=2)), rest=Feedback(Int8()), smallest=100),
+    *(compressor for family in (quantisers, sparse_family, momentum, sharded) for compressor in family.EXACT),
+]
+AT = At(step=3, seed=5, rank=2, world=4)
+
+
+def numbers(step: int) -> Packed:
+    generator = torch.Generator().manual_seed(step)
+    return Packed(torch.randn(LAYOUT.numel, generator=generator), LAYOUT)
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_the_reader_has_the_writers_bits(compressor: Compressor) -> None:
+    state = letters.begin(compressor, numbers(0), AT)
+    for step in range(3):
+        x = numbers(step)
+        letter = letters.write(compressor, x, state, AT)
+        out = torch.full((LAYOUT.numel,), float("nan"))
+        payload = tuple(tensor.clone() for tensor in letter.payload)
+        letters.read(compressor, payload, LAYOUT, AT, out)
+        assert torch.equal(out, letter.own().to(out.dtype))
+        assert torch.equal(x.flat, numbers(step).flat)
+        state = letter.next_state.after(state)
+
+
+@pytest.mark.parametrize(
+    "compressor", [Feedback(TopK(density=0.1)), Feedback(Int8()), Route(Feedback(TopK(0.1)))], ids=repr
+)
+def test_what_was_written_and_what_is_left_are_what_was_given(compressor: Compressor) -> None:
+    state, given, sent = letters.begin(compressor, numbers(0), AT), torch.zeros(LAYOUT.numel), torch.zeros(LAYOUT.numel)
+    for step in range(20):
+        x = Packed(numbers(step).flat.mul_(64).round_(), LAYOUT)
+        letter = letters.write(compressor, x, state, AT)
+        given += x.flat
+        sent += letter.own()
+        state = letter.next_state.after(state)
+    residual = torch.zeros(LAYOUT.numel)
+    for packed in state.values():
+        for name, view in packed.items():
+            Packed(residual, LAYOUT)[name].copy_(view)
+    torch.testing.assert_close(sent + residual, given, atol=2e-3, rtol=0)
+
+
+def test_workers_draw_for_themselves() -> None:
+    x = Packed(torch.full((LAYOUT.numel,), 0.3), LAYOUT)
+    here, there = (letters.write(QSGD(levels=3), x, State(), At(rank=rank, world=2)).own() for rank in range(2))
+    assert not torch.equal(here, there)
+    assert torch.equal(here, letters.write(QSGD(levels=3), x, State(), At(rank=0, world=5)).own())
+
+
+@pytest.mark.parametrize(
+    "compressor", [Dense(), Feedback(TopK(density=0.1)), Route(Int8()), PowerSGD(rank=2)], ids=repr
+)
+def test_a_letter_that_nobody_wrote_is_refused(compressor: Compressor) -> None:
+    payload = letters.write(compressor, numbers(1), letters.begin(compressor, numbers(1), AT), AT).payload
+    out = torch.zeros(LAYOUT.numel)
+    for wrong in (payload[:-1], (*payload, payload[0]), (payload[0].flatten()[:-1], *payload[1:]), ()):
+        with pytest.raises(MalformedError):
+            letters.read(compressor, wrong, LAYOUT, AT, out)
