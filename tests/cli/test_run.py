@@ -10,12 +10,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from gossamer.cli import servers
 from gossamer.cli.main import gossamer
+from gossamer.lab import plan
+from gossamer.launch.serving import Serving
+from gossamer.network import read_network
 from gossamer.observe import plot
 
 TRAINING = """
@@ -181,6 +186,117 @@ def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
         assert all_end(opened, 5)
 
 
+SERVER = """
+import os, socket
+print("pid", os.getpid(), flush=True)
+host, port = os.environ["GOSSAMER_SERVERS"].split(",")[int(os.environ["GOSSAMER_SERVER"])].split(":")
+with socket.create_server((host, int(port))) as listener:
+    while True:
+        listener.accept()[0].close()
+"""
+# `gossamer`, with a server that is up in no time
+BESIDE_A_STAND_IN = """
+import sys
+from functools import partial
+from gossamer.cli import main, servers
+servers.Serving = partial(servers.Serving, command=(sys.executable, "-S", "-c", sys.argv.pop(1)))
+main.main()
+"""
+
+
+@watched
+@pytest.mark.processes
+def test_servers_and_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITING.format(""))
+    with subprocess.Popen(
+        [sys.executable, "-c", BESIDE_A_STAND_IN, SERVER, "run", "--servers", "1", "--workers", "1", "train.py"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as launcher:  # fmt: skip
+        assert launcher.stdout is not None
+        assert launcher.stderr is not None
+        said = launcher.stdout.readline().split()[-2:] + launcher.stderr.readline().split()[-1:]
+        opened = [os.pidfd_open(int(pid)) for pid in said]
+        launcher.kill()
+        ended = all_end(opened, 5)
+        for file in opened:
+            os.close(file)
+    assert len(opened) == 3
+    assert ended
+
+
+def run_beside_servers(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, script: str, *options: str, server: str = SERVER
+) -> tuple[int, str]:
+    (directory / "train.py").write_text(script)
+    monkeypatch.chdir(directory)
+    stand_in = (sys.executable, "-S", "-u", "-c", server)
+    monkeypatch.setattr(servers, "Serving", partial(Serving, command=stand_in))
+    result = CliRunner().invoke(gossamer, ["run", *options, "train.py"])
+    return result.exit_code, str(result.output)
+
+
+DIES = """
+import os, signal
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.processes
+def test_a_run_beside_servers_outlives_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--servers", "1", "--recipe", "Dense()", "--json", "out.json")
+    exit_code, said = run_beside_servers(tmp_path, monkeypatch, DIES + TRAINING, *options)
+    assert exit_code == 0, said
+    assert said.count("rank 1 was lost (signal SIGKILL). The other one goes on.") == 1
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert (record["steps"], record["final"]["loss"]) == (20, pytest.approx(0.05))
+    (logs,) = (tmp_path / "runs").iterdir()
+    assert sorted(os.listdir(logs)) == ["rank-0.log", "rank-1.log", "record.json", "server-0.log"]
+
+
+@pytest.mark.processes
+def test_a_server_that_fails_ends_the_run_with_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = "raise RuntimeError('no such recipe')"
+    exit_code, said = run_beside_servers(tmp_path, monkeypatch, "", "--servers", "1", "--logs", "kept", server=failing)
+    assert exit_code == 1
+    assert said.count("server 0: RuntimeError: no such recipe") == 1
+    assert "Server 0 failed at its start (exit code 1)" in said
+    assert "no such recipe" in (tmp_path / "kept" / "server-0.log").read_text()
+
+
+IN_THE_LAB = """
+import os, socket
+import gossamer
+places = [place.split(":") for place in os.environ["GOSSAMER_SERVERS"].split(",")]
+for host, port in places:
+    while True:
+        try:
+            with socket.create_connection((host, int(port))) as link:
+                print(link.getsockname()[0], "reaches", host)
+            break
+        except ConnectionRefusedError:
+            pass
+print("met", gossamer.init().size, "at", os.environ["MASTER_ADDR"])
+"""
+PLAN = plan(read_network("200mbit", 2))
+
+
+@pytest.mark.skipif(PLAN.emulation == "paced" or PLAN.reenters, reason=PLAN.reason or "network namespaces need root")
+@pytest.mark.namespaces
+@pytest.mark.processes
+def test_servers_have_hosts_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--servers", "2", "--workers", "2", "--network", "200mbit")
+    exit_code, said = run_beside_servers(tmp_path, monkeypatch, IN_THE_LAB, *options)
+    assert exit_code == 0, said
+    for rank in (0, 1):
+        for server in (2, 3):
+            assert f"[rank {rank}] 10.77.0.{rank + 1} reaches 10.77.0.{server + 1}\n" in said
+        assert f"[rank {rank}] met 2 at 10.77.0.3\n" in said
+    assert "hostname" not in said + capfd.readouterr().err
+
+
 def refused(*arguments: str) -> str:
     result = CliRunner().invoke(gossamer, ["run", *arguments])
     assert result.exit_code != 0
@@ -207,6 +323,18 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     assert "gossamer[plot]" in refused("--plot", "out.png", script)
     assert os.listdir(tmp_path) == ["train.py"]
+
+
+def test_servers_that_cannot_work_are_refused_with_the_line_to_write(script: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(b"0123456789abcdef" * 2)
+    token.chmod(0o644)
+    assert f"chmod 600 {token}" in " ".join(refused("--servers", "1", "--token-file", str(token), script).split())
+    token.chmod(0o600)
+    assert "add --servers 1" in refused("--token-file", str(token), script)
+    several = ("--nnodes", "2", "--rendezvous", "localhost:1")
+    assert "Leave out --nnodes;" in refused("--servers", "1", *several, script)
+    assert "Leave out --rendezvous;" in refused("--servers", "1", *several[2:], script)
 
 
 @pytest.mark.processes

@@ -17,12 +17,14 @@ import click
 from rich.console import Console
 
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
-from gossamer.errors import RecipeError
+from gossamer.cli.servers import Start, check_token, read_serving, starter
+from gossamer.errors import PeerLost, RecipeError
 from gossamer.lab import Fault, Plan, Schedule, read_fault
 from gossamer.launch.failure import Failure
 from gossamer.launch.job import Job, interfaces
-from gossamer.launch.launcher import Outcome, launch
+from gossamer.launch.launcher import Outcome
 from gossamer.launch.rendezvous import split_endpoint
+from gossamer.launch.serving import Serving
 from gossamer.launch.tail import log_path
 from gossamer.network import Network, read_network
 from gossamer.observe import record as records
@@ -64,6 +66,13 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Workers on this machine.")
+@click.option(
+    "--servers",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Processes of their own that hold the parameters; the loss of a worker then ends no other.",
+)
 @click.option("--recipe", callback=check_recipe, help="How the workers talk; beats the script's own.")
 @click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Write the run's record there.")
 @click.option("--plot", "plot_file", type=OUTPUT_FILE, callback=check_parent, help="Draw the run's curves (PNG).")
@@ -77,7 +86,13 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Restart all workers so often.",
+    help="Restart all workers so often; with --servers, each lost one alone.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    callback=check_token,
+    help="The secret of servers and workers, mode 0600.  [default: a new one]",
 )
 @click.option("--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML.")
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
@@ -89,11 +104,13 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     workers: int,
+    servers: int,
     recipe: str | None,
     json_file: Path | None,
     plot_file: Path | None,
     logs: Path | None,
     max_restarts: int,
+    token_file: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
     interface: str | None,
@@ -105,12 +122,13 @@ def run(
 ) -> None:
     """Run SCRIPT on several workers. What follows SCRIPT belongs to it.
 
-    With --network each worker has a host of its own on an emulated network. Faults (cut, slow, stop, kill) happen to
-    hosts and workers by number, in seconds after training began.
+    With --network each worker and server has a host of its own on an emulated network. Faults (cut, slow, stop, kill)
+    happen to hosts and workers by number, servers after the workers, in seconds after training began.
     """
     check_machines(nnodes, node_rank, rendezvous)
-    faults = tuple(read_fault(text, workers) for text in fault_texts)
-    network = read_network(network_text, workers) if network_text is not None else None
+    serving = read_serving(servers, token_file, nnodes, rendezvous)
+    faults = tuple(read_fault(text, workers + servers) for text in fault_texts)
+    network = read_network(network_text, workers + servers) if network_text is not None else None
     if network is not None and (nnodes > 1 or interface is not None):
         raise click.UsageError("--network emulates all machines on this one: leave out --nnodes and --interface.")
     if plot_file is not None:
@@ -129,16 +147,17 @@ def run(
         logs=logs or _new_logs(),
         worker_module="gossamer.cli.worker",
     )
-    sys.exit(_run(job, Surroundings(network, planned, faults), json_file, plot_file))
+    sys.exit(_run(job, Surroundings(network, planned, faults, serving), json_file, plot_file))
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The network that a run is given, if any, how it will be emulated, and what will happen in it."""
+    """The network that a run is given, if any, how it will be emulated, what will happen in it, and its servers."""
 
     network: Network | None
     planned: Plan | None
     faults: tuple[Fault, ...]
+    serving: Serving | None
 
 
 def check_machines(nnodes: int, node_rank: int, rendezvous: str | None) -> None:
@@ -155,10 +174,16 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
     with _private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks)
         terminal = Terminal(live, console, aside)
-        with emulate(around.network, around.planned, terminal.note) as emulation:
-            faults = schedule(around.faults, emulation, directory, terminal.note)
-            outcome = _launch(emulation.place(job), directory, terminal, live, emulation, faults)
-            network = emulation.record()
+        try:
+            with emulate(around.network, around.planned, terminal.note) as emulation:
+                faults = schedule(around.faults, emulation, directory, terminal.note)
+                start = starter(job, around.serving, emulation)
+                outcome = _launch(start, directory, terminal, live, emulation, faults)
+                network = emulation.record()
+        except PeerLost as lost:  # a server that no restart brings back
+            click.secho(f"\n{lost}", fg="red", bold=True, err=True)
+            _say_how_to_go_on(live.progress.checkpoint)
+            return 1
         if outcome.exit_code:
             _explain_end(job, outcome, live.progress.checkpoint)
         else:
@@ -167,7 +192,7 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
 
 
 def _launch(
-    job: Job, directory: Path, terminal: Terminal, live: LiveView, emulation: Emulation, faults: Schedule
+    start: Start, directory: Path, terminal: Terminal, live: LiveView, emulation: Emulation, faults: Schedule
 ) -> Outcome:
     def tick() -> None:
         terminal.tick()
@@ -176,7 +201,7 @@ def _launch(
             faults.tick(seconds)
 
     with terminal.progress():
-        outcome = launch(job, directory, show=terminal.line, note=terminal.note, tick=tick)
+        outcome = start(directory, show=terminal.line, note=terminal.note, tick=tick)
     for text in faults.not_begun:
         terminal.note(f"{text} never happened: training was over before.")
     return outcome
@@ -211,6 +236,10 @@ def _explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | Non
     elif outcome.signal is not None:
         click.echo(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.", err=True)
         click.echo(f"Logs: {job.logs}", err=True)
+    _say_how_to_go_on(checkpoint)
+
+
+def _say_how_to_go_on(checkpoint: dict[str, object] | None) -> None:
     if checkpoint is not None:
         where, step = checkpoint["directory"], checkpoint["step"]
         click.echo(
@@ -226,9 +255,7 @@ def _explain_failure(job: Job, failure: Failure) -> None:
         click.echo(f"\n{failure.traceback}", err=True)
     others = job.workers - 1
     if others:
-        click.echo(
-            f"The other {others} workers were stopped." if others > 1 else "The other worker was stopped.", err=True
-        )
+        click.echo(f"The other {others} workers have ended." if others > 1 else "The other worker has ended.", err=True)
     click.echo(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}", err=True)
 
 

@@ -1,0 +1,71 @@
+"""Dedicated servers beside the workers of a run: what the command line says of them, and where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from gossamer.cli.emulation import PORT, Emulation
+from gossamer.errors import ConnectError
+from gossamer.lab.hosts import DIRECTORY
+from gossamer.launch.job import Job
+from gossamer.launch.launcher import Outcome, launch
+from gossamer.launch.peers import launch_peers
+from gossamer.launch.serving import Serving
+from gossamer.launch.token_file import check_token_file
+
+Start = Callable[..., Outcome]
+ONE_MACHINE = (
+    "--servers starts servers and workers on one machine, and {option} is for several. Leave out {option}; or leave "
+    "out --servers, so that every worker holds a part of the parameters: gossamer run --nnodes N --rendezvous "
+    "HOST:PORT SCRIPT"
+)
+
+
+def check_token(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """A secret that would protect nothing is refused before anything starts."""
+    if path is not None:
+        try:
+            return check_token_file(path)
+        except ConnectError as error:
+            raise click.BadParameter(str(error)) from None
+    return path
+
+
+def read_serving(servers: int, token_file: Path | None, nnodes: int, rendezvous: str | None) -> Serving | None:
+    """None where there are no servers of their own."""
+    if servers == 0:
+        if token_file is not None:
+            raise click.UsageError("--token-file is what servers and workers know each other by: add --servers 1.")
+        return None
+    for option, given in (("--nnodes", nnodes > 1), ("--rendezvous", rendezvous is not None)):
+        if given:
+            raise click.UsageError(ONE_MACHINE.format(option=option))
+    return Serving(servers=servers, token_file=token_file)
+
+
+def starter(job: Job, serving: Serving | None, emulation: Emulation) -> Start:
+    """How to start this job where the emulation wants it. Takes what is left of `launch`'s arguments."""
+    if serving is None:
+        return partial(launch, emulation.place(job))
+    return partial(launch_peers, emulation.place(job), place_servers(job, serving, emulation))
+
+
+def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
+    """The same servers on the lab's hosts that follow the workers', of which the first is the meeting point.
+
+    So that the loss of a worker's host is the loss of a worker and no more.
+    """
+    if emulation.lab is None:
+        return serving
+    hosts = emulation.lab.hosts[job.workers :]
+    return replace(
+        serving,
+        endpoints=tuple(f"{host.address}:{PORT + 1}" for host in hosts),
+        meeting=f"{hosts[0].address}:{PORT}",
+        network=DIRECTORY / hosts[0].namespace,
+    )
