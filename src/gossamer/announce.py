@@ -11,9 +11,11 @@ from gossamer import checkpoint, events
 from gossamer.buckets import Bucket, Buffers, layouts, moving_bytes
 from gossamer.control import control_bytes, last_word_bytes
 from gossamer.exchange import Exchange
+from gossamer.neighbours import HEAD_BYTES
 from gossamer.recipe import Recipe
 from gossamer.riders import floating, momenta_kept, numbers_bytes
 from gossamer.strategies import AVERAGE, Stage
+from gossamer.timetable import schedule_of
 from gossamer.transports.base import Transport
 
 
@@ -27,20 +29,20 @@ def begun(
     stage = recipe.strategy.stages[-1]  # the one that lasts
     buckets = [bucket for each in fragments for bucket in each]
     tensors = sum(len(bucket.parameters) for bucket in buckets)
-    groups, flights = len(Buffers(model)), bool(stage.merging or stage.delay)
+    groups, flights = len(Buffers(model)), bool(stage.apart or stage.delay)
     in_sites = stage.merging is not None and stage.averages
     return events.Attached(
         recipe=repr(recipe),
         layouts=tuple(layouts(buckets)),
         fragments=tuple(place for place, each in enumerate(fragments) for _ in each),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        buffer_bytes=moving_bytes(model) if in_sites or not flights else 0,
+        buffer_bytes=moving_bytes(model) if in_sites or not (flights or stage.serving) else 0,
         rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if flights else (),
-        control_bytes=last_word_bytes(stage, tensors, groups),
+        control_bytes=HEAD_BYTES if stage.mixing else last_word_bytes(stage, tensors, groups),
         site_control_bytes=control_bytes(tensors, groups) if in_sites else 0,
         rank=transport.rank,
         world=transport.world,
-        period=1 if stage.merging is None or transport.world == 1 else stage.merging.schedule.period,
+        period=schedule_of(stage).period if stage.apart and transport.world > 1 else 1,
     )
 
 

@@ -100,6 +100,8 @@ def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
 
 def last_word_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
     """Payload bytes of the report that ends an exchange of a stage; a merge says nothing of gradients and buffers."""
+    if stage.serving:
+        return 0
     if stage.merging:
         return control_bytes(0)
     return control_bytes(parameter_tensors) if stage.delay else control_bytes(parameter_tensors, buffer_groups)

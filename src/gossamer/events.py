@@ -48,7 +48,8 @@ class StepEnded(Event):
     """One exchange was committed or skipped. Seconds are of this worker.
 
     seconds: since the previous exchange ended; waiting: the training thread's wait for the lane; encode, wire, decode:
-    spent on the lane, hidden behind computing or not; bytes_sent: payload bytes of this worker.
+    spent on the lane, hidden behind computing or not; bytes_sent: payload bytes of this worker; bytes_pulled: payload
+    bytes that it had from parameter servers.
     """
 
     step: int
@@ -58,6 +59,7 @@ class StepEnded(Event):
     wire_seconds: float = 0.0
     decode_seconds: float = 0.0
     bytes_sent: float = 0.0
+    bytes_pulled: float = 0.0
     skipped: bool = False
 
 
@@ -94,6 +96,16 @@ class Saved(Event):
 
     step: int
     directory: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServersTold(Event):
+    """What parameter servers say at the end, of the shard that knows most: how many contributions were applied, how
+    many came too late, and how many had which age, in versions."""
+
+    applied: int
+    late: int
+    staleness: Mapping[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)

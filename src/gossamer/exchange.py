@@ -25,7 +25,7 @@ class Loop:
     buffers: the model's, by module; batch: a hash of this rank's first batch; warn: hears everyone's (hash, weight);
     ended: hears of every step that ended, whether it was skipped, and what it took; judged: hears after every exchange
     whose numbers were not finite and in which tensor (no rank where only the agreed mean was not), or None; guarded:
-    hears the same of every backward pass whose gradients stay here.
+    hears the same of every backward pass whose gradients stay here; clips: whether gradients are clipped in between.
     """
 
     scale: Callable[[], float | None]
@@ -37,6 +37,7 @@ class Loop:
     ended: Callable[[bool, Costs], None]
     judged: Callable[[Blame | None], None]
     guarded: Callable[[Blame | None], None]
+    clips: bool = False
 
 
 class Exchange(ABC):
@@ -46,6 +47,8 @@ class Exchange(ABC):
     rank's batch; muted: backward passes add up and are not counted; asked_to_stop: this rank wants the run to end;
     stopping: all of them know that it ends; until: after so many backward passes another takes its place.
     """
+
+    in_step = True  # whether all ranks come to an epoch's end together
 
     def __init__(self) -> None:
         self.step, self.weight = 0, 1.0
@@ -72,6 +75,13 @@ class Exchange(ABC):
     def agreed(self) -> Mapping[str, Tensor] | None:
         """Parameters by name as all workers agree on them; None where that is the model as it is."""
         return None
+
+    def merge(self) -> Mapping[str, Tensor] | None:
+        """What `agreed` is, for which some have to ask all others: every rank calls it after the same step."""
+        return self.agreed
+
+    def depart(self) -> None:  # noqa: B027 - most have said everything
+        """The session ends well on every rank: hear, if the others are there, what all agree on."""
 
     @abstractmethod
     def before_step(self, *, closure: bool) -> None:

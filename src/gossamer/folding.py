@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED, Sharded, is_owed
 from gossamer.errors import CheckpointError
+from gossamer.merges import AGREED_KEY
 from gossamer.recipe import resolve
 from gossamer.terms import Term
 
@@ -50,6 +51,13 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
     }
 
 
+def agreed(states: Sequence[State]) -> Remembered:
+    """Parameters that workers who trained apart begin with, by name: the mean of what those before agreed on, or of
+    what each of them had. `states`: of all of them."""
+    names = [name for name, remembered in states[0]["state"].items() if AGREED_KEY in remembered]
+    return {name: _mean([state["state"][name][AGREED_KEY] for state in states]) for name in names}
+
+
 def _grounded(progress: Mapping[str, Any]) -> dict[str, Any]:
     """What was under way is given up, and so is what each worker did since: all go on from what they agreed on."""
     flights = {"flights": [], "weights": [0.0] * len(progress["weights"])} if "flights" in progress else {}
@@ -68,8 +76,8 @@ def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -
     }
 
 
-def describe(directory: str, step: int, writers: int, world: int, *, apart: bool) -> str:
-    """What folding did, in one line. apart: the workers had trained apart, and agreed from time to time."""
+def describe(directory: str, step: int, writers: int, world: int, *, recipe: str, apart: bool) -> str:
+    """What folding did, in one line. apart: the workers had trained apart, as their `recipe` says."""
     who, them = ("one worker", "it") if writers == 1 else (f"{writers} workers", f"the {writers}")
     if writers == 1:
         fate = "it had nothing left to send"
@@ -77,7 +85,9 @@ def describe(directory: str, step: int, writers: int, world: int, *, apart: bool
         fate = f"what {them} still had to send is dropped, since one alone sends nothing"
     else:
         fate = f"each begins with the mean of what {them} still had to send"
-    if apart:
+    if apart and resolve(recipe).strategy.stages[-1].mixing:
+        fate += "; parameters are the mean of theirs"
+    elif apart:
         fate += "; parameters are those last agreed on, and what each worker did since then is dropped"
     return (
         f"the checkpoint of step {step} in {directory} was written by {who}, and {world} go on from it: {fate}; "

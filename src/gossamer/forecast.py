@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,10 +28,11 @@ from gossamer.fuse import fuse
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import Recipe
 from gossamer.staging import laid_out, site_size
-from gossamer.strategies import Stage
+from gossamer.strategies import Mixing, Stage
 from gossamer.timetable import schedule_of
+from gossamer.topologies import Topology
 from gossamer.transports.simulated import SimulatedGroup, meta_answer
-from gossamer.words import At, Gather, Script, Word
+from gossamer.words import At, Gather, Payload, Script, State, Word, payload_bytes
 
 WIDTH_PER_LAYER = 64
 STEADY = 2**40  # a step after any warm-up: what a training pays for most of its time
@@ -89,32 +91,41 @@ class Forecast:
 
 def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
     """Price one cycle of a resolved recipe over the buckets of a model that is attached with it."""
-    stage, at = recipe.strategy.stages[-1], At(step=STEADY, world=workers)
-    kept, buckets = [], []
+    stage, at = recipe.strategy.stages[-1], At(step=STEADY, world=1 if recipe.strategy.stages[-1].mixing else workers)
+    kept, buckets = [], list[tuple[Priced, ...]]()
     for dtype, layout in model.layouts:
         flat = torch.empty(layout.numel, dtype=_dtype(dtype), device="meta")
         packed = Packed(flat, layout)
         state = recipe.compressor.init(packed, at)
         kept.append((flat, state))
-        buckets.append(tuple(price(recipe.compressor.aggregate(packed, state, at), workers)))
+        if stage.mixing is not None:
+            told = mean_told(recipe.topology, workers)
+            buckets.append((Priced("Mix", told * payload_bytes(letter(recipe, layout, flat.dtype))),))
+        else:
+            buckets.append(tuple(price(recipe.compressor.aggregate(packed, state, at), workers)))
     parameters = sum(layout.numel for _, layout in model.layouts)
     memory = [(key, packed.flat.nbytes) for _, state in kept for key, packed in state.items()]
     residual_bytes = sum(nbytes for key, nbytes in memory if _is_residual(key))
-    talks_apart = stage.merging is not None or stage.delay > 0
     period = schedule_of(stage).period
     return Forecast(
         workers=workers,
         parameters=parameters,
         tensors=sum(len(layout) for _, layout in model.layouts),
         passes=period,
-        steps=1 if stage.merging is None else period,
+        steps=period if stage.apart else 1,
         buckets=tuple(buckets),
-        others=tuple(_of_turns(stage, model, workers) if talks_apart else _of_a_step(model, workers, bool(memory))),
+        others=tuple(_others(recipe, stage, model, workers, remembers=bool(memory))),
         dense_bytes_sent=_mean_bytes(4 * parameters, workers),
         residual_bytes=residual_bytes,
         other_state_bytes=sum(nbytes for _, nbytes in memory) - residual_bytes,
-        strategy_bytes=sum(_kept_by_strategy(stage, flat) for flat, _ in kept),
+        strategy_bytes=sum(_kept_by_strategy(recipe, stage, flat) for flat, _ in kept),
     )
+
+
+def _others(recipe: Recipe, stage: Stage, model: Attached, workers: int, *, remembers: bool) -> Iterator[Sent]:
+    if stage.mixing is not None:
+        return _of_a_round(stage.mixing, recipe, model, workers)
+    return _of_turns(stage, model, workers) if stage.merging or stage.delay else _of_a_step(model, workers, remembers)
 
 
 def _dtype(text: str) -> torch.dtype:
@@ -147,8 +158,43 @@ def _of_turns(stage: Stage, model: Attached, workers: int) -> Iterator[Sent]:
         yield Sent("within sites", "broadcast", passes * (site - 1) * model.buffer_bytes / site)
 
 
-def _kept_by_strategy(stage: Stage, flat: Tensor) -> int:
+def _of_a_round(strategy: Mixing, recipe: Recipe, model: Attached, workers: int) -> Iterator[Sent]:
+    """A head goes before the numbers; all workers hear of each other in some of the rounds."""
+    along = 0
+    if nbytes := sum(model.rider_bytes):
+        numbers = torch.empty(nbytes // 4, device="meta")
+        rule = strategy.rule(recipe.compressor).along
+        offer = rule.offer(Packed(numbers, Layout.of({"buffers": numbers})), rule.begin(numbers), State(), At(), told=1)
+        along = payload_bytes(offer.payload)
+    told = mean_told(recipe.topology, workers)
+    yield Sent("control", "Mix", told * model.control_bytes)
+    yield Sent("meetings", "Gather", (workers - 1) * model.control_bytes / strategy.rounds_apart(workers))
+    yield Sent("mixed along", "Mix", told * along)
+
+
+def letter(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payload:
+    """What one neighbour is told of a bucket, over meta tensors."""
+    mixing = recipe.strategy.stages[-1].mixing
+    assert mixing is not None
+    x, at, rule = (
+        Packed(torch.empty(layout.numel, dtype=dtype, device="meta"), layout),
+        At(),
+        mixing.rule(recipe.compressor),
+    )
+    state = recipe.compressor.init(x, at)
+    return rule.offer(x, rule.begin(x.flat), state, At(step=STEADY), told=1).payload
+
+
+def mean_told(topology: Topology, workers: int) -> float:
+    """How many neighbours a worker tells in a round, on average over workers and rounds."""
+    rounds = range(topology.rounds(workers))
+    return fmean(len(topology.tells(rank, workers, number)) for number in rounds for rank in range(workers))
+
+
+def _kept_by_strategy(recipe: Recipe, stage: Stage, flat: Tensor) -> int:
     """What it remembers, sums that are not complete, and copies of what is under way where it is not in the bucket."""
+    if stage.mixing is not None:
+        return sum(each.nbytes for each in stage.mixing.rule(recipe.compressor).begin(flat).values())
     schedule = schedule_of(stage)
     under_way = -(-schedule.delay // schedule.period)
     if stage.merging is None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gossamer.control import MEETING_BYTES
-from gossamer.forecast import conversation
+from gossamer.forecast import conversation, letter, mean_told
 from gossamer.layout import Layout
 from gossamer.network import Network
 from gossamer.network.cost import VirtualNetwork
@@ -21,7 +21,7 @@ from gossamer.strategies import Stage
 from gossamer.timetable import schedule_of
 from gossamer.virtual_steps import Job, run_step
 from gossamer.virtual_turns import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
-from gossamer.words import Gather, Mean, Word
+from gossamer.words import Gather, Mean, Mix, Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def _per_step(recipe: Recipe, measured: Measured, network: Network, workers: int
         site = site_size(stage, workers)
         inside, jobs = _Sites(network, site, tcp), site_plan(measured, site)
         return run_sites(jobs, trips(recipe, measured, workers), schedule, measured, inside, lines, workers)
-    if workers > 1 and (stage.merging is not None or stage.delay):
+    if workers > 1 and (stage.apart or stage.delay):
         return run_turns(trips(recipe, measured, workers), schedule, measured, lines, workers)
     return _exchanges(plan(recipe, measured, workers), stage, measured, lines, workers)
 
@@ -181,6 +181,8 @@ def site_plan(measured: Measured, size: int) -> list[Job]:
 
 def trips(recipe: Recipe, measured: Measured, workers: int) -> list[Trip]:
     """What a turn of each fragment takes: first a meeting; what is averaged along goes before the last bucket."""
+    if recipe.strategy.stages[-1].mixing is not None:
+        return [_round(recipe, measured, workers)]
     found = []
     for fragment in range(schedule_of(recipe.strategy.stages[-1]).fragments):
         buckets = [bucket for bucket in measured.buckets if bucket.fragment == fragment]
@@ -194,6 +196,27 @@ def trips(recipe: Recipe, measured: Measured, workers: int) -> list[Trip]:
             landing_seconds=sum(bucket.landing_seconds for bucket in buckets),
         )
         found.append(trip)
+    return found
+
+
+def _round(recipe: Recipe, measured: Measured, workers: int) -> Trip:
+    """All buckets leave in one word, to the neighbours of the first round; what was heard of each is added alone."""
+    letters = [letter(recipe, Layout.of(each.shapes), _dtype(each)) for each in measured.buckets]
+    payload = (
+        *(part for each in letters for part in each),
+        _floats(measured.control_bytes + sum(measured.rider_bytes)),
+    )
+    topology = recipe.topology
+    words = tuple(
+        Mix(payload, topology.weights(rank, workers, 0), topology.tells(rank, workers, 0)) for rank in range(workers)
+    )
+    encoding, decoding = (sum(each.computing_seconds[place] for each in measured.buckets) for place in (0, -1))
+    job = Job(rounds=[(encoding, words, 0.0)], last_seconds=decoding * mean_told(topology, workers))
+    return Trip(jobs=[job])
+
+
+def _dtype(bucket: MeasuredBucket) -> torch.dtype:
+    found: torch.dtype = getattr(torch, bucket.dtype.removeprefix("torch."))
     return found
 
 
@@ -211,8 +234,7 @@ def _jobs(recipe: Recipe, buckets: Sequence[MeasuredBucket], workers: int, contr
 
 
 def _job(recipe: Recipe, bucket: MeasuredBucket, workers: int, control_bytes: int) -> Job:
-    layout, dtype = Layout.of(bucket.shapes), getattr(torch, bucket.dtype.removeprefix("torch."))
-    words = conversation(recipe, layout, dtype, workers, control_bytes)
+    words = conversation(recipe, Layout.of(bucket.shapes), _dtype(bucket), workers, control_bytes)
     *before, last = bucket.computing_seconds
     return Job(
         ready_seconds=bucket.ready_seconds,

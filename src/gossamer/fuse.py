@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,8 +52,8 @@ def _kind(word: Word) -> tuple[object, ...]:
     match word:
         case Mean(tensor):
             return Mean, tensor.dtype, tensor.device
-        case Mix(_, edges):
-            return Mix, edges
+        case Mix(payload, edges, tells):
+            return Mix, edges, tells, _devices(payload)
         case Gather(payload):
             return Gather, _devices(payload)
         case Exchange(parts):
@@ -77,7 +78,7 @@ def _join(words: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:
         return Exchange(parts), lambda heard: _split_payloads(heard, counts)
     counts = [len(word.payload) for word in words]
     payload = sum((word.payload for word in words), ())
-    joint = Gather(payload) if isinstance(words[0], Gather) else Mix(payload, words[0].edges)
+    joint = replace(words[0], payload=payload)
     return joint, lambda heard: _split_payloads(heard, counts)
 
 

@@ -15,10 +15,11 @@ from gossamer.compressors import Compressor
 from gossamer.control import Presence
 from gossamer.exchange import Loop, Remembered
 from gossamer.flights import Flights
-from gossamer.kernels import all_finite, room_like
+from gossamer.kernels import room_like
 from gossamer.lane import Lane
 from gossamer.layout import Packed
 from gossamer.parcels import Arrival, Flight
+from gossamer.passes import without_spoilt
 from gossamer.riders import Riders, floating, momenta, momenta_kept
 from gossamer.strategies import AGREED, AVERAGE, RESET, Memory, Merging
 from gossamer.transports.base import Transport
@@ -64,19 +65,9 @@ class Merges(Flights):
     def _count(self) -> None:
         super()._count()
         if self._guards and self._loop.scale() is None:
-            self._guard()
-
-    def _guard(self) -> None:
-        """A gradient that is not finite makes no step. The others do not hear of it: what is local stays local."""
-        for bucket in self.buckets:
-            for name, parameter in bucket.parameters.items():
-                if parameter.grad is not None and not all_finite(parameter.grad):
-                    for each in self._parameters():
-                        each.grad = None
-                    self._skipped = True
-                    self._loop.guarded((self._transport.rank, name))
-                    return
-        self._loop.guarded(None)
+            spoilt = without_spoilt(self.buckets)
+            self._skipped = self._skipped or spoilt is not None
+            self._loop.guarded(None if spoilt is None else (self._transport.rank, spoilt))
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 

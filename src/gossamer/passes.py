@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.checkpoint import CheckpointFunction
 
+from gossamer.buckets import Bucket
 from gossamer.errors import LoopError
+from gossamer.kernels import all_finite
 
 
 class Passes:
@@ -34,6 +36,20 @@ class Passes:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+
+def without_spoilt(buckets: Iterable[Bucket]) -> str | None:
+    """The name of a gradient that is not finite, for which all of them are taken away: nobody makes a step then.
+
+    The others do not hear of it: what is local stays local.
+    """
+    parameters = {name: parameter for bucket in buckets for name, parameter in bucket.parameters.items()}
+    for name, parameter in parameters.items():
+        if parameter.grad is not None and not all_finite(parameter.grad):
+            for each in parameters.values():
+                each.grad = None
+            return name
+    return None
 
 
 def refuse_reentrant() -> None:

@@ -77,7 +77,8 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says
     `feedback=False`; then anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and
     tiny ones dense. A codec that is wrapped so and whose means can be encoded again is wrapped in Sharded first, where
-    `world` is known and that many workers then send less. What is written with its wrappers is left as it is.
+    `world` is known and that many workers then send less. What is written with its wrappers is left as it is. With a
+    strategy that offers again what was left out, there is Route alone.
     """
     chosen: dict[str, Any] = {}
     for term in _terms(recipe):
@@ -90,10 +91,12 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
             )
         chosen[term.kind] = term
     written = Recipe(**chosen)
-    resolved = replace(written, compressor=_wrapped(written.compressor, world))
+    together = world if written.strategy.sums_together else None
+    resolved = replace(written, compressor=_wrapped(written.compressor, together, written.strategy.repeats_itself))
     for term in resolved.terms:
         _check(term, ())
     _check_pair(resolved.strategy, resolved.compressor)
+    resolved.strategy.check(resolved.compressor, resolved.topology)
     if len(repr(resolved)) > LONGEST_TEXT:
         raise RecipeError(
             f"The resolved recipe has {len(repr(resolved))} characters, and could not be read back: "
@@ -129,7 +132,9 @@ def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
             return (recipe,)
 
 
-def _wrapped(compressor: Compressor, world: int | None) -> Compressor:
+def _wrapped(compressor: Compressor, world: int | None, repeats_itself: bool) -> Compressor:
+    if repeats_itself:
+        return compressor if compressor.routes else Route(compressor)
     completed = compressor.completed(partial(_fed_back, world=world))
     return completed if completed.routes else Route(_cheapest(completed, world))
 
@@ -194,7 +199,7 @@ WEIGHTS = Slot("weight", (1024, 1024), 0, (1024, 1))
 def _check_pair(strategy: Strategy, compressor: Compressor) -> None:
     """Whether a compressor that applies the optimizer's momentum gets what it applies it to: gradients, at once."""
     owned = compressor.owns_momentum(WEIGHTS)
-    if owned is None or not any(stage.merging or stage.delay for stage in strategy.stages):
+    if owned is None or not any(stage.apart or stage.delay for stage in strategy.stages):
         return
     raise RecipeError(
         f"{compressor!r} applies the optimizer's momentum to gradients on their way, and with {strategy!r} "

@@ -145,7 +145,9 @@ def _read(directory: str | os.PathLike[str], step: int, rank: int, world: int, w
         kept["random"] = random_state()
     sessions = [part["session"] for part in parts]
     apart = any(AGREED_KEY in memory for session in sessions for memory in session["state"].values())
-    found.append(Found(kept, sessions, folding.describe(os.fspath(directory), step, writers, world, apart=apart)))
+    recipe = sessions[0]["recipe"]
+    news = folding.describe(os.fspath(directory), step, writers, world, recipe=recipe, apart=apart)
+    found.append(Found(kept, sessions, news))
     return digests.pop() if len(digests) == 1 else ""
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import isfinite
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from gossamer.exchange import Blame, Costs, Exchange, Loop
 from gossamer.guards import Patience, Scaler, clip, leave, refuse_strangers
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
 from gossamer.lane import Lane
-from gossamer.merges import AGREED_KEY
 from gossamer.momentum import take_over
 from gossamer.recipe import Recipe
 from gossamer.staging import Stages
@@ -85,6 +83,7 @@ class Session:
             ended=self._step_ended,
             judged=partial(self._judge, "exchange"),
             guarded=partial(self._judge, "pass"),
+            clips=clip_norm is not None,
         )
         self._stages = Stages(recipe, optimizer, transport, self._lane, loop, seed)
         fragments = self._stages.fragments(self._parameters)
@@ -115,7 +114,7 @@ class Session:
 
     def _settings(self) -> str:
         """What must be alike where ranks make the same step. Apart, one may be a step behind its scheduler."""
-        return "" if self._stages.now.merging else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
+        return "" if self._stages.now.apart else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
 
     def _shake_hands(self) -> None:
         if self._alone:
@@ -179,7 +178,8 @@ class Session:
             missed = self._exchange.end_epoch()
         if self._exchange.stopping:
             raise Stopped
-        self._catch_up(missed)
+        if self._exchange.in_step:
+            self._catch_up(missed)
 
     def _go_on(self, exchange: Exchange, missed: int) -> Exchange:
         """Enter the stage that begins, on every rank with the same parameters."""
@@ -194,10 +194,10 @@ class Session:
     def merged(self, model: nn.Module) -> Iterator[nn.Module]:
         """Evaluate what the workers agree on: within the block, `model` has the parameters that are merged.
 
-        With lock-step recipes that is the model as it is. `model`: the one that is attached, or another with the same
-        parameters, by name.
+        With lock-step recipes that is the model as it is; with Gossip the mean over workers, for which every rank must
+        come here. `model`: the one that is attached, or another with the same parameters, by name.
         """
-        agreed = self._exchange.agreed if self._exchange is not None else None
+        agreed = self._exchange.merge() if self._exchange is not None else None
         with lent(agreed or {}, trainable(model)):
             yield model
 
@@ -284,11 +284,9 @@ class Session:
                     "would not fit. Run with what it was written with, or begin in an empty directory."
                 )
         self._solo_steps = state["step"]
-        if self._exchange is None:
-            return
-        if state["progress"]:
+        if self._exchange is not None and state["progress"]:
             self._exchange.resume(state["progress"], state["state"])
-        else:
+        elif self._exchange is not None:
             self._exchange.begin_at(state["step"])  # somebody alone made them
 
     def save(self, directory: str | os.PathLike[str], **mine: Any) -> None:
@@ -317,7 +315,7 @@ class Session:
         self.load_state_dict(*found.sessions)
         saving.put_back(self._saved, found.tree)
         if found.news:
-            self._go_on_alike(found.sessions[0]["state"])
+            self._go_on_alike(found.sessions)
             if self._transport.rank == 0:
                 events.notice(found.news)
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
@@ -329,9 +327,9 @@ class Session:
         scaler = {} if self.scaler is None else {"scaler": self.scaler}
         return {"model": self.model, "optimizer": self.optimizer, **scaler, "world": self._world}
 
-    def _go_on_alike(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Where parameters are merged, other workers than before begin with what was agreed upon."""
-        agreed = {name: memory[AGREED_KEY] for name, memory in state.items() if AGREED_KEY in memory}
+    def _go_on_alike(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Where parameters are averaged, other workers than before begin with what those agreed upon."""
+        agreed = folding.agreed(states)
         copy_parameters(agreed, {name: p for name, p in self._parameters.items() if name in agreed})
         if self._exchange is not None:
             self._exchange.restart()
@@ -378,6 +376,9 @@ class Session:
 
     def close(self) -> None:
         """Leave the loop as it was found; the model and the optimizer stay as they are."""
+        self._end(well=True)
+
+    def _end(self, *, well: bool) -> None:
         if self not in _open or os.getpid() != self._pid:
             return
         _open.discard(self)
@@ -385,6 +386,8 @@ class Session:
             hook.remove()
         self._momentum.after()
         if self._exchange is not None:
+            if well:
+                self._exchange.depart()
             self._exchange.close()
         events.emit(announce.ended(self.model, self.steps, self._exchange))
         self._leave()
@@ -392,7 +395,5 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end(well=kind is None or issubclass(kind, Stopped))

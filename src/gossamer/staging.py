@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -16,9 +17,11 @@ from gossamer.gradients import GradientExchange
 from gossamer.lane import Lane
 from gossamer.late import LateGradients
 from gossamer.merges import Merges
+from gossamer.mixes import Mixes
 from gossamer.recipe import Recipe
+from gossamer.served import Served
 from gossamer.sites import SiteMerges
-from gossamer.strategies import Stage
+from gossamer.strategies import Mixing, Stage
 from gossamer.transports.base import Transport
 from gossamer.words import At
 
@@ -29,6 +32,10 @@ Parameters = Mapping[str, Parameter]
 def laid_out(stage: Stage, parameters: Parameters, compressor: Compressor, at: At) -> Fragments:
     """The buckets of a stage, by the fragments that take turns."""
     count = 1 if stage.merging is None else stage.merging.schedule.fragments
+    if stage.mixing is not None:
+        at = replace(at, rank=0, world=1)  # each worker compresses by itself
+    if stage.serving is not None:
+        compressor = Dense()  # by server and not by bucket
     parts = [parameters] if count == 1 else fragments_of(parameters, count)
     return [[Bucket(bucket, compressor, at) for bucket in divide(part)] for part in parts]
 
@@ -81,9 +88,26 @@ class Stages:
             return SiteMerges(inside, now.merging, fragments, optimizer, *common, now.start)
         if now.merging is not None:
             return Merges(now.merging, fragments, optimizer, *common, now.start)
+        if now.mixing is not None:
+            return self._mixes(now.mixing, buckets)
+        if now.serving is not None:
+            return Served(
+                now.serving, parameters, buckets, optimizer, self.recipe, self.transport, self._tell, self.loop
+            )
         if now.delay:
             return LateGradients(now.delay, buckets, *common)
         return GradientExchange(buckets, *common, now.accumulate)
+
+    def _mixes(self, strategy: Mixing, buckets: Sequence[Bucket]) -> Mixes:
+        if not strategy.in_lock_step:
+            raise AttachError(
+                f"{strategy!r} mixes without lock step, for which workers of this kind do not talk yet. Write Gossip()."
+            )
+        topology, compressor = self.recipe.topology, self.recipe.compressor
+        return Mixes(strategy, topology, buckets, compressor, self.transport, self.lane, self.loop, self.seed)
+
+    def _tell(self, text: str) -> list[str]:
+        return self.lane.submit(partial(self.transport.gather_text, text)).wait()
 
     def enter(self, passes: int, parameters: Parameters, before: Exchange) -> Exchange:
         """Be in the stage that goes on after so many backward passes."""

@@ -16,10 +16,12 @@ from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.control import NOBODY, Presence, Report
 from gossamer.forecast import STEADY
+from gossamer.layout import Packed
 from gossamer.parcels import Parcel
 from gossamer.rounds import NOTHING, Cargo, Closing, Fresh, Round, with_own, without_own
 from gossamer.staging import Fragments
 from gossamer.strategies import Memory, Merging, Stage
+from gossamer.strategies.mixing import Heard, Rule
 from gossamer.transports.simulated import mean_of, meta_answer
 from gossamer.words import At, Exchange, Gather, Mean, Payload, Staged, Together, Word
 
@@ -50,6 +52,8 @@ def time_stage(
 def _once(stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients) -> list[Timed]:
     if stage.merging is not None:
         return [each for buckets in fragments for each in turn(stage.merging, buckets, compressor, workers, fresh)]
+    if stage.mixing is not None:
+        return mix(stage.mixing.rule(compressor), fragments[0], fresh)
     once = late if stage.delay else exchange
     return [each for buckets in fragments for each in once(buckets, compressor, workers, fresh)]
 
@@ -161,6 +165,25 @@ def turn(
     for timed, (parcel, offering), memory, staged in zip(found, offers, memories, all_staged, strict=True):
         parcel.bucket.state = staged.next_state.after(parcel.bucket.state)
         timed.offering, timed.landing = offering, _land(strategy, parcel.bucket, memory, staged)
+    return found
+
+
+@torch.no_grad()
+def mix(rule: Rule, buckets: Sequence[Bucket], fresh: Gradients) -> list[Timed]:
+    """Make a round with one neighbour that says the same; `fresh` is what parameters changed by."""
+    found = []
+    for bucket in buckets:
+        x, at = Packed(_gathered(bucket), bucket.layout), At(step=STEADY)
+        memory = rule.begin(x.flat)
+        for name, view in x.items():
+            view.add_(fresh[name])
+        moments = [time.perf_counter()]
+        offer = rule.offer(x, memory, bucket.state, at, told=1)
+        moments += [time.perf_counter()] * 2
+        rule.land(x.flat, x.layout, memory, offer, [Heard(0.5, offer.payload, at)])
+        encoding, engine, decoding = np.diff([*moments, time.perf_counter()]).tolist()
+        bucket.state = offer.next_state.after(bucket.state)
+        found.append(Timed([encoding, decoding], [engine]))
     return found
 
 

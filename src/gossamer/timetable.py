@@ -19,8 +19,9 @@ TRAINS, LEAVES, TRAVELS, LANDS, AT_ONCE = "·▲═▼◆"
 
 def schedule_of(stage: Stage) -> Periodic:
     """When the turns of a stage leave and land; gradients that nothing delays do both within one backward pass."""
-    if stage.merging is not None:
-        return stage.merging.schedule
+    for apart in (stage.merging, stage.mixing):
+        if apart is not None:
+            return apart.schedule
     return Periodic(stage.accumulate, delay=stage.delay)
 
 
@@ -86,7 +87,7 @@ def _rows(stage: Stage, schedule: Periodic, passes: int, width: int) -> Iterator
 
 
 def _name(stage: Stage, schedule: Periodic, fragment: int) -> str:
-    if stage.merging is None:
+    if not stage.apart:
         return "gradients"
     return "parameters" if schedule.fragments == 1 else f"fragment {fragment}"
 
@@ -112,7 +113,7 @@ def _marks(flights: Sequence[tuple[int, int]], columns: int, nothing: str) -> st
 
 
 def _legend(stage: Stage, rows: Sequence[str]) -> str:
-    apart = stage.merging is not None and not stage.averages
+    apart = stage.apart and not stage.averages
     meanings = {
         TRAINS: "trains apart" if apart else "adds up" if stage.accumulate > 1 else "trains",
         LEAVES: "leaves",

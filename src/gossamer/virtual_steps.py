@@ -11,10 +11,13 @@ from gossamer.words import Word
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One bucket on the lane. rounds: (seconds of computing before it, the word, seconds of arithmetic within it)."""
+    """One bucket on the lane. rounds: (seconds of computing before it, the word, seconds of arithmetic within it).
+
+    A tuple of words is what each rank says; one word is what all of them say.
+    """
 
     ready_seconds: float = 0.0
-    rounds: Sequence[tuple[float, Word, float]]
+    rounds: Sequence[tuple[float, Word | tuple[Word, ...], float]]
     last_seconds: float = 0.0
 
 
@@ -65,7 +68,8 @@ def run_job(job: Job, ranks: Sequence[OnLane], lines: Lines) -> None:
     for computing, word, engine in job.rounds:
         for rank in ranks:
             rank.compute(computing)
-        _talk(ranks, lines.answer([word] * len(ranks), [rank.lane for rank in ranks]), engine)
+        words = word if isinstance(word, tuple) else [word] * len(ranks)
+        _talk(ranks, lines.answer(words, [rank.lane for rank in ranks]), engine)
     for rank in ranks:
         rank.compute(job.last_seconds)
 

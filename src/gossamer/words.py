@@ -87,13 +87,24 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Mix:
-    """Ask for my neighbours' payloads, in the order of `edges` = ((peer, weight), ...). Edges are mutual.
+    """Ask for the payloads of those whom I hear, in the order of `edges` = ((peer, weight), ...); I may hear myself.
 
-    The weights are for the asker: a transport reads only the peers.
+    tells: whom mine goes to; None: the same peers. i tells j exactly where j hears i. Shapes and dtypes are the same on
+    every rank. The weights are for the asker: a transport reads only the peers.
     """
 
     payload: Payload
     edges: tuple[tuple[int, float], ...]
+    tells: tuple[int, ...] | None = None
+
+    @property
+    def hears(self) -> tuple[int, ...]:
+        return tuple(peer for peer, _ in self.edges)
+
+    @property
+    def told(self) -> tuple[int, ...]:
+        """Whom the payload goes to."""
+        return self.hears if self.tells is None else self.tells
 
 
 @dataclass(frozen=True)
@@ -122,8 +133,8 @@ def bytes_sent(word: Word, world: int, rank: int = 0) -> float:
             return float((world - 1) * payload_bytes(payload))
         case Exchange(parts):
             return float(sum(payload_bytes(part) for peer, part in enumerate(parts) if peer != rank))
-        case Mix(payload, edges):
-            return float(sum(peer != rank for peer, _ in edges) * payload_bytes(payload))
+        case Mix(payload):
+            return float(sum(peer != rank for peer in word.told) * payload_bytes(payload))
         case Together(words):
             return sum(bytes_sent(each, world, rank) for each in words)
 

@@ -51,7 +51,7 @@ def test_what_is_direct_goes_everywhere_at_once():
 
 
 def test_neighbours_are_told_once_and_nobody_tells_itself():
-    assert list(neighbours(0, [0, 2], 5)) == [Send(2, 5), Receive(2), Received(), Sent()]
+    assert list(neighbours(0, [0, 2], [0, 2], 5)) == [Send(2, 5), Receive(2), Received(), Sent()]
 
 
 def test_a_broadcast_doubles_those_who_know():

@@ -23,10 +23,16 @@ def test_the_record_has_exactly_the_promised_fields() -> None:
     assert set(merged) == {
         "gossamer", "recipe", "workers", "network", "emulation", "parameters", "steps", "skipped_steps", "seconds",
         "seconds_per_step", "compute_seconds_per_step", "waiting_seconds_per_step", "communication_seconds_per_step",
-        "bytes_sent_per_step", "memory_bytes", "metrics", "final", "checkpoints", "workers_agree",
+        "bytes_sent_per_step", "memory_bytes", "metrics", "final", "checkpoints", "servers", "workers_agree",
     }  # fmt: skip
     assert merged["communication_seconds_per_step"] == {"encode": 0.1, "wire": 0.2, "decode": 0.3}
-    assert merged["network"] is merged["emulation"] is None
+    assert merged["network"] is merged["emulation"] is merged["servers"] is None
+
+
+def test_of_servers_the_record_has_what_the_last_to_leave_was_told() -> None:
+    early, late = ({"applied": applied, "late": 1, "staleness": {"0": applied}} for applied in (5, 8))
+    merged = merge([ranked(0, servers=late, bytes_pulled=10.0), ranked(1, servers=early, bytes_pulled=30.0)])
+    assert merged["servers"] == {"bytes_pulled_per_step": 20.0, "applied": 8, "late": 1, "staleness": {"0": 8}}
 
 
 def test_seconds_and_bytes_are_means_and_memory_is_the_largest() -> None:

@@ -179,7 +179,7 @@ def _batch(recipe: Recipe, workers: int) -> str:
     stage, loop = recipe.strategy.stages[0], "the batch your loop draws on each"
     if not stage.averages or stage.merging is None:
         passes = f"{stage.accumulate} backward passes x " * (stage.accumulate > 1)
-        return f"{workers} workers x {passes}{loop}" + ", apart" * (stage.merging is not None)
+        return f"{workers} workers x {passes}{loop}" + ", apart" * stage.apart
     size = site_size(stage, workers) if workers > 1 else 1
     return f"{size} workers x {loop}, in {workers // size} sites apart"
 

@@ -78,12 +78,13 @@ def direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
     yield from _all(others)
 
 
-def neighbours(rank: int, peers: Sequence[int], nbytes: int) -> Moves:
-    """The same payload to every peer, and theirs from them."""
-    others = [peer for peer in peers if peer != rank]
-    yield from (Send(peer, nbytes) for peer in others)
-    yield from (Receive(peer) for peer in others)
-    yield from _all(others)
+def neighbours(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+    """The same payload to everyone it is told, and theirs from those who are heard."""
+    to, of = ([peer for peer in peers if peer != rank] for peers in (tells, hears))
+    yield from (Send(peer, nbytes) for peer in to)
+    yield from (Receive(peer) for peer in of)
+    yield from (Received() for _ in of)
+    yield from (Sent() for _ in to)
 
 
 def _all(peers: Sequence[int]) -> Moves:

@@ -44,8 +44,8 @@ def parts_of(word: Word, rank: int, world: int) -> list[Moves]:
             return [direct(rank, world, [payload_bytes(payload)] * world)]
         case Exchange(parts):
             return [direct(rank, world, [payload_bytes(part) for part in parts])]
-        case Mix(payload, edges):
-            return [neighbours(rank, [peer for peer, _ in edges], payload_bytes(payload))]
+        case Mix(payload):
+            return [neighbours(rank, word.told, word.hears, payload_bytes(payload))]
         case Together(words):
             return [moves for each in words for moves in parts_of(each, rank, world)]
 

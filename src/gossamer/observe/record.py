@@ -25,7 +25,8 @@ class RankRecord:
     interface_bytes: that the kernel counted, whoever sent them, None where nobody looked; metrics: name -> (step,
     seconds since the session began, value); checkpoints: (step, directory); digest: None where the session was not
     closed. median_seconds: over whole periods of a schedule, of their mean steps. Of the times per step the first ten,
-    or a fifth of fewer than fifty, are left out as warm-up; bytes and totals count every step.
+    or a fifth of fewer than fifty, are left out as warm-up; bytes and totals count every step. bytes_pulled: from
+    parameter servers; servers: what those said at the end, None without them.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class RankRecord:
     wire_seconds: float
     decode_seconds: float
     bytes_sent: float
+    bytes_pulled: float = 0.0
     interface_bytes: float | None = None
     residual_bytes: int = 0
     bucket_bytes: int = 0
@@ -50,6 +52,7 @@ class RankRecord:
     digest: str | None = None
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
+    servers: dict[str, Any] | None = None
 
 
 def rank_path(directory: Path, rank: int) -> Path:
@@ -111,6 +114,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None) -> Record:
         "metrics": metrics,
         "final": {name: points[-1][2] for name, points in metrics.items()},
         "checkpoints": [{"step": step, "directory": where} for step, where in _saved(ranks)],
+        "servers": _servers(ranks, mean("bytes_pulled")),
         "workers_agree": _agree(ranks),
     }
 
@@ -128,6 +132,14 @@ def _agree(ranks: Sequence[RankRecord]) -> bool | None:
     digests = {rank.digest for rank in ranks}
     agree = len(digests) == 1 and None not in digests
     return None if agree and len(ranks) < ranks[0].world else agree
+
+
+def _servers(ranks: Sequence[RankRecord], bytes_pulled: float) -> Record | None:
+    """What the last worker to leave was told, with what all of them pulled; None where there were no servers."""
+    told = [rank.servers for rank in ranks if rank.servers is not None]
+    if not told:
+        return None
+    return {"bytes_pulled_per_step": bytes_pulled, **max(told, key=lambda each: int(each["applied"]))}
 
 
 def _saved(ranks: Iterable[RankRecord]) -> list[tuple[int, str]]:

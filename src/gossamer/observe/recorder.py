@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.events import Attached, Closed, Event, Logged, Noticed, Saved, Skipped, StepEnded
+from gossamer.events import Attached, Closed, Event, Logged, Noticed, Saved, ServersTold, Skipped, StepEnded
 from gossamer.observe.record import Point, RankRecord, write_rank
 
 LIVE_SECONDS = 0.1
@@ -46,12 +46,14 @@ class Tally:
     steps: int = 0
     skipped_steps: int = 0
     bytes_sent: float = 0.0
+    bytes_pulled: float = 0.0
     counted: list[int] = field(default_factory=list)
     last_moment: float = 0.0
     latest: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
     closed: Closed | None = None
+    servers: ServersTold | None = None
 
     def add(self, ended: StepEnded) -> None:
         for name, values in self.times.items():
@@ -59,6 +61,7 @@ class Tally:
         self.steps = ended.step
         self.skipped_steps += ended.skipped
         self.bytes_sent += ended.bytes_sent
+        self.bytes_pulled += ended.bytes_pulled
 
     def count(self, counter: int) -> None:
         """Of an interface's counter after every step, the first and the last matter."""
@@ -86,6 +89,7 @@ class Tally:
             wire_seconds=means["wire_seconds"],
             decode_seconds=means["decode_seconds"],
             bytes_sent=self.bytes_sent / max(count, 1),
+            bytes_pulled=self.bytes_pulled / max(count, 1),
             interface_bytes=(self.counted[1] - self.counted[0]) / (count - 1) if len(self.counted) == 2 else None,
             residual_bytes=self.closed.residual_bytes if self.closed else 0,
             bucket_bytes=self.closed.bucket_bytes if self.closed else 0,
@@ -93,6 +97,7 @@ class Tally:
             digest=self.closed.digest if self.closed else None,
             metrics=self.metrics,
             checkpoints=self.checkpoints,
+            servers=_servers(self.servers),
         )
 
 
@@ -184,6 +189,11 @@ class Recorder:
         self._say("saved", step=event.step, directory=event.directory)
 
     @_take.register
+    def _(self, event: ServersTold) -> None:
+        if self._tally is not None:
+            self._tally.servers = event
+
+    @_take.register
     def _(self, event: Closed) -> None:
         if self._tally is not None:
             self._tally.closed = event
@@ -202,6 +212,13 @@ class Recorder:
 
     def _say(self, kind: str, **content: Any) -> None:
         self._live.write(json.dumps({"kind": kind, **content}) + "\n")
+
+
+def _servers(told: ServersTold | None) -> dict[str, Any] | None:
+    if told is None:
+        return None
+    ages = {str(age): count for age, count in sorted(told.staleness.items())}
+    return {"applied": told.applied, "late": told.late, "staleness": ages}
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | str]:

@@ -17,6 +17,7 @@ from gossamer.momentum import ownership
 from gossamer.recipe import Recipe
 from gossamer.rehearsal.shapes import Gradient
 from gossamer.strategies import AVERAGE
+from gossamer.timetable import schedule_of
 
 VARIANTS = 4  # every so many steps a gradient is the same again
 SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool
@@ -152,9 +153,10 @@ IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SG
 
 def idle(model: Sleeper, recipe: Recipe) -> Optimizer:
     """An optimizer that the recipe goes with and that does as little as can be."""
-    merging = recipe.strategy.stages[-1].merging
-    if merging is not None:
-        return Drifting(model, merging.schedule.period, averaged=merging.on_merge == AVERAGE)
+    stage = recipe.strategy.stages[-1]
+    if stage.apart:
+        averaged = stage.merging is not None and stage.merging.on_merge == AVERAGE
+        return Drifting(model, schedule_of(stage).period, averaged=averaged)
     for owner in ownership(recipe.compressor, trainable(model)).values():
         return IDLE[owner.optimizer](model.parameters())
     return Idle(model.parameters())

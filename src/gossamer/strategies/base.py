@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from gossamer.compressors import Compressor
+from gossamer.strategies.mixing import Memory as Memory
+from gossamer.strategies.mixing import Rule
 from gossamer.strategies.schedule import Periodic
 from gossamer.terms import Term
+from gossamer.topologies import Topology
 
-Memory = dict[str, Tensor]
+if TYPE_CHECKING:
+    from gossamer.strategies.server import ParameterServer
+
 AGREED = "agreed"  # the key of what all workers hold alike
 KEEP, AVERAGE, RESET = "keep", "average", "reset"
 
@@ -25,6 +32,20 @@ class Strategy(Term, ABC):
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
         """What goes on, from which backward pass on; the first begins with the first."""
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether what a compressor leaves out is offered again anyway, to somebody who hears each worker by itself: a
+        recipe then adds neither Feedback nor Sharded."""
+        return False
+
+    @property
+    def sums_together(self) -> bool:
+        """Whether all workers agree on means, of which each could average a part for all: a recipe may add Sharded."""
+        return True
+
+    def check(self, compressor: Compressor, topology: Topology) -> None:
+        """Raise RecipeError where these do not go together with it."""
 
 
 class Merging(Strategy):
@@ -79,6 +100,39 @@ class Merging(Strategy):
         """What was offered was not agreed upon, and is offered again."""
 
 
+class Mixing(Strategy):
+    """Workers train apart, and average their parameters with neighbours of a topology."""
+
+    period: int
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage(0, mixing=self),)
+
+    @property
+    def repeats_itself(self) -> bool:
+        return True
+
+    @property
+    def schedule(self) -> Periodic:
+        """When parameters are mixed."""
+        return Periodic(self.period)
+
+    def rounds_apart(self, world: int) -> int:
+        """In every how many rounds all workers hear of each other: about every `world` backward passes, in which a
+        worker then sends as many messages more as it would to one more neighbour."""
+        return -(-world // self.period)
+
+    @property
+    @abstractmethod
+    def in_lock_step(self) -> bool:
+        """Whether all workers make the same rounds."""
+
+    @abstractmethod
+    def rule(self, compressor: Compressor) -> Rule:
+        """What neighbours do with each other's parameters."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """What goes on from backward pass `start` on.
@@ -94,5 +148,10 @@ class Stage:
     delay: int = 0
     per_site: int | None = None
     merging: Merging | None = None
-    serving: Strategy | None = None
-    mixing: Strategy | None = None
+    serving: ParameterServer | None = None
+    mixing: Mixing | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether parameters are averaged, and workers hold different ones meanwhile."""
+        return self.merging is not None or self.mixing is not None

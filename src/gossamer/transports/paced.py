@@ -69,8 +69,8 @@ def _form(word: Word) -> Hashable:
             return "gather", _sizes(payload)
         case Exchange(parts):
             return "exchange", tuple(map(_sizes, parts))
-        case Mix(payload, edges):
-            return "mix", _sizes(payload), tuple(peer for peer, _ in edges)
+        case Mix(payload):
+            return "mix", _sizes(payload), word.hears, word.told
         case Together(words):
             return "together", tuple(map(_form, words))
 

@@ -56,8 +56,8 @@ class ProcessGroupTransport:
                 return self._gather(payload)
             case Exchange(parts):
                 return self._exchange(parts)
-            case Mix(payload, edges):
-                return self._mix(payload, [peer for peer, _ in edges])
+            case Mix(payload):
+                return self._mix(payload, word.told, word.hears)
             case Together(words):
                 waiting = [self._start(each) for each in words]
                 return lambda: [wait() for wait in waiting]
@@ -135,15 +135,15 @@ class ProcessGroupTransport:
 
         return wait
 
-    def _mix(self, payload: Payload, peers: Sequence[int]) -> Callable[[], list[Payload]]:
+    def _mix(self, payload: Payload, tells: Sequence[int], hears: Sequence[int]) -> Callable[[], list[Payload]]:
         joint = _join(payload)
-        told: list[Tensor | None] = [joint if peer in peers else None for peer in range(self.world)]
-        heard = {peer: joint if peer == self.rank else torch.empty_like(joint) for peer in peers}
+        told: list[Tensor | None] = [joint if peer in tells else None for peer in range(self.world)]
+        heard = {peer: joint if peer == self.rank else torch.empty_like(joint) for peer in hears}
         arrived = self._straight(told, [heard.get(peer) for peer in range(self.world)])
 
         def wait() -> list[Payload]:
             arrived()
-            return [_split(heard[peer], payload) for peer in peers]
+            return [_split(heard[peer], payload) for peer in hears]
 
         return wait
 

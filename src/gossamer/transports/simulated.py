@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import MismatchError, PeerLost
-from gossamer.words import Exchange, Gather, Mean, Mix, Together, Word
+from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 
 def answers(words: Sequence[Word]) -> list[Any]:
@@ -29,7 +29,7 @@ def answers(words: Sequence[Word]) -> list[Any]:
         case Exchange():
             return [[word.parts[rank] for word in words] for rank in range(len(words))]  # type: ignore[union-attr]
         case Mix():
-            return [[words[peer].payload for peer, _ in word.edges] for word in words]  # type: ignore[union-attr]
+            return _mixed(words)  # type: ignore[arg-type]
         case Together():
             heard = [answers(same) for same in zip(*(word.words for word in words), strict=True)]  # type: ignore[union-attr]
             return [list(each) for each in zip(*heard, strict=True)]
@@ -38,6 +38,18 @@ def answers(words: Sequence[Word]) -> list[Any]:
 def _means(words: Sequence[Mean]) -> list[Tensor]:
     mean = mean_of([word.tensor for word in words])
     return [mean.clone() if word.out is None else word.out.copy_(mean.view(word.out.shape)) for word in words]
+
+
+def _mixed(words: Sequence[Mix]) -> list[list[Payload]]:
+    heard = {(peer, rank) for rank, word in enumerate(words) for peer in word.hears if peer != rank}
+    told = {(rank, peer) for rank, word in enumerate(words) for peer in word.told if peer != rank}
+    if heard != told:
+        edges = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(heard ^ told))
+        raise MismatchError(
+            f"only one end of some edges means to use them ({edges}), and whoever waits there would wait for ever. "
+            "Both ends must compute the same edges: from (rank, world, round, seed), and from nothing else."
+        )
+    return [[words[peer].payload for peer in word.hears] for word in words]
 
 
 def mean_of(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,211 @@
+"""How much passes through the busiest machine in one step: parameter servers, all-reduce and gossip side by side.
+
+Nothing is declared: the scripts that train are run, over meta tensors or in virtual time, and payload bytes that a
+machine sends and receives are added up. Prints a table in markdown, in sizes of the model.
+
+    python benchmarks/busiest.py [--workers 64] [--rows 512] [--page FILE.md]
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from gossamer.compressors import Compressor, Dense, OneBit, TopK
+from gossamer.converse import Trace, compute, converse
+from gossamer.errors import RecipeError
+from gossamer.layout import Packed
+from gossamer.network.collectives import Send
+from gossamer.network.cost import parts_of
+from gossamer.network.virtual import VirtualNetwork
+from gossamer.peers import SERVER, WORKER, Peer, PeerScript
+from gossamer.recipe import resolve
+from gossamer.serving import Client, host
+from gossamer.strategies import Gossip
+from gossamer.strategies.pairwise import Partner, answering, initiate
+from gossamer.strategies.server import ParameterServer
+from gossamer.topologies import Complete, Exponential, Ring, Topology
+from gossamer.transports.simulated import meta_answer
+from gossamer.words import At, Mix, Script, Word
+
+COLUMNS = 264
+COMPRESSORS: tuple[Compressor, ...] = (Dense(), TopK(density=0.01), OneBit())
+STEPS = 1  # after one that does not count: the second is like all that follow
+CALLER = "caller"
+
+Through = Counter[Hashable]  # bytes that each machine sends and receives in a step
+
+
+def model(rows: int, device: str = "cpu") -> Packed:
+    return Packed.pack({"weight": torch.zeros(rows, COLUMNS, device=device)})
+
+
+# -- in lock step: what the ranks say, and what that makes each of them send
+
+
+def said(script: Script, world: int, rank: int) -> Iterable[Word]:
+    answer: Any = None
+    while True:
+        try:
+            word = script.send(answer)
+        except StopIteration:
+            return
+        yield word
+        answer = meta_answer(word, world, rank)
+
+
+def carried(words: Sequence[Iterable[Word]]) -> Through:
+    """words[r]: what rank r says, one after the other."""
+    through: Through = Counter()
+    for rank, each in enumerate(words):
+        for word in each:
+            for moves in parts_of(word, rank, len(words)):
+                for move in moves:
+                    if isinstance(move, Send):
+                        through[rank] += move.nbytes
+                        through[move.to] += move.nbytes
+    return through
+
+
+def all_reduce(compressor: Compressor, world: int, rows: int) -> Through:
+    chosen, x = resolve(compressor, world).compressor, model(rows, "meta")
+
+    def script(rank: int) -> Script:
+        at = At(rank=rank, world=world)
+        return chosen.aggregate(x, chosen.init(x, at), at)
+
+    return carried([said(script(rank), world, rank) for rank in range(world)])
+
+
+def gossip(topology: Topology, compressor: Compressor, world: int, rows: int) -> Through:
+    """Who tells whom does not change what one letter weighs, so one is enough."""
+    recipe = resolve(Gossip() + compressor + topology, world)
+    assert isinstance(recipe.strategy, Gossip)
+    x, rule = model(rows), recipe.strategy.rule(recipe.compressor)
+    x.flat.normal_()
+    like = Packed.zeros(x.layout, dtype=x.flat.dtype, device=x.flat.device)
+    state = recipe.compressor.init(x, At())
+    payload = rule.offer(x, rule.begin(like.flat), state, At(), 1).payload
+
+    def word(rank: int) -> Word:
+        tells = topology.tells(rank, world, 0)
+        return Mix(payload, topology.weights(rank, world, 0), tells)
+
+    return carried([[word(rank)] for rank in range(world)])
+
+
+# -- in their own time: what they send in virtual time
+
+
+def steady(run: Callable[[int], Trace], machine: Callable[[Peer], Hashable]) -> Through:
+    """What `STEPS` more than one add: whatever it takes to begin does not count."""
+    first, every = (run(steps).bytes_through(machine) for steps in (1, 1 + STEPS))
+    return Counter({each: (every[each] - first[each]) // STEPS for each in every})
+
+
+def served(servers: int, beside: bool, compressor: Compressor, world: int, rows: int) -> Through:
+    """beside: server i shares a machine with worker i, and what they tell each other does not count."""
+    pull = None if compressor == Dense() else compressor
+    recipe = resolve(ParameterServer(mode="sync", shards=servers, pull=pull) + compressor)  # each speaks for itself
+
+    def worker(number: int, steps: int) -> PeerScript:
+        tensors = {"weight": Parameter(torch.zeros(rows, COLUMNS))}
+        client = Client(number, world, tensors, torch.optim.SGD(tensors.values(), 0.1), recipe, shards=servers)
+        yield from client.begin()
+        client.land()
+        for _ in range(steps):
+            client.gather({"weight": torch.randn(rows, COLUMNS)})
+            yield from client.push_pull()
+            client.land()
+
+    def run(steps: int) -> Trace:
+        workers = {Peer(WORKER, number): partial(worker, number, steps) for number in range(world)}
+        hosts = {Peer(SERVER, number): partial(host, number) for number in range(servers)}
+        return converse({**workers, **hosts}, VirtualNetwork(round_trip_seconds=0.01), 0, most_words=10**9)
+
+    return steady(run, lambda peer: peer.number if beside else peer)
+
+
+def pairwise(compressor: Compressor, world: int, rows: int, steps: int = 20) -> Through:
+    """Every worker asks once in a step. Chance decides whom, so the busiest is that of `steps` steps."""
+    partners = [Partner(model(rows), rank, compressor, seed=1) for rank in range(world)]
+
+    def call(partner: Partner) -> PeerScript:
+        for step in range(steps):
+            yield from compute(1.0 + 0.01 * partner.rank)
+            peer = partner.neighbour(Complete(), world, step)
+            assert peer is not None
+            yield from initiate(partner, peer, step)
+
+    answerers = {Peer(WORKER, each.rank): partial(answering, each) for each in partners}
+    callers = {Peer(CALLER, each.rank): partial(call, each) for each in partners}
+    trace = converse({**answerers, **callers}, VirtualNetwork(round_trip_seconds=0.1), 0, servers=tuple(answerers))
+    through = trace.bytes_through(lambda peer: peer.number)
+    return Counter({rank: through[rank] // steps for rank in through})
+
+
+# -- the table
+
+
+Scheme = Callable[[Compressor, int, int], Through]
+SCHEMES: dict[str, Scheme] = {
+    "one parameter server": lambda compressor, world, rows: served(1, False, compressor, world, rows),
+    "a parameter server beside each worker": lambda compressor, world, rows: served(
+        world, True, compressor, world, rows
+    ),
+    "all-reduce": all_reduce,
+    "gossip, `Ring()`": partial(gossip, Ring()),
+    "gossip, `Exponential()`": partial(gossip, Exponential()),
+    "gossip, `Exponential(one_peer=True)`": partial(gossip, Exponential(one_peer=True)),
+    "gossip, pairwise": pairwise,
+}
+
+
+def cell(scheme: Scheme, compressor: Compressor, world: int, rows: int) -> str:
+    try:
+        through = scheme(compressor, world, rows)
+    except RecipeError:
+        return "refused"
+    busiest, mean = max(through.values()), sum(through.values()) / world
+    nbytes = model(rows, "meta").flat.nbytes
+    return f"{busiest / nbytes:.3g} ({mean / nbytes:.3g})"
+
+
+def table(world: int, rows: int) -> str:
+    lines = [
+        f"| {world} workers, {rows * COLUMNS:,} parameters | {' | '.join(f'`{each}`' for each in COMPRESSORS)} |",
+        "|---|" + "---:|" * len(COMPRESSORS),
+    ]
+    for name, scheme in SCHEMES.items():
+        cells = [cell(scheme, compressor, world, rows) for compressor in COMPRESSORS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+ABOUT = (
+    "Payload bytes that the busiest machine sends and receives in one step, over the bytes of the model in float32; in "
+    "brackets all that machines send and receive, divided by the workers. Servers push and pull by the compressor."
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=512, help=f"of the model's one matrix, of {COLUMNS} columns")
+    parser.add_argument("--page", type=Path, help="write the table to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    text = f"{ABOUT}\n\n{table(args.workers, args.rows)}\n"
+    print(f"\n{text}")
+    if args.page:
+        args.page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

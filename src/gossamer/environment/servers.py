@@ -1,0 +1,66 @@
+"""What the environment says of servers: where they are, and the secret by which a run's processes know each other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from gossamer.environment.interfaces import interfaces
+from gossamer.errors import ConnectError
+
+TOKEN_BYTES = 32
+LARGEST_FRAME_BYTES = 2**31  # of servers that hear of the model after they have begun to listen
+Address = tuple[str, int]
+
+
+def dedicated_servers() -> tuple[Address, ...]:
+    """Where the servers of this run listen that hold parameters and nothing else; none where they live beside workers.
+
+    Raises ConnectError for what is no list of HOST:PORT.
+    """
+    text = os.environ.get("GOSSAMER_SERVERS", "")
+    try:
+        pairs = [each.rpartition(":") for each in text.split(",") if each]
+        return tuple((host, int(port)) for host, _, port in pairs)
+    except ValueError:
+        raise ConnectError(
+            f"GOSSAMER_SERVERS is {text!r}, so nobody knows where the servers are. Write HOST:PORT,HOST:PORT, or start "
+            "the run by `gossamer run --servers 2`."
+        ) from None
+
+
+def run_token() -> bytes | None:
+    """The run's secret in 32 bytes; None where the launcher made none. Raises ConnectError."""
+    name = os.environ.get("GOSSAMER_TOKEN_FILE")
+    if not name:
+        return None
+    try:
+        token = Path(name).read_bytes()
+    except OSError as problem:
+        raise ConnectError(
+            f"The run's token cannot be read from {name} ({problem.strerror}), so no server would talk to this "
+            "process. Name a file that it may read: --token-file FILE."
+        ) from None
+    if len(token) < TOKEN_BYTES:
+        raise ConnectError(
+            f"The token in {name} has {len(token)} bytes, and one that can be guessed protects nothing. Write: "
+            f"head -c {TOKEN_BYTES} /dev/urandom > {name}"
+        )
+    return hashlib.sha256(token).digest()
+
+
+def run_name() -> str:
+    """Which run this is: processes of different runs refuse each other."""
+    return os.environ.get("GOSSAMER_RUN", "")
+
+
+def returns() -> bool:
+    """Whether this process takes the place of a worker that was lost, while the others go on."""
+    return os.environ.get("GOSSAMER_REJOIN") == "1"
+
+
+def own_address() -> str:
+    """The address of the interface for this job's traffic; loopback where none was chosen."""
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    return interfaces().get(chosen, "127.0.0.1")

@@ -1,0 +1,51 @@
+"""One server of a run: `python -m gossamer.serving`, as gossamer run starts it. What it is, the environment says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from gossamer.environment.servers import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_token
+from gossamer.errors import ConnectError
+from gossamer.peers import SERVER, Peer
+from gossamer.serving.host import host
+from gossamer.transports.tcp import TcpEndpoint
+
+LOOK_SECONDS = 0.5
+
+
+def main() -> None:
+    """Serve until the launcher ends this process, or is gone itself. Raises ConnectError."""
+    number, token = int(os.environ["GOSSAMER_SERVER"]), run_token()
+    if token is None:
+        raise ConnectError(
+            "This server has no token, so whoever reaches its port could train with it. Start it by `gossamer run "
+            "--servers 1`, which makes one, or set GOSSAMER_TOKEN_FILE."
+        )
+    address, port = dedicated_servers()[number]
+    stopped = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: stopped.set())
+    endpoint = TcpEndpoint(
+        Peer(SERVER, number),
+        token=token,
+        run=run_name(),
+        recipe="",
+        layout="",
+        address=address,
+        port=port,
+        largest_frame_bytes=LARGEST_FRAME_BYTES,
+    )
+    service = endpoint.start(host(number, os.environ.get("GOSSAMER_JOURNAL"), stays=True))
+    launcher = os.environ.get("GOSSAMER_LAUNCHER_PID")
+    while not stopped.wait(LOOK_SECONDS) and not service.landed():
+        if launcher is not None and os.getppid() != int(launcher):
+            break
+    if service.landed():
+        service.wait()  # raises what it raised
+    endpoint.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What lets a server that was killed go on: its state at some moment, and all that changed it since.
+
+    DIRECTORY/server-0/step-00000003/...     the state, as checkpoints are kept
+    DIRECTORY/server-0/log-00000003          every entry since, in order; the last may be torn
+
+An entry is in the log before anything changes and before anyone is told, so what was answered is never forgotten, and
+what was not is sent again. That holds for a process that is killed; a machine that loses power may lose what its
+operating system had not yet written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from gossamer import checkpoint
+from gossamer.errors import CheckpointError
+from gossamer.events import notice
+from gossamer.serving.entries import Entry
+from gossamer.serving.records import entries, pieces
+from gossamer.serving.shard import Shard
+from gossamer.serving.shards import shard_of
+
+STATES_PER_LOG = 4  # a log of so many times the state's bytes is replaced by a new state
+SHORTEST_LOG = 1 << 20
+
+
+class Log:
+    """An open file that only grows. A write that fails raises OSError and leaves a torn entry behind."""
+
+    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+        self.nbytes = keep_bytes
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        os.truncate(self._handle, keep_bytes)
+        os.lseek(self._handle, 0, os.SEEK_END)
+
+    def append(self, written: Iterable[bytes | memoryview]) -> None:
+        for piece in written:
+            rest = memoryview(piece)
+            while rest:
+                count = os.write(self._handle, rest)
+                rest = rest[count:]
+                self.nbytes += count
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+class FileJournal:
+    """The journal of one shard in `folder`. number: of the state that the log continues."""
+
+    def __init__(self, folder: Path, shard: Shard, number: int, log: Log | None) -> None:
+        self._folder, self._shard, self._number, self._log = folder, shard, number, log
+        self._unwritten, self._silent = 0, False
+        self._longest = max(STATES_PER_LOG * _state_bytes(shard), SHORTEST_LOG)
+
+    def write(self, entry: Entry) -> None:
+        """Append to the log, after a new state where it has grown long.
+
+        Where that fails the server goes on without: workers that wait are worse. It says so once, puts away what is
+        there, so that nobody ever takes up what is not up to date, and tries again after as much as a log may hold.
+        """
+        found = pieces(entry)
+        if self._log is None:
+            self._unwritten += sum(len(piece) for piece in found)
+        try:
+            if (self._unwritten if self._log is None else self._log.nbytes) > self._longest:
+                self.save()
+            if self._log is not None:
+                self._log.append(found)
+        except (OSError, CheckpointError) as error:
+            self.give_up(error)
+
+    def save(self) -> None:
+        """Write the state as it is, and begin a new log. Raises CheckpointError or OSError."""
+        number = self._number + 1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tree = {"description": self._shard.description.text(), "shard": self._shard.state_dict()}
+        digest = checkpoint.stage(self._folder, number, 0, tree)
+        checkpoint.complete(self._folder, number, 0, [digest], {}, keep=1)
+        log = Log(_log(self._folder, number))
+        if self._log is not None:
+            self._log.close()
+        elif self._silent:
+            notice(f"The journal in {self._folder} is written again, so a restarted server goes on from there.")
+        self._number, self._log, self._unwritten, self._silent = number, log, 0, False
+        for path in self._folder.glob("log-*"):
+            if path != _log(self._folder, number):
+                path.unlink()
+
+    def give_up(self, error: Exception) -> None:
+        """Go on without a journal."""
+        if not self._silent:
+            notice(
+                f"The journal in {self._folder} cannot be written ({error}). The server goes on without it, and would "
+                "remember nothing if it were restarted now. Free some space: it tries again after a while."
+            )
+        self.close()
+        self._unwritten, self._silent = 0, True
+        put_away = self._folder.with_name(self._folder.name + ".stopped")
+        if self._folder.exists():
+            shutil.rmtree(put_away, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._folder.rename(put_away)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def keep(directory: str | os.PathLike[str], shard: Shard) -> FileJournal:
+    """Begin to journal a new shard."""
+    folder = _folder(directory, shard.description.number)
+    shard.journal = journal = FileJournal(folder, shard, max(checkpoint.complete_steps(folder, 0), default=0), None)
+    try:
+        journal.save()
+    except (OSError, CheckpointError) as error:
+        journal.give_up(error)
+    return journal
+
+
+def restore(directory: str | os.PathLike[str], number: int) -> Shard | None:
+    """Server `number` as it was when it was stopped, with its journal; None where it never began.
+
+    Raises CheckpointError where what is there is damaged.
+    """
+    folder = _folder(directory, number)
+    states = checkpoint.complete_steps(folder, 0)
+    if not states:
+        return None
+    tree, _ = checkpoint.read(folder, states[-1], 0)
+    shard = shard_of(tree["description"], tuple(tree["shard"]["parameters"]))
+    shard.load_state_dict(tree["shard"])
+    end = _replay(shard, _log(folder, states[-1]))
+    shard.journal = FileJournal(folder, shard, states[-1], Log(_log(folder, states[-1]), end))
+    return shard
+
+
+def _replay(shard: Shard, path: Path) -> int:
+    """Do again what a log says; returns where its last whole entry ends."""
+    if not path.is_file():  # killed between the state and its log
+        return 0
+    end = 0
+    with path.open("rb") as file:
+        for entry, end in entries(file, path.stat().st_size):  # noqa: B007
+            shard.replay(entry)
+    return end
+
+
+def _folder(directory: str | os.PathLike[str], number: int) -> Path:
+    return Path(directory) / f"server-{number}"
+
+
+def _log(folder: Path, number: int) -> Path:
+    return folder / f"log-{number:08d}"
+
+
+def _state_bytes(shard: Shard) -> int:
+    return sum(block.flat.nbytes for block in shard.blocks)

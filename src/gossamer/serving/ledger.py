@@ -1,0 +1,40 @@
+"""Which contributions were taken."""
+
+from __future__ import annotations
+
+from gossamer.peers import Stamp
+
+REMEMBERED = 64  # answers of a worker, so that one that comes again is answered as before
+LATE = -1  # the version of what came too late to count
+
+
+class Ledger:
+    """(worker, step) -> version. A worker's steps ascend: what is not beyond its last was answered before."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, dict[int, int]] = {}
+
+    def last(self, worker: int) -> int:
+        """The last step that was answered; -1 where there was none."""
+        return max(self._answers.get(worker, {}), default=-1)
+
+    def answer(self, stamp: Stamp) -> int | None:
+        """The version that was answered before; None where this contribution is new.
+
+        One so old that its answer is forgotten is too late, which nobody waits to hear.
+        """
+        if stamp.step > self.last(stamp.worker):
+            return None
+        return self._answers[stamp.worker].get(stamp.step, LATE)
+
+    def note(self, stamp: Stamp, version: int) -> None:
+        answers = self._answers.setdefault(stamp.worker, {})
+        answers[stamp.step] = version
+        if len(answers) > REMEMBERED:
+            del answers[min(answers)]
+
+    def state_dict(self) -> dict[int, list[tuple[int, int]]]:
+        return {worker: list(answers.items()) for worker, answers in self._answers.items()}
+
+    def load_state_dict(self, state: dict[int, list[tuple[int, int]]]) -> None:
+        self._answers = {worker: dict(answers) for worker, answers in state.items()}

@@ -1,0 +1,26 @@
+"""A shard from the text that describes it."""
+
+from __future__ import annotations
+
+from gossamer.errors import MalformedError, RecipeError
+from gossamer.recipe import resolve
+from gossamer.serving.description import Description
+from gossamer.serving.rules import Rule, rule_of
+from gossamer.serving.shard import Shard
+from gossamer.serving.ways import ways_of
+from gossamer.words import Payload
+
+
+def shard_of(text: str, values: Payload) -> Shard:
+    """A shard by its description and first parameters. Raises MalformedError."""
+    description = Description.of_text(text)
+    try:
+        ways = ways_of(resolve(description.recipe))
+    except RecipeError as error:
+        raise MalformedError(f"a shard was described by a recipe that no server can follow: {error}") from error
+    return Shard(description, values, ways.push, ways.pull)
+
+
+def rule_for(shard: Shard) -> Rule:
+    """The rule that its recipe asks for."""
+    return rule_of(ways_of(resolve(shard.description.recipe)).strategy)

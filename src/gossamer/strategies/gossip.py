@@ -1,0 +1,121 @@
+"""Train apart, and average the parameters with neighbours only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import torch
+
+from gossamer import seeds
+from gossamer.compressors import Compressor, Dense, Feedback, Sharded, letters
+from gossamer.errors import RecipeError, require
+from gossamer.layout import Layout, Packed
+from gossamer.strategies.base import Mixing
+from gossamer.strategies.mixing import Averaging, Choco, PushSum, Rule
+from gossamer.terms import Term
+from gossamer.topologies import Topology
+from gossamer.words import At
+
+SYMMETRIC, PUSH_SUM, PAIRWISE = "symmetric", "push-sum", "pairwise"
+MANY = 64  # workers: of so many every topology shows whether its edges change
+SAMPLE = Layout.of({"weight": (64, 64)})
+
+
+@dataclass(frozen=True, repr=False)
+class Gossip(Mixing):
+    """Let every worker make its own steps, and average parameters with its neighbours every `period` of them.
+
+    x_i <- x_i + step_size sum_j W_ij (x_j - x_i), after the optimizer's own step
+    law:    the mean over workers stays; the distance to it shrinks by |lambda_2| of the topology in each round
+    bytes:  the compressor's letter to each neighbour, and 32; every `world` backward passes, 32 to every worker
+    source: Lian et al. 2017, NeurIPS; Koloskova et al. 2019, ICML, with a compressor; Assran et al. 2019, ICML
+
+    mixing: "symmetric", with weights of which every row and column sums to 1; "push-sum", on any directed graph, where
+    parameters are de-biased for the forward pass; "pairwise", with one neighbour at a time and no lock step (Lian et
+    al. 2018, ICML). period: in backward passes. step_size: how far to go towards the neighbours; None: 1 with Dense(),
+    else half of the share of a Gaussian matrix that one letter of the compressor holds (0.5 for Int8).
+
+    With a compressor what travels are differences to public copies (CHOCO), in which whatever was left out is offered
+    again: no Feedback. Steps of all workers count alike, whatever session.weight says.
+    """
+
+    mixing: str = SYMMETRIC
+    period: int = 1
+    step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.mixing in (SYMMETRIC, PUSH_SUM, PAIRWISE),
+            f'mixing is "symmetric", "push-sum" or "pairwise", not {self.mixing!r}. Write Gossip("symmetric").',
+        )
+        require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
+        require(
+            self.step_size is None or 0 < self.step_size <= 1,
+            f"step_size is how far to go towards the neighbours, in (0, 1], not {self.step_size}",
+        )
+        require(
+            self.step_size is None or self.mixing == SYMMETRIC,
+            f"{self.mixing} gives away and takes as it is, so a step_size would lose some of it: write "
+            f'Gossip("{self.mixing}"), or Gossip(step_size={self.step_size})',
+        )
+
+    @property
+    def in_lock_step(self) -> bool:
+        return self.mixing != PAIRWISE
+
+    def rule(self, compressor: Compressor) -> Rule:
+        if self.mixing == PUSH_SUM:
+            return PushSum()
+        if compressor == Dense():
+            return Averaging(self.step_size or 1.0)
+        return Choco(compressor, self.step_size or safe_step_size(compressor))
+
+    def check(self, compressor: Compressor, topology: Topology) -> None:
+        if not self.in_lock_step or compressor == Dense():
+            return
+        if self.mixing == PUSH_SUM:
+            raise RecipeError(
+                f"push-sum gives whole shares of the parameters away, and what {compressor!r} leaves out of them would "
+                'be lost. Write Gossip("push-sum") + Dense(), or Gossip() with a compressor.'
+            )
+        if any(isinstance(term, Feedback | Sharded) for term in _held(compressor)):
+            raise RecipeError(
+                f"with {self!r} differences to copies travel, in which whatever was left out is offered again, to each "
+                f"neighbour by itself: in {compressor!r}, Feedback would send it twice, and Sharded has no group to "
+                "divide among. Write Gossip() + TopK(density=0.01), without them."
+            )
+        if topology.rounds(MANY) > 1:
+            raise RecipeError(
+                f"with a compressor every neighbour must hear every letter, and the neighbours of {topology!r} change. "
+                "Write Gossip() + Ring() with a compressor, or Dense() with this topology."
+            )
+        if kept_share(compressor) <= 0:
+            raise RecipeError(
+                f"a letter of {compressor!r} is further from what it stands for than nothing would be, so copies would "
+                "run away. Write Gossip() + Int8(), or Gossip() + TopK(density=0.01)."
+            )
+
+
+def safe_step_size(compressor: Compressor) -> float:
+    """Half of what a letter holds; of so few digits that all machines agree on it."""
+    return float(f"{kept_share(compressor) / 2:.2g}")
+
+
+@lru_cache(maxsize=64)
+def kept_share(compressor: Compressor) -> float:
+    """1 - |x - C(x)|^2 / |x|^2 of a Gaussian matrix x."""
+    numbers = torch.randn(SAMPLE.numel, generator=seeds.generator("share kept by a letter"), device="cpu")
+    x, at = Packed(numbers, SAMPLE), At()
+    own = letters.write(compressor, x, letters.begin(compressor, x, at), at).own()
+    return 1 - float((numbers - own).double().square().sum() / numbers.double().square().sum())
+
+
+def _held(term: Term) -> Iterator[Term]:
+    """A term and all that it holds."""
+    yield term
+    for item in fields(term):  # type: ignore[arg-type]
+        value = getattr(term, item.name)
+        if isinstance(value, Term):
+            yield from _held(value)

@@ -1,0 +1,199 @@
+"""How neighbours average: what leaves, and what parameters become once the neighbours' part is here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import fsum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.compressors import Compressor
+from gossamer.compressors.base import wide
+from gossamer.compressors.letters import read, write
+from gossamer.errors import AttachError, NotFinite
+from gossamer.kernels import all_finite, room_like
+from gossamer.layout import Layout, Packed
+from gossamer.topologies import Topology
+from gossamer.words import At, Payload, State
+
+Memory = dict[str, Tensor]
+HAT, PULL, SHOWN, MASS = "hat", "pull", "shown", "mass"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """payload: what travels; own: what of it counts here, only read; next_state: a compressor's, once it was sent."""
+
+    payload: Payload
+    own: Payload = ()
+    next_state: State = field(default_factory=State)
+
+
+class Heard(NamedTuple):
+    """A neighbour's payload, how much it weighs here, and where its writer stands."""
+
+    weight: float
+    payload: Payload
+    at: At
+
+
+class Rule(ABC):
+    """What neighbours do with each other's numbers. x: (n,), parameters side by side, in their precision.
+
+    What is handed out may still be read by others when `land` runs, so nothing writes to x, an offer or what was heard.
+    """
+
+    @property
+    def along(self) -> Rule:
+        """By which rule other things are mixed that travel along as they are, such as BatchNorm's statistics."""
+        return self
+
+    def check(self, topology: Topology, world: int, seed: int) -> None:
+        """Whether averages stay where they are: weights must sum to 1 where they are heard, as they always do where
+        they are told. Raises AttachError."""
+        rounds = range(0 if topology.mutual else topology.rounds(world))
+        for number, rank in product(rounds, range(world)):
+            if abs(fsum(weight for _, weight in topology.weights(rank, world, number, seed)) - 1) > 1e-9:
+                raise AttachError(
+                    f"with {topology!r} rank {rank} of {world} hears more or less than others hear of it, so the mean "
+                    f'over workers would move. Write Gossip("push-sum") + {topology!r}.'
+                )
+
+    @abstractmethod
+    def begin(self, x: Tensor) -> Memory:
+        """What a worker remembers at first, when all workers have the same x."""
+
+    @abstractmethod
+    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
+        """What leaves for `told` neighbours. Nothing is written: a round may still fail."""
+
+    @abstractmethod
+    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+        """What x becomes, in memory of its own; `memory` is overwritten."""
+
+    def shares(self, x: Tensor, memory: Memory) -> Payload:
+        """What has the same sum over all workers before and after a round."""
+        return (x,)
+
+    def whole(self, means: Payload) -> Tensor:
+        """What all workers agree on together, from the means of everyone's shares. May overwrite them."""
+        return means[0]
+
+
+@dataclass(frozen=True)
+class Averaging(Rule):
+    """Neighbours' parameters travel as they are.
+
+    x_i <- x_i + step_size sum_j W_ij (x_j - x_i)
+    law:    sum_i x_i stays (columns of W sum to 1); equal x stay as they are, to the bit
+    source: Xiao & Boyd 2004, Systems & Control Letters; Lian et al. 2017, NeurIPS
+
+    A neighbour whose numbers are not finite is not listened to.
+    """
+
+    step_size: float = 1.0
+
+    def begin(self, x: Tensor) -> Memory:
+        return {}
+
+    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
+        return Offer((x.flat,))
+
+    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+        change = torch.zeros_like(x, dtype=wide(x.dtype))
+        for weight, (theirs,), _ in heard:
+            if all_finite(theirs):
+                change.add_(theirs - x, alpha=weight)
+        return change.mul_(self.step_size).add_(x).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Choco(Rule):
+    """Differences to public copies travel, by any compressor, and everyone who hears them keeps the copies alike.
+
+    q_i = C(x_i - hat_i);  hat_i <- hat_i + q_i;  pull_i <- pull_i + sum_j W_ij (q_j - q_i)
+    x_i <- x_i + step_size pull_i
+    law:    pull_i = sum_j W_ij (hat_j - hat_i), so sum_i x_i stays; C = identity and step_size 1 is Averaging
+    bytes:  the compressor's, once per neighbour told; memory: 2 N
+    source: Koloskova et al. 2019, ICML; Koloskova et al. 2020, ICLR (the sums in place of copies)
+
+    What a letter leaves out is in the next difference again, so nothing else must remember it. Copies begin as the
+    parameters that all workers begin with. W must be the same in every round: whoever misses one letter is wrong from
+    then on. A worker whose numbers are not finite says that nothing changed.
+    """
+
+    compressor: Compressor
+    step_size: float
+
+    @property
+    def along(self) -> Rule:
+        return Averaging()
+
+    def begin(self, x: Tensor) -> Memory:
+        hat = x.to(wide(x.dtype), copy=True)
+        return {HAT: hat, PULL: torch.zeros_like(hat)}
+
+    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
+        difference = Packed(x.flat - memory[HAT], x.layout)
+        try:
+            letter = write(self.compressor, difference, state, at)
+        except NotFinite:
+            letter = write(self.compressor, Packed(torch.zeros_like(difference.flat), x.layout), state, at)
+        return Offer(letter.payload, (letter.own(),), letter.next_state)
+
+    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+        (own,), pull = offer.own, memory[PULL]
+        memory[HAT].add_(own)
+        letter = room_like(pull)
+        for weight, payload, at in heard:
+            read(self.compressor, payload, layout, at, letter)
+            pull.add_(letter.sub_(own), alpha=weight)
+        return torch.add(x, pull, alpha=self.step_size).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class PushSum(Rule):
+    """Everyone gives equal shares of its numbers and of its mass away, and shows their ratio.
+
+    x_i = z_i + (w_i - 1) shown_i, whose optimizer moved z_i from shown_i
+    x_i <- sum_j P_ij x_j;  w_i <- sum_j P_ij w_j;  z_i <- x_i / w_i;  P_ij = 1 / (1 + how many j tells)
+    law:    sum_i x_i and sum_i w_i stay, on any graph; gradients are those at z and steps are those of x
+    bytes:  N itemsize + 8 per neighbour told; memory: N
+    source: Kempe et al. 2003, FOCS; Assran et al. 2019, ICML
+
+    Whoever gives need not know who else does. Numbers that are not finite are kept, with their mass.
+    """
+
+    def check(self, topology: Topology, world: int, seed: int) -> None:
+        """Any graph will do."""
+
+    def begin(self, x: Tensor) -> Memory:
+        return {SHOWN: x.clone(), MASS: torch.ones(1, dtype=torch.float64, device=x.device)}
+
+    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
+        given = self.shares(x.flat, memory)
+        if not all_finite(x.flat):
+            return Offer(tuple(torch.zeros_like(each) for each in given), given)
+        parts = tuple(each / (1 + told) for each in given)
+        return Offer(parts, parts)
+
+    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+        numbers, mass = (part.clone() for part in offer.own)
+        for _, (theirs, their_mass), _ in heard:
+            numbers.add_(theirs)
+            mass.add_(their_mass)
+        memory[MASS].copy_(mass)
+        return memory[SHOWN].copy_(numbers.div_(mass.to(x.dtype))).clone()
+
+    def shares(self, x: Tensor, memory: Memory) -> Payload:
+        mass = memory[MASS]
+        return torch.addcmul(x, memory[SHOWN], (mass - 1).to(x.dtype)), mass.clone()
+
+    def whole(self, means: Payload) -> Tensor:
+        numbers, mass = means
+        return numbers.div_(mass.to(numbers.dtype))

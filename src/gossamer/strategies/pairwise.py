@@ -1,0 +1,246 @@
+"""Average with one neighbour at a time, while training goes on: what a worker remembers, and both halves of a talk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer import seeds
+from gossamer.compressors import Compressor, Dense, letters
+from gossamer.compressors.base import wide
+from gossamer.errors import MalformedError, NotFinite, RecipeError
+from gossamer.kernels import all_finite
+from gossamer.layout import Layout, Packed
+from gossamer.peers import (
+    WORKER,
+    Arrived,
+    Await,
+    Joined,
+    Left,
+    Peer,
+    PeerScript,
+    Pull,
+    Pulled,
+    Push,
+    Receipt,
+    Reply,
+    Stamp,
+)
+from gossamer.topologies import Topology
+from gossamer.words import At, Payload
+
+AVERAGE = "average"
+NO_EXCHANGE = Receipt(version=-1)
+SAMPLE = Layout.of({"weight": (64, 64)})
+MOST_LOST = 0.01  # of the parameters' square, by one letter
+
+
+class Asked(NamedTuple):
+    """An exchange that this worker began and has not heard the end of. sent: what its letter stands for, (n,)."""
+
+    push: Push
+    sent: Callable[[], Tensor]
+
+
+class Answered(NamedTuple):
+    """The last exchange that a worker began here, and what it was told: the same, however often it asks."""
+
+    stamp: Stamp
+    receipt: Receipt
+
+
+class Partner:
+    """What a worker's conversations own. It averages with neighbours, one at a time, and waits for none of them.
+
+    shown <- shown + (theirs - sent) / 2, on both sides; parameters <- parameters + owed at the next step boundary
+    law:    the sum over workers of `shown` changes by what the optimizers did and by nothing else, under any
+            interleaving, loss, repetition and pause; one exchange at a time among n, drawn evenly, multiplies the
+            expected squared distance from the mean by 1 - 1/(n-1)
+    bytes:  one letter each way; memory: 2 N, N for each exchange under way, N for each neighbour that ever asked
+    source: Lian et al. 2018, ICML (AD-PSGD)
+
+    shown: (n,), what partners are answered from: the parameters at the last step boundary, and what is owed since.
+    owed: (n,), the sum of exchanges that the training thread has not applied yet. Both are at least float32, on the
+    CPU, where messages leave from. gone: whom to ask no more until they are here again.
+
+    `sent` is exactly what the other side read, so what one side gains the other loses, whatever was rounded, and
+    whatever gradients or third parties did to either side meanwhile. A tensor that was shown is never written again.
+
+    The training thread calls `drain` and nothing else; the conversations call the rest. An exchange whose end was not
+    heard (the partner moved, this worker did not) stays open, comes first as soon as the partner is back, and is asked
+    for in identical bytes. A partner that never comes back is given up with `abandon`: then at most half of the
+    distance between the two is missing from the sum, once for each of `abandoned`.
+
+    Two workers that ask each other at the same moment would trade places, and a pair in step would never agree. So the
+    lower rank declines then, and one of the two exchanges takes place. What longer circles trade, chance undoes.
+    """
+
+    def __init__(self, parameters: Packed, rank: int, compressor: Compressor | None = None, seed: int = 0) -> None:
+        self.rank, self._seed, self._layout = rank, seed, parameters.layout
+        self.shown = parameters.flat.to("cpu", wide(parameters.flat.dtype), copy=True)
+        self.owed = torch.zeros_like(self.shown)
+        self._compressor = Dense() if compressor is None else compressor
+        _refuse_loss(self._compressor)
+        self.version = self.declined = self.abandoned = 0
+        self.gone: set[int] = set()
+        self._asked: dict[int, Asked] = {}
+        self._answered: dict[int, Answered] = {}
+        self._lock = threading.Lock()
+
+    def drain(self, parameters: Tensor) -> None:
+        """Apply what is owed to `parameters`: (n,), between steps, and show that; what rounding swallows stays owed."""
+        with self._lock:
+            self.shown = parameters.to(self.owed) + self.owed
+            parameters.copy_(self.shown)
+            self.owed = self.shown - parameters.to(self.owed)
+            self.version += 1
+
+    def neighbour(self, topology: Topology, world: int, step: int) -> int | None:
+        """Whom to ask next: who still owes an answer, or a neighbour drawn from those that are here; None if nobody."""
+        with self._lock:
+            waiting = sorted(self._asked.keys() - self.gone)
+            here = waiting[:1] or [peer for peer in topology.peers(self.rank, world) if peer not in self.gone]
+        return here[seeds.address(self._seed, "neighbour", self.rank, step) % len(here)] if here else None
+
+    def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
+        """The word that begins an exchange, or, where one with this peer has not ended, that word again.
+
+        step: ascends, also when a worker starts again from older parameters. Raises NotFinite.
+        """
+        with self._lock:
+            if peer not in self._asked:
+                letter = self._write(step)
+                stamp, to = Stamp(self.rank, step, self.version), Peer(WORKER, peer)
+                push = Push(to=to, key=AVERAGE, stamp=stamp, payload=letter.payload, within_seconds=within_seconds)
+                self._asked[peer] = Asked(push, letter.own)
+            return self._asked[peer].push
+
+    def land(self, push: Push, receipt: Receipt) -> bool:
+        """End the exchange that `push` began; whether it moved anything. Raises MalformedError, and counts that."""
+        peer = push.to.number
+        with self._lock:
+            asked = self._asked.get(peer)
+            if asked is None or asked.push is not push:
+                return False
+            del self._asked[peer]
+            if receipt.version < 0:
+                self.declined += 1
+                return False
+            try:
+                theirs = self._read(receipt.payload, peer, push.stamp.step)
+            except MalformedError:
+                self.abandoned += 1
+                raise
+            self._move(theirs, asked.sent())
+            return True
+
+    def answer(self, stamp: Stamp, payload: Payload) -> Receipt:
+        """Have one's part in an exchange that another worker began; version -1 where none takes place."""
+        with self._lock:
+            last = self._answered.get(stamp.worker)
+            if last is not None and stamp.step <= last.stamp.step:
+                return last.receipt if stamp == last.stamp else NO_EXCHANGE
+            receipt = self._exchange(stamp, payload)
+            self._answered[stamp.worker] = Answered(stamp, receipt)
+            return receipt
+
+    def _exchange(self, stamp: Stamp, payload: Payload) -> Receipt:
+        if self.rank < stamp.worker and stamp.worker in self._asked:
+            return NO_EXCHANGE
+        try:
+            theirs = self._read(payload, stamp.worker, stamp.step)
+            letter = self._write(stamp.step)
+        except (MalformedError, NotFinite):
+            return NO_EXCHANGE
+        self._move(theirs, letter.own())
+        return Receipt(version=self.version, payload=letter.payload)
+
+    def snapshot(self, known: int) -> Pulled:
+        """The parameters as others see them, for who joins; nothing where version `known` is what they are."""
+        with self._lock:
+            return Pulled(version=self.version, payload=() if known == self.version else (self.shown,))
+
+    def abandon(self, peer: int) -> bool:
+        """Give up an exchange whose end will never be heard; whether there was one."""
+        with self._lock:
+            found = self._asked.pop(peer, None) is not None
+            self.abandoned += found
+            return found
+
+    @property
+    def open(self) -> tuple[int, ...]:
+        """Whose answers are still due, ascending."""
+        with self._lock:
+            return tuple(sorted(self._asked))
+
+    def _move(self, theirs: Tensor, sent: Tensor) -> None:
+        difference = (theirs - sent).mul_(0.5)
+        self.shown = self.shown + difference  # not in place: the old one may be under way
+        self.owed.add_(difference)
+        self.version += 1
+
+    def _write(self, step: int) -> letters.Letter:
+        x, at = Packed(self.shown, self._layout), self._at(self.rank, step)
+        return letters.write(self._compressor, x, letters.begin(self._compressor, x, at), at)
+
+    def _read(self, payload: Payload, writer: int, step: int) -> Tensor:
+        theirs = torch.empty_like(self.shown)
+        letters.read(self._compressor, payload, self._layout, self._at(writer, step), theirs)
+        if not all_finite(theirs):  # averaging would spread it to everyone
+            raise MalformedError(f"worker {writer} showed parameters that are not finite; no worker sends such ones")
+        return theirs
+
+    def _at(self, writer: int, step: int) -> At:
+        return At(step=step, seed=self._seed, rank=writer)
+
+
+@lru_cache(maxsize=64)
+def _refuse_loss(compressor: Compressor) -> None:
+    """What travels are whole parameters, so what letters lose of them, workers that agree would lose as well."""
+    numbers = torch.randn(SAMPLE.numel, generator=seeds.generator("lost by a letter"), device="cpu")
+    x, at = Packed(numbers, SAMPLE), At()
+    state = letters.begin(compressor, x, at)
+    lost = (numbers - letters.write(compressor, x, state, at).own()).square().sum() / numbers.square().sum()
+    if state or lost > MOST_LOST:
+        raise RecipeError(
+            f"pairwise gossip sends whole parameters, and {compressor!r} leaves {float(lost):.2g} of their square out "
+            "or to be sent later, so that workers never agree on them. Write Gossip() with it, whose differences to "
+            "public copies make up for that, or Gossip('pairwise') + Dense(dtype='bfloat16'), or + Int8()."
+        )
+
+
+def initiate(partner: Partner, peer: int, step: int, within_seconds: float | None = None) -> PeerScript:
+    """Average with `peer`; returns whether that took place. Raises PeerLost, and the exchange stays open.
+
+    One at a time for each worker. Parameters that are not finite are not offered. within_seconds: more than a round
+    trip and both letters take, or no end is ever heard.
+    """
+    try:
+        push = partner.ask(peer, step, within_seconds)
+    except NotFinite:
+        return False
+    return partner.land(push, (yield push))
+
+
+def answering(partner: Partner) -> PeerScript:
+    """Answer whoever asks, for as long as it runs.
+
+    It answers at once and waits for no peer, not even for the end of an exchange of this worker's own. So whoever asks
+    a live worker is answered, and no circle of workers that wait for each other can close.
+    """
+    while True:
+        match (yield Await()):
+            case Arrived(token=token, sender=sender, word=Push(key=key, stamp=stamp, payload=payload)):
+                understood = key == AVERAGE and sender.number == stamp.worker
+                yield Reply(token=token, answer=partner.answer(stamp, payload) if understood else NO_EXCHANGE)
+            case Arrived(token=token, word=Pull(known=known)):
+                yield Reply(token=token, answer=partner.snapshot(known))
+            case Left(peer=Peer(kind, number)) if kind == WORKER:
+                partner.gone.add(number)
+            case Joined(peer=Peer(kind, number)) if kind == WORKER:
+                partner.gone.discard(number)

@@ -1,0 +1,128 @@
+"""Parameters live on servers; workers bring gradients and take parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gossamer import seeds
+from gossamer.compressors import Compressor, Dense, Feedback, letters
+from gossamer.errors import RecipeError, require
+from gossamer.layout import Packed, Slot
+from gossamer.strategies.base import Stage, Strategy
+from gossamer.topologies import Complete, Topology
+from gossamer.words import At
+
+SYNC, ASYNC, STALE = "sync", "async", "stale"
+MATRIX = Slot("weight", (64, 64), 0, (64, 1))
+MOST_LOST = 1.01  # of a difference's square, or the next difference would be larger
+
+
+@dataclass(frozen=True, repr=False)
+class ParameterServer(Strategy):
+    """Servers hold the parameters and the optimizer; workers push gradients and pull parameters.
+
+    sync:  w <- optimizer(w, weighted mean of g_i), once all but `backup` workers have pushed
+    async: w <- optimizer(w, g_i), whenever one arrives
+    stale: as sync, but a worker may run up to `staleness` rounds ahead of the slowest
+    law:    sync is one process on the joined batch; stale with 0 is sync, bit for bit; applied + waiting + what is
+            still owed = given, each (worker, step) once, whatever is lost or comes twice
+    bytes:  per step the push compressor's message and one link of the pull's, dense N itemsize each; a server of n
+            workers moves n times its share each way
+    source: Li et al. 2014, OSDI (servers); Dean et al. 2012, NIPS (async); Ho et al. 2013, NIPS (stale); Chen et al.
+            2016, arXiv:1604.00981 (backup); Zhang et al. 2016, IJCAI (damping)
+
+    staleness: for "stale" only, in rounds; 4 where nothing is said. backup: for "sync" only, so many gradients of a
+    round may come too late, and are dropped. shards: over how many servers the parameters are spread; None: one per
+    worker where servers live beside them, else one per server. push: what gradients travel by; None: the recipe's
+    compressor. pull: what parameters travel by, as differences to what all workers know; None: as they are. damping:
+    for "async" only, the learning rate is divided by a gradient's age in versions. The optimizer is the one given to
+    attach, made again on each shard: its rule must be elementwise.
+    """
+
+    mode: str = ASYNC
+    staleness: int | None = None
+    backup: int = 0
+    shards: int | None = None
+    push: Compressor | None = None
+    pull: Compressor | None = None
+    damping: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            self.mode in (SYNC, ASYNC, STALE),
+            f'mode is "{SYNC}", "{ASYNC}" or "{STALE}", not {self.mode!r}: write ParameterServer(mode="{ASYNC}")',
+        )
+        self._check_rounds()
+        require(self.shards is None or self.shards >= 1, f"shards counts servers, 1 or more or None, not {self.shards}")
+        require(
+            not self.damping or self.mode == ASYNC,
+            f"damping divides the learning rate by how old a gradient is, and in mode {self.mode!r} gradients of one "
+            f'round are applied together: leave it out, or write mode="{ASYNC}"',
+        )
+        require(
+            not isinstance(self.pull, Feedback),
+            "pulls are differences to what workers already have, so what one loses is in the next, and Feedback would "
+            f"send it twice: write pull={getattr(self.pull, 'inner', None)!r}",
+        )
+
+    def _check_rounds(self) -> None:
+        require(
+            self.staleness is None or self.mode == STALE,
+            f"staleness bounds how far workers run apart, and mode {self.mode!r} knows no such bound: write "
+            f'ParameterServer(mode="{STALE}", staleness={self.staleness})',
+        )
+        require(
+            self.staleness is None or self.staleness >= 0,
+            f"staleness is a number of rounds, 0 or more, not {self.staleness}",
+        )
+        require(self.backup >= 0, f"backup is a number of workers, 0 or more, not {self.backup}")
+        require(
+            not self.backup or self.mode == SYNC,
+            f"backup workers are those that a round does not wait for, and mode {self.mode!r} waits for nobody in that "
+            f'way: write ParameterServer(mode="{SYNC}", backup={self.backup})',
+        )
+
+    @property
+    def rounds_ahead(self) -> int:
+        """How many rounds a worker may be ahead of the slowest."""
+        return 4 if self.mode == STALE and self.staleness is None else self.staleness or 0
+
+    @property
+    def sums_together(self) -> bool:
+        return False
+
+    def check(self, compressor: Compressor, topology: Topology) -> None:
+        for each in (compressor, self.push, self.pull):
+            if each is not None and each.owns_momentum(MATRIX) is not None:
+                raise RecipeError(
+                    f"{each!r} applies the optimizer's momentum in the worker, and with {self!r} the optimizer lives "
+                    "on the servers and applies its own. Write TopK(density=0.01) in its place."
+                )
+        if self.push is not None and compressor != Dense():
+            raise RecipeError(
+                f"gradients travel by push={self.push!r}, so {compressor!r} beside {self!r} would compress nothing. "
+                "Write one of the two."
+            )
+        if topology != Complete():
+            raise RecipeError(
+                f"with {self!r} workers talk to servers only, so {topology!r} would change nothing. Leave it out."
+            )
+        lost = 0.0 if self.pull is None else share_lost(self.pull)
+        if not lost <= MOST_LOST:
+            raise RecipeError(
+                f"pull={self.pull!r} loses {lost:.1f} times what it is given on random numbers, so differences that "
+                "are sent again and again would grow without end. Write pull=Int8(), or pull=TopK(density=0.01)."
+            )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage(0, serving=self),)
+
+
+def share_lost(compressor: Compressor) -> float:
+    """|x - C(x)|^2 / |x|^2 for random x."""
+    x, at = Packed.pack({"weight": torch.randn(MATRIX.shape, generator=seeds.generator("lost"))}), At()
+    own = letters.write(compressor, x, letters.begin(compressor, x, at), at).own()
+    return float((x.flat - own).square().sum() / x.flat.square().sum())

@@ -1,0 +1,153 @@
+"""One connection of the thread that serves them all: what is to be sent through it, and what comes out of it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gossamer.peers import Peer
+from gossamer.transports.loop import Served
+from gossamer.transports.sockets import Channel
+from gossamer.wire.frames import Message
+from gossamer.wire.protocol import Conversation, Spoken
+
+READ_AT_ONCE = 2**23  # bytes; then other connections have their turn
+_BEGUN_AT_ONCE = 16
+
+
+class Closed(Exception):
+    """The other end has closed the connection, or the way to it broke."""
+
+
+@dataclass(eq=False)
+class Parcel:
+    """One message on its way through one connection. left: what the kernel has not taken, once it began to."""
+
+    message: Message
+    left: deque[memoryview] = field(default_factory=deque)
+    begun: bool = False
+
+    def give_back_memory(self) -> None:
+        """Keep a copy of what is left, so that the tensors belong to whoever owns them again."""
+        self.left = deque(memoryview(bytes(each)) for each in self.left)
+
+
+class Line:
+    """A connection: its socket, its conversation, and a queue of parcels, in order.
+
+    dialled: by this process. peer: who is at the other end, once that is proven. heard_at, said_at: in seconds of
+    time.monotonic, when bytes last came and went.
+    """
+
+    def __init__(
+        self, connection: socket.socket, channel: Channel, conversation: Conversation, calls: Peer | None
+    ) -> None:
+        self.connection, self.conversation = connection, conversation
+        self.calls, self.dialled = calls, calls is not None
+        self.peer: Peer | None = None
+        self.heard_at = self.said_at = self.born_at = time.monotonic()
+        self.queued_bytes = 0
+        self.served: Served = lambda ready: None
+        self._channel = channel
+        self._courtesies: deque[memoryview] = deque()
+        self._begun: deque[Parcel] = deque()
+        self._queue: deque[Parcel] = deque()
+
+    def send(self, message: Message) -> Parcel:
+        parcel = Parcel(message)
+        self._queue.append(parcel)
+        self.queued_bytes += message.frame_bytes
+        return parcel
+
+    def take_back(self, parcel: Parcel) -> None:
+        """Do not send what was not begun; what was is copied and goes on. Its memory is not read again."""
+        if parcel.begun:
+            parcel.give_back_memory()
+        else:
+            self._queue.remove(parcel)
+            self.queued_bytes -= parcel.message.frame_bytes
+
+    @property
+    def wants_to_write(self) -> bool:
+        return not self.is_silent and not self._channel.waits_to_read()
+
+    @property
+    def is_silent(self) -> bool:
+        """Everything that was to be said is in the kernel's hands."""
+        self._courtesies.extend(self.conversation.courtesies())
+        return not (self._courtesies or self._begun or self._queue)
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def read(self) -> Iterator[Spoken | None]:
+        """Frames that have arrived, or None where the handshake went on. Raises Closed, or why nothing more is read."""
+        budget = READ_AT_ONCE
+        while budget > 0 or self._channel.holds_bytes():
+            try:
+                nbytes = self._channel.receive(self.conversation.room())
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as fault:
+                raise Closed(str(fault)) from None
+            if not nbytes:
+                raise Closed("it was closed")
+            self.heard_at = time.monotonic()
+            budget -= nbytes
+            spoken = self.conversation.filled(nbytes)
+            if spoken is not None or self.peer is None:
+                yield spoken
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def write(self) -> list[Parcel]:
+        """Send what can be sent now; returns the parcels that are gone whole."""
+        self._courtesies.extend(self.conversation.courtesies())
+        gone: list[Parcel] = []
+        while buffers := self._next_buffers():
+            try:
+                nbytes = self._channel.send(buffers)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as fault:
+                raise Closed(str(fault)) from None
+            self.said_at = time.monotonic()
+            self._account(nbytes, gone)
+        return gone
+
+    def _next_buffers(self) -> list[memoryview]:
+        if self._courtesies:
+            return list(self._courtesies)
+        while self._queue and len(self._begun) < _BEGUN_AT_ONCE and self.conversation.met is not None:
+            parcel = self._queue.popleft()
+            parcel.left.extend(self.conversation.frame(parcel.message))
+            parcel.begun = True
+            self._begun.append(parcel)
+        return [buffer for parcel in self._begun for buffer in parcel.left]
+
+    def _account(self, nbytes: int, gone: list[Parcel]) -> None:
+        if self._courtesies:
+            _drop(self._courtesies, nbytes)
+            return
+        self.queued_bytes -= nbytes
+        while self._begun:
+            parcel = self._begun[0]
+            nbytes = _drop(parcel.left, nbytes)
+            if parcel.left:
+                return
+            gone.append(self._begun.popleft())
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _drop(buffers: deque[memoryview], nbytes: int) -> int:
+    """Forget the first `nbytes`; returns how many of them are still to be forgotten."""
+    while buffers and nbytes >= buffers[0].nbytes:
+        nbytes -= buffers.popleft().nbytes
+    if buffers and nbytes:
+        buffers[0] = buffers[0][nbytes:]
+        return 0
+    return nbytes

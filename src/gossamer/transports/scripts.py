@@ -1,0 +1,60 @@
+"""Peers' scripts, run by threads, through anything that answers their words."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from gossamer.errors import GossamerError
+from gossamer.peers import PeerScript, PeerWord
+
+
+class Answering(Protocol):
+    def answer(self, word: PeerWord) -> Any:
+        """Say one word and wait for its answer. May be called by any thread."""
+
+
+class Handle:
+    """A script that runs in a thread of its own."""
+
+    def __init__(self, script: PeerScript, endpoint: Answering, name: str = "gossamer script") -> None:
+        self._result: Any = None
+        self._failure: BaseException | None = None
+        self._landed = threading.Event()
+        self.thread = threading.Thread(target=self._run, args=(script, endpoint), name=name, daemon=True)
+        self.thread.start()
+
+    def landed(self) -> bool:
+        """Whether the script has ended."""
+        return self._landed.is_set()
+
+    def wait(self, seconds: float | None = None) -> Any:
+        """What the script returned; raises what it raised, and TimeoutError where it has not ended in time."""
+        if not self._landed.wait(seconds):
+            raise TimeoutError(f"the script has not ended within {seconds} s")
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+    def _run(self, script: PeerScript, endpoint: Answering) -> None:
+        try:
+            self._result = speak(script, endpoint)
+        except BaseException as failure:
+            self._failure = failure
+        finally:
+            self._landed.set()
+
+
+def speak(script: PeerScript, endpoint: Answering) -> Any:
+    """Run a script in the calling thread and return its result. What goes wrong with a word is raised at its yield."""
+    try:
+        word = next(script)
+        while True:
+            try:
+                heard = endpoint.answer(word)
+            except GossamerError as failure:
+                word = script.throw(failure)
+            else:
+                word, heard = script.send(heard), None  # what was heard is the script's alone
+    except StopIteration as done:
+        return done.value

@@ -1,0 +1,132 @@
+"""One end of a connection as a machine that is fed bytes: no sockets, no threads, no clock.
+
+send conversation.courtesies()                      what the handshake says; ask again after every filled()
+read n bytes into conversation.room()               -> conversation.filled(n) -> a Spoken, where one is complete
+send conversation.frame(message)                    once conversation.met, whole, in the order of the calls
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import NamedTuple
+
+from gossamer.errors import GossamerError, MalformedError, MismatchError
+from gossamer.peers import Peer
+from gossamer.wire.frames import HEADER_BYTES, STRANGERS_LIMIT, Header, Kind, Message
+from gossamer.wire.handshake import Handshake, Met, Papers
+from gossamer.wire.speech import PING, Record, payload_of, record_of
+from gossamer.wire.tensors import room
+from gossamer.words import Payload
+
+_HANDSHAKE = frozenset({Kind.HELLO, Kind.PROOF})
+
+
+class Spoken(NamedTuple):
+    """A frame that arrived whole."""
+
+    kind: Kind
+    record: Record
+    payload: Payload
+    payload_bytes: int
+    frame_bytes: int
+
+
+class Conversation:
+    """Reads and numbers the frames of one connection, from the first hello on.
+
+    After an error nothing more may be read: where a frame ends is not known any more.
+    """
+
+    def __init__(self, papers: Papers, calls: Peer | None = None) -> None:
+        self._handshake = Handshake(papers, calls)
+        self._limit_bytes = STRANGERS_LIMIT
+        self._saying_epoch = self._hearing_epoch = 0
+        self._said = self._heard = 0  # frames in this epoch
+        self._courtesies = [part for message in self._handshake.begin() for part in self.frame(message)]
+        self._reading = self._read()
+        self._room = next(self._reading)
+
+    @property
+    def met(self) -> Met | None:
+        """Who is at the other end, once both have shown the token and belong together."""
+        return None if self._handshake.refused else self._handshake.met
+
+    @property
+    def refused(self) -> GossamerError | None:
+        """Why they do not belong together, though both hold the token."""
+        return self._handshake.refused
+
+    def courtesies(self) -> list[memoryview]:
+        """What the handshake wants sent, each buffer once; also after an error, before the connection is closed."""
+        owed, self._courtesies = self._courtesies, []
+        return owed
+
+    def frame(self, message: Message) -> list[memoryview]:
+        """The buffers of the next frame."""
+        self._said += 1
+        return message.frame(self._saying_epoch, self._said - 1)
+
+    def room(self) -> memoryview:
+        """Where the bytes that come next belong; never empty."""
+        return self._room
+
+    def filled(self, nbytes: int) -> Spoken | None:
+        """So many bytes of room() were received. Returns the frame that they complete, unless it was a handshake's."""
+        self._room = self._room[nbytes:]
+        while not self._room.nbytes:
+            try:
+                self._room = next(self._reading)
+            except StopIteration as done:
+                self._reading = self._read()
+                self._room = next(self._reading)
+                spoken: Spoken | None = done.value
+                return spoken
+        return None
+
+    def _read(self) -> Generator[memoryview, None, Spoken | None]:
+        """One frame: yields memory to fill, part by part."""
+        start = memoryview(bytearray(HEADER_BYTES))
+        yield start
+        header = self._parse(start)
+        control = bytearray(header.control_bytes)
+        yield memoryview(control)
+        header.check_control(control)
+        record = record_of(header.kind, control)
+        if header.tensors != len(record.tensors):
+            raise MalformedError(f"A frame announces {header.tensors} tensors and describes {len(record.tensors)}.")
+        received = room(record.tensors, header.payload_bytes)
+        yield received.numpy().data
+        if header.kind in _HANDSHAKE:
+            self._greet(record, bytes(control))
+            return None
+        frame_bytes = HEADER_BYTES + header.control_bytes + header.payload_bytes
+        return Spoken(header.kind, record, payload_of(record, received), header.payload_bytes, frame_bytes)
+
+    def _parse(self, start: memoryview) -> Header:
+        try:
+            header = Header.parse(start)
+        except MismatchError as other:
+            if self._handshake.met is not None:
+                raise MalformedError("A frame names another protocol than the one before it did.") from None
+            self._courtesies += self.frame(PING)  # its header tells the other end the same
+            raise other
+        expected = (self._hearing_epoch, self._heard)
+        if (header.epoch, header.sequence) != expected:
+            raise MalformedError(
+                f"A frame says that it is number {header.sequence} of epoch {header.epoch:#x} where number "
+                f"{self._heard} of {self._hearing_epoch:#x} is due: it was sent before, elsewhere or by this end."
+            )
+        if (header.kind in _HANDSHAKE) == (self._handshake.met is not None):
+            raise MalformedError(f"A frame of kind {header.kind.name} has no place here.")
+        header.check_lengths(self._limit_bytes)
+        self._heard += 1
+        return header
+
+    def _greet(self, record: Record, control: bytes) -> None:
+        for message in self._handshake.hear(record, control):
+            self._courtesies += self.frame(message)
+        met = self._handshake.met
+        if met is not None:
+            self._limit_bytes = met.limit_bytes
+            self._saying_epoch, self._hearing_epoch = met.saying_epoch, met.hearing_epoch
+            self._said = self._heard = 0

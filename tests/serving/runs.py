@@ -1,0 +1,142 @@
+"""Workers and servers in virtual time, with gradients that are easy to add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Optimizer
+
+from gossamer import recipe as grammar
+from gossamer.converse import Trace, compute, converse
+from gossamer.network.virtual import VirtualNetwork
+from gossamer.peers import SERVER, WORKER, Peer, PeerScript
+from gossamer.recipe import Recipe, resolve
+from gossamer.serving import Client, Exchanged, Rule, Shard, host, serve
+from gossamer.serving.host import _begin
+from gossamer.strategies.server import ParameterServer
+
+grammar.NOUNS.setdefault("ParameterServer", ParameterServer)
+
+Shapes = Mapping[str, tuple[int, ...]]
+Gradient = Callable[[Mapping[str, Tensor], int, int], Mapping[str, Tensor]]
+SHAPES: Shapes = {"embedding": (12, 4), "weight": (5, 6), "bias": (5,), "scale": ()}
+TINY: Shapes = {"weight": (4,)}
+
+
+def parameters(shapes: Shapes = SHAPES, dtype: torch.dtype = torch.float64) -> dict[str, Parameter]:
+    """Whole numbers, so that sums are exact."""
+    return {name: Parameter(values) for name, values in whole(shapes, 0, dtype).items()}
+
+
+def whole(shapes: Shapes, seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randint(-9, 10, shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+def whole_gradient(tensors: Mapping[str, Tensor], worker: int, step: int) -> Mapping[str, Tensor]:
+    """Whole numbers that depend on who and when only."""
+    return whole({name: tuple(tensor.shape) for name, tensor in tensors.items()}, 1000 * worker + step + 1)
+
+
+def sgd(lr: float = 1.0, **options: Any) -> Callable[[Any], Optimizer]:
+    return lambda tensors: SGD(tensors, lr, **options)
+
+
+def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()]).clone()
+
+
+@dataclass
+class Run:
+    """What a job did: by worker, what became of each step and the parameters before the first and after each.
+
+    rule: what servers follow instead of what the recipe asks for; begun: by worker, the versions it began from.
+    """
+
+    recipe: Recipe
+    world: int = 3
+    servers: int = 2
+    steps: int = 6
+    seed: int = 0
+    optimizer: Callable[[Any], Optimizer] = field(default_factory=sgd)
+    gradient: Gradient = whole_gradient
+    seconds: Callable[[int, int], float] = lambda worker, step: 0.1
+    weight: Callable[[int, int], float] = lambda worker, step: 1.0
+    make: Callable[[], dict[str, Parameter]] = parameters
+    rule: Callable[[Shard], Rule] | None = None
+    directory: Path | None = None
+    within_seconds: float | None = None
+    clients: dict[int, Client] = field(default_factory=dict)
+    shards: dict[int, Shard] = field(default_factory=dict)
+    begun: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    done: dict[int, list[Exchanged]] = field(default_factory=dict)
+    paths: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def client(self, worker: int) -> tuple[Client, dict[str, Parameter]]:
+        tensors = self.make()
+        client = Client(
+            worker,
+            self.world,
+            tensors,
+            self.optimizer(tensors.values()),
+            self.recipe,
+            shards=self.servers,
+            seed=self.seed,
+            within_seconds=self.within_seconds,
+        )
+        self.clients[worker] = client
+        return client, tensors
+
+    def worker(self, worker: int) -> PeerScript:
+        client, tensors = self.client(worker)
+        done, path = self.done.setdefault(worker, []), self.paths.setdefault(worker, [])
+        yield from client.begin()
+        client.land()
+        self.begun[worker] = tuple(share.landed for share in client.shares)
+        path.append(flat(tensors))
+        while client.step < self.steps:
+            step = client.step
+            yield from compute(self.seconds(worker, step))
+            client.gather(self.gradient(tensors, worker, step), self.weight(worker, step))
+            done.append((yield from client.push_pull()))
+            client.land()
+            path.append(flat(tensors))
+        yield from client.end()
+        client.land_exact()
+        return flat(tensors)
+
+    def server(self, number: int) -> PeerScript:
+        if self.rule is None:
+            return host(number, self.directory, patience_seconds=2.0, stays=True, shown=partial(self.show, number))
+        return self._other(number, self.rule)
+
+    def _other(self, number: int, rule: Callable[[Shard], Rule]) -> PeerScript:
+        shard, held = yield from _begin(number)
+        self.show(number, shard)
+        yield from serve(shard, rule(shard), held)
+
+    def show(self, number: int, shard: Shard) -> None:
+        self.shards[number] = shard
+
+    def go(self, net: VirtualNetwork | None = None, **options: Any) -> list[Tensor]:
+        """The parameters with which each worker ended."""
+        trace = self.trace(net, **options)
+        return [trace.result(Peer(WORKER, worker)) for worker in range(self.world)]
+
+    def trace(self, net: VirtualNetwork | None = None, **options: Any) -> Trace:
+        workers = {Peer(WORKER, number): partial(self.worker, number) for number in range(self.world)}
+        servers = {Peer(SERVER, number): partial(self.server, number) for number in range(self.servers)}
+        net = net or VirtualNetwork(round_trip_seconds=0.01)
+        # A message that comes a second time after its answer carries what the sender's memory holds by then.
+        return converse({**workers, **servers}, net, self.seed, checks=not net.duplicate, **options)
+
+
+def run(text: str, **options: Any) -> Run:
+    return Run(resolve(text), **options)

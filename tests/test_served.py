@@ -1,0 +1,258 @@
+"""Sessions whose parameters live on servers: real endpoints on loopback, one thread a worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from virtual import Worker, batch, cluster, network, parameters
+
+from gossamer import events
+from gossamer.errors import AttachError, LoopError, RecipeError
+from gossamer.recipe import resolve
+from gossamer.serving.client import Client
+from gossamer.session import Session
+
+ROUNDS = {
+    "sync": "ParameterServer(mode='sync')",
+    "one shard": "ParameterServer(mode='sync', shards=1)",
+    "stale 0": "ParameterServer(mode='stale', staleness=0)",
+}
+
+
+def begun(worker: Worker, recipe: str, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.Optimizer, Session]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    return model, optimizer, worker.attach(model, optimizer, recipe)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, rank: int) -> float:
+    x, y = batch(number, rank)
+    loss = mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def trained(worker: Worker, recipe: str, steps: int = 5) -> torch.Tensor:
+    model, optimizer, session = begun(worker, recipe)
+    for number in range(steps):
+        step(model, optimizer, number, worker.rank)
+    session.close()
+    return parameters(model)
+
+
+def alone(world: int, steps: int = 5) -> torch.Tensor:
+    """One process on the joined batches, from where rank 0 begins."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for number in range(steps):
+        x, y = (torch.cat(each) for each in zip(*(batch(number, rank) for rank in range(world)), strict=True))
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters(model)
+
+
+def check_joined(recipe: str, world: int) -> None:
+    found = cluster(lambda worker: trained(worker, recipe), world)
+    assert all(torch.equal(each, found[0]) for each in found)
+    torch.testing.assert_close(found[0], alone(world), rtol=0, atol=1e-12)
+
+
+@contextmanager
+def heard(kind: type[events.Event]) -> Iterator[list[events.Event]]:
+    """Events of a kind, of all workers."""
+    found: list[events.Event] = []
+    end = events.subscribe(lambda event: found.append(event) if isinstance(event, kind) else None)
+    try:
+        yield found
+    finally:
+        end()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("recipe", ROUNDS.values(), ids=ROUNDS.keys())
+def test_in_rounds_servers_are_one_process_on_the_joined_batch(recipe: str, world: int) -> None:
+    check_joined(recipe, world)
+
+
+def test_gradients_that_are_not_landed_before_the_next_step_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: parameters stay what they were."""
+    monkeypatch.setattr(Client, "land", lambda self: None)
+    with pytest.raises(AssertionError):
+        check_joined(ROUNDS["sync"], 2)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "ParameterServer(mode='sync', push=TopK(0.1), pull=Int8())",
+        "ParameterServer(push=OneBit(), pull=OneBit())",
+        "ParameterServer(mode='stale', staleness=2, pull=TopK(0.3)) + Int8()",
+        "ParameterServer('async', damping=True) + PowerSGD(rank=1)",
+    ],
+)
+def test_every_pair_of_compressors_trains_and_ends_alike(recipe: str) -> None:
+    def run(worker: Worker) -> tuple[float, float, torch.Tensor]:
+        model, optimizer, session = begun(worker, recipe, momentum=0.0)
+        losses = [step(model, optimizer, 0, worker.rank) for _ in range(40)]
+        session.close()
+        return losses[0], losses[-1], parameters(model)
+
+    found = cluster(run, 3)
+    assert all(torch.equal(values, found[0][2]) for *_, values in found)
+    assert sum(last for _, last, _ in found) < 0.8 * sum(first for first, *_ in found)
+
+
+def test_a_fast_worker_does_not_wait_for_a_slow_one() -> None:
+    """The slow one makes its second step when the fast one has made all of its own."""
+    fast_is_done = threading.Event()
+
+    def run(worker: Worker) -> None:
+        model, optimizer, session = begun(worker, "ParameterServer('async')")
+        for number in range(20 if worker.rank == 0 else 2):
+            if worker.rank == 1 and number == 1:
+                assert fast_is_done.wait(20)
+            step(model, optimizer, number, worker.rank)
+        if worker.rank == 0:
+            fast_is_done.set()
+        session.close()
+
+    with heard(events.ServersTold) as told:
+        cluster(run, 2)
+    assert {event.applied for event in told} == {22}
+    oldest = max(max(event.staleness) for event in told)
+    assert 15 <= oldest <= 21, "the slow worker's second gradient was computed before the fast one's steps"
+
+
+def test_the_slowest_is_never_more_than_the_bound_behind() -> None:
+    bound, made, ahead = 2, [0, 0], [0]
+    lock = threading.Lock()
+
+    def run(worker: Worker) -> None:
+        model, optimizer, session = begun(worker, f"ParameterServer('stale', staleness={bound})")
+        for number in range(30):
+            with lock:
+                ahead[0] = max(ahead[0], made[worker.rank] - made[1 - worker.rank])
+            step(model, optimizer, number, worker.rank)
+            with lock:
+                made[worker.rank] += 1
+            if worker.rank == 1:
+                threading.Event().wait(0.005)
+        session.close()
+
+    cluster(run, 2)
+    assert 1 <= ahead[0] <= bound
+
+
+@pytest.mark.parametrize(
+    "recipe", [ROUNDS["sync"], "ParameterServer('stale', staleness=1)", "ParameterServer('async')"]
+)
+def test_workers_that_run_out_of_data_hold_nobody_up(recipe: str) -> None:
+    def run(worker: Worker) -> torch.Tensor:
+        model, optimizer, session = begun(worker, recipe)
+        for _ in range(2):
+            with session.epoch():
+                for number in range(3 + worker.rank):
+                    step(model, optimizer, number, worker.rank)
+        session.close()
+        return parameters(model)
+
+    with heard(events.ServersTold) as told:
+        found = cluster(run, 3)
+    assert all(torch.equal(each, found[0]) for each in found)
+    assert {event.applied + event.late for event in told} == {2 * (3 + 4 + 5)}
+
+
+def test_merged_lends_what_the_servers_have() -> None:
+    def run(worker: Worker) -> tuple[torch.Tensor, torch.Tensor]:
+        model, optimizer, session = begun(worker, "ParameterServer(mode='sync', pull=Route(TopK(0.1), smallest=8))")
+        for number in range(3):
+            step(model, optimizer, number, worker.rank)
+        own = parameters(model)
+        with session.merged(model):
+            lent = parameters(model)
+        assert torch.equal(parameters(model), own)
+        session.close()
+        assert torch.equal(parameters(model), lent)
+        return own, lent
+
+    found = cluster(run, 2)
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][0], found[0][1]), "the pulls of a tenth were not yet all"
+
+
+def test_a_gradient_that_is_not_finite_is_no_step_and_holds_nobody_up() -> None:
+    def run(worker: Worker) -> torch.Tensor:
+        model, optimizer, session = begun(worker, ROUNDS["sync"])
+        for number in range(4):
+            x, y = batch(number, worker.rank)
+            scale = float("inf") if (worker.rank, number) == (1, 2) else 1.0
+            (mse_loss(model(x), y) * scale).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        session.close()
+        return parameters(model)
+
+    with heard(events.Skipped) as skipped:
+        found = cluster(run, 2)
+    assert torch.isfinite(found[0]).all()
+    assert torch.equal(*found)
+    assert [(event.rank, event.step) for event in skipped if isinstance(event, events.Skipped)] == [(1, 3)]
+
+
+def test_bytes_are_those_of_letters_and_links() -> None:
+    """Two workers, a server beside each: half of everything crosses the network."""
+
+    def run(worker: Worker) -> None:
+        model, optimizer, session = begun(worker, ROUNDS["sync"])
+        for number in range(4):
+            step(model, optimizer, number, worker.rank)
+        session.close()
+
+    with heard(events.StepEnded) as ended:
+        cluster(run, 2)
+    count = 8 * sum(parameter.numel() for parameter in network().parameters())
+    steps = [event for event in ended if isinstance(event, events.StepEnded)]
+    assert sum(event.bytes_pulled for event in steps) == 4 * count
+    pushed = 4 * count
+    sent = sum(event.bytes_sent for event in steps)
+    # Of what servers send, the first parameters may be counted with the first step, and the last not at all.
+    assert pushed < sent <= pushed + 5 * count
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    def saves(worker: Worker) -> None:
+        *_, session = begun(worker, ROUNDS["sync"])
+        with pytest.raises(LoopError, match="journal"):
+            session.save("nowhere")
+        session.close()
+
+    cluster(saves, 2)
+
+    def scales(worker: Worker) -> None:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(AttachError, match="GradScaler"):
+            worker.attach(model, optimizer, ROUNDS["sync"], scaler=torch.amp.GradScaler("cpu"))
+
+    cluster(scales, 2)
+
+    def clips(worker: Worker) -> None:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(AttachError, match="clip_grad_norm_"):
+            worker.attach(model, optimizer, ROUNDS["sync"], clip_norm=1.0)
+
+    cluster(clips, 2)
+    with pytest.raises(RecipeError, match="push"):
+        resolve("ParameterServer(push=TopK(0.1)) + Int8()")
+    with pytest.raises(RecipeError, match="Leave it out"):
+        resolve("ParameterServer() + Ring()")
