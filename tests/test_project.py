@@ -139,7 +139,8 @@ def test_recipes_in_the_readme_are_real() -> None:
     terms = [term for row in rows for term in re.findall(r"`([A-Z]\w+\([^`]*\))`", row)]
     assert {term.split("(")[0] for term in terms} == set(NOUNS)
     for term in terms:
-        resolve(re.sub(r"\b[XY]\b", "Int8()", term))
+        beside = "Gossip() + " if NOUNS[term.split("(")[0]].kind == "topology" else ""
+        resolve(beside + re.sub(r"\b[XY]\b", "Int8()", term))
 
 
 def contributed() -> dict[str, Any]:

@@ -106,7 +106,7 @@ ALWAYS_WRONG = [
     ("  \n", ["empty text"]),
     ("Topk(0.01)", ["no Topk", "TopK(density, feedback=True)", "^ character 1"]),
     ("hom", ["no hom", "Write one of: home."]),
-    ("xyzzy()", ["no xyzzy", "EveryStep(accumulate=1, delay=0), Feedback"]),
+    ("xyzzy()", ["no xyzzy", "EveryStep(accumulate=1, delay=0), Exponential(one_peer=False), Feedback"]),
     ("Codec", ["no Codec"]),
     ("Compressor()", ["no Compressor"]),
     ("TopK", ["needs density", "Write TopK(density=0.01)"]),
@@ -284,7 +284,7 @@ def test_construction_refuses_what_text_refuses(density):
 
 def test_the_nouns_are_every_concrete_class():
     exported = {*compressors.__all__, *whens.__all__, *topologies.__all__}
-    rules = {"AGREED", "AVERAGE", "KEEP", "RESET", "Memory", "Merging", "Periodic", "Stage", "Turn"}
+    rules = {"AGREED", "AVERAGE", "KEEP", "RESET", "Memory", "Merging", "Mixing", "Periodic", "Stage", "Turn"}
     assert exported - set(NOUNS) == {"Codec", "Compressor", "Strategy", "Topology"} | rules
     assert {noun.kind for noun in NOUNS.values()} == set(KINDS)
 

@@ -21,7 +21,7 @@ from gossamer.recipe import Recipe
 from gossamer.serving.client import Client, Exchanged, Told
 from gossamer.strategies.server import ASYNC, SYNC, ParameterServer
 from gossamer.transports.base import Transport
-from gossamer.transports.tcp import Handle, speak
+from gossamer.transports.scripts import Handle, speak
 
 WIDEST_BYTES = 8
 
@@ -137,8 +137,7 @@ class Served(Exchange):
         """In rounds nobody waits for a worker that has run out of data, and all begin the next epoch together."""
         self._land()
         if self._meets:
-            speak(self._client.end(), self._circle.me)
-            speak(self._client.pull(), self._circle.me)
+            speak(self._client.meet(), self._circle.me)
             self._client.land()
         return 0
 

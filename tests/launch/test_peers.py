@@ -19,7 +19,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from gossamer.errors import ConnectError, PeerLost
-from gossamer.launch import guard, peers, supervisor
+from gossamer.launch import guard, peers, spare, supervisor
 from gossamer.launch.files import RunFiles
 from gossamer.launch.guard import Guard, left
 from gossamer.launch.job import Job
@@ -28,6 +28,7 @@ from gossamer.launch.meeting import PORTS, free_endpoints, serve_store
 from gossamer.launch.member import Member
 from gossamer.launch.peers import launch_peers
 from gossamer.launch.serving import Serving
+from gossamer.launch.spare import Spare
 from gossamer.launch.supervisor import Supervisor
 from gossamer.launch.token_file import TOKEN_BYTES, check_token_file, make_token_file
 
@@ -94,7 +95,7 @@ class Run:
         options = {"worker_module": "tiny", "settings": {"PYTHONPATH": str(self.directory)}} | job
         return launch_peers(
             Job(script=self.directory / "script.py", logs=self.directory / "logs", **options),
-            Serving(**({"servers": 1, "command": command} | (serving or {}))),
+            Serving(**({"servers": 1, "command": command, "spare": ()} | (serving or {}))),
             self.private,
             show=lambda rank, line: self.lines.append((rank, line)),
             note=self.notes.append,
@@ -263,6 +264,69 @@ def test_the_check_of_servers_notices_who_loses_the_journal(run: Run, monkeypatc
     monkeypatch.setattr(Member, "start", forgets)
     with pytest.raises(AssertionError):
         check_a_server_returns(run)
+
+
+SPARE = """
+import json, os, runpy, sys
+with open(os.path.join(os.path.dirname(__file__), "waits"), "a") as file:
+    print(os.getpid(), file=file)
+if line := sys.stdin.readline():
+    os.environ.update(json.loads(line))
+    runpy.run_path(os.path.join(os.path.dirname(__file__), "server.py"))
+"""
+KILL_SERVERS = """
+pids = [ask(0)[1], ask(1)[1]]
+for server in (1, 0):
+    waiting = lambda: open(os.path.join(os.path.dirname(__file__), "waits")).readlines()[1 - server:]
+    wait_for("waits")
+    while not waiting():
+        time.sleep(0.01)
+    os.kill(pids[server], signal.SIGKILL)
+    while (again := ask(server))[1] == pids[server]:
+        pass
+    print(server, *again[::2], again[1] == int(waiting()[0]))
+"""
+
+
+def check_the_spare_takes_any_servers_place(run: Run) -> None:
+    (run.directory / "spare.py").write_text(SPARE)
+    command = (sys.executable, "-S", "-u", str(run.directory / "spare.py"))
+    assert run(KILL_SERVERS, workers=1, serving={"servers": 2, "spare": command}) == Outcome()
+    assert run.lines == [(0, "1 1 2 True"), (0, "0 0 2 True")]
+    pids = (run.directory / "waits").read_text().split()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a spare outlived its run"
+
+
+def test_a_spare_takes_the_place_of_any_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "DELAY_SECONDS", 0.0)
+    check_the_spare_takes_any_servers_place(run)
+
+
+def test_the_check_of_spares_notices_who_does_not_end_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Spare] = []
+    close = Spare.close
+    monkeypatch.setattr(spare, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(Spare, "close", lambda self: kept.append(self))
+    try:
+        with pytest.raises(AssertionError, match="a spare outlived"):
+            check_the_spare_takes_any_servers_place(run)
+    finally:
+        for each in kept:
+            close(each)
+
+
+def test_on_hosts_of_their_own_each_server_has_a_spare_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "DELAY_SECONDS", 0.0)
+    (run.directory / "spare.py").write_text(SPARE)
+    command = (sys.executable, "-S", "-u", str(run.directory / "spare.py"))
+    script = """
+        wait_for("waits")
+        while len(open(os.path.join(os.path.dirname(__file__), "waits")).readlines()) < 2:
+            time.sleep(0.01)
+    """
+    prefix = ("env", "HOST=${local_rank}")
+    assert run(script, workers=1, prefix=prefix, serving={"servers": 2, "spare": command}) == Outcome()
+    assert sorted(path.name for path in run.private.glob("spare-?.txt")) == ["spare-1.txt", "spare-2.txt"]
 
 
 def test_a_server_that_never_stays_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

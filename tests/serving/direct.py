@@ -15,8 +15,8 @@ from gossamer.peers import WORKER, Answer, Arrived, Ask, Left, Peer, Pull, Push,
 from gossamer.recipe import resolve
 from gossamer.serving import Rule, Shard
 from gossamer.serving.rules import GRADIENT, PARAMETERS
-from gossamer.serving.share import Share, shares
 from gossamer.serving.shards import rule_for, shard_of
+from gossamer.serving.share import Share, shares
 from gossamer.serving.ways import ways_of
 
 

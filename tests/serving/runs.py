@@ -13,16 +13,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from gossamer import recipe as grammar
 from gossamer.converse import Trace, compute, converse
 from gossamer.network.virtual import VirtualNetwork
 from gossamer.peers import SERVER, WORKER, Peer, PeerScript
 from gossamer.recipe import Recipe, resolve
 from gossamer.serving import Client, Exchanged, Rule, Shard, host, serve
 from gossamer.serving.host import _begin
-from gossamer.strategies.server import ParameterServer
-
-grammar.NOUNS.setdefault("ParameterServer", ParameterServer)
 
 Shapes = Mapping[str, tuple[int, ...]]
 Gradient = Callable[[Mapping[str, Tensor], int, int], Mapping[str, Tensor]]
@@ -57,7 +53,8 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
 class Run:
     """What a job did: by worker, what became of each step and the parameters before the first and after each.
 
-    rule: what servers follow instead of what the recipe asks for; begun: by worker, the versions it began from.
+    rule: what servers follow instead of what the recipe asks for; begun: by worker, the versions it began from;
+    meets_after: all workers meet after so many steps.
     """
 
     recipe: Recipe
@@ -70,6 +67,7 @@ class Run:
     seconds: Callable[[int, int], float] = lambda worker, step: 0.1
     weight: Callable[[int, int], float] = lambda worker, step: 1.0
     make: Callable[[], dict[str, Parameter]] = parameters
+    meets_after: int | None = None
     rule: Callable[[Shard], Rule] | None = None
     directory: Path | None = None
     within_seconds: float | None = None
@@ -108,6 +106,9 @@ class Run:
             done.append((yield from client.push_pull()))
             client.land()
             path.append(flat(tensors))
+            if client.step == self.meets_after:
+                yield from client.meet()
+                client.land()
         yield from client.end()
         client.land_exact()
         return flat(tensors)

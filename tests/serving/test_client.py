@@ -28,7 +28,7 @@ from gossamer.serving.rules import BEGIN, JOIN
 CALM = VirtualNetwork(round_trip_seconds=0.01)
 
 
-# -- beginning ---------------------------------------------------------------------------------------------------------
+# -- beginning --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_dtypes_and_groups_live_side_by_side() -> None:
             assert torch.equal(tensor.detach().double(), expected[name])
 
 
-# -- optimizers --------------------------------------------------------------------------------------------------------
+# -- optimizers -------------------------------------------------------------------------------------------------------
 
 
 class Own(SGD):
@@ -135,7 +135,7 @@ def test_elementwise_optimizers_are_themselves_on_servers(name: str) -> None:
     assert (end - flat(tensors)).abs().max() < 1e-12
 
 
-# -- being cut off -------------------------------------------------------------------------------------------------------
+# -- being cut off ----------------------------------------------------------------------------------------------------
 
 
 def patient(job: Run, lost: list[int]) -> PeerScript:
@@ -183,7 +183,7 @@ def test_a_server_that_forgot_is_found_out() -> None:
     faults = (Kill(Peer(SERVER, 1), 0.35), Restart(Peer(SERVER, 1), 0.4))
     for mode in ("sync", "async"):
         job = run(f'ParameterServer("{mode}")')
-        with pytest.raises(PeerLost, match="remembers nothing.*directory"):
+        with pytest.raises(PeerLost, match=r"remembers nothing.*directory"):
             job.go(replace(CALM, faults=faults, dead_after_seconds=0.2))
 
 
@@ -193,7 +193,7 @@ def test_a_server_that_remembers_goes_on(tmp_path: Path) -> None:
     same_tensors(calm.go(), killed.go(replace(CALM, faults=faults)))
 
 
-# -- gradients that are not ----------------------------------------------------------------------------------------------
+# -- gradients that are not -------------------------------------------------------------------------------------------
 
 
 def test_a_gradient_that_cannot_be_sent_counts_for_nobody() -> None:
@@ -217,7 +217,7 @@ def test_a_gradient_that_cannot_be_sent_counts_for_nobody() -> None:
     assert all(shard.version == 3 for shard in job.shards.values())
 
 
-# -- running out of data ---------------------------------------------------------------------------------------------------
+# -- running out of data ----------------------------------------------------------------------------------------------
 
 
 def epochs(job: Run, worker: int, lengths: list[int], seen: list[tuple[int, int, int]]) -> PeerScript:
@@ -233,8 +233,7 @@ def epochs(job: Run, worker: int, lengths: list[int], seen: list[tuple[int, int,
             exchanged = yield from client.push_pull()
             assert -1 not in exchanged.applied
             client.land()
-        yield from client.end()
-        yield from client.pull()
+        yield from client.meet()
         client.land()
     yield from client.end()
     client.land_exact()
@@ -253,7 +252,6 @@ def test_who_runs_out_of_data_waits_and_all_go_on_together(mode: str, duplicate:
     ends = [trace.result(peer) for peer in workers]
     same_tensors([ends[0]] * 2, ends[1:])
     assert len(seen) == sum(map(sum, lengths.values()))
-    assert sorted(seen) == sorted(seen, key=lambda each: (each[0], seen.index(each)))[:0] + sorted(seen)
     if "async" not in mode:
         for epoch, start in enumerate((0, 3, 7)):
             for worker in range(3):
@@ -296,7 +294,7 @@ def test_a_server_goes_when_nobody_needs_it() -> None:
     assert all(trace.result(peer) is None for peer in servers)
 
 
-# -- clocks and checkpoints ------------------------------------------------------------------------------------------------
+# -- clocks and checkpoints -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -331,7 +329,7 @@ def test_a_worker_remembers_what_it_owes() -> None:
     assert any(float(packed.flat.abs().max()) > 0 for packed in client.shares[0].states[0].values())
 
 
-# -- what no worker would say ------------------------------------------------------------------------------------------------
+# -- what no worker would say -----------------------------------------------------------------------------------------
 
 
 def nonsense(push: Push) -> list[Push]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch.nn import Parameter
 from gossamer.network.virtual import Kill, Pause, VirtualNetwork
 from gossamer.peers import SERVER, WORKER, Peer, Push, Receipt
 from gossamer.serving import OnArrival, Rounds, Shard
-from gossamer.serving.rules import Rule
 
 WORLD, SERVERS, STEPS = 3, 2, 5
 PEERS = [Peer(WORKER, n) for n in range(WORLD)] + [Peer(SERVER, n) for n in range(SERVERS)]
@@ -71,8 +69,10 @@ def check_once(done: Run, net: VirtualNetwork) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_whatever_happens_each_contribution_counts_once(name: str, tmp_path: Path) -> None:
-    for seed in range(int(os.environ.get("SEEDS", "25"))):
-        check_once(job(name, seed, tmp_path / str(seed)), VirtualNetwork.random(seed, PEERS, 10.0))
+    """Every other job has a meeting in its middle."""
+    for seed in range(int(os.environ.get("GOSSAMER_SEEDS", "25"))):
+        net = VirtualNetwork.random(seed, PEERS, 10.0)
+        check_once(job(name, seed, tmp_path / str(seed), meets_after=3 if seed % 2 else None), net)
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,19 @@ class NoLedger(OnArrival):
 
 def test_without_a_ledger_something_counts_twice() -> None:
     immortal = (VirtualNetwork.random(seed, PEERS, 10.0, mortal=()) for seed in range(12))
-    with pytest.raises(AssertionError, match=r"twice|more than once|wrong"):
-        for seed, net in enumerate(immortal):
-            check_once(job("async", seed, None, rule=lambda shard: NoLedger()), net)
+    jobs = [(job("async", seed, None, rule=lambda shard: NoLedger()), net) for seed, net in enumerate(immortal)]
+    assert sum(map(counts_twice, jobs)) > 3
 
 
-# -- who has left is not waited for ------------------------------------------------------------------------------------
+def counts_twice(case: tuple[Run, VirtualNetwork]) -> bool:
+    try:
+        check_once(*case)
+    except AssertionError:
+        return True
+    return False
+
+
+# -- who has left is not waited for -----------------------------------------------------------------------------------
 
 LOST = VirtualNetwork(round_trip_seconds=0.01, dead_after_seconds=1.0, faults=(Kill(Peer(WORKER, 1), 0.3),))
 
@@ -125,7 +132,3 @@ def test_a_worker_that_was_away_comes_back_where_the_others_are() -> None:
     assert len(late) == 1
     assert 0 < len(steps) < STEPS
     assert len(away.done[0]) == STEPS
-
-
-def rejoined(where: Run, worker: int) -> list[int]:
-    return [each.step for each in islice(where.done[worker], None)]

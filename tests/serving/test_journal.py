@@ -85,7 +85,7 @@ class Uninterrupted:
         kept.close()
 
     def resumed(self, log: bytes, again: int = 0) -> Shard:
-        """Killed when the log was `log`; the words that were not done with, and the last `again` pushes, are said again."""
+        """Killed when the log was `log`. Words that were not done with are said again, and the last `again` pushes."""
         path = log_of(self.directory)
         whole = path.read_bytes()
         path.write_bytes(log)
@@ -150,12 +150,17 @@ class TellsFirst:
 def test_a_receipt_before_its_record_is_found_out(tmp_path: Path) -> None:
     whole = Uninterrupted(RECIPES[1], tmp_path, TellsFirst)
     log = log_of(tmp_path).read_bytes()
+    resumed = [whole.resumed(log[:place]) for place in entry_ends(log_of(tmp_path))[:6]]
     with pytest.raises(AssertionError):
-        for place in entry_ends(log_of(tmp_path)):
-            same_state(whole.resumed(log[:place]), whole.told.shard)
+        same_states(resumed, whole.told.shard)
 
 
-# -- a new state instead of a long log ---------------------------------------------------------------------------------
+def same_states(shards: list[Shard], expected: Shard) -> None:
+    for shard in shards:
+        same_state(shard, expected)
+
+
+# -- a new state instead of a long log --------------------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -221,7 +226,7 @@ def test_the_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(checkpoint.complete_steps(tmp_path / "server-0", 0)) == 1
 
 
-# -- disks ---------------------------------------------------------------------------------------------------------------
+# -- disks ------------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_disk_the_server_goes_on_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from serving.runs import Run, flat, parameters, run, sgd, whole_gradient
+from serving.runs import Run, flat, parameters, run, whole_gradient
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.peers import Push, Receipt, Stamp
+from gossamer.peers import Push, Receipt
 from gossamer.serving import OnArrival, Rounds, Shard
-from gossamer.serving.rules import Rule
 
 START = flat(parameters())
 REPEATED = VirtualNetwork(round_trip_seconds=0.01, duplicate=1.0, jitter_seconds=0.05, resend_seconds=0.3)
@@ -205,7 +204,7 @@ def test_damping_divides_the_learning_rate_by_the_age() -> None:
         check_damped("ParameterServer()")
 
 
-# -- stale: nobody runs ahead by more -----------------------------------------------------------------------------------
+# -- stale: nobody runs ahead by more ---------------------------------------------------------------------------------
 
 
 def test_stale_by_nothing_is_sync() -> None:

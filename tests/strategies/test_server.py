@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from serving.runs import resolve
 
 from gossamer.compressors import QSGD, Compressor, Feedback, Int8, RandomK, TernGrad, TopK
 from gossamer.errors import RecipeError
-from gossamer.recipe import parse
+from gossamer.recipe import parse, resolve
 from gossamer.strategies.server import ParameterServer, share_lost
 
 TEXTS = [
@@ -46,7 +45,7 @@ def test_its_only_stage_is_served() -> None:
     (stage,) = ParameterServer().stages
     assert stage.start == 0
     assert stage.serving == ParameterServer()
-    assert not (stage.averages or stage.merging or stage.mixing)
+    assert (stage.averages, stage.merging, stage.mixing) == (False, None, None)
 
 
 @pytest.mark.parametrize(

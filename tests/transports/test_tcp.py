@@ -45,7 +45,7 @@ from gossamer.peers import (
 )
 from gossamer.transports import connections
 from gossamer.transports.correspondent import Correspondent
-from gossamer.transports.sockets import Tls
+from gossamer.transports.sockets import Tls, find
 from gossamer.transports.tcp import TcpEndpoint, speak
 
 HERE, THERE, OTHER = Peer(WORKER, 1), Peer(SERVER, 0), Peer(SERVER, 1)
@@ -400,6 +400,11 @@ def test_a_peer_that_has_moved_is_dialled_where_it_is_now(opened: Open) -> None:
         worker.meet({THERE: server.address})
         assert asking.wait(10).version == 1
         assert time.monotonic() - start < DEAD_SECONDS + SLACK_SECONDS
+
+
+def test_names_are_looked_up_where_they_are_listened_to() -> None:
+    assert find(("localhost", 7)) == ("localhost", ("127.0.0.1", 7))
+    assert find(("::1", 7)).address == ("::1", 7)
 
 
 def test_nobody_knows_where_it_is(opened: Open) -> None:

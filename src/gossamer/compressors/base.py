@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,16 @@ class Ownership:
     start: int = 0
 
 
+class Decoder(Protocol):
+    """Tells what payloads stand for, and how many tensors one has."""
+
+    def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        """Overwrite `out`: (n,) with the sum of what the payloads stand for over `divisor`. Raises MalformedError."""
+
+    def tensors(self, layout: Layout, dtype: torch.dtype) -> int:
+        """How many tensors a payload of such numbers has."""
+
+
 class Compressor(Term, ABC):
     """What travels when a group agrees on the mean of many tensors that lie side by side."""
 
@@ -47,6 +58,11 @@ class Compressor(Term, ABC):
     def reads_blind(self) -> bool:
         """Whether the mean follows from what is heard, so that who only listens need not know what it would say."""
         return False
+
+    def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
+        """What decodes a message of one worker over such a layout, part by part in the order of its tensors; None where
+        only the whole script can."""
+        return None
 
     @property
     def stands_alone(self) -> bool:
@@ -106,6 +122,12 @@ class Codec(Compressor):
     @property
     def reads_blind(self) -> bool:
         return True
+
+    def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
+        return [(self, layout)]
+
+    def tensors(self, layout: Layout, dtype: torch.dtype) -> int:
+        return len(self.encode(Packed.zeros(layout, dtype=dtype, device=torch.device("meta")), At(), None))
 
     @property
     def shards_well(self) -> bool:

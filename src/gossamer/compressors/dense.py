@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, room_for_mean, told, wide
-from gossamer.errors import NotFinite, require
+from gossamer.compressors.base import Compressor, Decoder, room_for_mean, told, wide
+from gossamer.errors import MalformedError, NotFinite, require
 from gossamer.kernels import half_decode, half_encode, room_like, within_range
-from gossamer.layout import Packed
-from gossamer.words import Aggregation, At, Mean, Staged, State
+from gossamer.layout import Layout, Packed
+from gossamer.words import Aggregation, At, Mean, Payload, Staged, State
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -46,6 +47,26 @@ class Dense(Compressor):
     @property
     def reads_blind(self) -> bool:
         return True
+
+    def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
+        return [(self, layout)]
+
+    def tensors(self, layout: Layout, dtype: torch.dtype) -> int:
+        return 1
+
+    def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        """Overwrite `out` with the mean of numbers sent as they are, or in `dtype`. Raises MalformedError."""
+        dtype = out.dtype if self.dtype is None else DTYPES[self.dtype]
+        for (numbers,) in payloads:
+            if numbers.shape != out.shape or numbers.dtype != dtype:
+                raise MalformedError(
+                    f"{len(out)} numbers of {dtype} were due, and {tuple(numbers.shape)} of {numbers.dtype} came"
+                )
+        out.copy_(payloads[0][0])
+        for (numbers,) in payloads[1:]:
+            out.add_(numbers)
+        if divisor != 1:
+            out.div_(divisor)
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
         if self.dtype is not None and x.flat.dtype != DTYPES[self.dtype]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, wide
+from gossamer.compressors.base import Compressor, Decoder, wide
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.kernels import Residual
-from gossamer.layout import Packed
+from gossamer.layout import Layout, Packed
 from gossamer.words import Aggregation, At, State
 
 RESIDUAL = "residual"
@@ -33,6 +34,9 @@ class Feedback(Wrapper):
     @property
     def reads_blind(self) -> bool:
         return self.inner.reads_blind
+
+    def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
+        return self.inner.decoders(layout)
 
     def init(self, like: Packed, at: At) -> State:
         residual = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))

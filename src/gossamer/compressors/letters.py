@@ -7,15 +7,17 @@ writer's words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gossamer import seeds
-from gossamer.compressors.base import Compressor
+from gossamer.compressors.base import Compressor, Decoder, sums_stay_finite
 from gossamer.errors import MalformedError
 from gossamer.layout import Layout, Packed
 from gossamer.words import Aggregation, At, Exchange, Gather, Mean, Mix, Payload, Staged, State, Together, Word
@@ -55,15 +57,71 @@ def read(compressor: Compressor, payload: Payload, layout: Layout, at: At, out: 
 
     Raises MalformedError for what no writer has written; what `out` holds is then undefined.
     """
+    parts = _parts(compressor, layout, out.dtype)
+    if parts is None:
+        finite = _read_by_script(compressor, payload, layout, at, out)
+    else:
+        _check_count(compressor, len(payload), sum(part.tensors for part in parts))
+        _decode(parts, payload, layout, out)
+        finite = sums_stay_finite([payload])
+    if not finite:
+        raise MalformedError("a letter came whose numbers are not finite")
+
+
+class Part(NamedTuple):
+    """What one decoder reads: so many tensors, over the slots from `start` on, or where they lie apart, None."""
+
+    decoder: Decoder
+    layout: Layout
+    tensors: int
+    start: int | None
+
+
+@lru_cache(maxsize=1024)
+def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[Part, ...] | None:
+    """Found once for each layout: many small letters would cost more to take apart than to decode."""
+    found = compressor.decoders(layout)
+    if found is None:
+        return None
+    return tuple(
+        Part(decoder, part, decoder.tensors(part, dtype), _start(part, layout)) for decoder, part in found if len(part)
+    )
+
+
+def _start(part: Layout, whole: Layout) -> int | None:
+    """Where the slots of `part` begin in `whole`, where they lie side by side in the same order."""
+    places = [whole.by_name[name] for name in part.names]
+    return places[0].offset if all(a.end == b.offset for a, b in pairwise(places)) else None
+
+
+def _decode(parts: Sequence[Part], payload: Payload, layout: Layout, out: Tensor) -> None:
+    rest = payload
+    for decoder, part, tensors, start in parts:
+        said, rest = rest[:tensors], rest[tensors:]
+        if start is not None:
+            decoder.decode([said], part, out[start : start + part.numel])
+            continue
+        apart = Packed(torch.empty(part.numel, dtype=out.dtype, device=out.device), part)
+        decoder.decode([said], part, apart.flat)
+        for name, view in apart.items():
+            layout.by_name[name].of(out).copy_(view)
+
+
+def _read_by_script(compressor: Compressor, payload: Payload, layout: Layout, at: At, out: Tensor) -> bool:
+    """Whether the numbers were finite."""
     rest = iter(payload)
     device = torch.device("meta") if compressor.reads_blind else out.device
     x = Packed.zeros(layout, dtype=out.dtype, device=device)
     script = compressor.aggregate(x, begin(compressor, x, at), _by_itself(at), out)
     staged = _alone(script, lambda word: _heard(word, rest))
-    if next(rest, None) is not None:
-        raise MalformedError(f"a letter of {len(payload)} tensors came, and {compressor!r} writes fewer")
-    if not staged.finite:
-        raise MalformedError("a letter came whose numbers are not finite")
+    left = len(list(rest))
+    _check_count(compressor, len(payload), len(payload) - left)
+    return staged.finite
+
+
+def _check_count(compressor: Compressor, came: int, due: int) -> None:
+    if came != due:
+        raise MalformedError(f"a letter of {came} tensors came, and {compressor!r} writes {due}")
 
 
 def _by_itself(at: At) -> At:

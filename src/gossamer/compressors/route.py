@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, Ownership, wide
+from gossamer.compressors.base import Compressor, Decoder, Ownership, wide
 from gossamer.compressors.dense import Dense
 from gossamer.errors import require
 from gossamer.fuse import fuse
@@ -48,6 +48,13 @@ class Route(Compressor):
     def reads_blind(self) -> bool:
         return all(way.reads_blind for way in self.ways)
 
+    def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
+        parts = [way.decoders(part) for way, part in zip(self.ways, self._parts(layout), strict=True) if len(part)]
+        return None if None in parts else [each for part in parts if part is not None for each in part]
+
+    def _parts(self, layout: Layout) -> list[Layout]:
+        return [layout.restrict(names) for names in self._names(layout)]
+
     @property
     def ways(self) -> tuple[Compressor, Compressor]:
         return self.inner, self.rest
@@ -60,14 +67,14 @@ class Route(Compressor):
     def owns_momentum(self, slot: Slot) -> Ownership | None:
         return self.ways[self.group(slot)].owns_momentum(slot)
 
-    def _names(self, x: Packed) -> list[list[str]]:
-        return [[slot.name for slot in x.layout if self.group(slot) == way] for way in range(len(self.ways))]
+    def _names(self, layout: Layout) -> list[list[str]]:
+        return [[slot.name for slot in layout if self.group(slot) == way] for way in range(len(self.ways))]
 
     def init(self, like: Packed, at: At) -> State:
         return State(
             {
                 f"{way}.{key}": value
-                for way, (compressor, names) in enumerate(zip(self.ways, self._names(like), strict=True))
+                for way, (compressor, names) in enumerate(zip(self.ways, self._names(like.layout), strict=True))
                 if names
                 for key, value in compressor.init(like.restrict(names), at).items()
             }
@@ -77,7 +84,7 @@ class Route(Compressor):
         mean = room_like(x.flat) if out is None else out
         taken = [
             (way, compressor, x.restrict(names), Packed(mean, x.layout).restrict(names))
-            for way, (compressor, names) in enumerate(zip(self.ways, self._names(x), strict=True))
+            for way, (compressor, names) in enumerate(zip(self.ways, self._names(x.layout), strict=True))
             if names
         ]
         parts: list[Staged] = yield from fuse(

@@ -1,22 +1,36 @@
-"""One server of a run: `python -m gossamer.serving`, as gossamer run starts it. What it is, the environment says."""
+"""One server of a run: `python -m gossamer.serving`, as gossamer run starts it. What it is, the environment says.
+
+With --spare it first makes itself ready, and then waits for a line on its standard input: see spare.py.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from collections.abc import Sequence
 
 from gossamer.environment.servers import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_token
 from gossamer.errors import ConnectError
 from gossamer.peers import SERVER, Peer
 from gossamer.serving.host import host
+from gossamer.serving.spare import called, rehearse
 from gossamer.transports.tcp import TcpEndpoint
 
 LOOK_SECONDS = 0.5
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Serve until the launcher ends this process, or is gone itself. Raises ConnectError."""
+    if "--spare" in arguments:
+        rehearse()
+        if not called():
+            return
+    serve()
+
+
+def serve() -> None:
     number, token = int(os.environ["GOSSAMER_SERVER"]), run_token()
     if token is None:
         raise ConnectError(
@@ -48,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,67 +14,16 @@ from gossamer.errors import GossamerError, LoopError, MalformedError, MismatchEr
 from gossamer.peers import AtOnce, Peer, PeerScript, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.recipe import Recipe
 from gossamer.serving.bundle import Bundle
-from gossamer.serving.description import Options, options_of
+from gossamer.serving.description import options_of
+from gossamer.serving.exchanged import Exchanged, Gathered, Stopwatch, Told
 from gossamer.serving.ledger import LATE
-from gossamer.serving.rules import AGREED, BEGIN, END, EXACT, GRADIENT, JOIN, LEAVE, PARAMETERS
+from gossamer.serving.rules import AGREED, BEGIN, END, EXACT, GRADIENT, JOIN, LEAVE, PARAMETERS, TOGETHER
 from gossamer.serving.share import Share, shares
 from gossamer.serving.ways import ways_of
 from gossamer.strategies.server import ASYNC
 from gossamer.words import Payload, payload_bytes
 
-
-@dataclass(frozen=True, kw_only=True)
-class Exchanged:
-    """What became of one step. applied: by server, the version it was applied to become, -1 where it came too late.
-
-    versions: by server, of the parameters that are here now; bytes_sent, bytes_received: payload to and from servers in
-    other processes; finite: False where the gradients held a number that cannot be sent, so that none was.
-    """
-
-    step: int
-    applied: tuple[int, ...]
-    versions: tuple[int, ...]
-    bytes_sent: int
-    bytes_received: int
-    encode_seconds: float
-    wire_seconds: float
-    decode_seconds: float
-    finite: bool
-
-
-class Told(NamedTuple):
-    """Of the server that has most to tell: contributions that were applied, that came too late, and by their age."""
-
-    applied: int
-    late: int
-    staleness: Mapping[int, int]
-
-
-class Gathered(NamedTuple):
-    """What is to be pushed: the optimizer's groups and the weight, and by server which version the gradients are of."""
-
-    options: tuple[Options, ...]
-    weight: float
-    known: tuple[int, ...]
-
-
-class Stopwatch:
-    """Seconds that one step spent encoding, on the wire and decoding."""
-
-    def __init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        self._spent = {"encode_seconds": 0.0, "wire_seconds": 0.0, "decode_seconds": 0.0}
-        self._mark = time.perf_counter()
-
-    def lap(self, what: str) -> None:
-        now = time.perf_counter()
-        self._spent[f"{what}_seconds"] += now - self._mark
-        self._mark = now
-
-    def seconds(self) -> dict[str, float]:
-        return self._spent
+__all__ = ["Client", "Exchanged", "Told"]
 
 
 class Client:
@@ -116,7 +63,7 @@ class Client:
         self._unanswered: tuple[Push, ...] = ()
         self._finite = True
         self._end: tuple[Payload, ...] = ()
-        self._leaves = 0
+        self._words = 0
         self._watch = Stopwatch()
 
     # -- what the training thread does
@@ -205,17 +152,20 @@ class Client:
 
     def leave(self) -> PeerScript:
         """Let nobody wait for this worker until it pushes again."""
-        self._leaves += 1
-        stamp = Stamp(self.worker, self.step, self._leaves)
-        yield AtOnce(tuple(self._push(share, LEAVE, stamp) for share in self.shares))
+        for some in self._last_the_first():
+            stamp = self._attendance()
+            yield AtOnce(tuple(self._push(share, LEAVE, stamp) for share in some))
 
     def end(self) -> PeerScript:
         """Leave, wait until all workers have left, and fetch what they have made together, for `land_exact`.
 
-        Whoever pushes again takes part again, together with all the others. Returns what the servers tell.
+        Whoever pushes again takes part again. Returns what the servers tell.
         """
         yield from self.leave()
-        answers = yield AtOnce(tuple(self._ask(share, END) for share in self.shares))
+        answers: list[Pulled] = [(yield self._ask(self.shares[0], END))]
+        # Who is known to have left there has left everywhere; to wait at two places would be to wait for each other.
+        if others := self.shares[1:]:
+            answers += yield AtOnce(tuple(self._ask(share, EXACT) for share in others))
         _check(answers, MalformedError)
         self._end = tuple(answer.payload for answer in answers)
         if self._waits:  # the next round is the same for all
@@ -223,6 +173,23 @@ class Client:
         told = max(map(_told, answers), key=lambda each: int(each["applied"]))
         ages = {int(age): int(count) for age, count in told["staleness"].items()}
         return Told(applied=int(told["applied"]), late=int(told["late"]), staleness=ages)
+
+    def meet(self) -> PeerScript:
+        """Wait until all workers are here, and go on together with those that do not end: between two epochs."""
+        told = yield from self.end()
+        yield from self._join()
+        yield self._ask(self.shares[0], TOGETHER)
+        yield from self.pull(self._clock)
+        return told
+
+    def _last_the_first(self) -> tuple[Sequence[Share], ...]:
+        """The shares in two parts. Workers meet at the first server: who is known there is known everywhere."""
+        return tuple(some for some in (self.shares[1:], self.shares[:1]) if some)
+
+    def _attendance(self) -> Stamp:
+        """Of one more word about coming or going."""
+        self._words += 1
+        return Stamp(self.worker, self.step, self._words)
 
     @property
     def _clock(self) -> int:
@@ -295,16 +262,16 @@ class Client:
 
     def _join(self) -> PeerScript:
         """Agree with all servers on the step that is next: one that none of them has left behind."""
-        while True:
-            stamp = Stamp(self.worker, self.step)
-            receipts = yield AtOnce(
-                tuple(self._push(share, JOIN, stamp, share.description.agreed()) for share in self.shares)
-            )
-            _check(receipts, MismatchError)
-            late = [_told(receipt) for receipt in receipts if receipt.version == LATE]
-            if not late:
-                return
-            self.step = max(int(each["least"]) for each in late)
+        late = [{"least": self.step}]
+        while late:
+            self.step, late = max(int(each["least"]) for each in late), []
+            for some in self._last_the_first():
+                stamp = self._attendance()
+                receipts = yield AtOnce(
+                    tuple(self._push(share, JOIN, stamp, share.description.agreed()) for share in some)
+                )
+                _check(receipts, MismatchError)
+                late += [_told(receipt) for receipt in receipts if receipt.version == LATE]
 
     # -- checkpoints
 

@@ -57,7 +57,7 @@ def serve(
     """
     yield from rule.settle(shard)  # what was due when it was last stopped
     heard = deque(held or [(yield Await(until=-inf))])
-    here, silent = set[Peer](), {Peer(WORKER, worker) for worker in {*shard.members, *shard.leaving}}
+    here, silent = set[Peer](), {Peer(WORKER, worker) for worker in {*shard.members, *shard.leaving, *shard.met}}
     until = heard[-1].moment + patience_seconds
     while stays or here or shard.members:
         event = heard.popleft() if heard else (yield Await(until=until if silent and until < inf else None))
@@ -65,8 +65,10 @@ def serve(
             case Left(peer=peer):
                 here.discard(peer)
                 silent.discard(peer)
-            case Arrived(sender=peer) | Joined(peer=peer) if peer.kind == WORKER:
+            case Joined(peer=peer) if peer.kind == WORKER:
                 here.add(peer)
+                silent.discard(peer)
+            case Arrived(sender=peer):  # perhaps long after it was sent, by somebody who has left
                 silent.discard(peer)
         yield from rule.react(shard, event)
         if event.moment >= until:

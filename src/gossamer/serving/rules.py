@@ -16,7 +16,10 @@ from gossamer.strategies.server import ASYNC, ParameterServer
 
 BEGIN, JOIN, LEAVE, GRADIENT = "begin", "join", "leave", "gradient"  # what is pushed
 PARAMETERS, EXACT, END = "parameters", "exact", "end"  # what is pulled: as the recipe says, as they are, in the end
-AGREED = "agreed"  # and what all workers must have in common
+AGREED, TOGETHER = "agreed", "together"  # what all workers must have in common; once all that met are back
+
+
+NOTHING = (-1, 0)  # what a worker has said of coming and going before it has: a step, and how often
 
 
 class Rule(ABC):
@@ -50,10 +53,8 @@ class Rule(ABC):
         """All that follows from an event. A contribution is in the journal before its receipt is given."""
         match event:
             case Arrived(token=token, sender=sender, word=Push() as push):
-                shard.gone.discard(sender)
                 yield Reply(token=token, answer=self.hear(shard, sender, push))
             case Arrived(token=token, sender=sender, word=Pull() as pull):
-                shard.gone.discard(sender)
                 if pull.known > shard.public.version:  # what it knows came after the journal's end
                     yield Reply(token=token, answer=forgotten(pull))
                 else:
@@ -88,23 +89,27 @@ class Rule(ABC):
         return Receipt(version=version)
 
     def join(self, shard: Shard, push: Push) -> Receipt:
-        """A worker will contribute from stamp.step on, unless that is over; what it may instead is told."""
-        worker, step = push.stamp.worker, push.stamp.step
+        """A worker will contribute from stamp.step on, unless that is over; what it may instead is told.
+
+        stamp.known counts what it has said of coming and going.
+        """
+        worker, step, words = push.stamp
         _check_agreed(push.about, shard)
-        last, words = shard.announced.get(worker, (-1, 0))
-        if shard.members.get(worker) == step and (last, words) == (step, 0):  # it comes again
+        said = shard.announced.get(worker, NOTHING)
+        if shard.members.get(worker) == step and said == (step, words):  # it comes again
             return Receipt(version=shard.version)
-        least = max(self.least(shard), shard.ledger.last(worker) + 1, last + 1)
+        open_step = said[0] + (said >= (step, words))
+        least = max(self.least(shard), shard.ledger.last(worker) + 1, open_step)
         if step < least:
             return Receipt(version=LATE, about=json.dumps({"least": least}))
-        shard.join(worker, step)
+        shard.join(push.stamp)
         return Receipt(version=shard.version)
 
     def leave(self, shard: Shard, push: Push) -> Receipt:
-        """Nobody waits for a worker until all have met; stamp.known counts how often it has said so."""
+        """Nobody waits for a worker any more. stamp: as when it joins."""
         stamp = push.stamp
         fresh = stamp.step > shard.ledger.last(stamp.worker)
-        if fresh and (stamp.step, stamp.known) > shard.announced.get(stamp.worker, (-1, 0)):
+        if fresh and (stamp.step, stamp.known) > shard.announced.get(stamp.worker, NOTHING):
             shard.leave(stamp)
         return Receipt(version=shard.version)
 
@@ -126,7 +131,7 @@ class Rule(ABC):
             shard.apply(self.rate(shard))
             self._publish(shard)
         if self._meeting(shard):
-            shard.meet([worker for worker in sorted(shard.leaving) if (WORKER, worker) not in shard.gone])
+            shard.meet()
         answered = [each for each in shard.waiting if self._answered(shard, each)]
         for each in answered:
             shard.waiting.remove(each)
@@ -137,9 +142,13 @@ class Rule(ABC):
         return bool(shard.leaving) and not shard.members
 
     def _answered(self, shard: Shard, each: Waiting) -> bool:
-        if each.word.key == END:
-            return each.sender.number in shard.met
-        return self.reached(shard, each.word)
+        match each.word.key:
+            case "end":
+                return each.sender.number in shard.met
+            case "together":
+                return all((WORKER, worker) in shard.gone for worker in shard.met)
+            case _:
+                return self.reached(shard, each.word)
 
     def _publish(self, shard: Shard) -> None:
         if self.news(shard):
@@ -213,7 +222,7 @@ def _check_agreed(theirs: str, shard: Shard) -> None:
 def _pulled(shard: Shard, pull: Pull) -> Pulled:
     if pull.key == PARAMETERS:
         return shard.public.answer(pull.known)
-    if pull.key == AGREED:
+    if pull.key in (AGREED, TOGETHER):
         return Pulled(version=shard.version, about=shard.description.agreed())
     about = {"applied": shard.staleness.total(), "late": shard.dropped, "staleness": shard.staleness}
     values = tuple(block.flat.clone() for block in shard.blocks)

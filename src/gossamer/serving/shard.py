@@ -49,8 +49,8 @@ class Shard:
     """Parameters `blocks` after `version` applied rounds, and everything that is due to become of them.
 
     members: the worker's next step, for every worker that counts; announced: the last step at which it said that it
-    comes or goes, so that no such word counts again; pending: by the version that they make older by one,
-    what workers have contributed; staleness: how often which; dropped: contributions that came too late.
+    comes or goes, and how often it had said so, so that no such word counts again; pending: what workers have
+    contributed, by the version that it will be applied to; staleness: how often which; dropped: how many came too late;
     leaving: workers that have said that they go; met: those that did when all had, and have not come back since;
     gone: who is not heard of.
     Whatever changes any of it is a command, which is journaled first.
@@ -111,14 +111,14 @@ class Shard:
         self.journal.write(Entry(what="publish"))
         self.public.publish(self.version, self.blocks)
 
-    def join(self, worker: int, step: int) -> None:
-        """The worker's next contribution is of `step`."""
-        self.journal.write(Entry(what="join", stamp=Stamp(worker, step)))
-        self.members[worker], self.announced[worker] = step, (step, 0)
-        self._back(worker)
+    def join(self, stamp: Stamp) -> None:
+        """A worker's next contribution is of stamp.step; stamp.known: how often it has said that it comes or goes."""
+        self.journal.write(Entry(what="join", stamp=stamp))
+        self.members[stamp.worker], self.announced[stamp.worker] = stamp.step, (stamp.step, stamp.known)
+        self._back(stamp.worker)
 
     def leave(self, stamp: Stamp) -> None:
-        """A worker says, for the stamp.known-th time, that it goes after its contributions before stamp.step."""
+        """A worker goes after its contributions before stamp.step; stamp.known as in `join`."""
         self.journal.write(Entry(what="leave", stamp=stamp))
         self.members.pop(stamp.worker, None)
         self.announced[stamp.worker] = (stamp.step, stamp.known)
@@ -130,10 +130,9 @@ class Shard:
         self.journal.write(Entry(what="lose", stamp=Stamp(worker, -1)))
         self.members.pop(worker, None)
 
-    def meet(self, workers: Sequence[int]) -> None:
-        """All that were there have gone. Of these, `workers` may go on, and then do so together."""
-        self.journal.write(Entry(what="meet", about=json.dumps(list(workers))))
-        self.members = dict.fromkeys(workers, self.version)
+    def meet(self) -> None:
+        """All that were there have said that they go."""
+        self.journal.write(Entry(what="meet"))
         self.met |= self.leaving
         self.leaving = set()
 
@@ -150,13 +149,13 @@ class Shard:
             case "publish":
                 self.publish()
             case "join":
-                self.join(stamp.worker, stamp.step)
+                self.join(stamp)
             case "leave":
                 self.leave(stamp)
             case "lose":
                 self.lose(stamp.worker)
             case "meet":
-                self.meet(json.loads(entry.about))
+                self.meet()
             case _:
                 raise MalformedError(f"a journal says {entry.what!r}, which no shard understands")
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor
+from gossamer.errors import RecipeError
 from gossamer.strategies.mixing import Memory as Memory
 from gossamer.strategies.mixing import Rule
 from gossamer.strategies.schedule import Periodic
 from gossamer.terms import Term
-from gossamer.topologies import Topology
+from gossamer.topologies import Complete, Topology
 
 if TYPE_CHECKING:
     from gossamer.strategies.server import ParameterServer
@@ -46,6 +47,11 @@ class Strategy(Term, ABC):
 
     def check(self, compressor: Compressor, topology: Topology) -> None:
         """Raise RecipeError where these do not go together with it."""
+        if topology != Complete():
+            raise RecipeError(
+                f"{topology!r} says who is whose neighbour, and with {self!r} all workers agree on one mean, so it would "
+                f"change nothing. Write Gossip() + {topology!r}, or leave it out."
+            )
 
 
 class Merging(Strategy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -71,9 +71,9 @@ class Partner:
     `sent` is exactly what the other side read, so what one side gains the other loses, whatever was rounded, and
     whatever gradients or third parties did to either side meanwhile. A tensor that was shown is never written again.
 
-    The training thread calls `drain` and nothing else; the conversations call the rest. An exchange whose end was not
-    heard (the partner moved, this worker did not) stays open, comes first as soon as the partner is back, and is asked
-    for in identical bytes. A partner that never comes back is given up with `abandon`: then at most half of the
+    Only the training thread drains; any thread may call the rest. An exchange whose end was not heard (the partner
+    moved, this worker did not) stays open, comes first as soon as the partner is back, and is asked for in identical
+    bytes. A partner that never comes back is given up with `abandon`: then at most half of the
     distance between the two is missing from the sum, once for each of `abandoned`.
 
     Two workers that ask each other at the same moment would trade places, and a pair in step would never agree. So the
@@ -94,11 +94,21 @@ class Partner:
 
     def drain(self, parameters: Tensor) -> None:
         """Apply what is owed to `parameters`: (n,), between steps, and show that; what rounding swallows stays owed."""
+        self.drain_each([slot.of(parameters) for slot in self._layout])
+
+    def drain_each(self, parameters: Sequence[Tensor]) -> None:
+        """The same where they lie apart: in the layout's order and shapes, each of any dtype and on any device."""
+        mine = self._side_by_side(parameters)
         with self._lock:
-            self.shown = parameters.to(self.owed) + self.owed
-            parameters.copy_(self.shown)
-            self.owed = self.shown - parameters.to(self.owed)
+            self.shown = mine.add_(self.owed)
+            torch._foreach_copy_(list(parameters), [slot.of(self.shown) for slot in self._layout])
+            self.owed = self.shown - self._side_by_side(parameters)
             self.version += 1
+
+    def _side_by_side(self, parameters: Sequence[Tensor]) -> Tensor:
+        flat = torch.empty_like(self.owed)
+        torch._foreach_copy_([slot.of(flat) for slot in self._layout], list(parameters))
+        return flat
 
     def neighbour(self, topology: Topology, world: int, step: int) -> int | None:
         """Whom to ask next: who still owes an answer, or a neighbour drawn from those that are here; None if nobody."""

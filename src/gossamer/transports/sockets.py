@@ -136,14 +136,18 @@ def _why_not(fault: OSError, address: str, port: int) -> str:
 
 
 def find(address: Address) -> Place:
-    """Ask the resolver, which may take a while."""
+    """Ask the resolver, which may take a while. Of several addresses IPv4's first: `listen` takes names alike."""
+    name, port = address
     try:
-        host: str = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[assignment]
+        found = [
+            (family, str(place[0])) for family, *_, place in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        ]
     except OSError as fault:
         raise ConnectError(
-            f"Nobody knows a machine named {address[0]!r}: {fault.strerror}. Give its address instead."
+            f"Nobody knows a machine named {name!r}: {fault.strerror}. Give its address instead."
         ) from None
-    return Place(address[0], (host, address[1]))
+    _, host = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return Place(name, (host, port))
 
 
 def dial(address: Address) -> socket.socket:

@@ -1,0 +1,210 @@
+"""What one slow worker costs the others: useful steps per second, and the time to a validation loss.
+
+Four workers train examples/bytelm.py for the same time, each in a control group with a share of a processor of its own;
+the last has a fifth of the others'. Beside every recipe stand the same four, under the same quotas, that do not talk.
+Servers have no such bound. Rounds take turns. Needs root and control groups. Writes docs/benchmarks/stragglers.md.
+
+    python benchmarks/stragglers.py [--seconds 30] [--rounds 2] [--size small] [--output FILE.md]
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+APART = "the same four, not talking"
+RECIPES: dict[str, list[str]] = {
+    APART: [],
+    "ParameterServer(mode='sync')": ["--servers", "1"],
+    "ParameterServer(mode='stale', staleness=4)": ["--servers", "1"],
+    "ParameterServer(mode='async')": ["--servers", "1"],
+    "Gossip(mixing='pairwise')": [],
+}
+WORKERS, SHARE, TIMES_SLOWER = 4, 0.35, 5
+PERIOD_US = 20_000  # short, so that a slow worker is slow and not now and then frozen
+LOOKS = 12  # at the parameters, during training
+
+
+class Group(NamedTuple):
+    """A control group that bounds the processor time of whoever joins."""
+
+    path: Path
+
+    @classmethod
+    def make(cls, name: str, share: float) -> "Group":
+        version_2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        path = Path("/sys/fs/cgroup") / ("" if version_2 else "cpu") / name
+        try:
+            path.mkdir()
+            if version_2:
+                (path / "cpu.max").write_text(f"{int(share * PERIOD_US)} {PERIOD_US}")
+            else:
+                (path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (path / "cpu.cfs_quota_us").write_text(str(int(share * PERIOD_US)))
+        except OSError as problem:
+            raise SystemExit(
+                f"No control group can be made here ({problem}), so no worker is slow: run this as root."
+            ) from None
+        return cls(path)
+
+    def join(self) -> None:
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def leave(self) -> None:
+        (self.path.parent / "cgroup.procs").write_text(str(os.getpid()))
+
+
+@contextmanager
+def groups() -> Iterator[list[Group]]:
+    shares = [SHARE] * (WORKERS - 1) + [SHARE / TIMES_SLOWER]
+    made = [Group.make(f"gossamer-{os.getpid()}-{rank}", share) for rank, share in enumerate(shares)]
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.path.rmdir()
+
+
+# -- one worker
+
+
+def work(args: argparse.Namespace) -> None:
+    """Train for some seconds; print how many steps that were, and on rank 0 the validation loss over time."""
+    import torch
+    from examples.bytelm import SIZES, ByteLM, windows
+
+    import gossamer
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    import sysconfig
+
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    training, held_out = windows([file for i, file in enumerate(files) if i % 10]), windows(files[::10])
+    world = gossamer.init()
+    model = ByteLM(*SIZES[args.size])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    session = None if args.worker == APART else gossamer.attach(model, optimizer, args.worker)
+    draw = torch.Generator().manual_seed(world.rank)
+    group = Group(Path(args.groups.split(",")[world.rank]))
+    group.join()
+    looks: list[tuple[float, list[torch.Tensor]]] = []
+    begun, steps = time.monotonic(), 0
+    while (now := time.monotonic() - begun) < args.seconds:
+        batch = training[torch.randint(len(training), (8,), generator=draw)]
+        loss = model(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+        if session is not None:
+            session.log(loss=loss.item())
+        if world.is_first and now >= len(looks) * args.seconds / LOOKS:
+            looks.append((now, [parameter.detach().clone() for parameter in model.parameters()]))
+    taken = time.monotonic() - begun
+    group.leave()
+    if session is not None:
+        session.close()
+    curve = []
+    with torch.no_grad():
+        for moment, parameters in looks:
+            for parameter, value in zip(model.parameters(), parameters, strict=True):
+                parameter.copy_(value)
+            curve.append((moment, float(model(held_out[:: len(held_out) // 256]))))
+    print("RESULT", json.dumps({"rank": world.rank, "steps": steps, "seconds": taken, "curve": curve}), flush=True)
+
+
+# -- all of them
+
+
+def run(recipe: str, options: list[str], made: list[Group], args: argparse.Namespace) -> list[dict[str, Any]]:
+    script = ["benchmarks/stragglers.py", "--worker", recipe, "--seconds", str(args.seconds), "--size", args.size]
+    script += ["--groups", ",".join(str(each.path) for each in made)]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "gossamer", "run", "--workers", str(WORKERS), "--logs", folder, *options]
+        done = subprocess.run([*command, *script], cwd=ROOT, capture_output=True, text=True, timeout=600)
+        said = "".join(path.read_text() for path in Path(folder).glob("rank-*.log"))
+    results = [json.loads(line.partition("RESULT ")[2]) for line in said.splitlines() if "RESULT " in line]
+    if len(results) != WORKERS:
+        raise SystemExit(f"{shlex.join([*command, *script])} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return sorted(results, key=lambda each: each["rank"])
+
+
+def reached(curve: list[tuple[float, float]], target: float) -> float:
+    """When the loss was down to the target, between two looks; infinite where it was not."""
+    for (before, high), (after, low) in pairwise(curve):
+        if low <= target < high:
+            return before + (after - before) * (high - target) / (high - low)
+    return float("inf")
+
+
+def main(args: argparse.Namespace) -> None:
+    from gossamer.bench import machine
+
+    rates: dict[str, list[float]] = {name: [] for name in RECIPES}
+    steps: dict[str, list[list[int]]] = {name: [] for name in RECIPES}
+    curves: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in RECIPES}
+    with groups() as made:
+        for number in range(args.rounds):
+            for name, options in RECIPES.items():
+                results = run(name, options, made, args)
+                rates[name].append(sum(each["steps"] / each["seconds"] for each in results))
+                steps[name].append([each["steps"] for each in results])
+                curves[name].append(results[0]["curve"])
+                print(
+                    f"round {number + 1} of {args.rounds}: {name}: {rates[name][-1]:.1f} steps/s, {steps[name][-1]}, "
+                    f"validation loss {results[0]['curve'][-1][1]:.3f}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    target = statistics.median(curve[-1][1] for curve in curves[APART])  # what one worker reaches alone
+    lines = [
+        "# One slow worker\n",
+        f"examples/bytelm.py, {args.size}, batch 8, {WORKERS} workers for {args.seconds:g} s. Each may use {SHARE:g} "
+        f"of a processor, the last {SHARE / TIMES_SLOWER:g} ({TIMES_SLOWER} times slower); a parameter server has no such "
+        "bound. Useful steps: of all workers together, over those of the same four that do not talk, by rounds: the "
+        f"median, the least and the most of {args.rounds}. Time to a loss: until rank 0's parameters have the "
+        f"validation loss that it reaches alone at the end, {target:.3f}.\n",
+        f"Command: `{shlex.join(['python', *sys.argv])}`\n",
+        ", ".join(f"{key} {value}" for key, value in machine().items()) + "\n",
+        "| | steps/s | over not talking | steps of each worker | time to that loss | loss at the end |",
+        "|---|---:|---:|---|---:|---:|",
+    ]
+    for name in RECIPES:
+        over = [mine / theirs for mine, theirs in zip(rates[name], rates[APART], strict=True)]
+        when = [reached(curve, target) for curve in curves[name]]
+        last = [curve[-1][1] for curve in curves[name]]
+        shown = "" if name == APART else f"{statistics.median(when):.1f} s"
+        lines.append(
+            f"| {name if name == APART else f'`{name}`'} | {statistics.median(rates[name]):.1f} | "
+            f"{statistics.median(over):.2f} ({min(over):.2f} to {max(over):.2f}) | "
+            f"{', '.join(map(str, steps[name][-1]))} | {shown} | {statistics.median(last):.3f} |"
+        )
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if args.output:
+        args.output.write_text(text)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--seconds", type=float, default=30)
+    options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--size", choices=["small", "base"], default="small")
+    options.add_argument("--output", type=Path)
+    options.add_argument("--worker", metavar="RECIPE", help=argparse.SUPPRESS)
+    options.add_argument("--groups", help=argparse.SUPPRESS)
+    found = options.parse_args()
+    (work if found.worker else main)(found)

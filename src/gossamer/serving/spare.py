@@ -1,0 +1,54 @@
+"""A process that could become any server of a run at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import MutableMapping
+from tempfile import TemporaryDirectory
+from typing import TextIO
+
+import torch
+from torch.nn import Parameter
+
+from gossamer.peers import Stamp
+from gossamer.recipe import resolve
+from gossamer.serving.description import options_of
+from gossamer.serving.journal import keep, restore
+from gossamer.serving.shards import shard_of
+from gossamer.serving.share import shares
+from gossamer.serving.ways import ways_of
+
+
+def rehearse() -> None:
+    """Serve a model of one number and come back from its journal: what torch imports and builds when it is first used,
+    which takes as long as importing it, is there then."""
+    tensors = {"weight": Parameter(torch.zeros(1))}
+    optimizer = torch.optim.AdamW(tensors.values())
+    recipe = resolve("ParameterServer(push=Int8(), pull=Int8())")
+    (share,) = shares(tensors, optimizer, ways_of(recipe), recipe=repr(recipe), world=1, seed=0, shards=1)
+    written = share.write(Stamp(0, 0))
+    with TemporaryDirectory() as directory:
+        shard = shard_of(share.description.text(), share.values(tensors))
+        keep(directory, shard)
+        about = share.about(options_of(optimizer), 1.0, written.counts)
+        shard.take(Stamp(0, 0), 1, about, written.payload)
+        shard.apply(1.0)
+        shard.publish()
+        shard.journal.close()
+        again = restore(directory, 0)
+        if again is not None:
+            again.journal.close()
+
+
+def called(orders: TextIO = sys.stdin, environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Wait for a line of JSON with the environment that this process does not have yet, and take it over.
+
+    False where there will be none, since whoever would write it is gone.
+    """
+    line = orders.readline()
+    if not line.endswith("\n"):
+        return False
+    environ.update({str(name): str(text) for name, text in json.loads(line).items()})
+    return True

@@ -1,0 +1,43 @@
+"""For a worker whose group has gone on without it: nobody answers, and nobody needs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from torch import Tensor
+
+from gossamer.errors import PeerLost
+from gossamer.words import Word
+
+
+class ReturnedTransport:
+    """Rank `rank` of `world`, which was lost and came back. What ranks have in common it takes from servers.
+
+    So it is alike with everyone, as far as it is asked, and its tensors stay as they are. Words have no answer.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+
+    def answer(self, word: Word) -> NoReturn:
+        raise self._gone()
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """They come from the servers instead."""
+
+    def gather_text(self, text: str) -> list[str]:
+        """Its own text for everyone's."""
+        return [text] * self.world
+
+    def part(self, size: int) -> NoReturn:
+        raise self._gone()
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+    def _gone(self) -> PeerLost:
+        return PeerLost(
+            f"rank {self.rank} of {self.world} was lost and came back, and the group that it belonged to is gone, so "
+            "nobody answers it. Only parameter servers of their own take a worker back: ParameterServer()."
+        )
