@@ -128,11 +128,6 @@ def test_averages_on_such_a_graph_are_refused() -> None:
         run(Recipe(strategy=Gossip(), topology=Lopsided()), 1, world=5)
 
 
-def test_pairs_without_lock_step_are_refused_here() -> None:
-    with pytest.raises(AttachError, match=r"mixes without lock step.*Write Gossip\(\)"):
-        run("Gossip('pairwise')", 1)
-
-
 def normed(worker: Worker, recipe: str, steps: int = 3) -> tuple[Tensor, Tensor]:
     """(running means as they would be alone in one step, and as they are) after steps on unequal data."""
     with seeded(worker.rank):

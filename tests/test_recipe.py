@@ -291,9 +291,9 @@ def test_the_nouns_are_every_concrete_class():
 
 def test_every_described_example_can_be_pasted():
     described = describe()
-    assert [text.partition("(")[0] for text, _ in described] == list(NOUNS)
+    assert [text.rpartition(" + ")[2].partition("(")[0] for text, _ in described] == list(NOUNS)
     for (text, sentence), noun in zip(described, NOUNS.values(), strict=True):
-        assert isinstance(parse(text).terms[0], noun)
+        assert isinstance(parse(text).terms[-1], noun)
         resolve(text)
         assert sentence.endswith(".")
         assert "\n" not in sentence

@@ -14,6 +14,7 @@ from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import events
 from gossamer.errors import AttachError, LoopError, RecipeError
+from gossamer.forecast import forecast
 from gossamer.recipe import resolve
 from gossamer.serving.client import Client
 from gossamer.session import Session
@@ -226,6 +227,29 @@ def test_bytes_are_those_of_letters_and_links() -> None:
     sent = sum(event.bytes_sent for event in steps)
     # Of what servers send, the first parameters may be counted with the first step, and the last not at all.
     assert pushed < sent <= pushed + 5 * count
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [ROUNDS["sync"], "ParameterServer('sync', push=Route(TopK(0.1), smallest=8), pull=Route(Int8(), smallest=8))"],
+)
+def test_bytes_are_those_that_are_foretold(recipe: str) -> None:
+    def run(worker: Worker) -> None:
+        model, optimizer, session = begun(worker, recipe)
+        for number in range(6):
+            step(model, optimizer, number, worker.rank)
+        session.close()
+
+    with heard(events.StepEnded) as ended, heard(events.Attached) as attached:
+        cluster(run, 3)
+    steps = [event for event in ended if isinstance(event, events.StepEnded)]
+    assert isinstance(attached[0], events.Attached)
+    said = forecast(resolve(recipe, 3), attached[0], workers=3)
+    pulled = sum(each.bytes_sent for each in said.others if each.word == "Reply")
+    assert sum(event.bytes_pulled for event in steps) == pytest.approx(3 * 6 * pulled, rel=1e-12)
+    pushed = sum(each.bytes_sent for each in said.others if each.word == "Push")
+    sent = sum(event.bytes_sent for event in steps)
+    assert 0 < sent - 3 * 6 * pushed <= 3 * 6 * pulled + 3 * 8 * 10_000
 
 
 def test_what_cannot_be_served_is_refused() -> None:

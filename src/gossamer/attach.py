@@ -20,6 +20,7 @@ from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.sharded import is_owed, settle
 from gossamer.drive import perform
+from gossamer.environment.servers import dedicated_servers, returns
 from gossamer.errors import AttachError, LayoutError
 from gossamer.guards import Scaler
 from gossamer.lane import Lane
@@ -32,6 +33,7 @@ from gossamer.terms import Term, Terms
 from gossamer.transports.base import Transport
 from gossamer.transports.paced import PacedTransport
 from gossamer.transports.process_group import ProcessGroupTransport
+from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
 from gossamer.words import At, Gather, Staged, State, Word
 from gossamer.world import World, current
@@ -57,7 +59,8 @@ def attach(
     refuse_strangers(optimizer, model)
     world = current()
     resolved = resolve(_chosen(recipe, world), world.size)
-    session = Session(model, optimizer, resolved, _transport(world), world=world, scaler=scaler, clip_norm=clip_norm)
+    transport = _transport(world, resolved)
+    session = Session(model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm)
     return session
 
 
@@ -72,9 +75,17 @@ def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe 
     return override
 
 
-def _transport(world: World) -> Transport:
+def _transport(world: World, recipe: Recipe) -> Transport:
     if world.size == 1:
         return SimulatedGroup(1).transports[0]
+    if returns():
+        if not dedicated_servers() or any(stage.serving is None for stage in recipe.strategy.stages):
+            raise AttachError(
+                f"rank {world.rank} was lost and came back alone, and with {recipe} all workers move in step: there is "
+                "no place between two steps where one could come in. Leave out --max-restarts, or let the parameters "
+                "live on servers: gossamer run --servers 1 --recipe 'ParameterServer()'."
+            )
+        return ReturnedTransport(world.rank, world.size)
     paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
     transport = ProcessGroupTransport()
     return PacedTransport(transport, read_network(paced, world.size)) if paced else transport

@@ -1,11 +1,13 @@
-"""Servers and workers find each other: who serves where, and whether all of them are still there."""
+"""Peers find each other: where the workers are, or who serves where and whether all of them are still there."""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from gossamer.environment.servers import (
     LARGEST_FRAME_BYTES,
@@ -85,13 +87,31 @@ def assemble(rank: int, world: int, servers: int | None, largest_bytes: int, tel
     return Circle(me, count, own, service)
 
 
+def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> TcpEndpoint:
+    """Open this worker's endpoint, which knows where all others listen; largest_bytes, tell: as in `assemble`."""
+    me = _opener(run_token() or _agreed_token(tell), largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
+    me.meet({Peer(WORKER, number): place for number, place in _told(tell, me).items()})
+    return me
+
+
+class Closes(Protocol):
+    def close(self) -> None:
+        """Go, whoever is still there."""
+
+
+def leave(endpoints: Closes, process: int) -> None:
+    """Go at once, in the process that opened them; a forked child has no part in it."""
+    if os.getpid() == process:
+        endpoints.close()
+
+
 def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], TcpEndpoint]:
     def opened(peer: Peer) -> TcpEndpoint:
         return TcpEndpoint(
             peer,
             token=token,
             run=run_name(),
-            recipe="",  # a server hears of it from the first worker, and compares every other's
+            recipe="",  # workers compared theirs; a server hears of it from the first, and compares every other's
             layout="",
             address=own_address(),
             dead_after_seconds=DEAD_AFTER_SECONDS,
@@ -107,7 +127,7 @@ def _agreed_token(tell: Tell) -> bytes:
 
 
 def _told(tell: Tell, own: TcpEndpoint | None) -> Mapping[int, Address]:
-    """Where each server listens, by its number."""
+    """Where each endpoint listens, by its number; some have none."""
     texts = tell(json.dumps(None if own is None else own.address))
     found = [json.loads(text) for text in texts]
     return {number: (place[0], int(place[1])) for number, place in enumerate(found) if place is not None}

@@ -27,6 +27,8 @@ from gossamer.events import Attached, Event, subscribe
 from gossamer.fuse import fuse
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import Recipe
+from gossamer.serving.price import price as price_servers
+from gossamer.serving.ways import ways_of
 from gossamer.staging import laid_out, site_size
 from gossamer.strategies import Mixing, Stage
 from gossamer.timetable import schedule_of
@@ -91,6 +93,8 @@ class Forecast:
 
 def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
     """Price one cycle of a resolved recipe over the buckets of a model that is attached with it."""
+    if recipe.strategy.stages[-1].serving is not None:
+        return _of_servers(recipe, model, workers)
     stage, at = recipe.strategy.stages[-1], At(step=STEADY, world=1 if recipe.strategy.stages[-1].mixing else workers)
     kept, buckets = [], list[tuple[Priced, ...]]()
     for dtype, layout in model.layouts:
@@ -99,7 +103,7 @@ def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
         state = recipe.compressor.init(packed, at)
         kept.append((flat, state))
         if stage.mixing is not None:
-            told = mean_told(recipe.topology, workers)
+            told = mean_told(recipe.topology, workers) if stage.mixing.in_lock_step else float(2 * (workers > 1))
             buckets.append((Priced("Mix", told * payload_bytes(letter(recipe, layout, flat.dtype))),))
         else:
             buckets.append(tuple(price(recipe.compressor.aggregate(packed, state, at), workers)))
@@ -122,7 +126,42 @@ def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
     )
 
 
+def _of_servers(recipe: Recipe, model: Attached, workers: int) -> Forecast:
+    """With a server beside each worker, or beside some: what stays within a process is not sent."""
+    ways = ways_of(recipe)
+    slots = [(slot, _dtype(dtype)) for dtype, layout in model.layouts for slot in layout]
+    shapes, dtypes = {slot.name: slot.shape for slot, _ in slots}, {slot.name: dtype for slot, dtype in slots}
+    servers = price_servers(ways, shapes, dtypes, min(ways.strategy.shards or workers, workers), At(step=STEADY))
+    apart = (workers - 1) / workers
+    sent = [
+        each
+        for number, server in enumerate(servers)
+        for each in (
+            Sent(f"server {number}", "Push", apart * server.pushed_bytes),
+            Sent(f"server {number}", "Reply", apart * server.pulled_bytes),
+        )
+    ]
+    memory = [(key, packed.flat.nbytes) for server in servers for key, packed in server.remembered.items()]
+    residual_bytes = sum(nbytes for key, nbytes in memory if _is_residual(key))
+    parameters = sum(slot.numel for slot, _ in slots)
+    return Forecast(
+        workers=workers,
+        parameters=parameters,
+        tensors=len(slots),
+        passes=1,
+        steps=1,
+        buckets=(),
+        others=tuple(sent) if workers > 1 else (),
+        dense_bytes_sent=_mean_bytes(4 * parameters, workers),
+        residual_bytes=residual_bytes,
+        other_state_bytes=sum(nbytes for _, nbytes in memory) - residual_bytes,
+        strategy_bytes=2 * sum(slot.numel * dtype.itemsize for slot, dtype in slots),
+    )
+
+
 def _others(recipe: Recipe, stage: Stage, model: Attached, workers: int, *, remembers: bool) -> Iterator[Sent]:
+    if stage.mixing is not None and not stage.mixing.in_lock_step:
+        return iter(())  # a worker begins one exchange in a turn and answers one, on average, and that is all
     if stage.mixing is not None:
         return _of_a_round(stage.mixing, recipe, model, workers)
     return _of_turns(stage, model, workers) if stage.merging or stage.delay else _of_a_step(model, workers, remembers)

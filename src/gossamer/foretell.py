@@ -79,6 +79,9 @@ class Measured:
         return asdict(self)
 
 
+NOT_FORETOLD = "how long a step takes is not foretold where workers do not wait for each other: try it by gossamer run"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Foretold:
     """Seconds of one step in the long run, means over workers; `inputs`: the numbers it follows from.
@@ -95,6 +98,12 @@ class Foretold:
     @property
     def waiting_share(self) -> float:
         return self.waiting_seconds / self.step_seconds
+
+
+def foretellable(recipe: Recipe) -> bool:
+    """Whether workers of this recipe make their steps together. What others do in a second, only a trial can tell."""
+    stage = recipe.strategy.stages[-1]
+    return stage.serving is None and (stage.mixing is None or stage.mixing.in_lock_step)
 
 
 def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp = ETHERNET) -> Foretold:

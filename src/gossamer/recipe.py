@@ -108,7 +108,7 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
 def describe(kind: str | None = None) -> list[tuple[str, str]]:
     """A copyable example and one sentence for every noun there is, or for every noun of one kind."""
     return [
-        (_example(noun), (noun.__doc__ or "").partition("\n")[0])
+        (_pasted(noun), (noun.__doc__ or "").partition("\n")[0])
         for noun in NOUNS.values()
         if kind is None or noun.kind == kind
     ]
@@ -262,6 +262,11 @@ EXAMPLES: dict[type, object] = {
     Sparse: TopK(density=0.01),
     Codec: Int8(),
 }
+
+
+def _pasted(noun: type[Term]) -> str:
+    """Its example; neighbours mean nothing where all workers agree at once."""
+    return "Gossip() + " * (noun.kind == "topology" and noun is not topologies.Complete) + _example(noun)
 
 
 def _example(noun: type[Term]) -> str:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.buckets import Bucket
-from gossamer.circle import Circle, Tell, assemble
+from gossamer.circle import Tell, assemble, leave
 from gossamer.errors import AttachError, LoopError
 from gossamer.exchange import Exchange, Loop, Remembered
 from gossamer.recipe import Recipe
@@ -70,7 +70,7 @@ class Served(Exchange):
         self._client.land()
         self._under_way: Handle | None = None
         self._served_bytes, self._within_closure = self._circle.bytes_served(), False
-        self._leave = weakref.finalize(self, _leave, self._circle, os.getpid())  # at exit, too
+        self._leave = weakref.finalize(self, leave, self._circle, os.getpid())  # at exit, too
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -186,9 +186,3 @@ def _refuse(loop: Loop) -> None:
             "clip_norm clips the mean gradient, and with parameter servers that is made there. Clip each worker's own "
             "between backward() and step(): torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
         )
-
-
-def _leave(circle: Circle, process: int) -> None:
-    """Go at once; a forked child has no part in it."""
-    if os.getpid() == process:
-        circle.close()

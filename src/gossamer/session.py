@@ -194,8 +194,9 @@ class Session:
     def merged(self, model: nn.Module) -> Iterator[nn.Module]:
         """Evaluate what the workers agree on: within the block, `model` has the parameters that are merged.
 
-        With lock-step recipes that is the model as it is; with Gossip the mean over workers, for which every rank must
-        come here. `model`: the one that is attached, or another with the same parameters, by name.
+        With lock-step recipes that is the model as it is; with Gossip in lock step the mean over workers, for which
+        every rank must come here; else the servers', or the mean over workers, as they are while others train on.
+        `model`: the one that is attached, or another with the same parameters, by name.
         """
         agreed = self._exchange.merge() if self._exchange is not None else None
         with lent(agreed or {}, trainable(model)):

@@ -18,6 +18,7 @@ from gossamer.lane import Lane
 from gossamer.late import LateGradients
 from gossamer.merges import Merges
 from gossamer.mixes import Mixes
+from gossamer.pairs import Pairs
 from gossamer.recipe import Recipe
 from gossamer.served import Served
 from gossamer.sites import SiteMerges
@@ -98,12 +99,10 @@ class Stages:
             return LateGradients(now.delay, buckets, *common)
         return GradientExchange(buckets, *common, now.accumulate)
 
-    def _mixes(self, strategy: Mixing, buckets: Sequence[Bucket]) -> Mixes:
-        if not strategy.in_lock_step:
-            raise AttachError(
-                f"{strategy!r} mixes without lock step, for which workers of this kind do not talk yet. Write Gossip()."
-            )
+    def _mixes(self, strategy: Mixing, buckets: Sequence[Bucket]) -> Exchange:
         topology, compressor = self.recipe.topology, self.recipe.compressor
+        if not strategy.in_lock_step:
+            return Pairs(strategy, topology, buckets, compressor, self.transport, self._tell, self.loop, self.seed)
         return Mixes(strategy, topology, buckets, compressor, self.transport, self.lane, self.loop, self.seed)
 
     def _tell(self, text: str) -> list[str]:

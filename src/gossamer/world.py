@@ -15,6 +15,8 @@ from gossamer import environment, seeds
 from gossamer.errors import CheckpointError
 
 Labels = Iterable[Hashable] | Tensor
+# So many epochs nobody makes, so whoever comes back draws in an order that was not drawn before
+COMEBACK_EPOCHS = 10**6
 
 
 class Shard(Sampler[int]):
@@ -28,13 +30,16 @@ class Shard(Sampler[int]):
     Given a sampler instead of a dataset, the ranks deal out what it yields. It draws under torch's global
     generator, seeded for the purpose and restored; randomness of its own must be seeded alike on every rank.
 
+    A worker that was lost and came back begins with an epoch that nobody has seen: how far it had come is not known,
+    and the first samples again would count twice.
+
     Positions count the indices drawn. A DataLoader with num_workers > 0 draws ahead of training, so a resumed
     run skips what was fetched and not yet trained on; with num_workers=0 it resumes exactly.
     """
 
     def __init__(self, source: object, *, rank: int, size: int, stratify: Labels | None = None, seed: int = 0) -> None:
         self.rank = rank
-        self.epoch = 0
+        self.epoch = COMEBACK_EPOCHS * environment.comebacks()
         self.drawn = 0
         self._source = source
         self._size = size

@@ -16,7 +16,7 @@ def test_every_line_starts_with_something_that_can_be_pasted():
         if line.startswith("  "):
             text = line.strip().partition("  ")[0]
             resolve(text)
-            names.append(text.partition("(")[0])
+            names.append(text.rpartition(" + ")[2].partition("(")[0])
     assert sorted(names) == sorted([*NOUNS, *PRESETS])
 
 

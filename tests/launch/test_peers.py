@@ -304,15 +304,15 @@ def test_a_spare_takes_the_place_of_any_server(run: Run, monkeypatch: pytest.Mon
 
 def test_the_check_of_spares_notices_who_does_not_end_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Spare] = []
-    close = Spare.close
     monkeypatch.setattr(spare, "DELAY_SECONDS", 0.0)
     monkeypatch.setattr(Spare, "close", lambda self: kept.append(self))
     try:
         with pytest.raises(AssertionError, match="a spare outlived"):
             check_the_spare_takes_any_servers_place(run)
     finally:
-        for each in kept:
-            close(each)
+        for process in (each._process for each in kept):
+            assert process is not None
+            process.communicate()  # the guard has ended it
 
 
 def test_on_hosts_of_their_own_each_server_has_a_spare_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

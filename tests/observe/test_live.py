@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gossamer.observe import live
 from gossamer.observe.live import LiveView, Progress
 from gossamer.observe.recorder import live_path
 
@@ -36,6 +39,46 @@ def test_one_line_says_where_the_run_is() -> None:
     lines = [step(10, 1.0, loss=2.0), step(30, 3.0, loss=1.5)]
     assert said(ATTACHED, *lines) == "step 30 · 10.0 steps/s · loss 1.50 · 40.1 kB/step · 25 % waiting · 3 s"
     assert "loss nan" in said(ATTACHED, step(1, 1.0, loss="nan"))
+
+
+def check_somebody_who_trains_is_shown(silent_seconds: float) -> None:
+    now = [0.0]
+    progress = Progress(clock=lambda: now[0])
+
+    def shown(rank: int, number: int) -> str:
+        progress.take(step(number, now[0] - 100.0 * rank), rank)
+        return str(progress).partition(" · ")[0]
+
+    for rank in range(3):
+        progress.take(ATTACHED, rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "SILENT_SECONDS", silent_seconds)
+        assert [shown(0, 50), shown(1, 40), shown(2, 30)] == ["step 50"] * 3
+        now[0] = 1.0
+        assert shown(1, 41) == "step 50"
+        now[0] = 3.5
+        assert [shown(2, 33), shown(1, 45)] == ["step 33", "step 45"]  # rank 0 was lost
+        now[0] = 99.0  # all wait for a server
+        assert str(progress).startswith("step 45")
+        progress.take(ATTACHED, 0)
+        assert [shown(0, 1), shown(2, 60)] == ["step 1", "step 60"]
+
+
+def test_whoever_is_furthest_of_those_that_train_is_shown() -> None:
+    check_somebody_who_trains_is_shown(2.0)
+
+
+def test_the_check_of_who_is_shown_notices_one_who_was_lost() -> None:
+    with pytest.raises(AssertionError):
+        check_somebody_who_trains_is_shown(float("inf"))
+
+
+def test_rates_are_of_one_worker() -> None:
+    progress = Progress(attached=ATTACHED)
+    for number in (10, 30):
+        for rank in range(2):
+            progress.take(step(number - rank, number / 10 + 7 * rank), rank)
+    assert "step 30 · 10.0 steps/s" in str(progress)
 
 
 def test_what_every_rank_says_is_shown_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gossamer.observe.record import RankRecord, merge, read_ranks, write, write_rank
+from gossamer.observe.recorder import live_path
 
 
 def ranked(rank: int, **changes: Any) -> RankRecord:
@@ -21,9 +22,10 @@ def ranked(rank: int, **changes: Any) -> RankRecord:
 def test_the_record_has_exactly_the_promised_fields() -> None:
     merged = merge([ranked(0), ranked(1)])
     assert set(merged) == {
-        "gossamer", "recipe", "workers", "network", "emulation", "parameters", "steps", "skipped_steps", "seconds",
-        "seconds_per_step", "compute_seconds_per_step", "waiting_seconds_per_step", "communication_seconds_per_step",
-        "bytes_sent_per_step", "memory_bytes", "metrics", "final", "checkpoints", "servers", "workers_agree",
+        "gossamer", "recipe", "workers", "lost", "network", "emulation", "parameters", "steps", "skipped_steps",
+        "seconds", "seconds_per_step", "compute_seconds_per_step", "waiting_seconds_per_step",
+        "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes", "metrics", "final", "checkpoints",
+        "servers", "workers_agree",
     }  # fmt: skip
     assert merged["communication_seconds_per_step"] == {"encode": 0.1, "wire": 0.2, "decode": 0.3}
     assert merged["network"] is merged["emulation"] is merged["servers"] is None
@@ -57,6 +59,24 @@ def test_one_machine_of_several_knows_only_of_disagreement() -> None:
     assert merge([ranked(0)])["workers_agree"] is None
     assert merge([ranked(0, digest=None)])["workers_agree"] is False
     assert merge([ranked(0, digest="a", world=3), ranked(1, digest="b", world=3)])["workers_agree"] is False
+
+
+def test_whoever_was_lost_is_named_and_need_not_agree(tmp_path: Path) -> None:
+    def left(*, lost: int, digests: tuple[str, str] = ("a", "a")) -> dict[str, Any]:
+        live_path(tmp_path, lost).touch()
+        for rank, digest in zip({0, 1, 2} - {lost}, digests, strict=True):
+            live_path(tmp_path, rank).touch()
+            write_rank(tmp_path, ranked(rank, world=3, digest=digest))
+        return merge(read_ranks(tmp_path))
+
+    survived = left(lost=0)
+    assert (survived["lost"], survived["workers"], survived["workers_agree"]) == ([0], 3, True)
+    assert left(lost=0, digests=("a", "b"))["workers_agree"] is False
+    live_path(tmp_path, 0).unlink()  # of a worker on another machine nobody knows here
+    elsewhere = merge(read_ranks(tmp_path))
+    assert (elsewhere["lost"], elsewhere["workers_agree"]) == ([], False)
+    write_rank(tmp_path, ranked(2, world=3, digest="a"))
+    assert merge(read_ranks(tmp_path))["workers_agree"] is None
 
 
 def test_metrics_are_means_over_whoever_logged_them_in_the_order_of_steps() -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.foretell import Foretold, foretell
+from gossamer.foretell import NOT_FORETOLD, Foretold, foretell, foretellable
 from gossamer.measure import measure
 from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, Prices, Row, compare
@@ -119,6 +119,9 @@ def _foretell(
 ) -> Foretold | None:
     """What a step on this network should take, from a few steps without it; None where that cannot be known."""
     if network is None:
+        return None
+    if not foretellable(resolve(recipe, workers)):
+        console.print(f"{recipe}: {NOT_FORETOLD}", markup=False)
         return None
     with console.status(f"{recipe}: measuring a few steps alone, to foretell the others"):
         try:

@@ -15,7 +15,7 @@ import click
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.forecast import Forecast, assumed, attached_by, forecast
-from gossamer.foretell import Foretold, foretell
+from gossamer.foretell import NOT_FORETOLD, Foretold, foretell, foretellable
 from gossamer.measure import assume, measure
 from gossamer.network import read_network
 from gossamer.recipe import Recipe, resolve
@@ -94,7 +94,7 @@ def explain(
         model, attached = _model(resolved, script, arguments, parameters)
         said = forecast(resolved, attached, workers=workers)
         foretold = None
-        if network is not None:
+        if network is not None and foretellable(resolved):
             there = read_network(network, workers)  # before anything is measured, since it may be misspelt
             if script is not None:
                 measured = measure(script, arguments, resolved, workers, copies=1 if own_machines else workers)
@@ -107,6 +107,8 @@ def explain(
         click.echo(line)
     for line in _time_lines(said, foretold) if foretold is not None else ():
         click.echo(line)
+    if network is not None and foretold is None:
+        click.echo(f"\n{NOT_FORETOLD}")
     if json_file is not None:
         json_file.write_text(json.dumps(_record(resolved, model, said, foretold), indent=2) + "\n")
 

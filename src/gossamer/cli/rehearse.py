@@ -20,7 +20,7 @@ from gossamer import rehearsal
 from gossamer.cli.emulation import enter
 from gossamer.cli.run import OUTPUT_FILE, run
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.foretell import Foretold, foretell
+from gossamer.foretell import Foretold, foretell, foretellable
 from gossamer.measure import measure
 from gossamer.network import read_network
 from gossamer.observe.record import Record, write
@@ -227,7 +227,7 @@ def _row(plan: Plan, worker: Sequence[str], text: str, recipe: Recipe, which: st
     steps = _steps(plan.steps, stage)
     click.echo(f"gossamer: rehearsing {text} ({which}), {steps} steps", err=True)
     foretold = None
-    if plan.network is not None:
+    if plan.network is not None and foretellable(recipe):
         measured = measure(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)
         asleep = replace(measured, crowded=False)  # compressing slows no backward pass that only sleeps
         foretold = foretell(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)

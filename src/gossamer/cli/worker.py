@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer import events
+from gossamer.environment.servers import dedicated_servers
 from gossamer.lab.counters import sent_bytes
 from gossamer.launch import worker
 from gossamer.launch.files import RUN_DIRECTORY
@@ -23,7 +24,7 @@ def main() -> None:
     recorder = Recorder(
         Path(os.environ[RUN_DIRECTORY]),
         int(os.environ["RANK"]),
-        steps_live=os.environ["LOCAL_RANK"] == "0",
+        steps_live=os.environ["LOCAL_RANK"] == "0" or bool(dedicated_servers()),
         interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
     )
     events.subscribe(recorder)

@@ -15,10 +15,12 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from gossamer.environment.interfaces import choose_interface, interfaces
 from gossamer.environment.launchers import Job
+from gossamer.environment.servers import returns
 from gossamer.errors import ConnectError
 
 POLL_SECONDS = 0.02
 STORE_TIMEOUT = timedelta(minutes=30)
+NO_GROUP = "none"
 
 
 def _failure(job: Job, what: str, cause: str) -> ConnectError:
@@ -144,7 +146,8 @@ def device_for(job: Job) -> torch.device:
 def join(job: Job, seconds: float = 10.0) -> str:
     """Join this job's process group and return its backend; a group that exists already is used as it is.
 
-    Whoever is missing or unreachable within `seconds` is a ConnectError. Collectives keep torch's timeouts.
+    Whoever is missing or unreachable within `seconds` is a ConnectError. Collectives keep torch's timeouts. A worker
+    that takes a lost one's place finds no group to join, since nobody meets twice, and has NO_GROUP.
     """
     if dist.is_initialized():
         return dist.get_backend()
@@ -152,6 +155,8 @@ def join(job: Job, seconds: float = 10.0) -> str:
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    if returns():
+        return NO_GROUP
     address = interfaces().get(interface.split(",")[0]) if interface else None
     store = _open_store(job, seconds)
     devices = _meet(store, job, address, seconds)
@@ -164,6 +169,11 @@ def join(job: Job, seconds: float = 10.0) -> str:
         raise _failure(job, f"{backend} refused ({str(error).splitlines()[0]})", BLOCKED) from error
     atexit.register(_leave_quietly, os.getpid())
     return backend
+
+
+def comebacks() -> int:
+    """How often this worker was lost and came back, while the others went on."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "1")) if returns() else 0
 
 
 def leave() -> None:

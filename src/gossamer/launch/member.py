@@ -9,18 +9,40 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from gossamer.launch.files import RunFiles, write_json
 from gossamer.launch.guard import Guard
 
 POLL_SECONDS = 0.02
 
+Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], subprocess.Popen[bytes]]
+
+
+def spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    boot: Path,
+    given: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """A process that leads a group of its own. output, boot: files for its two streams; given: its standard input."""
+    with output.open("wb", buffering=0) as out, boot.open("wb", buffering=0) as errors:
+        return subprocess.Popen(
+            command, env=environment, stdin=given, stdout=out, stderr=errors, start_new_session=True
+        )
+
+
+def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
+    """The command where the prefix puts the member of this number."""
+    return [*(part.replace("${local_rank}", str(number)) for part in prefix), *command]
+
 
 class Member:
     """At most one process at a time, which leads a process group: its helpers end with it.
 
     number: in the run's files; command: what is run, after `prefix`, in which ${local_rank} stands for the number;
-    environment(attempt): the whole of it; guard: ends the processes if this one cannot.
+    environment(attempt): the whole of it; guard: ends the processes if this one cannot; begin: how a process starts.
     """
 
     def __init__(
@@ -31,14 +53,15 @@ class Member:
         command: Sequence[str],
         environment: Callable[[int], Mapping[str, str]],
         prefix: Sequence[str] = (),
+        begin: Spawn = spawn,
     ) -> None:
-        there = [part.replace("${local_rank}", str(number)) for part in prefix]
         self.number = number
         self.attempt = -1
         self._files = files
         self._guard = guard
-        self._command = [*there, *command]
+        self._command = placed(number, prefix, command)
         self._environment = environment
+        self._begin = begin
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
 
@@ -55,17 +78,8 @@ class Member:
     def start(self) -> None:
         self.attempt += 1
         self._began = time.monotonic()
-        output, boot = (
-            path(self.number, self.attempt).open("wb", buffering=0) for path in (self._files.output, self._files.boot)
-        )
-        with output, boot:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment(self.attempt),
-                stdout=output,
-                stderr=boot,
-                start_new_session=True,
-            )
+        output, boot = (path(self.number, self.attempt) for path in (self._files.output, self._files.boot))
+        self._process = self._begin(self._command, self._environment(self.attempt), output, boot)
         self._guard.add(self._process.pid)
         # Whoever lets faults happen finds the process there
         started = {"pid": self._process.pid, "host": socket.gethostname(), "moment": time.time()}

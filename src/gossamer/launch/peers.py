@@ -45,7 +45,7 @@ def launch_peers(
     A worker that a signal ends is lost: `note` says so and the others go on; job.max_restarts is how often each may be
     started again, alone, with GOSSAMER_REJOIN=1. A worker that ends with an error ends the run, and so does the loss
     of all. A server that ends is started again at the same address with the same journal, at most SERVER_RESTARTS
-    times; PeerLost is raised where that does not help.
+    times, by a spare process that waits for that; PeerLost is raised where that does not help.
     """
     require(job.nodes == 1, "servers are started for the workers of one machine")
     with heard() as signals, Guard() as guard:

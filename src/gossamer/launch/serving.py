@@ -8,20 +8,24 @@ from pathlib import Path
 
 from gossamer.errors import require
 
+SERVER = (sys.executable, "-u", "-m", "gossamer.serving")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """`servers` processes beside a job's workers, which hold the parameters.
 
-    token_file: the run's secret, None for a new one; command: what a server runs; endpoints: HOST:PORT of each server,
-    none for free ports on the job's interface, which is loopback unless it names one; meeting: HOST:PORT where the
-    launcher serves the store, in the namespace `network` (its file; None: the launcher's own). With a prefix in the
-    job, server k runs where ${local_rank} is workers + k.
+    token_file: the run's secret, None for a new one; command: what a server runs; spare: what a process runs that waits
+    to take a lost server's place, nothing where none shall; endpoints: HOST:PORT of each server, none for free ports on
+    the job's interface, which is loopback unless it names one; meeting: HOST:PORT where the launcher serves the store,
+    in the namespace `network` (its file; None: the launcher's own). With a prefix in the job, server k runs where
+    ${local_rank} is workers + k.
     """
 
     servers: int
     token_file: Path | None = None
-    command: tuple[str, ...] = (sys.executable, "-u", "-m", "gossamer.serving")
+    command: tuple[str, ...] = SERVER
+    spare: tuple[str, ...] = (*SERVER, "--spare")
     endpoints: tuple[str, ...] = ()
     meeting: str | None = None
     network: Path | None = None

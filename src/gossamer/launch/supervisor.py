@@ -13,9 +13,10 @@ from gossamer.launch.files import RunFiles, read_json
 from gossamer.launch.guard import Guard
 from gossamer.launch.job import Job
 from gossamer.launch.launcher import Outcome
-from gossamer.launch.member import POLL_SECONDS, Member, end_all
+from gossamer.launch.member import POLL_SECONDS, Member, end_all, placed
 from gossamer.launch.reaper import PATIENCE_SECONDS
 from gossamer.launch.serving import Serving
+from gossamer.launch.spare import Spare
 from gossamer.launch.tail import Show
 from gossamer.launch.voices import ServerVoice, Voice, WorkerVoice, server_log_path
 
@@ -43,6 +44,7 @@ class Supervisor:
         self._note = note
         self._endpoints = surroundings["GOSSAMER_SERVERS"].split(",")
         self._workers = [self._worker(rank, surroundings) for rank in range(job.workers)]
+        self._spares = self._kept(serving, surroundings)
         self._servers = [self._server(server, serving.command, surroundings) for server in range(serving.servers)]
         self._voices: list[Voice] = [WorkerVoice(job, rank, files, show) for rank in range(job.workers)]
         for server, member in enumerate(self._servers):
@@ -57,9 +59,13 @@ class Supervisor:
             for member in (*self._servers, *self._workers):
                 self._start(member)
             while not signals and not self._failed and self._any_worker_lives():
+                for spare in self._spares:
+                    spare.look()
                 time.sleep(POLL_SECONDS)
         finally:
             stopped = end_all([*self._workers, *self._servers], PATIENCE_SECONDS, lambda: len(signals) > 1)
+            for spare in self._spares:
+                spare.close()
         restarts = sum(worker.attempt for worker in self._workers)
         if signals and not self._failed:
             return Outcome(signal=signals[0], restarts=restarts)
@@ -164,4 +170,21 @@ class Supervisor:
         place = {"GOSSAMER_SERVER": str(server), "GOSSAMER_JOURNAL": str(journal)}
         number = self._job.workers + server
         environment = {**surroundings, **place}
-        return Member(number, self._files, self._guard, command, lambda attempt: environment, self._job.prefix)
+        spare = self._spares[server % len(self._spares)]
+        return Member(
+            number, self._files, self._guard, command, lambda attempt: environment, self._job.prefix, begin=spare.take
+        )
+
+    def _kept(self, serving: Serving, surroundings: Mapping[str, str]) -> list[Spare]:
+        """One that can take any server's place; where each has a host of its own, one on each."""
+        hosts = range(self._job.workers, self._job.workers + (serving.servers if self._job.prefix else 1))
+        return [
+            Spare(
+                placed(number, self._job.prefix, serving.spare) if serving.spare else (),
+                surroundings,
+                self._files.directory / f"spare-{number}.txt",
+                self._files.directory / f"spare-{number}-boot.txt",
+                self._guard,
+            )
+            for number in hosts
+        ]

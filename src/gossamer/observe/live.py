@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +15,7 @@ from gossamer.observe.recorder import live_path
 from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 WINDOW_LINES = 40
+SILENT_SECONDS = 2.0
 
 
 class LiveFile:
@@ -38,22 +40,45 @@ class LiveFile:
 
 
 @dataclass
-class Progress:
-    """Steps from the first worker that tells of them; sentences from all, each once."""
+class Window:
+    """One worker's latest steps. heard: when the last of them came."""
 
+    lines: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=WINDOW_LINES))
+    heard: float = 0.0
+
+    @property
+    def step(self) -> int:
+        return int(self.lines[-1]["step"])
+
+
+@dataclass
+class Progress:
+    """Steps from the worker that is furthest ahead, of those that speak; sentences from all, each once."""
+
+    clock: Callable[[], float] = time.monotonic
     attached: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None
-    window: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=WINDOW_LINES))
+    _windows: dict[int, Window] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
-    def take(self, line: dict[str, Any]) -> str | None:
-        """Digest one live line; the sentence to show, if it is worth one that was not shown yet."""
+    @property
+    def window(self) -> deque[dict[str, Any]]:
+        """Of the furthest of those that spoke when the last one did, or little before: one that was lost is silent."""
+        heard = [window for window in self._windows.values() if window.lines]
+        latest = max((window.heard for window in heard), default=0.0)
+        speaking = [window for window in heard if window.heard >= latest - SILENT_SECONDS]
+        return max(speaking, key=lambda window: window.step).lines if speaking else deque()
+
+    def take(self, line: dict[str, Any], worker: int = 0) -> str | None:
+        """Digest one live line of a worker; the sentence to show, if it is worth one that was not shown yet."""
         match line:
             case {"kind": "attached"}:
                 self.attached = line
-                self.window.clear()
+                self._windows[worker] = Window()
             case {"kind": "step"}:
-                self.window.append(line)
+                window = self._windows.setdefault(worker, Window())
+                window.lines.append(line)
+                window.heard = self.clock()
             case {"kind": "saved"}:
                 self.checkpoint = line
             case {"kind": "noticed", "message": message}:
@@ -75,21 +100,21 @@ class Progress:
         """One line: where the run is and how fast."""
         if self.attached is None:
             return "starting"
-        if not self.window:
-            return "attached, before the first step"
-        return " · ".join(self._parts())
+        window = self.window
+        return " · ".join(_parts(window)) if window else "attached, before the first step"
 
-    def _parts(self) -> Iterator[str]:
-        first, last = self.window[0], self.window[-1]
-        yield f"step {last['step']}"
-        elapsed = last["seconds"] - first["seconds"]
-        if elapsed > 0:
-            yield f"{short((last['steps_made'] - first['steps_made']) / elapsed)} steps/s"
-        if "loss" in last["metrics"]:
-            yield f"loss {short(float(last['metrics']['loss']))}"
-        yield f"{bytes_text(_mean(self.window, 'bytes_sent'))}/step"
-        yield f"{share_text(_mean(self.window, 'waiting_share'))} waiting"
-        yield seconds_text(round(last["seconds"]))
+
+def _parts(window: Sequence[dict[str, Any]]) -> Iterator[str]:
+    first, last = window[0], window[-1]
+    yield f"step {last['step']}"
+    elapsed = last["seconds"] - first["seconds"]
+    if elapsed > 0:
+        yield f"{short((last['steps_made'] - first['steps_made']) / elapsed)} steps/s"
+    if "loss" in last["metrics"]:
+        yield f"loss {short(float(last['metrics']['loss']))}"
+    yield f"{bytes_text(_mean(window, 'bytes_sent'))}/step"
+    yield f"{share_text(_mean(window, 'waiting_share'))} waiting"
+    yield seconds_text(round(last["seconds"]))
 
 
 def _mean(lines: Iterable[dict[str, Any]], name: str) -> float:
@@ -100,10 +125,10 @@ class LiveView:
     """Follows the live files of the ranks on this machine."""
 
     def __init__(self, directory: Path, ranks: Iterable[int]) -> None:
-        self._files = [LiveFile(live_path(directory, rank)) for rank in ranks]
+        self._files = {rank: LiveFile(live_path(directory, rank)) for rank in ranks}
         self.progress = Progress()
 
     def look(self) -> list[str]:
         """The sentences that came up since the last look."""
-        told = [self.progress.take(line) for file in self._files for line in file.lines()]
+        told = [self.progress.take(line, rank) for rank, file in self._files.items() for line in file.lines()]
         return [sentence for sentence in told if sentence]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,8 @@ class RankRecord:
     seconds since the session began, value); checkpoints: (step, directory); digest: None where the session was not
     closed. median_seconds: over whole periods of a schedule, of their mean steps. Of the times per step the first ten,
     or a fifth of fewer than fifty, are left out as warm-up; bytes and totals count every step. bytes_pulled: from
-    parameter servers; servers: what those said at the end, None without them.
+    parameter servers; servers: what those said at the end, None without them; lost: ranks that began on this machine
+    and left no record.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class RankRecord:
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
     servers: dict[str, Any] | None = None
+    lost: tuple[int, ...] = ()
 
 
 def rank_path(directory: Path, rank: int) -> Path:
@@ -64,9 +66,14 @@ def write_rank(directory: Path, record: RankRecord) -> None:
 
 
 def read_ranks(directory: Path) -> list[RankRecord]:
-    """What the ranks on this machine wrote, in their order; empty where none had a session."""
+    """What the ranks on this machine wrote, in their order; empty where none had a session.
+
+    Each says which others had begun here and were lost before they could write.
+    """
     records = [RankRecord(**json.loads(path.read_text())) for path in directory.glob("record-*.json")]
-    return sorted(records, key=lambda record: record.rank)
+    begun = {int(path.stem.split("-")[1]) for path in directory.glob("live-*.jsonl")}
+    lost = tuple(sorted(begun - {record.rank for record in records}))
+    return [replace(record, lost=lost) for record in sorted(records, key=lambda record: record.rank)]
 
 
 def write(path: Path, record: Record) -> None:
@@ -96,6 +103,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None) -> Record:
         "gossamer": __version__,
         "recipe": first.recipe,
         "workers": first.world,
+        "lost": list(first.lost),
         **(network or NO_NETWORK),
         "parameters": first.parameters,
         "steps": first.steps,
@@ -125,13 +133,13 @@ def _interface(ranks: Iterable[RankRecord]) -> float | None:
 
 
 def _agree(ranks: Sequence[RankRecord]) -> bool | None:
-    """Bitwise, at the end. A session that was never closed has shown nothing.
+    """Bitwise, at the end, of those that were not lost. A session that was never closed has shown nothing.
 
     None, for unknown, where the ranks given do agree but others are on other machines.
     """
     digests = {rank.digest for rank in ranks}
     agree = len(digests) == 1 and None not in digests
-    return None if agree and len(ranks) < ranks[0].world else agree
+    return None if agree and len(ranks) + len(ranks[0].lost) < ranks[0].world else agree
 
 
 def _servers(ranks: Sequence[RankRecord], bytes_pulled: float) -> Record | None:

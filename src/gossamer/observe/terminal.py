@@ -92,6 +92,8 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     skipped = f" ({record['skipped_steps']} skipped)" if record["skipped_steps"] else ""
     yield "recipe", record["recipe"]
     yield "workers", str(record["workers"])
+    if record.get("lost"):
+        yield "of them lost", f"rank{'s' * (len(record['lost']) > 1)} {', '.join(map(str, record['lost']))}"
     if record.get("network"):
         yield "network", f"{record['network']} (emulated: {record['emulation']})"
     yield "parameters", count_text(record["parameters"])

@@ -49,8 +49,8 @@ class Strategy(Term, ABC):
         """Raise RecipeError where these do not go together with it."""
         if topology != Complete():
             raise RecipeError(
-                f"{topology!r} says who is whose neighbour, and with {self!r} all workers agree on one mean, so it would "
-                f"change nothing. Write Gossip() + {topology!r}, or leave it out."
+                f"{topology!r} says who is whose neighbour, and with {self!r} all workers agree on one mean, so it "
+                f"would change nothing. Write Gossip() + {topology!r}, or leave it out."
             )
 
 

@@ -14,6 +14,7 @@ from gossamer.errors import RecipeError, require
 from gossamer.layout import Layout, Packed
 from gossamer.strategies.base import Mixing
 from gossamer.strategies.mixing import Averaging, Choco, PushSum, Rule
+from gossamer.strategies.pairwise import refuse_loss
 from gossamer.terms import Term
 from gossamer.topologies import Topology
 from gossamer.words import At
@@ -73,7 +74,10 @@ class Gossip(Mixing):
         return Choco(compressor, self.step_size or safe_step_size(compressor))
 
     def check(self, compressor: Compressor, topology: Topology) -> None:
-        if not self.in_lock_step or compressor == Dense():
+        if compressor == Dense():
+            return
+        if not self.in_lock_step:
+            refuse_loss(compressor)
             return
         if self.mixing == PUSH_SUM:
             raise RecipeError(

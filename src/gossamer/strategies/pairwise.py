@@ -85,7 +85,7 @@ class Partner:
         self.shown = parameters.flat.to("cpu", wide(parameters.flat.dtype), copy=True)
         self.owed = torch.zeros_like(self.shown)
         self._compressor = Dense() if compressor is None else compressor
-        _refuse_loss(self._compressor)
+        refuse_loss(self._compressor)
         self.version = self.declined = self.abandoned = 0
         self.gone: set[int] = set()
         self._asked: dict[int, Asked] = {}
@@ -210,7 +210,7 @@ class Partner:
 
 
 @lru_cache(maxsize=64)
-def _refuse_loss(compressor: Compressor) -> None:
+def refuse_loss(compressor: Compressor) -> None:
     """What travels are whole parameters, so what letters lose of them, workers that agree would lose as well."""
     numbers = torch.randn(SAMPLE.numel, generator=seeds.generator("lost by a letter"), device="cpu")
     x, at = Packed(numbers, SAMPLE), At()

@@ -1,0 +1,248 @@
+"""All come to the end, and take the same mean: what workers without lock step say beside their exchanges."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import nan, sqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import ConnectError
+from gossamer.events import notice
+from gossamer.kernels import all_finite
+from gossamer.peers import WORKER, Arrived, Await, Heard, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
+from gossamer.strategies.pairwise import AVERAGE, Partner, answering
+from gossamer.transports.scripts import Handle
+from gossamer.transports.tcp import TcpEndpoint
+from gossamer.words import Payload
+
+HERE, STOP, DONE, AGREED, OVER = "here", "stop", "done", "agreed", "over"
+NOW, FINAL = "now", "final"
+MEETING_SECONDS = 60.0  # until all others were heard once: their endpoints are open by then
+GLANCE_SECONDS = 0.05  # between looks at whether the peer that is asked has left
+
+
+class Agreed(NamedTuple):
+    """A mean over workers. payload: the parameters (n,), then whatever else each of them gave; distance: how far they
+    are from it, the root of the mean over workers of the squared distance."""
+
+    payload: Payload
+    distance: float
+
+
+class Parting:
+    """What one worker has heard of the others, and the ways to tell them something and to agree with them.
+
+    In the end, every worker says that it is done and goes on answering. Once all that are here have said so, the lowest
+    rank asks each for its parameters, hands the mean to all, and dismisses them. If it leaves before, the next one
+    begins anew, from the mean where anybody has one already. So all that stay take the same bits, and whoever left
+    keeps nobody waiting for longer than it takes to notice. Where a link breaks for good between two that live, either
+    counts the other as gone, and they may end apart.
+    """
+
+    def __init__(self, partner: Partner, world: int) -> None:
+        self._partner, self._rank, self._world = partner, partner.rank, world
+        self._changed = threading.Condition()
+        self._said: dict[str, set[int]] = {key: set() for key in (HERE, STOP, DONE, AGREED, OVER)}
+        self._along: Payload = ()
+        self._agreed: Agreed | None = None
+        self._deaf = False
+
+    @property
+    def live(self) -> list[int]:
+        """The other workers that are here, ascending."""
+        return [peer for peer in range(self._world) if peer != self._rank and peer not in self._partner.gone]
+
+    @property
+    def told_to_stop(self) -> bool:
+        return bool(self._said[STOP])
+
+    # -- heard ---------------------------------------------------------------------------------------------------------
+
+    def listen(self) -> PeerScript:
+        """Answer whoever asks, for as long as it runs: averages as the partner does, and the words of this module."""
+        averages = answering(self._partner)
+        next(averages)
+        try:
+            while True:
+                heard = yield Await()
+                reply = self._answer(heard)
+                if reply is None:
+                    word = averages.send(heard)
+                    while not isinstance(word, Await):
+                        word = averages.send((yield word))
+                else:
+                    yield reply  # first, since whoever hears of it below may close the endpoint
+                self._note(heard)
+        finally:
+            with self._changed:
+                self._deaf = True
+                self._changed.notify_all()
+
+    def _answer(self, heard: Heard) -> Reply | None:
+        """None where it is not about parting."""
+        match heard:
+            case Arrived(token=token, word=Push(key=key)) if key != AVERAGE:
+                return Reply(token=token, answer=Receipt(version=0 if key in self._said else -1))
+            case Arrived(token=token, word=Pull(key=key)) if key == FINAL:
+                with self._changed:
+                    known = self._agreed
+                if known is not None:
+                    return Reply(token=token, answer=Pulled(version=0, payload=_written(known), about=AGREED))
+                return Reply(token=token, answer=Pulled(version=0, payload=self._mine(FINAL)))
+        return None
+
+    def _note(self, heard: Heard) -> None:
+        with self._changed:
+            match heard:
+                case Arrived(sender=sender, word=Push(key=key, payload=payload)) if key in self._said:
+                    self._said[key].add(sender.number)
+                    if key == AGREED and self._agreed is None and self._fits(payload):
+                        self._agreed = _read(payload)
+            self._changed.notify_all()
+
+    def _fits(self, payload: Payload) -> bool:
+        """Whether what somebody agreed on is what this worker would have written, but for its numbers."""
+        kinds = [(each.shape, each.dtype) for each in _written(Agreed(self._mine(FINAL), 0.0))]
+        return [(each.shape, each.dtype) for each in payload] == kinds
+
+    def _mine(self, key: str) -> Payload:
+        return (*self._partner.snapshot(-1).payload, *(self._along if key == FINAL else ()))
+
+    # -- said ----------------------------------------------------------------------------------------------------------
+
+    def meet(self, me: TcpEndpoint) -> None:
+        """Hear all others once: only who was heard can be missed. Raises ConnectError."""
+        handles = self._tell(me, range(self._world), HERE)
+        for peer, handle in handles.items():
+            try:
+                handle.wait(MEETING_SECONDS)
+            except TimeoutError:
+                raise ConnectError(
+                    f"worker {peer} was not heard for {MEETING_SECONDS:.0f} s, so nobody would notice when it leaves. "
+                    "Workers of pairwise gossip dial each other on ports of their own: let no firewall stand between."
+                ) from None
+
+    def stop(self, me: TcpEndpoint) -> None:
+        """Ask all others to end the run after their next step; waits for nobody."""
+        self._tell(me, range(self._world), STOP)
+
+    def _tell(self, me: TcpEndpoint, peers: Iterable[int], key: str, payload: Payload = ()) -> dict[int, Handle]:
+        def word(peer: int) -> PeerScript:
+            yield Push(to=Peer(WORKER, peer), key=key, stamp=Stamp(self._rank, 0), payload=payload)
+
+        return {peer: me.start(word(peer)) for peer in peers if peer != self._rank}
+
+    def wait(self, handle: Handle, peer: int) -> Any:
+        """What the script returned that talks to `peer`; None where that has left. Raises what the script raised."""
+        while peer not in self._partner.gone:
+            with suppress(TimeoutError):
+                return handle.wait(GLANCE_SECONDS)
+        return None
+
+    # -- means ---------------------------------------------------------------------------------------------------------
+
+    def now(self, me: TcpEndpoint) -> Agreed:
+        """The mean of what this worker and those that are here have shown last; they go on meanwhile."""
+        return self._mean(me, NOW)
+
+    def end(self, me: TcpEndpoint, along: Payload) -> Agreed:
+        """Wait until all that are here have come to the end, and take the mean, the same bits on each of them.
+
+        This worker has begun nothing that has not ended. along: what else is to be averaged. Raises ConnectError.
+        """
+        self._along = along
+        self._tell(me, range(self._world), DONE)  # also who is gone: it may come back and wait
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._deaf or self._dismissed or self._leads)
+                if self._deaf:
+                    raise ConnectError(f"{me.me} hears nobody any more, so it cannot take part in the last mean.")
+                if self._dismissed and self._agreed is not None:
+                    return self._agreed
+            self._lead(me)
+
+    @property
+    def _dismissed(self) -> bool:
+        return bool(self._agreed and self._said[OVER])
+
+    @property
+    def _leads(self) -> bool:
+        """Whether it is for this worker to average, now: everybody's exchanges have ended."""
+        live = set(self.live)
+        return self._rank < min(live, default=self._world) and live <= self._said[DONE]
+
+    def _lead(self, me: TcpEndpoint) -> None:
+        agreed = self._agreed or self._mean(me, FINAL)
+        with self._changed:
+            self._agreed = agreed = self._agreed or agreed
+        for key, payload in ((AGREED, _written(agreed)), (OVER, ())):  # nobody is dismissed before all have it
+            handles = self._tell(me, self.live, key, payload)
+            for peer, handle in handles.items():
+                self.wait(handle, peer)
+        with self._changed:
+            self._said[OVER].add(self._rank)
+
+    def _mean(self, me: TcpEndpoint, key: str) -> Agreed:
+        """Over all that are here and finite, by rank; what one of them has agreed on, where that happened."""
+        sums = Sums()
+        for peer, pulled in self._ask(me, key):
+            if pulled.about == AGREED:
+                return _read(pulled.payload)
+            if all(all_finite(tensor) for tensor in pulled.payload):
+                sums.add(pulled.payload)
+            else:
+                notice(f"worker {peer}'s parameters are not finite, and no mean would be with them: they are left out")
+        return sums.mean() if sums.count else Agreed(self._mine(key), nan)
+
+    def _ask(self, me: TcpEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
+        """What each worker that is here gives, by rank, asked one after the other; this one among them. For the last
+        mean, of those that are done: somebody who was thought to be gone and is back may go on training."""
+
+        def word(peer: int) -> PeerScript:
+            return (yield Pull(of=Peer(WORKER, peer), key=key))
+
+        asked = [peer for peer in self.live if key == NOW or peer in self._said[DONE]]
+        for peer in sorted([*asked, self._rank]):
+            if peer == self._rank:
+                yield peer, Pulled(version=0, payload=self._mine(key))
+            elif (pulled := self.wait(me.start(word(peer)), peer)) is not None:
+                yield peer, pulled
+
+
+@dataclass
+class Sums:
+    """A mean by the order in which numbers come, one division after the sum; how far they are from it is kept along.
+
+    law:    sum |x - mean|^2 = sum over k of |x_k - mean of those before|^2 (k - 1) / k
+    source: Welford 1962, Technometrics: nothing cancels, however close they are
+    """
+
+    totals: Sequence[Tensor] = ()
+    count: int = 0
+    away: float = 0.0
+
+    def add(self, payload: Payload) -> None:
+        if self.count:
+            ahead = payload[0] - self.totals[0] / self.count
+            self.away += ahead.double().square().sum().item() * self.count / (self.count + 1)
+            torch._foreach_add_(list(self.totals), list(payload))
+        else:
+            self.totals = [tensor.clone() for tensor in payload]
+        self.count += 1
+
+    def mean(self) -> Agreed:
+        return Agreed(tuple(total / self.count for total in self.totals), sqrt(self.away / self.count))
+
+
+def _written(agreed: Agreed) -> Payload:
+    return (torch.tensor([agreed.distance], dtype=torch.float64), *agreed.payload)
+
+
+def _read(payload: Payload) -> Agreed:
+    return Agreed(payload[1:], payload[0].item())

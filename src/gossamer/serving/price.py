@@ -1,0 +1,65 @@
+"""What servers and workers send each other in a step, before anyone starts: real letters, of meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from gossamer.compressors import Compressor, letters
+from gossamer.compressors.base import wide
+from gossamer.layout import Layout, Packed, Slot, contiguous_stride
+from gossamer.serving.partition import Part, split
+from gossamer.serving.ways import Ways
+from gossamer.words import At, State, payload_bytes
+
+
+class Priced(NamedTuple):
+    """Payload bytes to and from one server in a worker's step, and what the worker remembers of it."""
+
+    pushed_bytes: int
+    pulled_bytes: int
+    remembered: State
+
+
+def price(
+    ways: Ways, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, torch.dtype], shards: int, at: At
+) -> list[Priced]:
+    """By server, for parameters by name, all in one of the optimizer's groups. at: a step after any warm-up.
+
+    A worker pulls one link in a step, or the parameters as they are.
+    """
+    itemsizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
+    parts = split(Layout.of(shapes), shards, itemsizes)
+    return [_of_server(ways, list(_blocks(part, shapes, dtypes, ways.push)), at) for part in parts]
+
+
+def _of_server(ways: Ways, blocks: Sequence[Packed], at: At) -> Priced:
+    pushed, pulled, remembered = 0, 0, State()
+    for number, block in enumerate(blocks):
+        state = letters.begin(ways.push, block, at)
+        remembered.update({f"{number}.{key}": value for key, value in state.items()})
+        pushed += payload_bytes(letters.write(ways.push, block, state, at).payload)
+        if ways.pull is None:
+            pulled += block.flat.nbytes
+        else:
+            missing = Packed(block.flat.to(wide(block.flat.dtype)), block.layout)
+            link = letters.write(ways.pull, missing, letters.begin(ways.pull, missing, at), at)
+            pulled += payload_bytes(link.payload)
+    return Priced(pushed, pulled, remembered)
+
+
+def _blocks(
+    parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, torch.dtype], push: Compressor
+) -> Iterator[Packed]:
+    """As a worker lays them out: a block for each dtype, and what the compressor treats alike side by side."""
+
+    def group(part: Part) -> int:
+        shape = part.shape(shapes[part.name])
+        return push.group(Slot(part.name, shape, 0, contiguous_stride(shape)))
+
+    ordered = sorted(parts, key=group)
+    for dtype in dict.fromkeys(dtypes[part.name] for part in ordered):
+        layout = Layout.of({part.name: part.shape(shapes[part.name]) for part in ordered if dtypes[part.name] == dtype})
+        yield Packed.zeros(layout, dtype=dtype, device=torch.device("meta"))

@@ -1,0 +1,76 @@
+"""What others call it is a command here: every recipe in that table runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from gossamer.recipe import resolve
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = """
+import torch
+import gossamer
+
+torch.manual_seed(0)
+world = gossamer.init()
+model = torch.nn.Linear(20, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gossamer.attach(model, optimizer) as session:
+    for step in range(10):
+        torch.manual_seed(world.size * step + world.rank)
+        loss = model(torch.randn(4, 20)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        session.log(loss=loss.item())
+"""
+
+
+def commands() -> list[list[str]]:
+    """The different ones in the right column of the table."""
+    table = (ROOT / "docs" / "servers.md").read_text().partition("## What others call it")[2].partition("\n## ")[0]
+    rows = [row for row in table.splitlines() if row.startswith("| ") and "--recipe" in row]
+    assert len(rows) >= 6
+    found = [re.search(r"`([^`]*--recipe \"[^\"]*\")", row.rpartition(" | ")[2]) for row in rows]
+    texts = dict.fromkeys(each[1] for each in found if each is not None)
+    assert sum(each is not None for each in found) == len(rows)
+    return [shlex.split(text) for text in texts]
+
+
+def test_every_command_of_the_table_trains(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    started = []
+    for number, options in enumerate(commands()):
+        record = tmp_path / f"{number}.json"
+        command = [
+            sys.executable,
+            "-m",
+            "gossamer",
+            "run",
+            "--workers",
+            "2",
+            "--logs",
+            str(tmp_path / f"logs-{number}"),
+        ]
+        started.append((
+            subprocess.Popen(
+                [*command, "--json", str(record), *options, str(script)],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+            ),
+            record,
+            options,
+        ))  # fmt: skip
+    for process, record, options in started:
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+        found = json.loads(record.read_text())
+        assert found["workers_agree"] is True, (options, said)
+        assert found["recipe"] == repr(resolve(options[-1], 2))
+        assert found["metrics"]["loss"][-1][2] < found["metrics"]["loss"][0][2]
+        assert (found["servers"] is not None) == ("ParameterServer" in options[-1])

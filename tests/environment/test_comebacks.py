@@ -1,0 +1,99 @@
+"""Workers that were lost and come back alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gossamer
+from gossamer import environment, world
+from gossamer.attach import _transport
+from gossamer.environment import NO_GROUP, Job, comebacks, join
+from gossamer.errors import AttachError
+from gossamer.recipe import resolve
+from gossamer.transports.returned import ReturnedTransport
+from gossamer.world import Shard, World
+
+JOB = Job(rank=1, world=3, local_rank=1, local_world=3, master_address="127.0.0.1", master_port=1)
+
+
+@pytest.fixture
+def back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "RANK": "1",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "GOSSAMER_SERVERS": "127.0.0.1:1",
+        "GOSSAMER_REJOIN": "1",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(world, "_world", None)
+
+
+@pytest.mark.usefixtures("back")
+def test_who_comes_back_knows_its_place_and_waits_for_nobody() -> None:
+    found = gossamer.init()
+    assert (found.rank, found.size) == (1, 3)
+    assert not dist.is_initialized()
+    assert join(JOB, seconds=0.1) == NO_GROUP
+
+
+@pytest.mark.usefixtures("back")
+def test_comebacks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert comebacks() == 2
+    monkeypatch.delenv("GOSSAMER_REJOIN")
+    assert comebacks() == 0, "all were started again, which is not coming back"
+
+
+def check_other_samples(shards: list[Shard]) -> None:
+    first, second, third = (list(shard) for shard in shards)
+    assert len({len(first), len(second), len(third)}) == 1
+    assert first != second != third != first
+    assert all(set(each) <= set(range(30)) and len(set(each)) == 10 for each in (first, second, third))
+
+
+def test_who_comes_back_begins_with_other_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(rejoin: str, count: int) -> Shard:
+        monkeypatch.setenv("GOSSAMER_REJOIN", rejoin)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        return Shard(range(30), rank=1, size=3, seed=4)
+
+    check_other_samples([made("", 0), made("1", 1), made("1", 2)])
+    with pytest.raises(AssertionError):  # all were started again, and resume elsewhere
+        check_other_samples([made("", 0), made("", 1), made("", 2)])
+
+
+def test_epochs_after_a_comeback_differ_and_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "comebacks", lambda: 1)
+    shard = Shard(range(30), rank=0, size=3)
+    first, second = list(shard), list(shard)
+    assert first != second
+    monkeypatch.undo()
+    other = Shard(range(30), rank=0, size=3)
+    other.load_state_dict({"epoch": shard.epoch, "drawn": 0})
+    assert list(other) == second
+
+
+@pytest.mark.usefixtures("back")
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)", "Gossip() + Ring()", "DelayedAveraging(delay=1)"])
+def test_in_lock_step_nobody_is_taken_back(recipe: str) -> None:
+    model = nn.Linear(1, 1)
+    with pytest.raises(AttachError, match=r"rank 1 was lost and came back alone.*gossamer run --servers 1"):
+        gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), recipe)
+
+
+@pytest.mark.usefixtures("back")
+def test_servers_of_their_own_take_a_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = World(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
+    transport = _transport(place, resolve("ParameterServer()", 3))
+    assert isinstance(transport, ReturnedTransport)
+    monkeypatch.delenv("GOSSAMER_SERVERS")  # servers beside workers are lost with them
+    with pytest.raises(AttachError):
+        _transport(place, resolve("ParameterServer()", 3))
