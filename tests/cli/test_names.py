@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gossamer.recipe import resolve
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,6 +44,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(text) for text in texts]
 
 
+@pytest.mark.processes
 def test_every_command_of_the_table_trains(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
