@@ -67,6 +67,7 @@ class Served(Exchange):
             beside=self._circle.beside,
         )
         speak(self._client.begin(), self._circle.me)
+        self.step = self._client.step  # servers go on where this worker was, if it comes back
         self._client.land()
         self._under_way: Handle | None = None
         self._served_bytes, self._within_closure = self._circle.bytes_served(), False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from gossamer.serving.shards import shard_of
 
 STATES_PER_LOG = 4  # a log of so many times the state's bytes is replaced by a new state
 SHORTEST_LOG = 1 << 20
+# Whoever goes on from a log does all of its work again, while all workers wait: so much work is replaced by a state, too
+LONGEST_REPLAY_SECONDS = 1.0
+STATES_PER_REPLAY = 10.0  # unless writing states would then take more than a tenth of the time
 
 
 class Log:
@@ -56,6 +60,7 @@ class FileJournal:
         self._folder, self._shard, self._number, self._log = folder, shard, number, log
         self._unwritten, self._silent = 0, False
         self._longest = max(STATES_PER_LOG * _state_bytes(shard), SHORTEST_LOG)
+        self._began, self._most_seconds = time.thread_time(), LONGEST_REPLAY_SECONDS
 
     def write(self, entry: Entry) -> None:
         """Append to the log, after a new state where it has grown long.
@@ -67,16 +72,21 @@ class FileJournal:
         if self._log is None:
             self._unwritten += sum(len(piece) for piece in found)
         try:
-            if (self._unwritten if self._log is None else self._log.nbytes) > self._longest:
+            if self._is_long():
                 self.save()
             if self._log is not None:
                 self._log.append(found)
         except (OSError, CheckpointError) as error:
             self.give_up(error)
 
+    def _is_long(self) -> bool:
+        if self._log is None:
+            return self._unwritten > self._longest
+        return self._log.nbytes > self._longest or time.thread_time() - self._began > self._most_seconds
+
     def save(self) -> None:
         """Write the state as it is, and begin a new log. Raises CheckpointError or OSError."""
-        number = self._number + 1
+        number, began = self._number + 1, time.thread_time()
         self._folder.mkdir(parents=True, exist_ok=True)
         tree = {"description": self._shard.description.text(), "shard": self._shard.state_dict()}
         digest = checkpoint.stage(self._folder, number, 0, tree)
@@ -87,6 +97,8 @@ class FileJournal:
         elif self._silent:
             notice(f"The journal in {self._folder} is written again, so a restarted server goes on from there.")
         self._number, self._log, self._unwritten, self._silent = number, log, 0, False
+        self._began = time.thread_time()
+        self._most_seconds = max(LONGEST_REPLAY_SECONDS, STATES_PER_REPLAY * (self._began - began))
         for path in self._folder.glob("log-*"):
             if path != _log(self._folder, number):
                 path.unlink()
