@@ -47,7 +47,7 @@ def dense(route: Route) -> set[str]:
         (Route(TopK(density=0.1), smallest=0, names=""), {"layers.0.bias", "norm.weight"}),
         (Route(TopK(density=0.1), names="*"), {slot.name.removeprefix("encoder.") for slot in LAYOUT}),
     ],
-    ids=repr,
+    ids=lambda value: ", ".join(sorted(value)) if isinstance(value, set) else repr(value),
 )
 def test_dimensions_sizes_and_names_decide(route: Route, rest: set[str]) -> None:
     assert dense(route) == rest

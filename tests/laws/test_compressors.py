@@ -123,7 +123,9 @@ for family in FAMILIES:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(("compressor", "formula"), FORMULAS, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(
+    ("compressor", "formula"), FORMULAS, ids=lambda value: repr(value)[:40] * isinstance(value, Compressor) or "formula"
+)
 def test_bytes(compressor: Compressor, formula: Callable[[int], float], world: int) -> None:
     check_bytes(compressor, world, formula)
 

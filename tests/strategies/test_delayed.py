@@ -129,7 +129,7 @@ ADAM = {"rule": lambda model: torch.optim.Adam(model.parameters(), 0.01)}
         ("DelayedAveraging(1) + TopK(0.2)", ADAM),
         ("DelayedAveraging(2) + PowerSGD(2)", ADAM),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "Adam" if value else "SGD",
 )
 def test_what_was_not_agreed_upon_is_in_flight_or_owed(recipe: str, options: dict[str, object]) -> None:
     check_conserved(recipe, **options)
