@@ -16,15 +16,21 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import circle, events, pairs, parting
+from gossamer.announce import begun
 from gossamer.checkpoint import digest
 from gossamer.errors import AttachError, ConnectError, LoopError, NonFiniteError, RecipeError, Stopped
+from gossamer.forecast import forecast
 from gossamer.layout import Packed
 from gossamer.pairs import Pairs
 from gossamer.parting import Agreed, Parting, Sums
 from gossamer.peers import WORKER, Arrived, Await, Heard, Peer, PeerScript, Push, Receipt, Reply, Stamp
+from gossamer.recipe import resolve
 from gossamer.session import Session
+from gossamer.staging import laid_out
 from gossamer.strategies.pairwise import NO_EXCHANGE, Partner
 from gossamer.topologies import Topology
+from gossamer.transports.simulated import SimulatedGroup
+from gossamer.words import At
 
 RECIPE = "Gossip('pairwise')"
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact
@@ -688,6 +694,38 @@ def test_costs_are_told() -> None:
     assert sum(event.bytes_sent for event in steps) % 800 == 0
     assert 6 * 800 <= sum(event.bytes_sent for event in steps) <= 16 * 800
     assert any(event.wire_seconds > 0 for event in steps)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "letter_bytes"), [(RECIPE, 4 * 104), (RECIPE + " + Dense(dtype='bfloat16')", 2 * 104)]
+)
+def test_bytes_are_those_explained(recipe: str, letter_bytes: int) -> None:
+    """Parameters in half precision are shown in single precision, in which the sum stays."""
+    model, found = nn.Linear(51, 2, dtype=torch.bfloat16), resolve(recipe, 2)
+
+    def work(worker: Worker) -> None:
+        mine = nn.Linear(51, 2, dtype=torch.bfloat16)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.0)
+        session = worker.attach(mine, optimizer, recipe)
+        for _ in range(2):
+            optimizer.step()
+            settle(session)
+            together(worker)
+        optimizer.step()
+        settle(session)
+        together(worker)
+        optimizer.step()
+        session.close()
+
+    with heard() as told:
+        cluster(work, 2)
+    sent = [event.bytes_sent for event in told if isinstance(event, events.StepEnded)]
+    assert sum(sent) > 0
+    assert sum(sent) % letter_bytes == 0
+    fragments = laid_out(found.strategy.stages[-1], dict(model.named_parameters()), found.compressor, At())
+    said = forecast(found, begun(model, None, found, fragments, SimulatedGroup(1).transports[0]), workers=4)
+    assert said.bytes_sent == 2 * letter_bytes  # its own, and its answer to another's
+    assert said.strategy_bytes == 2 * 4 * 104 + 4 * letter_bytes  # one under way, and an answer to each of three
 
 
 def test_an_endpoint_that_is_lost_says_so() -> None:

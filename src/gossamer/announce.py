@@ -13,7 +13,7 @@ from gossamer.control import control_bytes, last_word_bytes
 from gossamer.exchange import Exchange
 from gossamer.neighbours import HEAD_BYTES
 from gossamer.recipe import Recipe
-from gossamer.riders import floating, momenta_kept, numbers_bytes
+from gossamer.riders import momenta_kept, numbers_bytes
 from gossamer.strategies import AVERAGE, Stage
 from gossamer.timetable import schedule_of
 from gossamer.transports.base import Transport
@@ -50,7 +50,7 @@ def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
 ) -> tuple[int, ...]:
     """What is averaged along with each fragment, in float32 or wider."""
-    buffers = floating(model.buffers())
+    buffers = Buffers(model).averaged()
     kinds = 0
     if optimizer is not None and stage.merging is not None and stage.merging.on_merge == AVERAGE:
         kinds = len(momenta_kept(optimizer))

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
 from gossamer.errors import AttachError
+from gossamer.kernels import all_finite
 from gossamer.layout import Layout, Packed, Slot, dense_stride
 from gossamer.words import At, State
 
@@ -180,6 +181,22 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._holders = [module._buffers for module in model.modules() if any(True for _ in module.buffers(False))]
+        self._constant: set[tuple[int, str]] = set()
+        self.see_constants()
+
+    def see_constants(self) -> None:
+        """Take what is not finite now for constants, such as masks. After all workers were given the same."""
+        self._constant = {key for key, buffer in self._floating() if not all_finite(buffer)}
+
+    def averaged(self) -> list[Tensor]:
+        """Those that workers average: counters stay each worker's own, and constants are the same anyway."""
+        return [buffer for key, buffer in self._floating() if key not in self._constant]
+
+    def _floating(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
+        for number, holder in enumerate(self._holders):
+            for name, buffer in holder.items():
+                if buffer is not None and buffer.is_floating_point():
+                    yield (number, name), buffer
 
     def __len__(self) -> int:
         return len(self._holders)

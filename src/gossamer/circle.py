@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gossamer.environment.servers import (
     LARGEST_FRAME_BYTES,
@@ -18,10 +18,13 @@ from gossamer.environment.servers import (
     run_name,
     run_token,
 )
+from gossamer.errors import AttachError, PeerLost
 from gossamer.events import notice
 from gossamer.peers import SERVER, WORKER, Await, Elapsed, Joined, Left, Peer, PeerScript
 from gossamer.serving.host import host
-from gossamer.transports.tcp import Handle, TcpEndpoint
+
+if TYPE_CHECKING:
+    from gossamer.transports.tcp import Handle, TcpEndpoint
 
 DEAD_AFTER_SECONDS = 5.0
 RESTART_SECONDS = 60.0  # a launcher starts a server anew, and a large journal takes time to read
@@ -80,7 +83,7 @@ def assemble(rank: int, world: int, servers: int | None, largest_bytes: int, tel
     me, own = open_endpoint(Peer(WORKER, rank)), None
     if not dedicated and rank < count:
         own = open_endpoint(Peer(SERVER, rank))
-    service = None if own is None else own.start(host(rank))
+    service = None if own is None else own.start(_serve(own))
     places = dict(enumerate(dedicated[:count])) if dedicated else _told(tell, own)
     me.meet({Peer(SERVER, number): place for number, place in places.items()})
     me.start(_watch(me, RESTART_SECONDS if dedicated else 0.0))
@@ -106,6 +109,14 @@ def leave(endpoints: Closes, process: int) -> None:
 
 
 def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], TcpEndpoint]:
+    try:  # here, since only who talks to peers needs msgspec
+        from gossamer.transports.tcp import TcpEndpoint
+    except ModuleNotFoundError as missing:
+        raise AttachError(
+            f"this recipe lets peers come and go, and they cannot talk without {missing.name or 'msgspec'}, which is "
+            "not installed. Run: pip install 'gossamer[wire]'"
+        ) from missing
+
     def opened(peer: Peer) -> TcpEndpoint:
         return TcpEndpoint(
             peer,
@@ -131,6 +142,18 @@ def _told(tell: Tell, own: TcpEndpoint | None) -> Mapping[int, Address]:
     texts = tell(json.dumps(None if own is None else own.address))
     found = [json.loads(text) for text in texts]
     return {number: (place[0], int(place[1])) for number, place in enumerate(found) if place is not None}
+
+
+def _serve(endpoint: TcpEndpoint) -> PeerScript:
+    """The server at `endpoint`. If it breaks, so do its connections, or all would wait for its answers for ever."""
+    try:
+        yield from host(endpoint.me.number)
+    except PeerLost:  # the endpoint was closed
+        raise
+    except Exception as error:
+        notice(f"{endpoint.me} cannot go on: {error!r}")
+        endpoint.close()
+        raise
 
 
 def _watch(endpoint: TcpEndpoint, patience_seconds: float) -> PeerScript:

@@ -22,16 +22,18 @@ class Loop:
 
     scale: the factor in the gradients that a GradScaler put there, None without one; settings: the optimizer's
     hyperparameters as text; momentum: its momentum and whether that is Nesterov's, where the compressor applies it;
-    buffers: the model's, by module; batch: a hash of this rank's first batch; warn: hears everyone's (hash, weight);
-    ended: hears of every step that ended, whether it was skipped, and what it took; judged: hears after every exchange
-    whose numbers were not finite and in which tensor (no rank where only the agreed mean was not), or None; guarded:
-    hears the same of every backward pass whose gradients stay here; clips: whether gradients are clipped in between.
+    buffers: the model's, by module; averaged: those of them that are averaged where parameters are; batch: a hash of
+    this rank's first batch; warn: hears everyone's (hash, weight); ended: hears of every step that ended, whether it
+    was skipped, and what it took; judged: hears after every exchange whose numbers were not finite and in which tensor
+    (no rank where only the agreed mean was not), or None; guarded: hears the same of every backward pass whose
+    gradients stay here; clips: whether gradients are clipped in between.
     """
 
     scale: Callable[[], float | None]
     settings: Callable[[], str]
     momentum: Callable[[], tuple[float, bool]]
     buffers: Callable[[], Sequence[Sequence[Tensor]]]
+    averaged: Callable[[], Sequence[Tensor]]
     batch: Callable[[], int]
     warn: Callable[[Sequence[tuple[int, float]]], None]
     ended: Callable[[bool, Costs], None]

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch.optim import AdamW
 
 from gossamer.announce import begun
+from gossamer.compressors.base import wide
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
 from gossamer.control import MEETING_BYTES, WEIGHT_BYTES
@@ -122,7 +123,9 @@ def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
         dense_bytes_sent=_mean_bytes(4 * parameters, workers),
         residual_bytes=residual_bytes,
         other_state_bytes=sum(nbytes for _, nbytes in memory) - residual_bytes,
-        strategy_bytes=sum(_kept_by_strategy(recipe, stage, flat) for flat, _ in kept),
+        strategy_bytes=sum(_kept_by_strategy(recipe, stage, flat) for flat, _ in kept)
+        if stage.mixing is None or stage.mixing.in_lock_step
+        else _kept_by_a_partner(recipe, model, workers),
     )
 
 
@@ -220,6 +223,8 @@ def letter(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payload:
         At(),
         mixing.rule(recipe.compressor),
     )
+    if not mixing.in_lock_step:
+        x = Packed(x.flat.to(wide(dtype)), layout)  # as partners show it
     state = recipe.compressor.init(x, at)
     return rule.offer(x, rule.begin(x.flat), state, At(step=STEADY), told=1).payload
 
@@ -240,6 +245,16 @@ def _kept_by_strategy(recipe: Recipe, stage: Stage, flat: Tensor) -> int:
         return flat.nbytes * (under_way + (stage.accumulate > 1))
     copies = 2 * under_way if stage.merging.needs_own else 0
     return copies * flat.nbytes + sum(each.nbytes for each in stage.merging.begin(flat).values())
+
+
+def _kept_by_a_partner(recipe: Recipe, model: Attached, workers: int) -> int:
+    """What it shows and owes; its letter under way, and its last answer to each neighbour."""
+    letters = 1 + max(len(recipe.topology.peers(rank, workers)) for rank in range(workers))
+    dtypes = [(layout, _dtype(text)) for text, layout in model.layouts]
+    return sum(
+        2 * layout.numel * wide(dtype).itemsize + letters * payload_bytes(letter(recipe, layout, dtype))
+        for layout, dtype in dtypes
+    )
 
 
 def _is_residual(key: str) -> bool:

@@ -13,7 +13,7 @@ from gossamer.control import MEETING_BYTES
 from gossamer.forecast import conversation, letter, mean_told
 from gossamer.layout import Layout
 from gossamer.network import Network
-from gossamer.network.cost import VirtualNetwork
+from gossamer.network.cost import Lines
 from gossamer.network.tcp import ETHERNET, Tcp
 from gossamer.recipe import Recipe
 from gossamer.staging import site_size
@@ -134,7 +134,7 @@ def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int,
 
 def _per_step(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp) -> PerStep:
     """By the stage that lasts. Alone there is nobody to talk to."""
-    stage, lines = recipe.strategy.stages[-1], VirtualNetwork(network, tcp)
+    stage, lines = recipe.strategy.stages[-1], Lines(network, tcp)
     schedule = schedule_of(stage)
     if workers > 1 and stage.merging is not None and stage.averages:
         site = site_size(stage, workers)
@@ -145,7 +145,7 @@ def _per_step(recipe: Recipe, measured: Measured, network: Network, workers: int
     return _exchanges(plan(recipe, measured, workers), stage, measured, lines, workers)
 
 
-def _exchanges(jobs: Sequence[Job], stage: Stage, measured: Measured, lines: VirtualNetwork, workers: int) -> PerStep:
+def _exchanges(jobs: Sequence[Job], stage: Stage, measured: Measured, lines: Lines, workers: int) -> PerStep:
     """Backward passes before an exchange's last talk to nobody, and leave the optimizer nothing to do."""
     ends: Sequence[float] = [0.0] * workers
     for _ in range(STEPS_UNTIL_STEADY):
@@ -166,7 +166,7 @@ class _Sites:
 
     def __init__(self, network: Network, size: int, tcp: Tcp) -> None:
         ranks = [slice(first, first + size) for first in range(0, len(network.hosts), size)]
-        self._sites = [(part, VirtualNetwork(replace(network, hosts=network.hosts[part]), tcp)) for part in ranks]
+        self._sites = [(part, Lines(replace(network, hosts=network.hosts[part]), tcp)) for part in ranks]
 
     def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]:
         return [moment for part, site in self._sites for moment in site.answer(words[part], starts[part])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from itertools import chain
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from gossamer.exchange import Loop
 from gossamer.flights import Flights
 from gossamer.lane import Lane
 from gossamer.parcels import Arrival, Flight, Fragment
-from gossamer.riders import Riders, floating
+from gossamer.riders import Riders
 from gossamer.strategies import Periodic
 from gossamer.transports.base import Transport
 
@@ -93,7 +92,7 @@ class LateGradients(Flights):
         return np.array(graded) & (presence == Presence.TRAINING)
 
     def _riders(self, fragment: int) -> Riders:
-        return Riders(floating(chain.from_iterable(self._loop.buffers())))
+        return Riders(self._loop.averaged())
 
     def before_step(self, *, closure: bool) -> None:
         if closure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from gossamer.lane import Lane
 from gossamer.layout import Packed
 from gossamer.parcels import Arrival, Flight
 from gossamer.passes import without_spoilt
-from gossamer.riders import Riders, floating, momenta, momenta_kept
+from gossamer.riders import Riders, momenta, momenta_kept
 from gossamer.strategies import AGREED, AVERAGE, RESET, Memory, Merging
 from gossamer.transports.base import Transport
 
@@ -98,7 +97,7 @@ class Merges(Flights):
 
     def _riders(self, fragment: int) -> Riders:
         """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters."""
-        buffers = floating(chain.from_iterable(self._loop.buffers())) if fragment == 0 else []
+        buffers = self._loop.averaged() if fragment == 0 else []
         parameters = [p for bucket in self._fragments[fragment].buckets for p in bucket.parameters.values()]
         return Riders([*buffers, *momenta(self._optimizer, parameters, self._kinds)])
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from math import sqrt
 from typing import Any
 
@@ -27,7 +26,7 @@ from gossamer.layout import Layout, Packed
 from gossamer.merges import AGREED_KEY
 from gossamer.neighbours import Graph, Head, Part, mix
 from gossamer.passes import Passes, without_spoilt
-from gossamer.riders import Riders, floating
+from gossamer.riders import Riders
 from gossamer.strategies import Mixing, Turn
 from gossamer.strategies.mixing import MASS
 from gossamer.topologies import Topology
@@ -92,7 +91,7 @@ class Mixes(Exchange):
             yield from bucket.parameters.values()
 
     def _riders(self) -> Riders:
-        return Riders(floating(chain.from_iterable(self._loop.buffers())))
+        return Riders(self._loop.averaged())
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -119,8 +118,7 @@ class Mixes(Exchange):
         if not self._counted:
             self._count()  # the step had no backward pass of its own, or many within it
         self._counted = self._within_closure = False
-        while self._next.launch <= self.step and not self.stopping:
-            self._mix(Presence.TRAINING)
+        self._mix_due()
         self._tell()
 
     def _tell(self) -> None:
@@ -135,6 +133,10 @@ class Mixes(Exchange):
         return self._strategy.schedule.turn(self._number)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def _mix_due(self) -> None:
+        while self._next.launch <= self.step and not self.stopping:
+            self._mix(Presence.TRAINING)
 
     @torch.no_grad()
     def _mix(self, presence: Presence) -> bool:
@@ -158,6 +160,9 @@ class Mixes(Exchange):
     @torch.no_grad()
     def _meet(self) -> None:
         """Be sure that all ranks want the same now. Raises LoopError where they do not."""
+        self._loop.scale()  # a step that the scaler has skipped is over, which shows in it, and its round is still due
+        if not self._counted:
+            self._mix_due()
         self._on_lane(self._round(self._parts(), Presence.SAVING))
 
     def _parts(self) -> list[Part]:

@@ -24,7 +24,7 @@ from gossamer.layout import Packed
 from gossamer.parting import Agreed, Parting
 from gossamer.passes import Passes, without_spoilt
 from gossamer.peers import PeerScript
-from gossamer.riders import Riders, floating
+from gossamer.riders import Riders
 from gossamer.strategies import Mixing, Turn
 from gossamer.strategies.pairwise import Partner, initiate
 from gossamer.topologies import Topology
@@ -199,7 +199,7 @@ class Pairs(Exchange):
         for peer, talk in self._talks.items():
             self._end(talk, peer)
         self._drain()
-        riders = Riders(floating(chain.from_iterable(self._loop.buffers())))
+        riders = Riders(self._loop.averaged())
         numbers = riders.numbers()
         agreed = self._parting.end(self._me, () if numbers is None else (numbers.cpu(),))
         copy_parameters(self._published(agreed), self._named())

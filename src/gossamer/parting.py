@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import nan, sqrt
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from gossamer.kernels import all_finite
 from gossamer.peers import WORKER, Arrived, Await, Heard, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.strategies.pairwise import AVERAGE, Partner, answering
 from gossamer.transports.scripts import Handle
-from gossamer.transports.tcp import TcpEndpoint
 from gossamer.words import Payload
+
+if TYPE_CHECKING:
+    from gossamer.transports.tcp import TcpEndpoint  # needs msgspec
 
 HERE, STOP, DONE, AGREED, OVER = "here", "stop", "done", "agreed", "over"
 NOW, FINAL = "now", "final"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -34,11 +34,6 @@ class Riders:
         for tensor, part in zip(self.tensors, parts, strict=True):
             new = part.view(tensor.shape)
             tensor.copy_(torch.lerp(new, tensor.to(new.dtype), kept_share) if kept_share else new)
-
-
-def floating(buffers: Iterable[Tensor]) -> list[Tensor]:
-    """A model's buffers that can be averaged: counters stay each worker's own."""
-    return [buffer for buffer in buffers if buffer.is_floating_point()]
 
 
 def momenta(optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequence[str]) -> list[Tensor]:

@@ -49,29 +49,37 @@ class Served(Exchange):
     ) -> None:
         super().__init__()
         _refuse(loop)
-
+        if optimizer.state and transport.rank == 0:
+            events.notice(
+                "the optimizer remembers something already, such as momenta, and servers make it anew: they begin "
+                "without. Attach before the first step, or write EveryStep()"
+            )
         self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
         largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
         self._circle = assemble(transport.rank, transport.world, strategy.shards, largest, tell)
         self._meets = strategy.mode != ASYNC
         self._early = strategy.mode != SYNC and strategy.staleness != 0
-        self._client = Client(
-            transport.rank,
-            transport.world,
-            parameters,
-            optimizer,
-            recipe,
-            shards=self._circle.servers,
-            seed=seed,
-            early=self._early,
-            beside=self._circle.beside,
-        )
-        speak(self._client.begin(), self._circle.me)
+        self._leave = weakref.finalize(self, leave, self._circle, os.getpid())  # at exit, too
+        try:
+            self._client = Client(
+                transport.rank,
+                transport.world,
+                parameters,
+                optimizer,
+                recipe,
+                shards=self._circle.servers,
+                seed=seed,
+                early=self._early,
+                beside=self._circle.beside,
+            )
+            speak(self._client.begin(), self._circle.me)
+        except BaseException:  # or a server would stay that nobody trains with
+            self._leave()
+            raise
         self.step = self._client.step  # servers go on where this worker was, if it comes back
         self._client.land()
         self._under_way: Handle | None = None
         self._served_bytes, self._within_closure = self._circle.bytes_served(), False
-        self._leave = weakref.finalize(self, leave, self._circle, os.getpid())  # at exit, too
 
     @property
     def buckets(self) -> Sequence[Bucket]:

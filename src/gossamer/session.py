@@ -69,8 +69,7 @@ class Session:
         self._adopt(trainable(model))
         self._lane = Lane(next(iter(self._parameters.values())).device)
         self._leave = weakref.finalize(self, leave, self._lane, transport, self._pid)  # at exit, too
-        self._buffers = Buffers(model)
-        self._first_batch, self._patience, self._solo_steps = FirstBatch(), Patience(), 0
+        self._buffers, self._first_batch, self._patience, self._solo_steps = Buffers(model), FirstBatch(), Patience(), 0
         self._last, self._scale, self._stop = time.perf_counter(), 1.0, False
         self._exchange: Exchange | None = None
         loop = Loop(
@@ -78,6 +77,7 @@ class Session:
             settings=self._settings,
             momentum=lambda: self._momentum.now(),
             buffers=self._buffers,
+            averaged=self._buffers.averaged,
             batch=lambda: self._first_batch.hash,
             warn=FirstBatch.compare if transport.rank == 0 else lambda batches: None,
             ended=self._step_ended,
@@ -122,8 +122,8 @@ class Session:
         options = f"clip_norm={self.clip_norm}, scaler={self._current_scale() is not None}, seed={self._seed}"
         mine = fingerprint(recipe=repr(self.recipe), layout=self._layout, optimizer=self.optimizer, options=options)
         compare(self._on_lane(partial(self._transport.gather_text, json.dumps(mine))))
-        start = [*self.model.parameters(), *self.model.buffers()]
-        self._broadcast([tensor.detach() for tensor in start], 0)
+        self._broadcast([tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())], 0)
+        self._buffers.see_constants()
 
     def _on_lane(self, job: Callable[[], T]) -> T:
         if os.getpid() != self._pid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
 
@@ -14,6 +15,14 @@ class Term:
 
     def __add__(self, other: Term | Terms) -> Terms:
         return Terms((self,)) + other
+
+    def held(self) -> Iterator[Term]:
+        """Itself, and all terms that it holds."""
+        yield self
+        for item in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            if isinstance(value, Term):
+                yield from value.held()
 
     def __repr__(self) -> str:
         shown: list[str] = []

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gossamer.network import Host, Network, Path, read_network
-from gossamer.network.cost import VirtualNetwork, seconds
+from gossamer.network.cost import Lines, seconds
 from gossamer.words import Exchange, Gather, Mean, Mix, Together
 
 WORKERS = 4
@@ -22,7 +22,7 @@ def octets(nbytes):
 
 def warm(word, network=NETWORK, rounds=6):
     """Seconds a word takes over connections that carried it before."""
-    lines = VirtualNetwork(network)
+    lines = Lines(network)
     world = len(network.hosts)
     ends = [0.0] * world
     for _ in range(rounds):
@@ -102,23 +102,23 @@ def test_words_said_together_share_the_line_and_the_round_trips():
 
 
 def test_whoever_comes_late_keeps_the_others():
-    lines = VirtualNetwork(NETWORK)
+    lines = Lines(NETWORK)
     ends = lines.answer([Gather((octets(10),))] * 4, [0.0, 0.0, 5.0, 0.0])
     assert min(ends) > 5.0
 
 
 def test_a_world_of_one_sends_nothing():
-    assert VirtualNetwork(read_network("100mbit,20ms", 1)).answer([Mean(floats(10**6))], [3.0]) == [3.0]
+    assert Lines(read_network("100mbit,20ms", 1)).answer([Mean(floats(10**6))], [3.0]) == [3.0]
 
 
 def test_neighbours_cost_a_round_trip_and_their_bytes():
     pairs = [Mix((octets(1_000_000),), ((1 - rank, 0.5), (rank, 0.5))) for rank in range(2)]
-    ends = VirtualNetwork(read_network("100mbit", 2)).answer(pairs, [0.0, 0.0])
+    ends = Lines(read_network("100mbit", 2)).answer(pairs, [0.0, 0.0])
     assert max(ends) == pytest.approx(1e6 * OVERHEAD * BYTE, rel=0.01)
 
 
 def test_a_broadcast_goes_down_a_tree():
-    ends = VirtualNetwork(NETWORK).broadcast(10, [0.0] * 4)
+    ends = Lines(NETWORK).broadcast(10, [0.0] * 4)
     assert max(ends) == pytest.approx(0.03, rel=0.01)  # 1 and 2 were ready and hear at once; 3 hears from 1
 
 

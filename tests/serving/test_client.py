@@ -345,6 +345,8 @@ def nonsense(push: Push) -> list[Push]:
         replace(push, about="[" * 100_000),
         replace(push, about=json.dumps(about | {"weight": -1.0})),
         replace(push, about=json.dumps(about | {"weight": float("nan")})),
+        replace(push, about=json.dumps(about | {"weight": 10**400})),
+        replace(push, about=json.dumps(about | {"tensors": [float("inf"), 2]})),
         replace(push, about=json.dumps(about | {"tensors": [-1, 2]})),
         replace(push, about=json.dumps(about | {"groups": []})),
         replace(push, about=json.dumps(about | {"groups": [{"lr": "0.1"}]})),

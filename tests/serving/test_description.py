@@ -6,14 +6,17 @@ import json
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from serving.runs import run
 from torch.nn import Parameter
-from torch.optim import AdamW
+from torch.optim import SGD, Adagrad, AdamW
 
 from gossamer.errors import MalformedError
-from gossamer.serving.description import ELEMENTWISE, Description
+from gossamer.layout import Packed
+from gossamer.serving.description import ELEMENTWISE, Block, Description, options_of
+from gossamer.serving.optimizer import FlatOptimizer
 from gossamer.serving.shards import shard_of
 
 
@@ -108,3 +111,49 @@ def test_all_that_are_elementwise_are_there() -> None:
             one.step()
             other.step()
         assert torch.equal(whole, torch.cat(pieces)), name
+
+
+@pytest.mark.parametrize("more", [{"name": "head"}, {"param_names": ["weight"]}, {"initial_lr": 0.1}])
+def test_what_others_keep_in_the_groups_is_not_told(more: dict[str, Any]) -> None:
+    optimizer = SGD([{"params": [Parameter(torch.zeros(2))], **more}], lr=0.1)
+    (told,) = options_of(optimizer)
+    assert told["lr"] == 0.1
+    assert not told.keys() & more.keys()
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5)])
+def test_hyperparameters_are_told_as_plain_numbers(number: Any) -> None:
+    """A schedule that is computed with numpy leaves its numbers in the groups."""
+    optimizer = AdamW([Parameter(torch.zeros(2))])
+    optimizer.param_groups[0].update(lr=number, betas=(number, number))
+    (told,) = options_of(optimizer)
+    assert (told["lr"], told["betas"]) == (0.5, (0.5, 0.5))
+    assert {type(each) for each in (told["lr"], *told["betas"])} == {float}
+
+
+def test_what_an_optimizer_is_given_once_for_all_groups_is_given_again() -> None:
+    """Adagrad reads where its sums begin when it is made, and not from the groups."""
+    weight = Parameter(torch.ones(2))
+    optimizer = Adagrad([weight], lr=0.5, initial_accumulator_value=1.0)
+    block = Block("float32", 0, (("weight", (2,)),))
+    description = Description((block,), "Adagrad", options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
+    packed = Packed.pack({"weight": weight.detach()})
+    weight.grad = torch.tensor([1.0, -2.0])
+    FlatOptimizer(description, [packed]).step([weight.grad.clone()], options_of(optimizer))
+    optimizer.step()
+    assert torch.equal(packed.flat, weight)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_every_one_is_made_again_from_what_is_told(name: str) -> None:
+    weight = Parameter(torch.arange(6.0))
+    optimizer = getattr(torch.optim, name)([weight], lr=0.1)
+    block = Block("float32", 0, (("weight", (6,)),))
+    description = Description((block,), name, options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
+    packed = Packed.pack({"weight": weight.detach()})
+    again = FlatOptimizer(Description.of_text(description.text()), [packed])
+    for step in range(3):
+        weight.grad = torch.linspace(-1, 2, 6) * (step + 1)
+        again.step([weight.grad.clone()], options_of(optimizer))
+        optimizer.step()
+    assert torch.equal(packed.flat, weight)

@@ -307,6 +307,11 @@ def test_the_step_follows_what_a_letter_holds() -> None:
     assert kept_share(compressor_of("Dense(dtype='bfloat16')")) > 0.999
 
 
+@pytest.mark.parametrize("text", ["Warmup(TopK(density=0.1), steps=5)", "Route(TopK(density=0.1), smallest=10000)"])
+def test_the_step_is_that_of_what_is_sent_in_the_end(text: str) -> None:
+    assert safe_step_size(compressor_of(text)) == safe_step_size(compressor_of("TopK(density=0.1)"))
+
+
 # -- push-sum ---------------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +426,9 @@ def test_recipes_add_no_second_memory(text: str, resolved: str) -> None:
         ("Gossip() + Int8() + Exponential(one_peer=True)", r"every neighbour must hear every letter"),
         ("Gossip() + TernGrad()", r"copies would run away"),
         ("Gossip() + DGC(0.01)", r"applies the optimizer's momentum"),
+        ("Gossip('pairwise') + Warmup(TopK(0.01), steps=5)", "workers never agree"),
+        ("Gossip('pairwise') + Route(TopK(0.01), smallest=10000)", "workers never agree"),
+        ("Gossip() + Warmup(TernGrad(), steps=5)", "copies would run away"),
         ("Gossip('pull-sum')", r'"symmetric", "push-sum" or "pairwise"'),
         ("Gossip(period=0)", r"1 or more, not 0"),
         ("Gossip(step_size=1.5)", r"in \(0, 1\], not 1.5"),

@@ -201,3 +201,17 @@ def test_a_proof_before_a_hello_and_a_second_hello_are_malformed() -> None:
 
 def test_the_token_is_not_shown() -> None:
     assert "token" not in repr(papers())
+
+
+@pytest.mark.parametrize("kind", ["worker\x1b[2J", "worker\n", "w" * 60_000, ""])
+def test_a_stranger_writes_nothing_into_messages_by_its_name(kind: str) -> None:
+    listener = Conversation(papers(SERVED))
+    with pytest.raises(MalformedError):
+        feed(listener, said(Conversation(papers(Peer(kind, 1)), SERVED)))
+
+
+def test_a_stranger_fills_no_screen() -> None:
+    dialler, listener = Conversation(papers(), SERVED), Conversation(papers(SERVED, token=bytes(32), run="r" * 60_000))
+    with pytest.raises(ConnectError) as refusal:
+        shake(dialler, listener)
+    assert len(str(refusal.value)) < 1000

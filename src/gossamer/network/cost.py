@@ -60,10 +60,10 @@ def _direct_mean(rank: int, world: int, numel: int, itemsize: int) -> Moves:
 def seconds(word: Word, network: Network, tcp: Tcp = ETHERNET) -> float:
     """How long a word takes when all ranks say it at once, over connections that were idle."""
     world = len(network.hosts)
-    return max(VirtualNetwork(network, tcp).answer([word] * world, [0.0] * world))
+    return max(Lines(network, tcp).answer([word] * world, [0.0] * world))
 
 
-class VirtualNetwork:
+class Lines:
     """Answers words without sending anything: says when. Lines and connections remember what they carried."""
 
     def __init__(self, network: Network, tcp: Tcp = ETHERNET) -> None:
@@ -152,7 +152,7 @@ class _Rank:
 class _Exchange:
     """The moves of all ranks in one exchange. A message leaves when both ends have said so."""
 
-    def __init__(self, lines: VirtualNetwork, clock: _Clock, moves: Sequence[Moves], starts: Sequence[float]) -> None:
+    def __init__(self, lines: Lines, clock: _Clock, moves: Sequence[Moves], starts: Sequence[float]) -> None:
         self._lines, self._clock = lines, clock
         self._ranks = [_Rank(each) for each in moves]
         self._offers: dict[tuple[int, int], deque[tuple[float, int]]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -130,15 +131,18 @@ def name_of(optimizer: Optimizer) -> str:
 
 
 def options_of(optimizer: Optimizer) -> tuple[Options, ...]:
-    """The groups' hyperparameters as they are now: numbers, tuples of numbers and None only. Raises AttachError."""
+    """The groups' hyperparameters as they are now: numbers, tuples of numbers and None only. Raises AttachError.
+
+    What others keep in the groups, such as names and a schedule's first rate, stays here.
+    """
+    told = [name for name in optimizer.defaults if name not in HOW_NOT_WHAT]
     return tuple(
-        {name: _plain(name, value) for name, value in group.items() if name not in ("params", *HOW_NOT_WHAT)}
-        for group in optimizer.param_groups
+        {name: _plain(name, group[name]) for name in told if name in group} for group in optimizer.param_groups
     )
 
 
 def _plain(name: str, value: Any) -> Any:
-    plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    plain = tuple(map(_python_number, value)) if isinstance(value, list | tuple) else _python_number(value)
     try:
         return checked_options({name: plain})[name]
     except ValueError as error:
@@ -146,6 +150,17 @@ def _plain(name: str, value: Any) -> Any:
             f"the optimizer's {name} is {value!r}, and only numbers, tuples of numbers and None can be told to a "
             "parameter server. Give its group a plain number, or write EveryStep()."
         ) from error
+
+
+def _python_number(value: Any) -> Any:
+    """The same number without numpy or torch, where it is one."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, bool | None):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 def checked_options(options: Mapping[str, Any]) -> Options:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ class FlatOptimizer:
         self._parameters = [Parameter(block.flat) for block in blocks]
         self._groups = [block.group for block in description.blocks]
         kind: Callable[..., Optimizer] = getattr(torch.optim, description.optimizer)
+        given = [_given(kind, group) for group in description.groups]
         self._optimizer = kind(
             [
-                {"params": [parameter], **_given(kind, description.groups[group])}
+                {"params": [parameter], **given[group]}
                 for parameter, group in zip(self._parameters, self._groups, strict=True)
-            ]
+            ],
+            **_arguments(kind, given[0]),  # Adagrad begins its sums with what it is given here, not in the groups
         )
 
     def step(self, gradients: Sequence[Tensor], options: Sequence[Options], rate: float = 1.0) -> None:
@@ -44,6 +47,11 @@ class FlatOptimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state)
+
+
+def _arguments(kind: Callable[..., Optimizer], options: Options) -> Options:
+    """Those that its constructor takes: AdamW has a default that is none."""
+    return {name: value for name, value in options.items() if name in signature(kind).parameters}
 
 
 def _given(kind: Callable[..., Optimizer], options: Options) -> Options:

@@ -180,7 +180,7 @@ class Shard:
             told = json.loads(about)
             weight, counts = float(told["weight"]), [int(count) for count in told["tensors"]]
             options = tuple(checked_options(group) for group in told["groups"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise MalformedError(f"{stamp} told of itself by {about[:200]!r}, which cannot be read") from error
         if len(options) != len(self.description.groups) or not 0 <= weight < float("inf"):
             raise MalformedError(f"{stamp} has {len(options)} groups and weight {weight}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -15,7 +14,6 @@ from gossamer.layout import Layout, Packed
 from gossamer.strategies.base import Mixing
 from gossamer.strategies.mixing import Averaging, Choco, PushSum, Rule
 from gossamer.strategies.pairwise import refuse_loss
-from gossamer.terms import Term
 from gossamer.topologies import Topology
 from gossamer.words import At
 
@@ -84,7 +82,7 @@ class Gossip(Mixing):
                 f"push-sum gives whole shares of the parameters away, and what {compressor!r} leaves out of them would "
                 'be lost. Write Gossip("push-sum") + Dense(), or Gossip() with a compressor.'
             )
-        if any(isinstance(term, Feedback | Sharded) for term in _held(compressor)):
+        if any(isinstance(term, Feedback | Sharded) for term in compressor.held()):
             raise RecipeError(
                 f"with {self!r} differences to copies travel, in which whatever was left out is offered again, to each "
                 f"neighbour by itself: in {compressor!r}, Feedback would send it twice, and Sharded has no group to "
@@ -109,17 +107,13 @@ def safe_step_size(compressor: Compressor) -> float:
 
 @lru_cache(maxsize=64)
 def kept_share(compressor: Compressor) -> float:
-    """1 - |x - C(x)|^2 / |x|^2 of a Gaussian matrix x."""
+    """1 - |x - C(x)|^2 / |x|^2 of a Gaussian matrix x: of the worst that it holds, since a term may send other tensors
+    by that, or begin to later."""
+    return min(_kept(term) for term in compressor.held() if isinstance(term, Compressor))
+
+
+def _kept(compressor: Compressor) -> float:
     numbers = torch.randn(SAMPLE.numel, generator=seeds.generator("share kept by a letter"), device="cpu")
     x, at = Packed(numbers, SAMPLE), At()
     own = letters.write(compressor, x, letters.begin(compressor, x, at), at).own()
     return 1 - float((numbers - own).double().square().sum() / numbers.double().square().sum())
-
-
-def _held(term: Term) -> Iterator[Term]:
-    """A term and all that it holds."""
-    yield term
-    for item in fields(term):  # type: ignore[arg-type]
-        value = getattr(term, item.name)
-        if isinstance(value, Term):
-            yield from _held(value)

@@ -211,11 +211,18 @@ class Partner:
 
 @lru_cache(maxsize=64)
 def refuse_loss(compressor: Compressor) -> None:
-    """What travels are whole parameters, so what letters lose of them, workers that agree would lose as well."""
+    """What travels are whole parameters, so what letters lose of them, workers that agree would lose as well: those of
+    any compressor that it holds, by which it may send other tensors, or begin to later."""
+    for term in compressor.held():
+        if isinstance(term, Compressor):
+            _refuse_loss(term, compressor)
+
+
+def _refuse_loss(term: Compressor, compressor: Compressor) -> None:
     numbers = torch.randn(SAMPLE.numel, generator=seeds.generator("lost by a letter"), device="cpu")
     x, at = Packed(numbers, SAMPLE), At()
-    state = letters.begin(compressor, x, at)
-    lost = (numbers - letters.write(compressor, x, state, at).own()).square().sum() / numbers.square().sum()
+    state = letters.begin(term, x, at)
+    lost = (numbers - letters.write(term, x, state, at).own()).square().sum() / numbers.square().sum()
     if state or lost > MOST_LOST:
         raise RecipeError(
             f"pairwise gossip sends whole parameters, and {compressor!r} leaves {float(lost):.2g} of their square out "

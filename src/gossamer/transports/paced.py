@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.network import Network
-from gossamer.network.cost import VirtualNetwork, seconds
+from gossamer.network.cost import Lines, seconds
 from gossamer.transports.base import Transport
 from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Together, Word
 
@@ -38,7 +38,7 @@ class PacedTransport:
         began = time.monotonic()
         self._inner.broadcast_(tensors, source)
         nbytes = sum(tensor.nbytes for tensor in tensors)
-        _sleep_until(began + max(VirtualNetwork(self._network).broadcast(nbytes, [0.0] * self.world, source)))
+        _sleep_until(began + max(Lines(self._network).broadcast(nbytes, [0.0] * self.world, source)))
 
     def gather_text(self, text: str) -> list[str]:
         return self._inner.gather_text(text)

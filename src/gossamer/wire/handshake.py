@@ -26,6 +26,7 @@ from gossamer.wire.frames import Kind, Message
 from gossamer.wire.speech import HelloRecord, ProofRecord, Record, message_of
 
 DIALLER, LISTENER = b"dialler", b"listener"
+SHOWN = 100  # letters of what a stranger says
 
 COMPARED = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
@@ -119,8 +120,8 @@ class Handshake:
         if not hmac.compare_digest(proof.mac, self._mac(b"proof", self._their_side)):
             raise ConnectError(
                 f"{Peer(*theirs.me)} holds another token than {self._papers.me}, so neither can trust the other. It "
-                f"says that it belongs to run {theirs.run!r}, and this is run {self._papers.run!r}: give all processes "
-                "of a run the same token, and each run its own ports."
+                f"says that it belongs to run {theirs.run[:SHOWN]!r}, and this is run {self._papers.run!r}: give all "
+                "processes of a run the same token, and each run its own ports."
             )
         self.refused = self._difference(theirs)
         self.met = Met(

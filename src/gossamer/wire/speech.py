@@ -65,6 +65,9 @@ class Nothing(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A frame that says by its kind what it has to say."""
 
 
+Name = tuple[Annotated[str, msgspec.Meta(max_length=16, pattern=r"\A[a-z]+\Z")], int]  # strangers' are printed, too
+
+
 class HelloRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who speaks, whom to, and what must be alike at both ends. instance: of this process, nonce: of this hello."""
 
@@ -72,8 +75,8 @@ class HelloRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True)
     run: str
     recipe: str
     layout: str
-    me: tuple[str, int]
-    you: tuple[str, int]
+    me: Name
+    you: Name
     instance: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     nonce: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     largest_frame_bytes: Count
