@@ -27,7 +27,7 @@ from gossamer.serving.shards import shard_of
 
 STATES_PER_LOG = 4  # a log of so many times the state's bytes is replaced by a new state
 SHORTEST_LOG = 1 << 20
-# Whoever goes on from a log does all of its work again, while all workers wait: so much work is replaced by a state, too
+# Whoever goes on from a log does all of its work again, while all workers wait: a state replaces so much work, too
 LONGEST_REPLAY_SECONDS = 1.0
 STATES_PER_REPLAY = 10.0  # unless writing states would then take more than a tenth of the time
 
