@@ -174,8 +174,8 @@ def main(args: argparse.Namespace) -> None:
         "# One slow worker\n",
         f"examples/bytelm.py, {args.size}, batch 8, {WORKERS} workers for {args.seconds:g} s. Each may use {SHARE:g} "
         f"of a processor, the last {SHARE / TIMES_SLOWER:g} ({TIMES_SLOWER} times slower); a parameter server has no "
-        "such bound. Useful steps: of all workers together, over those of the same four that do not talk, by rounds: the "
-        f"median, the least and the most of {args.rounds}. Time to a loss: until rank 0's parameters have the "
+        "such bound. Useful steps: of all workers together, over those of the same four that do not talk, by rounds: "
+        f"the median, the least and the most of {args.rounds}. Time to a loss: until rank 0's parameters have the "
         f"validation loss that it reaches alone at the end, {target:.3f}.\n",
         f"Command: `{shlex.join(['python', *sys.argv])}`\n",
         ", ".join(f"{key} {value}" for key, value in machine().items()) + "\n",
