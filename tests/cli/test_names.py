@@ -34,14 +34,14 @@ with gossamer.attach(model, optimizer) as session:
 
 
 def commands() -> list[list[str]]:
-    """The different ones in the right column of the table."""
+    """The different ones in the right column of the table; an all-reduce is run by all other tests."""
     table = (ROOT / "docs" / "servers.md").read_text().partition("## What others call it")[2].partition("\n## ")[0]
     rows = [row for row in table.splitlines() if row.startswith("| ") and "--recipe" in row]
     assert len(rows) >= 6
     found = [re.search(r"`([^`]*--recipe \"[^\"]*\")", row.rpartition(" | ")[2]) for row in rows]
     texts = dict.fromkeys(each[1] for each in found if each is not None)
     assert sum(each is not None for each in found) == len(rows)
-    return [shlex.split(text) for text in texts]
+    return [shlex.split(text) for text in texts if "Dense()" not in text]
 
 
 @pytest.mark.processes
@@ -76,4 +76,4 @@ def test_every_command_of_the_table_trains(tmp_path: Path) -> None:
         assert found["workers_agree"] is True, (options, said)
         assert found["recipe"] == repr(resolve(options[-1], 2))
         assert found["metrics"]["loss"][-1][2] < found["metrics"]["loss"][0][2]
-        assert (found["servers"] is not None) == ("ParameterServer" in options[-1])
+        assert found["servers"]["applied"] == 20

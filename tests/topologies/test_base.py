@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gossamer import recipe, topologies
+from gossamer.errors import RecipeError
 from gossamer.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, Topology, Torus
 
 WORLDS = (*range(1, 10), 16)
@@ -217,7 +218,13 @@ def test_the_laws_cover_every_topology_there_is():
 def test_a_topology_is_text_in_a_recipe(topology):
     (read,) = recipe.parse(repr(topology)).terms
     assert read == topology
-    assert recipe.resolve(repr(topology)).topology == topology
+    assert recipe.resolve(f"Gossip() + {topology!r}").topology == topology
+
+
+@pytest.mark.parametrize("topology", [each for each in TOPOLOGIES if each != topologies.Complete()], ids=repr)
+def test_neighbours_are_refused_where_all_agree_at_once(topology):
+    with pytest.raises(RecipeError, match="it would change nothing"):
+        recipe.resolve(repr(topology))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
