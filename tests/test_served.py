@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import events
-from gossamer.errors import AttachError, LoopError, PeerLost, RecipeError
+from gossamer.errors import AttachError, LoopError, PeerLost, RecipeError, Stopped
 from gossamer.forecast import forecast
 from gossamer.recipe import resolve
 from gossamer.serving.client import Client
@@ -335,3 +335,23 @@ for open_endpoints in (lambda: assemble(0, 2, None, 8, lambda text: [text] * 2),
         raise AssertionError("an endpoint was opened")
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("recipe", [ROUNDS["sync"], "ParameterServer('async')"])
+def test_one_worker_asks_and_all_stop(recipe: str) -> None:
+    def run(worker: Worker) -> torch.Tensor:
+        model, optimizer, session = begun(worker, recipe)
+
+        def until_told() -> None:
+            for number in range(10**6):
+                step(model, optimizer, number, worker.rank)
+                if worker.rank == 0 and number == 3:
+                    session.ask_to_stop()
+
+        with pytest.raises(Stopped):
+            until_told()
+        session.close()
+        return parameters(model)
+
+    found = cluster(run, 3)
+    assert all(torch.equal(each, found[0]) for each in found)

@@ -114,7 +114,9 @@ class Served(Exchange):
         self.step += 1
         if not self._early:
             self._land()
-        self.stopping = self.stopping or self.asked_to_stop  # nobody waits for whoever leaves
+        if self.asked_to_stop and not self._client.stopping:
+            speak(self._client.stop(), self._circle.me)
+        self.stopping = self._client.stopping
 
     def _wait(self) -> None:
         """Until the exchange under way is over, if there is one."""

@@ -17,7 +17,7 @@ from gossamer.serving.bundle import Bundle
 from gossamer.serving.description import options_of
 from gossamer.serving.exchanged import Exchanged, Gathered, Stopwatch, Told
 from gossamer.serving.ledger import LATE
-from gossamer.serving.rules import AGREED, BEGIN, END, EXACT, GRADIENT, JOIN, LEAVE, PARAMETERS, TOGETHER
+from gossamer.serving.rules import AGREED, BEGIN, END, EXACT, GRADIENT, JOIN, LEAVE, PARAMETERS, STOP, TOGETHER
 from gossamer.serving.share import Share, shares
 from gossamer.serving.ways import ways_of
 from gossamer.strategies.server import ASYNC
@@ -65,6 +65,7 @@ class Client:
         self._end: tuple[Payload, ...] = ()
         self._words = 0
         self._watch = Stopwatch()
+        self.stopping = False  # whether anybody wants the run to end
 
     # -- what the training thread does
 
@@ -149,6 +150,11 @@ class Client:
         for share, answer in zip(self.shares, answers, strict=True):
             share.put(answer.payload, found)
         return found
+
+    def stop(self) -> PeerScript:
+        """Let all workers hear, with their next parameters, that the run ends."""
+        self.stopping = True
+        yield self._push(self.shares[0], STOP, Stamp(self.worker, self.step))
 
     def leave(self) -> PeerScript:
         """Let nobody wait for this worker until it pushes again."""
@@ -246,6 +252,7 @@ class Client:
         _check(pulled, MalformedError)
         for share, each in zip(self.shares, pulled, strict=True):
             share.copy.take(each)
+        self.stopping = self.stopping or any(_told(each).get("stop", False) for each in pulled)
         self._watch.lap("decode")
         apart = (each for share, each in zip(self.shares, pulled, strict=True) if share.peer != self._beside)
         return sum(payload_bytes(each.payload) for each in apart)

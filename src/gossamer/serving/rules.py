@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossamer.errors import MalformedError
 from gossamer.peers import WORKER, Answer, Arrived, Heard, Joined, Left, Peer, Pull, Pulled, Push, Receipt, Reply, Stamp
@@ -14,7 +14,7 @@ from gossamer.serving.ledger import LATE
 from gossamer.serving.shard import Shard, Waiting
 from gossamer.strategies.server import ASYNC, ParameterServer
 
-BEGIN, JOIN, LEAVE, GRADIENT = "begin", "join", "leave", "gradient"  # what is pushed
+BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # what is pushed
 PARAMETERS, EXACT, END = "parameters", "exact", "end"  # what is pulled: as the recipe says, as they are, in the end
 AGREED, TOGETHER = "agreed", "together"  # what all workers must have in common; once all that met are back
 
@@ -69,7 +69,7 @@ class Rule(ABC):
         try:
             if sender != (WORKER, push.stamp.worker):
                 raise MalformedError(f"{sender} sent what {push.stamp} should have sent")
-            answers = {GRADIENT: self.take, JOIN: self.join, LEAVE: self.leave, BEGIN: self.begin}
+            answers = {GRADIENT: self.take, JOIN: self.join, LEAVE: self.leave, BEGIN: self.begin, STOP: self.stop}
             if push.key not in answers:
                 raise MalformedError(f"a server has no use for {push.key!r}")
             return answers[push.key](shard, push)
@@ -117,6 +117,11 @@ class Rule(ABC):
         """The description and first parameters, which are here already: they came twice, or the server came back."""
         _check_agreed(Description.of_text(push.about).agreed(), shard)
         return begun(shard)
+
+    def stop(self, shard: Shard, push: Push) -> Receipt:
+        """Somebody wants the run to end: all hear of it with their next parameters."""
+        shard.stopping = True
+        return Receipt(version=shard.version)
 
     def lose(self, shard: Shard, peer: Peer) -> None:
         """Nobody waits for a worker that left. What it asked is still answered: it may have been silent only."""
@@ -221,7 +226,10 @@ def _check_agreed(theirs: str, shard: Shard) -> None:
 
 def _pulled(shard: Shard, pull: Pull) -> Pulled:
     if pull.key == PARAMETERS:
-        return shard.public.answer(pull.known)
+        answer = shard.public.answer(pull.known)
+        if not shard.stopping:
+            return answer
+        return replace(answer, about=json.dumps({**json.loads(answer.about), "stop": True}))
     if pull.key in (AGREED, TOGETHER):
         return Pulled(version=shard.version, about=shard.description.agreed())
     about = {"applied": shard.staleness.total(), "late": shard.dropped, "staleness": shard.staleness}

@@ -53,6 +53,7 @@ class Shard:
     contributed, by the version that it will be applied to; staleness: how often which; dropped: how many came too late;
     leaving: workers that have said that they go; met: those that did when all had, and have not come back since;
     gone: who is not heard of.
+    stopping: somebody wants the run to end.
     Whatever changes any of it is a command, which is journaled first.
     """
 
@@ -70,6 +71,7 @@ class Shard:
         self.staleness: Counter[int] = Counter()
         self.dropped = 0
         self.waiting: list[Waiting] = []
+        self.stopping = False
         self.leaving: set[int] = set()
         self.met: set[int] = set()
         self.gone: set[Peer] = set()
