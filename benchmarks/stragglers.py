@@ -186,7 +186,8 @@ def main(args: argparse.Namespace) -> None:
         over = [mine / theirs for mine, theirs in zip(rates[name], rates[APART], strict=True)]
         when = [reached(curve, target) for curve in curves[name]]
         last = [curve[-1][1] for curve in curves[name]]
-        shown = "" if name == APART else f"{statistics.median(when):.1f} s"
+        middle = statistics.median(when)
+        shown = "" if name == APART else f"{middle:.1f} s" if middle < args.seconds else "not reached"
         lines.append(
             f"| {name if name == APART else f'`{name}`'} | {statistics.median(rates[name]):.1f} | "
             f"{statistics.median(over):.2f} ({min(over):.2f} to {max(over):.2f}) | "
