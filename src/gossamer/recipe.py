@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -74,11 +75,11 @@ def parse(text: str) -> Terms:
 def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None) -> Recipe:
     """Complete a recipe: add what is missing, and wrap its compressor. Resolving twice changes nothing.
 
-    A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says
-    `feedback=False`; then anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and
-    tiny ones dense. A codec that is wrapped so and whose means can be encoded again is wrapped in Sharded first, where
-    `world` is known and that many workers then send less. What is written with its wrappers is left as it is. With a
-    strategy that offers again what was left out, there is Route alone.
+    A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
+    anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
+    that is wrapped so and whose means can be encoded again is wrapped in Sharded first, where `world` is known and that
+    many workers then send less. What comes with its wrappers stays. With a strategy that repeats what was left out,
+    there is Route alone.
     """
     chosen: dict[str, Any] = {}
     for term in _terms(recipe):
@@ -91,8 +92,7 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
             )
         chosen[term.kind] = term
     written = Recipe(**chosen)
-    together = world if written.strategy.sums_together else None
-    resolved = replace(written, compressor=_wrapped(written.compressor, together, written.strategy.repeats_itself))
+    resolved = replace(written, compressor=_wrapped(written, world if written.strategy.sums_together else None))
     for term in resolved.terms:
         _check(term, ())
     _check_pair(resolved.strategy, resolved.compressor)
@@ -132,10 +132,10 @@ def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
             return (recipe,)
 
 
-def _wrapped(compressor: Compressor, world: int | None, repeats_itself: bool) -> Compressor:
-    if repeats_itself:
-        return compressor if compressor.routes else Route(compressor)
-    completed = compressor.completed(partial(_fed_back, world=world))
+def _wrapped(recipe: Recipe, world: int | None) -> Compressor:
+    if recipe.strategy.repeats_itself:
+        return recipe.compressor if recipe.compressor.routes else Route(recipe.compressor)
+    completed = recipe.compressor.completed(partial(_fed_back, world=world))
     return completed if completed.routes else Route(_cheapest(completed, world))
 
 
@@ -309,7 +309,7 @@ class _Reader:
             if letter in "#\\" or not letter.isprintable():
                 raise self.refusal(f"{letter!r} has no meaning in a recipe. Leave it out.", column=column)
         try:
-            with warnings.catch_warnings():
+            with _one_at_a_time, warnings.catch_warnings():
                 warnings.simplefilter("error")
                 return ast.parse(self.text, mode="eval").body
         except SyntaxError as error:
@@ -398,3 +398,4 @@ class _Reader:
 
 
 _SHAPE = "TopK(density=0.01) + EveryStep()"
+_one_at_a_time = threading.Lock()  # Python 3.11 counts the depth of all threads' trees together, and raises SystemError
