@@ -78,8 +78,7 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
     anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
     that is wrapped so and whose means can be encoded again is wrapped in Sharded first, where `world` is known and that
-    many workers then send less. What comes with its wrappers stays. With a strategy that repeats what was left out,
-    there is Route alone.
+    many workers then send less. What comes with its wrappers stays; a strategy that repeats what was lost gets Route.
     """
     chosen: dict[str, Any] = {}
     for term in _terms(recipe):
