@@ -19,7 +19,7 @@ demo: $(READY) ## train one small model three ways on this machine and compare t
 	$(BIN)/python examples/demo.py
 
 test: $(READY) ## run the tests
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest
 
 check: $(READY) ## formatting, lint, types, architecture
 	$(BIN)/ruff format --check .
