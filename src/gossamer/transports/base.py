@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -22,6 +22,12 @@ class Transport(Protocol):
 
     def answer(self, word: Word) -> Any:
         """Say one word and wait for its answer."""
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        """Begin to say one word; the function returned waits for its answer, and is called once.
+
+        Several may be under way. They are begun in the same order on every rank, and may be waited for in any.
+        """
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Overwrite `tensors` with those of `source`, bit for bit."""

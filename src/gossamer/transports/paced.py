@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +26,23 @@ class PacedTransport:
         self._inner = inner
         self._network = network
         self._prices: dict[Hashable, float] = {}
+        self._due = 0.0  # when what was begun so far will have been brought
         self.rank, self.world = inner.rank, inner.world
 
     def answer(self, word: Word) -> Any:
-        due = time.monotonic() + self._price(word)
-        answer = self._inner.answer(word)
-        _sleep_until(due)
-        return answer
+        return self.begin(word)()
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        # One line carries all that is under way, so a word's time starts when the one before it is paid for.
+        self._due = max(self._due, time.monotonic()) + self._price(word)
+        due, answered = self._due, self._inner.begin(word)
+
+        def wait() -> Any:
+            answer = answered()
+            _sleep_until(due)
+            return answer
+
+        return wait
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         began = time.monotonic()

@@ -44,11 +44,19 @@ class ProcessGroupTransport:
         return self._parts[-1]
 
     def answer(self, word: Word) -> Any:
+        return self.begin(word)()
+
+    def begin(self, word: Word) -> Callable[[], Any]:
         with self._translated():
-            return self._start(word)()
+            answered = self._start(word)
+
+        def wait() -> Any:
+            with self._translated():
+                return answered()
+
+        return wait
 
     def _start(self, word: Word) -> Callable[[], Any]:
-        """Begin to say a word; the function returned waits for its answer. Words are begun and waited for in order."""
         match word:
             case Mean(tensor, out):
                 return self._mean(tensor, out)

@@ -23,6 +23,9 @@ class ReturnedTransport:
     def answer(self, word: Word) -> NoReturn:
         raise self._gone()
 
+    def begin(self, word: Word) -> NoReturn:
+        raise self._gone()
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """They come from the servers instead."""
 
