@@ -18,8 +18,15 @@ help: ## show this list
 demo: $(READY) ## train one small model three ways on this machine and compare them (under 4 minutes)
 	$(BIN)/python examples/demo.py
 
+# Two passes: what starts processes, listens or measures rates has the machine to itself. Both run, whatever the first
+# says, and the last line tells of both. Worker processes read compiled files, whatever the shell says of writing them.
+IN_TURN := processes or namespaces
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY) ## run the tests
-	$(BIN)/pytest
+	@$(BIN)/pytest -n 2 -m "not ($(IN_TURN))"; pure=$$?; \
+	$(BIN)/pytest -m "$(IN_TURN)"; in_turn=$$?; \
+	echo "tests in one process: exit $$pure; tests of processes and networks: exit $$in_turn"; \
+	[ $$pure = 0 ] && [ $$in_turn = 0 ]
 
 check: $(READY) ## formatting, lint, types, architecture
 	$(BIN)/ruff format --check .

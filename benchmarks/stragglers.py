@@ -11,15 +11,17 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +37,8 @@ RECIPES: dict[str, list[str]] = {
 WORKERS, SHARE, TIMES_SLOWER = 4, 0.35, 5
 PERIOD_US = 20_000  # short, so that a slow worker is slow and not now and then frozen
 LOOKS = 12  # at the parameters, during training
+EMPTYING_SECONDS, EMPTYING_LOOKS = 10.0, 100
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Group(NamedTuple):
@@ -65,16 +69,49 @@ class Group(NamedTuple):
     def leave(self) -> None:
         (self.path.parent / "cgroup.procs").write_text(str(os.getpid()))
 
+    def remove(self) -> None:
+        """Whoever is still in it ends first, since a group that somebody is in stays."""
+        for _ in range(EMPTYING_LOOKS):
+            members = set((self.path / "cgroup.procs").read_text().split()) - {"0"}  # 0: whom this namespace cannot see
+            if not members:
+                break
+            for member in members:
+                with suppress(ProcessLookupError):
+                    os.kill(int(member), signal.SIGKILL)
+            time.sleep(EMPTYING_SECONDS / EMPTYING_LOOKS)
+        self.path.rmdir()
+
 
 @contextmanager
 def groups() -> Iterator[list[Group]]:
+    """Control groups, which are gone afterwards: also where this process is asked to end."""
     shares = [SHARE] * (WORKERS - 1) + [SHARE / TIMES_SLOWER]
-    made = [Group.make(f"gossamer-{os.getpid()}-{rank}", share) for rank, share in enumerate(shares)]
+    made: list[Group] = []
+    with ending_by_exit():
+        try:
+            for rank, share in enumerate(shares):
+                made.append(Group.make(f"gossamer-{os.getpid()}-{rank}", share))
+            yield made
+        finally:
+            for each in made:
+                each.remove()
+
+
+@contextmanager
+def ending_by_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt: by default they leave everything."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in ENDINGS:  # once is enough: what tidies up is not to be interrupted
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = {each: signal.signal(each, end) for each in ENDINGS}
     try:
-        yield made
+        yield
     finally:
-        for each in made:
-            each.path.rmdir()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # -- one worker

@@ -25,7 +25,9 @@ COMPRESSORS = {
     "OneBitAdam": ["OneBitAdam(warmup=40)"],
     "Feedback": [],
     "Route": [],
-    "Sharded": [],  # resolving finds it where it pays
+    "Sharded": [],  # resolving finds these where they pay
+    "SparseSum": [],
+    "Hierarchical": [],  # for nodes
 }
 # against what a sparse choice loses under Adam, by what is changed; of 100 steps
 DENSE_STEPS = 10, 25, 40

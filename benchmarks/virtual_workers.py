@@ -5,7 +5,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,6 +65,10 @@ class Counting:
     def answer(self, word: Word) -> Any:
         self._answered += bytes_sent(word, self.world, self.rank)
         return self._inner.answer(word)
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        self._answered += bytes_sent(word, self.world, self.rank)
+        return self._inner.begin(word)
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         self._inner.broadcast_(tensors, source)

@@ -13,7 +13,16 @@ COMPILERS = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
 LOUD = ("-std=c++17", "-Wall", "-Wextra", "-Wno-maybe-uninitialized")  # the last is wrong about GCC's own headers
 
 KERNELS = "gossamer/kernels/libgossamer-kernels.so"
-KERNEL_SOURCES = ("abi.cpp", "select.cpp", "places.cpp", "quantise.cpp", "dequantise.cpp", "halves.cpp", "float4.cpp")
+KERNEL_SOURCES = (
+    "abi.cpp",
+    "select.cpp",
+    "places.cpp",
+    "quantise.cpp",
+    "dequantise.cpp",
+    "halves.cpp",
+    "float4.cpp",
+    "mesh.cpp",
+)
 # Every operation is rounded once and NaN is seen: the loops equal plain torch bit for bit. So never -ffast-math.
 KERNEL_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 
@@ -40,7 +49,10 @@ def compile_switch(root: Path) -> Path:
 def compile_sanitizers(root: Path) -> Path:
     """A program that runs every kernel under the address and undefined-behaviour sanitizers."""
     sources = [HERE / name for name in (*KERNEL_SOURCES, "sanitize.cpp") if (HERE / name).exists()]
-    checks = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    checks = [
+        *("-O1", "-g", "-pthread", "-fno-omit-frame-pointer"),
+        *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    ]
     return _compile(root / "build" / "sanitize", [*checks, "-ffp-contract=off"], sources)
 
 

@@ -13,6 +13,7 @@
 
 #include "sanitize_float4.hpp"
 #include "sanitize_halves.hpp"
+#include "sanitize_mesh.hpp"
 
 #if __has_include("sanitize_quantise.hpp")
 #include "sanitize_quantise.hpp"
@@ -272,5 +273,6 @@ int main() {
     sanitize_quantise();
     sanitize_float4();
     sanitize_halves();
+    sanitize_mesh();
     std::puts("sanitize: passed");
 }

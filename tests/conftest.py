@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 IN_TURN = ("processes", "namespaces")
+EAGER = str(Path(__file__).parent / "eager")
+
+
+def in_turn(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in IN_TURN)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(item.get_closest_marker(name) for name in IN_TURN):
+        if in_turn(item):
             item.add_marker(pytest.mark.xdist_group("in turn"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Processes that a test starts find eager/sitecustomize.py; this one, whose tests compile models, does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        if in_turn(item):
+            patch.setenv("PYTHONPATH", EAGER, prepend=os.pathsep)
+        return (yield)

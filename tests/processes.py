@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": os.pathsep.join([str(HERE / "eager"), str(HERE)]),
         "PYTHONWARNINGS": "error::FutureWarning",
     }
 
@@ -85,6 +88,15 @@ def per_rank(commands: Sequence[Sequence[str]]) -> list[str]:
     """Arguments for run_workers with which rank r becomes commands[r], a program and its arguments."""
     become = "import json, os, sys; mine = json.loads(sys.argv[1])[int(os.environ['RANK'])]; os.execv(mine[0], mine)"
     return ["-c", become, json.dumps([list(command) for command in commands])]
+
+
+@contextmanager
+def engine_files_left_open() -> Iterator[None]:
+    """For a launcher in this process: the engine leaves its workers' output files to the garbage collector."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
 
 
 def findings(text: str) -> list[dict[str, Any]]:

@@ -41,6 +41,10 @@ class Gate:
         self.in_vain = not self.open.wait(1.0) or self.in_vain
         return self._inner.answer(word)
 
+    def begin(self, word: Word) -> Callable[[], Any]:
+        answer = self.answer(word)
+        return lambda: answer
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 

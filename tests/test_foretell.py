@@ -2,16 +2,30 @@ from dataclasses import replace
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from gossamer.cli.explain import explain
+from gossamer.errors import GossamerError
 from gossamer.foretell import Foretold, Measured, MeasuredBucket, foretell, plan
 from gossamer.network import read_network
+from gossamer.network.cost import seconds
 from gossamer.recipe import resolve
 from gossamer.strategies import Periodic
 from gossamer.virtual_steps import Job, run_step
 from gossamer.virtual_turns import Trip, run_sites, run_turns
 from gossamer.words import Gather, Mean, Together
 
-WORD = Gather((torch.empty(1, device="meta"),))
+
+def floats(numel):
+    return torch.empty(numel, device="meta")
+
+
+WORD = Gather((floats(1),))
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked_for(monkeypatch):
+    monkeypatch.delenv("GOSSAMER_COLLECTIVE", raising=False)
 
 
 class Fixed:
@@ -38,9 +52,11 @@ def job(ready, *rounds, last=0.0):
         ([], 24.0, 0.0, 0.0, 0.0),
         ([job(5.0, 1.0)], 24.0, 0.0, 10.0, 1.0),  # hidden: 5 + 1 + 10 < 20
         ([job(20.0, 1.0, last=2.0)], 37.0, 13.0, 10.0, 3.0),  # all after backward
-        ([job(5.0, 1.0), job(6.0, 1.0)], 31.0, 7.0, 20.0, 2.0),  # the second waits for the lane until 16
-        ([job(2.0, 1.0), job(18.0, 1.0)], 33.0, 9.0, 20.0, 2.0),  # the lane waits for the second until 18
+        ([job(5.0, 1.0), job(6.0, 1.0)], 24.0, 0.0, 10.0, 2.0),  # the second leaves at 7, while the first travels
+        ([job(2.0, 1.0), job(18.0, 1.0)], 33.0, 9.0, 10.0, 2.0),  # nobody waits for the first, there since 13
         ([job(20.0, 1.0, 3.0, last=2.0)], 50.0, 26.0, 20.0, 6.0),  # two rounds
+        ([job(20.0, 1.0, 3.0, last=2.0)] * 2, 53.0, 29.0, 17.0, 12.0),  # of two: 9 s and 7 s for one, 1 s for the other
+        ([job(2.0, 1.0, 1.0), job(18.0, 1.0)], 34.0, 10.0, 10.0, 3.0),  # the second word waits for its turn at 19
     ],
 )
 def test_the_lane_is_a_queue(jobs, end, waiting, wire, codec):
@@ -184,6 +200,14 @@ def test_fragments_take_turns_on_one_lane():
     )
 
 
+def test_who_comes_is_known_before_anything_else_leaves():
+    """The meeting takes 10 seconds; then one bucket leaves at 11 and the other at 12, and that one is there at 22."""
+    going = trip(job(0.0, 0.0), job(0.0, 1.0), job(0.0, 1.0))
+    assert turns(Periodic(2), going) == pytest.approx(((48 + 22) / 2, 22 / 2, 20 / 2, 2 / 2))
+    with pytest.raises(AssertionError):
+        assert turns(Periodic(2), trip(job(0.0), *going.jobs)) == pytest.approx(turns(Periodic(2), going))
+
+
 def test_on_crowded_processors_a_turn_slows_training():
     """Computing on the lane takes twice as long beside training, which loses as much as it is given."""
     going = trip(job(0.0, 4.0, last=2.0))
@@ -240,10 +264,13 @@ def test_what_travels_while_training_goes_on_is_hidden():
     assert told("DelayedAveraging(delay=2, period=2)").step_seconds == pytest.approx(0.25)
 
 
-def test_every_turn_begins_with_a_meeting():
-    """Two rounds of a second each way at most: a meeting, and a bucket that takes the control word along."""
+@pytest.mark.parametrize(("collective", "gather_seconds"), [("", 0.5), ("engine", 1.0)])
+def test_every_turn_begins_with_a_meeting(collective, gather_seconds, monkeypatch):
+    """One way, or there and back where messages wait for their receivers; and the half of the backward pass that an
+    exchange of gradients hides behind, which a turn comes after."""
+    monkeypatch.setenv("GOSSAMER_COLLECTIVE", collective)
     meeting = told("LocalSGD(1)", "1gbit,1s").step_seconds - told("EveryStep()", "1gbit,1s").step_seconds
-    assert 0.9 < meeting < 2.1
+    assert meeting == pytest.approx(gather_seconds + 0.1, rel=0.01)
 
 
 def test_what_is_averaged_along_takes_its_time():
@@ -282,10 +309,54 @@ round_trip = "500ms"
 
 
 def test_slow_paths_between_sites_do_not_slow_what_is_inside(tmp_path):
+    """Once in 50 steps everyone pays for the words between sites, over connections that had nothing to do meanwhile."""
     spec = tmp_path / "two-sites.toml"
     spec.write_text(TWO_SITES)
     buckets = {"site_buckets": [bucket(1, a=(1000, 1000))], "site_control_bytes": 23}
     inside = told("EveryStep()").step_seconds
     far = told("EveryStep()", str(spec), workers=4).step_seconds
     said = told("LocalSGD(50, per_site=2)", str(spec), workers=4, **buckets).step_seconds
-    assert inside < said < inside + 2 * far / 50 < far
+    network = read_network(str(spec), 4)
+    bucket_and_control = Together((Mean(floats(1_000_000)), Gather((floats(6),))))
+    turn = 0.002 + sum(seconds(word, network) for word in (Gather((floats(4),)), bucket_and_control))
+    assert said == pytest.approx(inside + turn / 50, rel=1e-3)
+    assert said < far
+    with pytest.raises(AssertionError):
+        assert said == pytest.approx(inside + far / 50, rel=1e-3)  # theirs are never idle
+
+
+# -- which way means take ----------------------------------------------------------------------------------------------
+
+
+def test_a_topology_chooses_how_means_are_taken():
+    """One number for each of four workers: there and back, six hops around a ring, two pairs and back, two sites."""
+    few = {"workers": 4, "buckets": [bucket(1, a=(2, 2))]}
+    hops = {"Dense()": 2, "Ring()": 6, "Exponential()": 4, "Hierarchy(per_node=2)": 4}
+    step = {recipe: told(recipe, "1gbit,1s", **few) for recipe in hops}
+    for recipe, count in hops.items():
+        assert step[recipe].wire_seconds == pytest.approx(count / 2, rel=0.01)
+    collectives = [each.inputs["collective"] for each in step.values()]
+    assert collectives == ["auto", "ring", "halving", "hierarchical(2)"]
+
+
+def test_the_environment_beats_the_recipe(monkeypatch):
+    monkeypatch.setenv("GOSSAMER_COLLECTIVE", "direct")
+    said = told("Ring()", "1gbit,1s", workers=4, buckets=[bucket(1, a=(2, 2))])
+    assert said.wire_seconds == pytest.approx(2 / 2, rel=0.01)
+    monkeypatch.setenv("GOSSAMER_COLLECTIVE", "circle")
+    with pytest.raises(GossamerError, match=r"GOSSAMER_COLLECTIVE .* 'circle' is no collective: write one of auto"):
+        told("Dense()")
+
+
+def test_explain_prices_the_way_that_was_chosen(monkeypatch):
+    def explained(recipe):
+        options = ["--network", "100mbit,1s", "--step-seconds", "1", "--parameters", "1000"]
+        answer = CliRunner().invoke(explain, [recipe, *options])
+        return answer.exit_code, answer.output
+
+    assert "foretold for 100mbit,1s:" in explained("Dense()")[1]
+    assert "foretold for 100mbit,1s, means by ring:" in explained("Dense() + Ring()")[1]
+    monkeypatch.setenv("GOSSAMER_COLLECTIVE", "circle")
+    code, output = explained("Dense()")
+    assert code == 1
+    assert "Error: GOSSAMER_COLLECTIVE says how means are taken, and 'circle' is no collective" in output

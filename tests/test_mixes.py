@@ -26,6 +26,7 @@ from gossamer.cli.explain import explain
 from gossamer.control import Presence
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
 from gossamer.forecast import forecast
+from gossamer.mixes import Mixes
 from gossamer.neighbours import Head, check
 from gossamer.recipe import Recipe, resolve
 from gossamer.session import Session
@@ -247,7 +248,7 @@ def test_a_worker_whose_parameters_are_not_finite_is_named_and_ends() -> None:
     def work(worker: Worker) -> None:
         pass_through(start(worker, "Gossip() + Ring()"), range(8), worker.rank, ruin)
 
-    with pytest.raises(NonFiniteError, match=r'"0\.weight" on rank 1'):
+    with pytest.raises(NonFiniteError, match=r'numbers were not finite 5 steps in a row.*"0\.weight" on rank 1'):
         cluster(work, 4)
 
 
@@ -270,6 +271,46 @@ def test_a_step_that_a_scaler_skips_is_followed_by_its_round(overflow: int) -> N
     ended = cluster(work, 3)
     assert [steps for steps, _ in ended] == [5] * 3
     assert bool(agree([merged for _, merged in ended]).isfinite().all())
+
+
+def stopped_beside(overflow: int, recipe: str = "Gossip() + Ring()") -> None:
+    """One rank asks for the end while the scaler of another skips a step: all end after the same one."""
+
+    def work(worker: Worker) -> tuple[int, Tensor]:
+        model = network(worker.rank, torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
+        session = worker.attach(model, optimizer, recipe, scaler=scaler)
+
+        def until_told() -> None:
+            for step in range(20):
+                if (step, worker.rank) == (2, 0):
+                    session.ask_to_stop()
+                optimizer.zero_grad()
+                inputs, targets = batch(step, worker.rank, dtype=torch.float32)
+                loss = mse_loss(model(inputs), targets) * (torch.inf if (step, worker.rank) == (overflow, 1) else 1.0)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+        with pytest.raises(Stopped):
+            until_told()
+        return session.steps, merged_of(session)
+
+    ended = cluster(work, 3)
+    assert len({steps for steps, _ in ended}) == 1
+    assert bool(agree([merged for _, merged in ended]).isfinite().all())
+
+
+@pytest.mark.parametrize("overflow", range(2, 7))
+def test_all_stop_after_the_same_step_also_where_a_scaler_skips_it(overflow: int) -> None:
+    stopped_beside(overflow)
+
+
+def test_a_round_that_waits_for_the_step_after_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mixes, "_make_up", lambda self: None)
+    with pytest.raises(LoopError, match="after equally many steps"):
+        [stopped_beside(overflow) for overflow in range(2, 7)]
 
 
 def uneven(worker: Worker, recipe: str, batches: Sequence[int]) -> tuple[int, Tensor]:

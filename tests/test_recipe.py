@@ -201,10 +201,43 @@ def test_a_codec_is_sharded_where_that_sends_less(text, sharded):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["Dense", "home", "TopK(0.01)", "TernGrad", "PowerSGD(2)", "OneBit(columns=True)", "Feedback(Int8)", "Route(QSGD)"],
+    ("text", "summed"),
+    [
+        ("TopK(0.01)", "Route(Feedback(SparseSum(TopK(density=0.01))))"),
+        ("home", "Route(Feedback(SparseSum(TopK(density=0.01))))"),
+        ("TopK(0.001)", "Route(Feedback(SparseSum(TopK(density=0.001))))"),
+        ("Route(TopK(0.1), smallest=5)", "Route(Feedback(SparseSum(TopK(density=0.1))), smallest=5)"),
+        ("SparseSum(TopK(0.01))", "Route(Feedback(SparseSum(TopK(density=0.01))))"),
+        ("Sharded(TopK(0.01))", "Route(Feedback(Sharded(TopK(density=0.01))))"),
+    ],
 )
-def test_what_is_no_bare_quantiser_is_never_sharded(text):
+def test_few_entries_are_summed_where_that_sends_less(text, summed):
+    for world in (3, 4, 8, 64):
+        assert repr(resolve(text, world).compressor) == summed
+        assert resolve(repr(resolve(text, world)), world) == resolve(text, world)
+    if "S" not in text:
+        for world in (None, 1, 2):
+            assert "SparseSum" not in repr(resolve(text, world))
+
+
+def test_the_cheapest_is_chosen_by_its_price(monkeypatch):
+    assert "SparseSum" in repr(resolve("TopK(0.01)", 8))
+    monkeypatch.setattr("gossamer.recipe._bytes_sent", lambda compressor, world: "Sum" in repr(compressor))
+    assert "SparseSum" not in repr(resolve("TopK(0.01)", 8))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Dense", "TernGrad", "PowerSGD(2)", "OneBit(columns=True)", "Feedback(Int8)", "Route(QSGD)", "Feedback(TopK(0.1))"]
+    + [
+        "TopK(0.01, feedback=False)",
+        "Chain(TopK(0.01), Int8)",
+        "Threshold(0.01)",
+        "DGC(0.01)",
+        "Warmup(TopK(0.1), steps=5)",
+    ],
+)
+def test_what_is_no_bare_quantiser_or_choice_stays_whole(text):
     for world in (2, 8):
         assert resolve(text, world) == resolve(text)
 

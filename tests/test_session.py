@@ -794,9 +794,16 @@ class Slow:
         self._inner, self.rank, self.world = inner, inner.rank, inner.world
 
     def answer(self, word: Word) -> Any:
-        answer = self._inner.answer(word)
-        time.sleep(self.delay_seconds)  # the link's delay, not a synchronisation
-        return answer
+        return self.begin(word)()
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        answered, due = self._inner.begin(word), time.perf_counter() + self.delay_seconds
+
+        def wait() -> Any:
+            time.sleep(max(0.0, due - time.perf_counter()))  # the link's delay, not a synchronisation
+            return answered()
+
+        return wait
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -820,16 +827,14 @@ def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         "gossamer.staging.divide", lambda parameters: __import__("gossamer.buckets").buckets.divide(parameters, 1)
     )
-    waits: list[float] = []
-    wires: list[float] = []
+    buckets, waits = 6, list[float]()
 
     def note(event: events.Event) -> None:
         if isinstance(event, events.StepEnded) and event.step > 1:
             waits.append(event.waiting_seconds)
-            wires.append(event.wire_seconds)
 
     def work(worker: Worker) -> None:
-        layers = [nn.Linear(6, 6, bias=False).double() for _ in range(6)]
+        layers = [nn.Linear(6, 6, bias=False).double() for _ in range(buckets)]
         model = nn.ModuleList(layers)
         optimizer = sgd(model)
         worker.attach(model, optimizer)
@@ -846,10 +851,9 @@ def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) ->
         cluster(work, 2, Slow)  # type: ignore[arg-type]
     finally:
         stop()
-    # of each step's words, the first layer's bucket and the closing word cannot hide: they come after backward
-    fits = [wire - 2 * Slow.delay_seconds for wire in wires]
-    hidden = [1 - (wait - 2 * Slow.delay_seconds) / fit for wait, fit in zip(waits, fits, strict=True)]
-    assert min(fits) > 0.2
+    # Of each step's words, the first layer's cannot hide: it comes after backward. Another may arrive as late.
+    fit = (buckets - 2) * Slow.delay_seconds
+    hidden = [1 - (wait - 2 * Slow.delay_seconds) / fit for wait in waits]
     assert sorted(hidden)[len(hidden) // 2] >= 0.8, hidden
 
 

@@ -20,7 +20,7 @@ from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.sharded import is_owed, settle
 from gossamer.drive import perform
-from gossamer.environment.servers import dedicated_servers, returns
+from gossamer.environment.servers import dedicated_servers, own_address, returns
 from gossamer.errors import AttachError, LayoutError
 from gossamer.guards import Scaler
 from gossamer.lane import Lane
@@ -31,7 +31,9 @@ from gossamer.recipe import Recipe, resolve
 from gossamer.session import Session, open_sessions
 from gossamer.terms import Term, Terms
 from gossamer.transports.base import Transport
+from gossamer.transports.meshed import meshed
 from gossamer.transports.paced import PacedTransport
+from gossamer.transports.picker import AUTO
 from gossamer.transports.process_group import ProcessGroupTransport
 from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
@@ -87,8 +89,14 @@ def _transport(world: World, recipe: Recipe) -> Transport:
             )
         return ReturnedTransport(world.rank, world.size)
     paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
-    transport = ProcessGroupTransport()
+    transport = _group(world, os.environ.get("GOSSAMER_COLLECTIVE") or recipe.topology.collective or AUTO)
     return PacedTransport(transport, read_network(paced, world.size)) if paced else transport
+
+
+def _group(world: World, collective: str = AUTO) -> Transport:
+    """The process group, with a mesh of its own where tensors live on processors."""
+    engine = ProcessGroupTransport()
+    return engine if world.device.type == "cuda" else meshed(engine, own_address(), collective)
 
 
 def refuse(model: nn.Module) -> None:
@@ -211,9 +219,9 @@ def _voted(compressor: Compressor, x: Packed, state: State, at: At) -> Generator
 
 
 @cache
-def _shared_transport() -> ProcessGroupTransport:
+def _shared_transport() -> Transport:
     """One group for all calls of average_ in this process."""
-    return ProcessGroupTransport()
+    return _group(current())
 
 
 def average_(
@@ -264,7 +272,7 @@ class DdpState:
                 "DDP out and call gossamer.attach(model, optimizer, ...)."
             )
         self.names = {id(parameter): name.removeprefix("module.") for name, parameter in parameters.items()}
-        self.memory = Memory(compressor, ProcessGroupTransport())
+        self.memory = Memory(compressor, _group(current()))
         self.lane = Lane(next(iter(parameters.values())).device)
 
 

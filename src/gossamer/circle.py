@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from gossamer.environment.servers import (
@@ -18,15 +19,17 @@ from gossamer.environment.servers import (
     run_name,
     run_token,
 )
-from gossamer.errors import AttachError, PeerLost
+from gossamer.errors import AttachError, ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
-from gossamer.peers import SERVER, WORKER, Await, Elapsed, Joined, Left, Peer, PeerScript
+from gossamer.peers import SERVER, WORKER, Await, Elapsed, Heard, Joined, Left, Peer, PeerScript
 from gossamer.serving.host import host
 
 if TYPE_CHECKING:
     from gossamer.transports.tcp import Handle, TcpEndpoint
 
 DEAD_AFTER_SECONDS = 5.0
+LATE_SECONDS = 5.0  # a server should have been met by then
+MEETING_SECONDS = 300.0  # or it never comes: where machines are slow to start, the launcher waits as long
 RESTART_SECONDS = 60.0  # a launcher starts a server anew, and a large journal takes time to read
 SLACK_BYTES = 2**20  # beside tensors, a frame holds names and shapes
 
@@ -37,11 +40,13 @@ Tell = Callable[[str], list[str]]
 class Circle:
     """This worker's endpoint, and that of the server which lives beside it, where one does.
 
-    servers: how many there are; beside: this process's own.
+    servers: how many there are; part_bytes: the most that one can hold, since it is told in one message; beside: this
+    process's own.
     """
 
     me: TcpEndpoint
     servers: int
+    part_bytes: int
     own: TcpEndpoint | None
     service: Handle | None
 
@@ -79,15 +84,17 @@ def assemble(rank: int, world: int, servers: int | None, largest_bytes: int, tel
     dedicated = dedicated_servers()
     count = min(servers or len(dedicated) or world, len(dedicated) or world)
     token = run_token() or _agreed_token(tell)
-    open_endpoint = _opener(token, LARGEST_FRAME_BYTES if dedicated else largest_bytes + SLACK_BYTES)
+    frame_bytes = LARGEST_FRAME_BYTES if dedicated else largest_bytes + SLACK_BYTES
+    open_endpoint = _opener(token, frame_bytes)
     me, own = open_endpoint(Peer(WORKER, rank)), None
     if not dedicated and rank < count:
         own = open_endpoint(Peer(SERVER, rank))
     service = None if own is None else own.start(_serve(own))
     places = dict(enumerate(dedicated[:count])) if dedicated else _told(tell, own)
-    me.meet({Peer(SERVER, number): place for number, place in places.items()})
-    me.start(_watch(me, RESTART_SECONDS if dedicated else 0.0))
-    return Circle(me, count, own, service)
+    servers_at = {Peer(SERVER, number): place for number, place in places.items()}
+    me.meet(servers_at)
+    me.start(watch(me, servers_at, RESTART_SECONDS if dedicated else 0.0))
+    return Circle(me, count, frame_bytes - SLACK_BYTES, own, service)
 
 
 def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> TcpEndpoint:
@@ -100,6 +107,13 @@ def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> TcpEndpoint:
 class Closes(Protocol):
     def close(self) -> None:
         """Go, whoever is still there."""
+
+
+class Watched(Protocol):
+    me: Peer
+
+    def close(self, why: GossamerError) -> None:
+        """Go; whoever waits for an answer hears why."""
 
 
 def leave(endpoints: Closes, process: int) -> None:
@@ -156,19 +170,52 @@ def _serve(endpoint: TcpEndpoint) -> PeerScript:
         raise
 
 
-def _watch(endpoint: TcpEndpoint, patience_seconds: float) -> PeerScript:
-    """Whoever waits for a server that is gone for good shall not wait for ever: then the endpoint is closed."""
-    gone: dict[Peer, float] = {}
+def watch(endpoint: Watched, places: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
+    """Nobody waits for ever for a server that never comes, or is gone for good: then the endpoint is closed, and says
+    why.
+
+    places: of the servers. Of those that were not met within LATE_SECONDS it is said who they are and where they should
+    be; within MEETING_SECONDS, nobody waits any more. patience_seconds: for one that was here.
+    """
+    missed, gone = dict(places), dict[Peer, float]()
+    heard: Heard = yield Await(until=-inf)
+    late, refused = heard.moment + LATE_SECONDS, heard.moment + MEETING_SECONDS
     while True:
-        event = yield Await(until=min(gone.values(), default=None))
-        match event:
+        match heard:
             case Left(peer=peer, moment=moment) if peer.kind == SERVER:
                 gone[peer] = moment + patience_seconds
             case Joined(peer=peer):
                 gone.pop(peer, None)
+                missed.pop(peer, None)
             case Elapsed(moment=moment):
                 lost = [str(peer) for peer, until in gone.items() if until <= moment]
                 if lost:
                     notice(f"{', '.join(lost)} did not come back, and what it held is out of reach")
-                    endpoint.close()
+                    endpoint.close(PeerLost(f"{', '.join(lost)} did not come back, and what it held is out of reach."))
                     return
+                if missed and moment >= refused:
+                    endpoint.close(_never_met(endpoint.me, missed))
+                    return
+                if missed and moment >= late:
+                    notice(_not_met_yet(endpoint.me, missed))
+                    late = inf
+        heard = yield Await(until=min([*gone.values(), *((late, refused) if missed else ())], default=None))
+
+
+def _not_met_yet(me: Peer, missed: Mapping[Peer, Address]) -> str:
+    return (
+        f"{me} waits for {_where(missed)}, not heard for {LATE_SECONDS:.0f} s, and goes on waiting. Does it run, and "
+        "does no firewall stand between?"
+    )
+
+
+def _never_met(me: Peer, missed: Mapping[Peer, Address]) -> ConnectError:
+    return ConnectError(
+        f"for {MEETING_SECONDS:.0f} s nothing was heard of {_where(missed)}, so {me} cannot begin: parameters are held "
+        "there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let GOSSAMER_SERVERS=HOST:PORT "
+        "name where they listen, with no firewall between."
+    )
+
+
+def _where(servers: Mapping[Peer, Address]) -> str:
+    return ", ".join(f"{peer} at {host}:{port}" for peer, (host, port) in sorted(servers.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,17 @@ from torch import Tensor
 
 from gossamer.transports.base import Transport
 from gossamer.transports.simulated import answers, meta_answer
-from gossamer.words import Script, Together, Word, bytes_sent
+from gossamer.words import Among, Script, Together, Word, bytes_sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Performed:
-    """A script's result and what it took: seconds before the first word, within words, and after; bytes sent."""
+    """A script's result and what it took: seconds before the first word, for answers, and after; bytes sent.
+
+    wire: seconds in which the thread that runs scripts could do nothing but say this one's words and wait for their
+    answers. While it encodes or decodes another script, that is what is counted, and what travels meanwhile costs
+    nothing: so all scripts' seconds add up to no more than the thread has spent.
+    """
 
     result: Any
     encode_seconds: float
@@ -25,30 +30,63 @@ class Performed:
     bytes_sent: float
 
 
+class Performance:
+    """One worker's script on its way over a transport, word by word."""
+
+    def __init__(self, script: Script, transport: Transport) -> None:
+        self._script, self._transport = script, transport
+        self._said: Word | None = None  # it belongs to the transport, so it must live as long as it is under way
+        self._answered: Callable[[], Any] = _nothing
+        self._result: Any = None
+        self._encode = self._wire = self._decode = self._sent = 0.0
+
+    def go_on(self) -> bool:
+        """Wait for the answer to the word under way, if there is one, and begin the next; False where none follows."""
+        asked = time.perf_counter()
+        answer = self._answered()
+        heard = time.perf_counter()
+        self._wire += heard - asked
+        try:
+            word = self._script.send(answer)
+        except StopIteration as stop:
+            self._compute(time.perf_counter() - heard)
+            self._said, self._answered, self._result = None, _nothing, stop.value
+            return False
+        computed = time.perf_counter()
+        self._compute(computed - heard)
+        self._said, self._answered = word, self._transport.begin(word)
+        self._wire += time.perf_counter() - computed
+        self._sent += bytes_sent(word, self._transport.world, self._transport.rank)
+        return True
+
+    def _compute(self, seconds: float) -> None:
+        if self._answered is _nothing:
+            self._encode += seconds
+        else:
+            self._decode += seconds
+
+    @property
+    def performed(self) -> Performed:
+        """What it took so far, and its result once it has ended."""
+        return Performed(
+            result=self._result,
+            encode_seconds=self._encode,
+            wire_seconds=self._wire,
+            decode_seconds=self._decode,
+            bytes_sent=self._sent,
+        )
+
+
+def _nothing() -> None:
+    """What a script hears before it has said anything."""
+
+
 def perform(script: Script, transport: Transport) -> Performed:
     """Run one worker's script over a transport."""
-    spent = {"encode": 0.0, "wire": 0.0, "decode": 0.0}
-    sent, phase, answer = 0.0, "encode", None
-    mark = time.perf_counter()
-    while True:
-        try:
-            word = script.send(answer)
-        except StopIteration as stop:
-            spent[phase] += time.perf_counter() - mark
-            return Performed(
-                result=stop.value,
-                encode_seconds=spent["encode"],
-                wire_seconds=spent["wire"],
-                decode_seconds=spent["decode"],
-                bytes_sent=sent,
-            )
-        asked = time.perf_counter()
-        spent[phase] += asked - mark
-        answer = transport.answer(word)
-        mark = time.perf_counter()
-        spent["wire"] += mark - asked
-        sent += bytes_sent(word, transport.world, transport.rank)
-        phase = "decode"
+    performance = Performance(script, transport)
+    while performance.go_on():
+        pass
+    return performance.performed
 
 
 def broadcast(transport: Transport, tensors: Sequence[Tensor], source: int) -> Performed:
@@ -96,6 +134,16 @@ def price(script: Script, world: int, rank: int = 0) -> list[Priced]:
             word = script.send(answer)
         except StopIteration:
             return said
-        each = word.words if isinstance(word, Together) else (word,)
-        said.extend(Priced(type(one).__name__, bytes_sent(one, world, rank)) for one in each)
+        said.extend(_priced(word, world, rank))
         answer = meta_answer(word, world, rank)
+
+
+def _priced(word: Word, world: int, rank: int) -> Iterator[Priced]:
+    match word:
+        case Together(words):
+            for each in words:
+                yield from _priced(each, world, rank)
+        case Among(ranks, inner):
+            yield Priced(f"{type(inner).__name__} among {len(ranks)}", bytes_sent(word, world, rank))
+        case _:
+            yield Priced(type(word).__name__, bytes_sent(word, world, rank))

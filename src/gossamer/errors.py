@@ -28,7 +28,7 @@ class LoopError(GossamerError):
 
 
 class NonFiniteError(GossamerError):
-    """Gradients were not finite for several steps in a row."""
+    """Numbers were not finite for several steps in a row."""
 
 
 class NotFinite(GossamerError):

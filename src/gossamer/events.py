@@ -99,6 +99,14 @@ class Saved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CollectivePicked(Event):
+    """From now on, means of so many bytes take this way. Emitted by the thread that talks."""
+
+    nbytes: int
+    collective: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServersTold(Event):
     """What parameter servers say at the end, of the shard that knows most: how many contributions were applied, how
     many came too late, and how many had which age, in versions."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED, Sharded, is_owed
+from gossamer.compressors.sparse_sum import SparseSum
 from gossamer.errors import CheckpointError
 from gossamer.merges import AGREED_KEY
 from gossamer.recipe import resolve
@@ -96,12 +97,12 @@ def describe(directory: str, step: int, writers: int, world: int, *, recipe: str
 
 
 def _plain(text: str) -> Term:
-    """A recipe's compressor without Sharded, which is chosen by the number of workers and remembers alike."""
+    """A recipe's compressor without Sharded and SparseSum, chosen by the number of workers; all remember alike."""
     return _unsharded(resolve(text).compressor)
 
 
 def _unsharded(term: Term) -> Term:
-    if isinstance(term, Sharded):
+    if isinstance(term, Sharded | SparseSum):
         return _unsharded(term.inner)
     held = {item.name: getattr(term, item.name) for item in fields(term)}  # type: ignore[arg-type]
     return replace(  # type: ignore[type-var]

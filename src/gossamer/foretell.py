@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from gossamer.control import MEETING_BYTES
+from gossamer.errors import GossamerError
 from gossamer.forecast import conversation, letter, mean_told
 from gossamer.layout import Layout
 from gossamer.network import Network
@@ -19,6 +21,7 @@ from gossamer.recipe import Recipe
 from gossamer.staging import site_size
 from gossamer.strategies import Stage
 from gossamer.timetable import schedule_of
+from gossamer.transports.picker import AUTO, check_wish
 from gossamer.virtual_steps import Job, run_step
 from gossamer.virtual_turns import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
 from gossamer.words import Gather, Mean, Mix, Word
@@ -113,7 +116,8 @@ def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int,
     tcp: how packets are cut; by default as on an Ethernet.
     """
     there = replace(network, hosts=network.hosts[:workers])
-    found = _per_step(recipe, measured, there, workers, tcp)
+    collective = wish_of(recipe)
+    found = _per_step(recipe, measured, there, workers, tcp, collective)
     return Foretold(
         step_seconds=found.seconds,
         waiting_seconds=found.waiting,
@@ -122,6 +126,7 @@ def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int,
         inputs={
             "network": network.text,
             "workers": workers,
+            "collective": collective,
             "compute_seconds": measured.compute_seconds,
             "codec_seconds": sum(sum(bucket.computing_seconds) for bucket in measured.buckets),
             "engine_seconds": sum(sum(bucket.engine_seconds) for bucket in measured.buckets),
@@ -132,13 +137,26 @@ def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int,
     )
 
 
-def _per_step(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp) -> PerStep:
+def wish_of(recipe: Recipe) -> str:
+    """How a session of this recipe would ask for its means to be taken, here. Raises GossamerError for no collective.
+
+    On processors, that is: what lives on a GPU is answered by the engine, whatever is asked for.
+    """
+    wish = os.environ.get("GOSSAMER_COLLECTIVE") or recipe.topology.collective or AUTO
+    try:
+        check_wish(wish)
+    except ValueError as problem:
+        raise GossamerError(f"GOSSAMER_COLLECTIVE says how means are taken, and {problem}") from None
+    return wish
+
+
+def _per_step(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp, collective: str) -> PerStep:
     """By the stage that lasts. Alone there is nobody to talk to."""
-    stage, lines = recipe.strategy.stages[-1], Lines(network, tcp)
+    stage, lines = recipe.strategy.stages[-1], Lines(network, tcp, collective)
     schedule = schedule_of(stage)
     if workers > 1 and stage.merging is not None and stage.averages:
         site = site_size(stage, workers)
-        inside, jobs = _Sites(network, site, tcp), site_plan(measured, site)
+        inside, jobs = _Sites(network, site, tcp, collective), site_plan(measured, site)
         return run_sites(jobs, trips(recipe, measured, workers), schedule, measured, inside, lines, workers)
     if workers > 1 and (stage.apart or stage.delay):
         return run_turns(trips(recipe, measured, workers), schedule, measured, lines, workers)
@@ -164,9 +182,9 @@ def _exchanges(jobs: Sequence[Job], stage: Stage, measured: Measured, lines: Lin
 class _Sites:
     """Lines on which every site talks for itself."""
 
-    def __init__(self, network: Network, size: int, tcp: Tcp) -> None:
+    def __init__(self, network: Network, size: int, tcp: Tcp, collective: str) -> None:
         ranks = [slice(first, first + size) for first in range(0, len(network.hosts), size)]
-        self._sites = [(part, Lines(replace(network, hosts=network.hosts[part]), tcp)) for part in ranks]
+        self._sites = [(part, Lines(replace(network, hosts=network.hosts[part]), tcp, collective)) for part in ranks]
 
     def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]:
         return [moment for part, site in self._sites for moment in site.answer(words[part], starts[part])]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Script, Together, Word
+from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Script, Together, Word
 
 Fused = Generator[Word, Any, list[Any]]
 
@@ -58,6 +58,8 @@ def _kind(word: Word) -> tuple[object, ...]:
             return Gather, _devices(payload)
         case Exchange(parts):
             return Exchange, _devices(parts[0])
+        case Among(ranks, inner):
+            return Among, ranks, *_kind(inner)
         case _:
             return (type(word),)
 
@@ -70,6 +72,9 @@ def _join(words: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:
     """One word that asks for all of them, and how its answer is split again."""
     if len(words) == 1:
         return words[0], lambda answer: [answer]
+    if isinstance(words[0], Among):
+        joint, split = _join([word.word for word in words])
+        return replace(words[0], word=joint), split
     if isinstance(words[0], Mean):
         return _join_means(words)
     if isinstance(words[0], Exchange):

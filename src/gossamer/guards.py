@@ -78,9 +78,9 @@ class Patience:
 def never_finite(steps: int, rank: int | None, tensor: str) -> NonFiniteError:
     where = "after averaging" if rank is None else f"on rank {rank}"
     return NonFiniteError(
-        f'gradients were not finite {steps} steps in a row, the last time in "{tensor}" {where}. No parameter was '
-        "changed meanwhile. Lower the learning rate, clip with attach(..., clip_norm=1.0), or, with float16, train "
-        "with a GradScaler and attach(..., scaler=scaler)."
+        f'numbers were not finite {steps} steps in a row, the last time those of "{tensor}" {where}. They were used by '
+        "nobody, so nothing was learnt there meanwhile. Lower the learning rate, clip gradients, for instance with "
+        "attach(..., clip_norm=1.0), or, with float16, train with a GradScaler and attach(..., scaler=scaler)."
     )
 
 

@@ -18,7 +18,7 @@ from gossamer.buckets import Bucket, copy_state, state_by_name
 from gossamer.compressors import Compressor
 from gossamer.control import Presence, first_batches
 from gossamer.drive import Performed, perform
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, Stopped
 from gossamer.exchange import Exchange, Loop, Remembered
 from gossamer.kernels import all_finite, room_like
 from gossamer.lane import Lane
@@ -97,7 +97,18 @@ class Mixes(Exchange):
 
     def _pass_over(self) -> None:
         if not self.muted and not self._within_closure:
+            self._make_up()
             self._count()
+
+    def _make_up(self) -> None:
+        """The round after a step that the scaler skipped: nobody called, so it is made when the next pass is over. A
+        run that ends in it ends before that pass counts, as it does for those that were called."""
+        self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        if self._counted or self.stopping:
+            return
+        self._mix_due()
+        if self.stopping:
+            raise Stopped
 
     def _count(self) -> None:
         scale = self._loop.scale()  # a step that the scaler skipped is over, which shows in it
@@ -212,7 +223,7 @@ class Mixes(Exchange):
             mine = _gathered(bucket)
             shares = self._rule.shares(mine, self._memory[bucket])
             means = yield Together(tuple(Mean(share.clone()) for share in shares))
-            mean = self._rule.whole(tuple(means))
+            mean = self._rule.whole(tuple(means)).to(mine.dtype)
             away += (mine - mean).double().square().sum()
             agreed |= {slot.name: slot.of(mean) for slot in bucket.layout}
         squared: Tensor = yield Mean(away)

@@ -153,9 +153,7 @@ class Pairs(Exchange):
     def _begin(self) -> None:
         """Begin an exchange, unless one is under way: then this turn is left out."""
         self._collect()
-        spoilt = next(
-            (name for name, each in Packed(self._partner.shown, self._layout).items() if not all_finite(each)), None
-        )
+        spoilt = _spoilt(Packed(self._partner.shown, self._layout))
         self._loop.judged(None if spoilt is None else (self._rank, spoilt))
         if spoilt is not None or any(peer not in self._partner.gone for peer in self._talks):
             return
@@ -242,6 +240,13 @@ def _start(parameters: Mapping[str, Tensor]) -> Packed:
     """All side by side, on the CPU: (n,), in the widest dtype that any of them has."""
     dtype = reduce(torch.promote_types, (each.dtype for each in parameters.values()))
     return Packed.pack({name: each.to("cpu", dtype) for name, each in parameters.items()})
+
+
+def _spoilt(shown: Packed) -> str | None:
+    """The first tensor that is not finite. Mostly there is none, which one look at all of them together shows."""
+    if all_finite(shown.flat):
+        return None
+    return next(name for name, each in shown.items() if not all_finite(each))
 
 
 def _timed(script: PeerScript) -> PeerScript:

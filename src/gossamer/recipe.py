@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 
 from gossamer import compressors, strategies, topologies
-from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, Route, Sharded, TopK
+from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, Route, Sharded, SparseSum, TopK
 from gossamer.compressors.sparse import Sparse
 from gossamer.drive import price
 from gossamer.errors import RecipeError
@@ -77,8 +77,9 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
 
     A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
     anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
-    that is wrapped so and whose means can be encoded again is wrapped in Sharded first, where `world` is known and that
-    many workers then send less. What comes with its wrappers stays; a strategy that repeats what was lost gets Route.
+    that is wrapped so and whose means can be encoded again is wrapped in Sharded first, and few entries inside Feedback
+    in SparseSum, where `world` is known and that many workers then send less. What comes with its wrappers stays; a
+    strategy that repeats what was lost gets Route.
     """
     chosen: dict[str, Any] = {}
     for term in _terms(recipe):
@@ -91,7 +92,9 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
             )
         chosen[term.kind] = term
     written = Recipe(**chosen)
-    resolved = replace(written, compressor=_wrapped(written, world if written.strategy.sums_together else None))
+    compressor, topology = written.strategy.carried(written.compressor, written.topology)
+    written = replace(written, compressor=compressor, topology=topology)
+    resolved = replace(written, compressor=_wrapped(written, written.strategy.shared_by(compressor, world)))
     for term in resolved.terms:
         _check(term, ())
     _check_pair(resolved.strategy, resolved.compressor)
@@ -146,10 +149,10 @@ SAMPLE = Layout.of({"weight": (1024, 1024)})
 
 
 def _cheapest(compressor: Compressor, world: int | None) -> Compressor:
-    """A bare codec, or Sharded around it where that sends less."""
-    if world is None or not (isinstance(compressor, Codec) and compressor.shards_well):
-        return compressor
-    return min((compressor, Sharded(compressor)), key=lambda each: _bytes_sent(each, world))
+    """A bare codec, or around it what lets each worker average a part, where that sends less."""
+    sums = (SparseSum(compressor),) if isinstance(compressor, Sparse) and compressor.wants_feedback else ()
+    parts = (Sharded(compressor),) if isinstance(compressor, Codec) and compressor.shards_well else ()
+    return compressor if world is None else min((compressor, *sums, *parts), key=lambda each: _bytes_sent(each, world))
 
 
 def _bytes_sent(compressor: Compressor, world: int) -> float:
@@ -180,9 +183,10 @@ def _check(term: Term, above: tuple[Term, ...]) -> None:
             "around the compressor that loses: Feedback(TopK(density=0.01))."
         )
     if isinstance(term, Compressor) and term.stands_alone and not all(isinstance(outer, Route) for outer in above):
+        between = next(type(outer).__name__ for outer in above if not isinstance(outer, Route))
         raise RecipeError(
             f"{type(term).__name__} applies the optimizer's momentum and remembers what was not sent, and "
-            f"{type(above[-1]).__name__} around it would come in between. Write {_example(type(term))} alone, or in a "
+            f"{between} around it would come in between. Write {_example(type(term))} alone, or in a "
             "Route."
         )
     for item in _fields(type(term)):
@@ -254,18 +258,13 @@ def _bare(noun: type[Term]) -> int:
     return max(len(list(takewhile(bool, terms))), min(len(items), 1))
 
 
-EXAMPLES: dict[type, object] = {
-    float: 0.01,
-    int: 4,
-    Compressor: TopK(density=0.01),
-    Sparse: TopK(density=0.01),
-    Codec: Int8(),
-}
+_sparse = TopK(density=0.01)
+EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: _sparse, Sparse: _sparse, Codec: Int8()}
 
 
 def _pasted(noun: type[Term]) -> str:
-    """Its example; neighbours mean nothing where all workers agree at once."""
-    return "Gossip() + " * (noun.kind == "topology" and noun is not topologies.Complete) + _example(noun)
+    """Its example, beside a strategy that can use it: not all neighbours can agree on one mean."""
+    return "Gossip() + " * (issubclass(noun, Topology) and not noun().agrees) + _example(noun)
 
 
 def _example(noun: type[Term]) -> str:

@@ -13,13 +13,14 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.control import NOBODY, Report, Verdict, all_weights, conclude, first_batches
-from gossamer.drive import Performed, broadcast, perform
+from gossamer.conveyor import WINDOW, Conveyor
+from gossamer.drive import Performance, Performed, broadcast, perform
 from gossamer.fuse import fuse
 from gossamer.handshake import compare_settings
 from gossamer.kernels import all_finite
 from gossamer.layout import Layout, Packed, Slot
 from gossamer.transports.base import Transport
-from gossamer.words import Aggregation, At, Gather, Mean, Staged, State
+from gossamer.words import At, Gather, Mean, Script, Staged, State
 
 
 class Cargo(Protocol):
@@ -87,9 +88,12 @@ class Closing:
 class Round:
     """Buckets leave one after the other; the last one takes along what every rank must know before it commits.
 
+    What one bucket says second travels beside what later ones say first, in an order that is the same on every rank
+    (conveyor). So a bucket's mean is there when the round is closed, and not before.
+
     reference: the weight that counts as one; agreed upon in the very first round. weight: this worker's. total:
     everyone's, where it had to be known before anything was compressed. keep: what of each answer is kept until the
-    round is settled.
+    round is settled. window: as of the conveyor.
     """
 
     compressor: Compressor
@@ -100,9 +104,15 @@ class Round:
     weight: float
     total: float | None = None
     keep: Callable[[Staged], Staged] = without_own
-    staged: list[Staged] = field(default_factory=list)
+    window: int = WINDOW
     spent: list[Performed] = field(default_factory=list)
     culprit: int = NOBODY
+    _staged: dict[int, Staged] = field(init=False, default_factory=dict)  # by the bucket's place
+    _left: list[Performance] = field(init=False, default_factory=list)
+    _conveyor: Conveyor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._conveyor = Conveyor(self.window)
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
         """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
@@ -134,22 +144,21 @@ class Round:
         return 1.0 if self.total is not None else self.transport.world * (self.reference or 1.0) / total
 
     def exchange(self, bucket: Cargo, fresh: Fresh, scale: float) -> None:
-        """Average one bucket in place."""
-        performed = perform(self._aggregation(bucket, fresh, scale), self.transport)
-        self._keep(performed, performed.result)
+        """Let one bucket leave, to be averaged in place."""
+        self._leave(self._aggregation(bucket, fresh, scale))
 
     def average(self, flat: Tensor) -> Tensor:
-        """The weighted mean of numbers that travel as they are, and of which nothing is remembered."""
-        performed = perform(_mean(flat.mul_(self.factor)), self.transport)
-        self.spent.append(performed)
+        """Let numbers leave that travel as they are, and of which nothing is remembered; their weighted mean lands in
+        them."""
+        self._leave(_mean(flat, self.factor))
         return flat
 
     def close(self, bucket: Cargo, fresh: Fresh, scale: float, closing: Closing) -> Verdict:
-        """Average the last bucket, and hear what happened on the other ranks."""
-        aggregation = self._aggregation(bucket, fresh, scale)
-        performed = perform(fuse([aggregation, self._conclude(closing.report)]), self.transport)
-        staged, verdict = performed.result
-        self._keep(performed, staged)
+        """Average the last bucket and all that left before, and hear what happened on the other ranks."""
+        last = self._leave(fuse([self._aggregation(bucket, fresh, scale), self._conclude(closing.report)]))
+        self._conveyor.finish()
+        self.spent += [each.performed for each in self._left]
+        _, verdict = last.performed.result
         if not verdict.alike:
             compare_settings(self.transport.gather_text(closing.settings))
         moved = [group for group, has_moved in zip(closing.buffers, verdict.moved, strict=True) if has_moved]
@@ -158,8 +167,19 @@ class Round:
             self.spent.append(broadcast(self.transport, travelling, source=verdict.active[0]))
         return verdict  # type: ignore[no-any-return]
 
-    def _aggregation(self, bucket: Cargo, fresh: Fresh, scale: float) -> Aggregation:
+    @property
+    def staged(self) -> list[Staged]:
+        """What was agreed on, by bucket, once the round is closed."""
+        return [self._staged[place] for place in sorted(self._staged)]
+
+    def _leave(self, script: Script) -> Performance:
+        self._left.append(Performance(script, self.transport))
+        self._conveyor.put(self._left[-1])
+        return self._left[-1]
+
+    def _aggregation(self, bucket: Cargo, fresh: Fresh, scale: float) -> Script:
         """The bucket's script, in units that do not change when the loss scale does. Nothing infinite leaves."""
+        place = len(self._left)  # a script begins as soon as it is put in
         fresh.put(bucket.flat)
         factor = self.factor / scale
         if factor != 1.0:
@@ -169,15 +189,12 @@ class Round:
             if self.culprit == NOBODY:
                 self.culprit = self.names.index(worst(bucket, bucket.flat))
 
-        return (yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, bucket.room, lost))
+        staged = yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, bucket.room, lost)
+        self._staged[place] = self.keep(staged)
 
     def _conclude(self, report: Report) -> Generator[Gather, Any, Verdict]:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
         return (yield from conclude(replace(report, culprit=self.culprit)))
-
-    def _keep(self, performed: Performed, staged: Staged) -> None:
-        self.spent.append(performed)
-        self.staged.append(self.keep(staged))
 
     def blame(self, verdict: Verdict, cargo: Sequence[Cargo]) -> tuple[int | None, str] | None:
         """(rank, tensor) whose number was not finite; no rank where only the mean was not; None where all were."""
@@ -194,8 +211,8 @@ class Round:
         return {part: sum(getattr(each, part) for each in self.spent) for part in parts}
 
 
-def _mean(flat: Tensor) -> Generator[Mean, Any, None]:
-    yield Mean(flat, out=flat)
+def _mean(flat: Tensor, factor: float) -> Generator[Mean, Any, None]:
+    yield Mean(flat.mul_(factor), out=flat)
 
 
 def worst(bucket: Cargo, flat: Tensor) -> str:

@@ -17,8 +17,11 @@ from gossamer.buckets import Bucket
 from gossamer.circle import Tell, assemble, leave
 from gossamer.errors import AttachError, LoopError
 from gossamer.exchange import Exchange, Loop, Remembered
+from gossamer.layout import Layout
 from gossamer.recipe import Recipe
 from gossamer.serving.client import Client, Exchanged, Told
+from gossamer.serving.partition import servers_for
+from gossamer.serving.share import Share
 from gossamer.strategies.server import ASYNC, SYNC, ParameterServer
 from gossamer.transports.base import Transport
 from gossamer.transports.scripts import Handle, speak
@@ -72,6 +75,7 @@ class Served(Exchange):
                 early=self._early,
                 beside=self._circle.beside,
             )
+            _refuse_large(parameters, self._client.shares, self._circle.part_bytes)
             speak(self._client.begin(), self._circle.me)
         except BaseException:  # or a server would stay that nobody trains with
             self._leave()
@@ -183,6 +187,27 @@ class Served(Exchange):
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.meet_to_save()
+
+
+def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[Share], part_bytes: int) -> None:
+    """A server is told its part in one message, and what is larger than a message may be would be refused there."""
+    largest = max(sum(block.flat.nbytes for block in share.gradients) for share in shares)
+    if largest <= part_bytes:
+        return
+    itemsizes = {name: parameter.element_size() for name, parameter in parameters.items()}
+    servers = servers_for(
+        Layout.of({name: tuple(each.shape) for name, each in parameters.items()}), part_bytes, itemsizes
+    )
+    if servers is None:
+        raise AttachError(
+            f"one row of a tensor is larger than the {part_bytes:,} bytes that a server is told in one message, and "
+            "rows are not divided. Write EveryStep()."
+        )
+    raise AttachError(
+        f"a part of this model has {largest:,} bytes, and a server is told at most {part_bytes:,} in one message. "
+        f"Start more servers, so that each holds less: gossamer run --servers {servers} (with no smaller shards= in "
+        "the recipe)."
+    )
 
 
 def _refuse(loop: Loop) -> None:

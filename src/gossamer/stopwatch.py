@@ -23,7 +23,7 @@ from gossamer.staging import Fragments
 from gossamer.strategies import Memory, Merging, Stage
 from gossamer.strategies.mixing import Heard, Rule
 from gossamer.transports.simulated import mean_of, meta_answer
-from gossamer.words import At, Exchange, Gather, Mean, Payload, Staged, Together, Word
+from gossamer.words import Among, At, Exchange, Gather, Mean, Payload, Staged, Together, Word
 
 EXCHANGES = 4  # the first is not counted
 
@@ -96,6 +96,8 @@ class _Echo:
                 return mean if out is None else out.copy_(mean)
             case Together(words):
                 return [self._answer(each) for each in words]
+            case Among(ranks, inner):
+                return _Echo(len(ranks)).answer(inner)
             case Gather(payload) if self._parts and _shapes(payload) == _shapes(self._parts[self.rank]):
                 return list(self._parts)
             case Exchange(parts):
@@ -103,6 +105,10 @@ class _Echo:
                 return meta_answer(word, self.world, self.rank)
             case _:
                 return meta_answer(word, self.world, self.rank)
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        answer = self.answer(word)
+        return lambda: answer
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """They are alike."""
@@ -221,7 +227,8 @@ def _travel(
 ) -> tuple[list[Timed], Sequence[Staged]]:
     echo, at = _Echo(workers), At(step=STEADY, world=workers)
     names = [name for each in cargo for name in each.layout.names]
-    round_ = Round(compressor, echo, names, at, reference=1.0, weight=1.0, keep=keep)
+    # One after the other, or a bucket's seconds would be told among those of others.
+    round_ = Round(compressor, echo, names, at, reference=1.0, weight=1.0, keep=keep, window=1)
     found = []
     for each, pairs in zip(cargo, fresh, strict=True):
         echo.moments = [time.perf_counter()]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gossamer.conveyor import Conveyor
 from gossamer.words import Word
 
 
@@ -23,7 +24,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step took: by rank, in seconds. ends: the moments at which it was over."""
+    """What one step took: by rank, in seconds. ends: the moments at which it was over; wire: as in drive.Performed."""
 
     ends: Sequence[float]
     waiting: Sequence[float]
@@ -63,15 +64,47 @@ class OnLane:
         self.lane += seconds
         self.codec += seconds
 
+    def hear(self, moment: float) -> None:
+        """Wait for what comes at that moment, or is there already."""
+        self.wire += max(0.0, moment - self.lane)
+        self.lane = max(self.lane, moment)
 
-def run_job(job: Job, ranks: Sequence[OnLane], lines: Lines) -> None:
-    for computing, word, engine in job.rounds:
-        for rank in ranks:
-            rank.compute(computing)
-        words = word if isinstance(word, tuple) else [word] * len(ranks)
-        _talk(ranks, lines.answer(words, [rank.lane for rank in ranks]), engine)
-    for rank in ranks:
-        rank.compute(job.last_seconds)
+
+@dataclass
+class _Going:
+    """A job on every rank's lane at once. said: how many words; answered: when the last one's answers come, by rank."""
+
+    job: Job
+    ranks: Sequence[OnLane]
+    lines: Lines
+    said: int = 0
+    answered: Sequence[float] = ()
+
+    def go_on(self) -> bool:
+        if self.said:
+            _hear(self.ranks, self.answered)
+        if self.said == len(self.job.rounds):
+            self._compute(self.job.last_seconds)
+            return False
+        computing, word, engine = self.job.rounds[self.said]
+        self._compute(computing)
+        words = word if isinstance(word, tuple) else [word] * len(self.ranks)
+        heard = self.lines.answer(words, [rank.lane for rank in self.ranks])
+        self.answered = [moment + engine for moment in heard]
+        self.said += 1
+        return True
+
+    def _compute(self, seconds: float) -> None:
+        for rank in self.ranks:
+            rank.compute(seconds)
+
+
+def run_jobs(jobs: Sequence[Job], ranks: Sequence[OnLane], lines: Lines) -> None:
+    """Jobs that are all ready."""
+    conveyor = Conveyor()
+    for job in jobs:
+        conveyor.put(_Going(job, ranks, lines))
+    conveyor.finish()
 
 
 def run_step(jobs: Sequence[Job], pace: Pace, lines: Lines, begins: Sequence[float]) -> Step:
@@ -79,12 +112,14 @@ def run_step(jobs: Sequence[Job], pace: Pace, lines: Lines, begins: Sequence[flo
     ranks = [
         _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
     ]
+    conveyor = Conveyor()
     for job in jobs:
         for rank in ranks:
             rank.wait_for(job.ready_seconds)
-        run_job(job, ranks, lines)
+        conveyor.put(_Going(job, ranks, lines))
+    conveyor.finish()
     for nbytes in pace.buffer_bytes if jobs else ():
-        _talk(ranks, lines.broadcast(nbytes, [rank.lane for rank in ranks]))
+        _hear(ranks, lines.broadcast(nbytes, [rank.lane for rank in ranks]))
     resumed = [max(rank.lane, rank.backward) for rank in ranks]
     return Step(
         ends=[moment + pace.rest_seconds for moment in resumed],
@@ -94,10 +129,9 @@ def run_step(jobs: Sequence[Job], pace: Pace, lines: Lines, begins: Sequence[flo
     )
 
 
-def _talk(ranks: Sequence[OnLane], answered: Sequence[float], engine: float = 0.0) -> None:
-    for rank, moment in zip(ranks, answered, strict=True):
-        rank.wire += moment + engine - rank.lane
-        rank.lane = moment + engine
+def _hear(ranks: Sequence[OnLane], moments: Sequence[float]) -> None:
+    for rank, moment in zip(ranks, moments, strict=True):
+        rank.hear(moment)
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from gossamer.strategies import Periodic
-from gossamer.virtual_steps import Job, Lines, OnLane, Pace, run_job, run_step
+from gossamer.virtual_steps import Job, Lines, OnLane, Pace, run_jobs, run_step
 
 STEPS_UNTIL_STEADY = 4
 CYCLES = 2  # that count
@@ -17,7 +17,10 @@ CYCLES = 2  # that count
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
-    """What one fragment's turns are made of: the lane's jobs; offering, landing: what the training thread does."""
+    """What one fragment's turns are made of: the lane's jobs; offering, landing: what the training thread does.
+
+    The first job is over before any other begins: it says who comes.
+    """
 
     jobs: Sequence[Job]
     offering_seconds: float = 0.0
@@ -55,8 +58,8 @@ def run_turns(trips: Sequence[Trip], schedule: Periodic, pace: Pace, lines: Line
 def _fly(trip: Trip, launch: int, landing: int, workers: Sequence[_Worker], lines: Lines) -> None:
     for worker in workers:
         worker.take_off(launch, landing, trip.offering_seconds)
-    for job in trip.jobs:
-        run_job(job, workers, lines)
+    run_jobs(trip.jobs[:1], workers, lines)
+    run_jobs(trip.jobs[1:], workers, lines)
     for worker in workers:
         worker.under_way.append((landing, worker.lane, trip.landing_seconds))
 

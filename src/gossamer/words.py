@@ -108,13 +108,37 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Among:
+    """Ask for `word`, said only by `ranks`: ascending, this one among them. Within it, ranks are places in `ranks`.
+
+    Everyone says an Among at the same moment, in groups that do not overlap, and each group its own word.
+    """
+
+    ranks: tuple[int, ...]
+    word: Mean | Gather | Exchange | Mix
+
+    def group_of(self, rank: int, world: int) -> tuple[int, ...]:
+        """Those among whom `rank` speaks meanwhile, if all groups are alike: blocks of neighbours, or every k-th rank.
+
+        Alone, where there is no such group left for it.
+        """
+        if rank in self.ranks:
+            return self.ranks
+        step = self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
+        reach = step * len(self.ranks)
+        first = rank // reach * reach + rank % step
+        group = tuple(range(first, first + reach, step))
+        return group if group[-1] < world and not set(group) & set(self.ranks) else (rank,)
+
+
+@dataclass(frozen=True)
 class Together:
     """Ask for several words at once, none of which waits for another; the answers come in the same order."""
 
-    words: tuple[Mean | Gather | Exchange | Mix, ...]
+    words: tuple[Mean | Gather | Exchange | Mix | Among, ...]
 
 
-Word = Mean | Gather | Exchange | Mix | Together
+Word = Mean | Gather | Exchange | Mix | Among | Together
 
 
 def payload_bytes(payload: Payload) -> int:
@@ -135,6 +159,8 @@ def bytes_sent(word: Word, world: int, rank: int = 0) -> float:
             return float(sum(payload_bytes(part) for peer, part in enumerate(parts) if peer != rank))
         case Mix(payload):
             return float(sum(peer != rank for peer in word.told) * payload_bytes(payload))
+        case Among(ranks, inner):
+            return bytes_sent(inner, len(ranks), ranks.index(rank))
         case Together(words):
             return sum(bytes_sent(each, world, rank) for each in words)
 
@@ -189,3 +215,25 @@ class Staged:
 
 Script = Generator[Word, Any, Any]
 Aggregation = Generator[Word, Any, Staged]
+
+
+def among(ranks: tuple[int, ...], script: Script) -> Script:
+    """What a group of as many as `ranks` says, said among these of a larger one."""
+    answer: Any = None
+    while True:
+        try:
+            word = script.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = yield _among(ranks, word)
+
+
+def _among(ranks: tuple[int, ...], word: Word) -> Word:
+    """Groups within groups are groups, and an Among holds one word."""
+    match word:
+        case Together(words):
+            return Together(tuple(_among(ranks, each) for each in words))  # type: ignore[misc]
+        case Among(places, inner):
+            return Among(tuple(ranks[place] for place in places), inner)
+        case _:
+            return Among(ranks, word)

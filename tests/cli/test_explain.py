@@ -40,7 +40,7 @@ def shown(output, start):
 def test_prints_the_recipe_as_resolved_and_the_batch():
     code, output = run("TopK(0.01)", "--parameters", "200000", "--workers", "5")
     assert code == 0
-    assert "recipe      EveryStep() + Route(Feedback(TopK(density=0.01))) + Complete()" in output
+    assert "recipe      EveryStep() + Route(Feedback(SparseSum(TopK(density=0.01)))) + Complete()" in output
     assert "5 workers x the batch your loop draws on each" in output
     assert "200,000 in" in output
     assert "shapes assumed" in output
@@ -50,7 +50,7 @@ def test_numbers_follow_from_the_formula():
     shapes = assumed_shapes(200_000).values()
     matrices = [math.prod(shape) for shape in shapes if len(shape) == 2]
     rest = 200_000 - sum(matrices)
-    _, output = run("TopK(0.01)", "--parameters", "200000", "--workers", "8")
+    _, output = run("Feedback(TopK(0.01))", "--parameters", "200000", "--workers", "8")
     kept = sum(max(1, round(0.01 * numel)) for numel in matrices)
     gather = 7 * (4 * kept + coded_bytes(kept, sum(matrices)))
     mean = 2 * 7 / 8 * rest * 4
@@ -119,7 +119,7 @@ def test_options_may_stand_between_recipe_and_script(script, tmp_path):
 
 def test_json_says_what_is_printed(tmp_path, script):
     file = tmp_path / "out.json"
-    _, output = run("TopK(0.1)", "--json", str(file), script, "--workers", "50")
+    _, output = run("Feedback(TopK(0.1))", "--json", str(file), script, "--workers", "50")
     record = json.loads(file.read_text())
     assert record["recipe"] in output
     assert record["workers"] == 4

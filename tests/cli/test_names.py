@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from processes import engine_files_left_open
 
+from gossamer.cli.main import gossamer
+from gossamer.launch import spare
 from gossamer.recipe import resolve
 
 ROOT = Path(__file__).parent.parent.parent
@@ -45,35 +47,16 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.processes
-def test_every_command_of_the_table_trains(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    started = []
-    for number, options in enumerate(commands()):
-        record = tmp_path / f"{number}.json"
-        command = [
-            sys.executable,
-            "-m",
-            "gossamer",
-            "run",
-            "--workers",
-            "2",
-            "--logs",
-            str(tmp_path / f"logs-{number}"),
-        ]
-        started.append((
-            subprocess.Popen(
-                [*command, "--json", str(record), *options, str(script)],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
-            ),
-            record,
-            options,
-        ))  # fmt: skip
-    for process, record, options in started:
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, said
-        found = json.loads(record.read_text())
-        assert found["workers_agree"] is True, (options, said)
-        assert found["recipe"] == repr(resolve(options[-1], 2))
-        assert found["metrics"]["loss"][-1][2] < found["metrics"]["loss"][0][2]
-        assert found["servers"]["applied"] == 20
+@pytest.mark.parametrize("options", commands(), ids=" ".join)
+def test_every_command_of_the_table_trains(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(spare, "DELAY_SECONDS", 600.0)  # nobody is lost, so nobody need stand by
+    Path("train.py").write_text(SCRIPT)
+    with engine_files_left_open():
+        done = CliRunner().invoke(gossamer, ["run", "--workers", "2", "--json", "record.json", *options, "train.py"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(Path("record.json").read_text())
+    assert found["workers_agree"] is True, done.output
+    assert found["recipe"] == repr(resolve(options[-1], 2))
+    assert found["metrics"]["loss"][-1][2] < found["metrics"]["loss"][0][2]
+    assert found["servers"]["applied"] == 20

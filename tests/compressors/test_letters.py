@@ -10,7 +10,7 @@ from laws.laws import LAYOUT
 
 from gossamer.compressors import QSGD, Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK, letters
 from gossamer.errors import MalformedError
-from gossamer.layout import Packed
+from gossamer.layout import Packed, Slot
 from gossamer.words import At, State
 
 EVERY = [
@@ -41,6 +41,36 @@ def test_the_reader_has_the_writers_bits(compressor: Compressor) -> None:
         assert torch.equal(out, letter.own().to(out.dtype))
         assert torch.equal(x.flat, numbers(step).flat)
         state = letter.next_state.after(state)
+
+
+def hashed_slots(monkeypatch: pytest.MonkeyPatch, reads: int = 5) -> int:
+    """How many slots are hashed while the same reader reads again."""
+    compressor, x, out = Int8(), numbers(0), torch.empty(LAYOUT.numel)
+    payload = letters.write(compressor, x, State(), AT).payload
+    letters.read(compressor, payload, LAYOUT, AT, out)
+    by_content, hashed = Slot.__hash__, list[str]()
+
+    def counted(slot: Slot) -> int:
+        hashed.append(slot.name)
+        return by_content(slot)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slot, "__hash__", counted)
+        for _ in range(reads):
+            letters.read(compressor, payload, LAYOUT, AT, out)
+        assert torch.equal(out, letters.write(compressor, x, State(), AT).own())
+    return len(hashed)
+
+
+def test_a_reader_finds_what_it_found_without_a_look_at_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hashed_slots(monkeypatch) == 0
+
+
+def test_a_reader_that_looks_at_all_of_them_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        letters, "_parts_of", lambda compressor, layout, dtype: letters._parts(compressor.item, layout.item, dtype)
+    )
+    assert hashed_slots(monkeypatch) == 5 * len(LAYOUT)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,12 @@ def test_it_acts_beside_the_block_and_once_more_at_its_end() -> None:
 
 
 def test_an_error_interrupts_the_block_and_is_raised() -> None:
+    inside = threading.Event()
+
     def act() -> None:
+        assert inside.wait(10)  # what interrupts the main thread before the block began would interrupt pytest
         raise BrokenPipeError("nobody reads")
 
     with pytest.raises(BrokenPipeError, match="nobody reads"), Every(0.001, act):
+        inside.set()
         threading.Event().wait(10)

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import gc
 import socket
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
+from processes import engine_files_left_open
 
 from gossamer.errors import ConnectError
 from gossamer.launch import launcher, reaper
@@ -20,15 +17,6 @@ from gossamer.launch.job import Job
 from gossamer.launch.launcher import Outcome, launch
 
 pytestmark = pytest.mark.processes
-
-
-@contextmanager
-def engine_files_left_open() -> Iterator[None]:
-    """The engine leaves its workers' output files to the garbage collector."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()
 
 
 @dataclass

@@ -9,7 +9,7 @@ from inspect import isabstract
 
 import pytest
 import torch
-from laws import momentum, quantisers, sharded
+from laws import hierarchical, momentum, quantisers, sharded, sparse_sum
 from laws import sparse as sparse_family
 from laws.formulas import low_rank_elements, ring, sizes, sparse
 from laws.laws import (
@@ -50,7 +50,7 @@ EXACT = [
     Feedback(Route(TopK(density=0.1))),
 ]
 ROUNDED = [Dense(dtype="bfloat16"), Dense(dtype="float16"), Feedback(Dense(dtype="bfloat16"))]
-FAMILIES = (quantisers, sparse_family, momentum, sharded)
+FAMILIES = (quantisers, sparse_family, momentum, sharded, hierarchical, sparse_sum)
 for family in FAMILIES:
     EXACT += family.EXACT
     ROUNDED += family.ROUNDED

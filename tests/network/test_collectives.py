@@ -2,17 +2,28 @@ from collections import Counter
 
 import pytest
 
+from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.network import collectives
 from gossamer.network.collectives import (
+    CHUNK_BYTES,
+    MOST_MESSAGES,
     SEGMENT_BYTES,
+    Hear,
     Receive,
     Received,
     Send,
     Sent,
+    Turn,
     direct,
+    eager_direct,
+    eager_neighbours,
     neighbours,
     ring_mean,
+    table_moves,
     tree_broadcast,
 )
+
+COLLECTIVES = [Ring(), HalvingDoubling(), Tree(), Direct(), Hierarchical(per_node=2), Hierarchical(per_node=3)]
 
 
 def sends(moves):
@@ -79,3 +90,85 @@ def test_every_message_that_is_sent_is_received(world):
         for each in moves.values():
             kinds = Counter(type(move) for move in each)
             assert (kinds[Send], kinds[Receive]) == (kinds[Sent], kinds[Received])
+
+
+def test_what_is_eager_is_not_asked_for():
+    assert list(eager_direct(0, 3, [9, 10, 11])) == [Send(1, 10, eager=True), Send(2, 11, eager=True), Hear(1), Hear(2)]
+    assert list(eager_neighbours(0, [0, 2], [0, 1], 5)) == [Send(2, 5, eager=True), Hear(1)]
+
+
+def told(nbytes, to=1):
+    return Send(to, nbytes, eager=True)
+
+
+def test_every_piece_of_a_table_is_an_exchange():
+    assert [list(moves) for moves in table_moves(Direct(), 0, 2, 3, 4)] == [
+        [Turn(2), Hear(1), told(8)],  # its own piece, of two elements, which it sends when it has heard the other's
+        [Turn(1), told(4), Hear(1)],
+    ]
+    assert [list(moves) for moves in table_moves(Direct(), 0, 2, 1, 4)] == [[Turn(2), Hear(1), told(4)]]
+    assert table_moves(Direct(), 0, 2, 0, 4) == []
+    assert table_moves(Direct(), 0, 1, 5, 4) != []
+    assert [list(moves) for moves in table_moves(Tree(), 0, 3, 1, 4)] == [
+        [Turn(1), Hear(1), Hear(2), told(4), told(4, to=2)],
+    ]
+
+
+def test_pieces_travel_in_chunks_of_equal_size_and_all_begin_before_the_second():
+    numel = 2 * 3 * CHUNK_BYTES // 4
+    moves = [list(each) for each in table_moves(Direct(), 0, 2, numel, 4)]
+    assert [each[0] for each in moves] == [Turn(2), Turn(1), Turn(4), Turn(3), Turn(6), Turn(5)]
+    assert {send for each in moves for send in sends(each)} == {(1, CHUNK_BYTES)}
+    tree = [sends(each) for each in table_moves(Tree(), 1, 2, CHUNK_BYTES // 4 + 1, 4)]
+    assert tree == [[(0, CHUNK_BYTES // 2 + 4)], [(0, CHUNK_BYTES // 2)]]
+
+
+def check_moves(collective, world, numel, moves_of):
+    """Exchanges are the same ones on all ranks, whoever is sent to hears it, and bytes are the table's."""
+    every = [[list(moves) for moves in moves_of(collective, rank, world, numel, 4)] for rank in range(world)]
+    assert len({len(exchanges) for exchanges in every}) == 1
+    for rank, exchanges in enumerate(every):
+        sent = sum(nbytes for moves in exchanges for _, nbytes in sends(moves))
+        assert sent == collective.bytes_sent(rank, world, numel, 4)
+        for place, moves in enumerate(exchanges):
+            heard = Counter(move.of for move in moves if isinstance(move, Hear))
+            assert heard == {
+                peer: told for peer in range(world) if (told := sum(to == rank for to, _ in sends(every[peer][place])))
+            }
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
+@pytest.mark.parametrize("numel", [0, 1, 5, 1000, 3_000_001])
+def test_moves_carry_what_the_table_says(collective, numel):
+    for world in (1, 2, 3, 5, 8):
+        check_moves(collective, world, numel, table_moves)
+
+
+def rotated(collective, rank, world, numel, itemsize):
+    """Broken: pieces are other exchanges on every rank."""
+    exchanges = table_moves(collective, rank, world, numel, itemsize)
+    return exchanges[rank:] + exchanges[:rank]
+
+
+def without_its_first(collective, rank, world, numel, itemsize):
+    return table_moves(collective, rank, world, numel, itemsize)[1:]
+
+
+@pytest.mark.parametrize("broken", [rotated, without_its_first])
+@pytest.mark.parametrize("collective", [Ring(), HalvingDoubling(), Direct()], ids=repr)
+def test_other_moves_are_seen(collective, broken):
+    with pytest.raises(AssertionError):
+        check_moves(collective, 4, 1000, broken)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
+def test_a_price_is_that_of_so_many_messages_at_most(collective):
+    for world in (2, 3, 8):
+        every = [table_moves(collective, rank, world, 10**8, 4) for rank in range(world)]
+        count = sum(len(sends(moves)) for exchanges in every for moves in exchanges)
+        assert MOST_MESSAGES / 2 < count <= MOST_MESSAGES
+
+
+def test_an_exchange_has_a_message_at_least(monkeypatch):
+    monkeypatch.setattr(collectives, "MOST_MESSAGES", 1)
+    assert len(table_moves(Direct(), 0, 4, 10**8, 4)) == 4

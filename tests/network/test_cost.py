@@ -1,15 +1,18 @@
 import pytest
 import torch
 
-from gossamer.network import Host, Network, Path, read_network
-from gossamer.network.cost import Lines, seconds
-from gossamer.words import Exchange, Gather, Mean, Mix, Together
+from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.network import Host, Network, Path, collectives, read_network
+from gossamer.network.choose import fastest
+from gossamer.network.cost import ENGINE, Lines, parts_of, seconds, way_of
+from gossamer.words import Among, Exchange, Gather, Mean, Mix, Together
 
 WORKERS = 4
 ROUND_TRIP = 0.02
 BYTE = 8 / 100e6  # seconds on the line below
 OVERHEAD = 1526 / 1448  # headers, and acknowledgements of as much the other way
 NETWORK = read_network("100mbit,20ms", WORKERS)
+DIRECT = Direct()
 
 
 def floats(numel, dtype=torch.float32):
@@ -20,9 +23,9 @@ def octets(nbytes):
     return floats(nbytes, torch.uint8)
 
 
-def warm(word, network=NETWORK, rounds=6):
+def warm(word, network=NETWORK, rounds=6, collective="engine"):
     """Seconds a word takes over connections that carried it before."""
-    lines = Lines(network)
+    lines = Lines(network, collective=collective)
     world = len(network.hosts)
     ends = [0.0] * world
     for _ in range(rounds):
@@ -31,11 +34,18 @@ def warm(word, network=NETWORK, rounds=6):
     return max(ends) - max(begins)
 
 
+def by_engine(word, network=NETWORK):
+    return seconds(word, network, collective="engine")
+
+
+# -- messages that wait for their receivers: the engine's
+
+
 def test_small_words_cost_round_trips():
-    assert seconds(Mean(floats(100)), NETWORK) == pytest.approx(2 * ROUND_TRIP, rel=0.01)
-    assert seconds(Gather((octets(100),)), NETWORK) == pytest.approx(ROUND_TRIP, rel=0.02)
-    assert seconds(Exchange((((octets(100)),),) * WORKERS), NETWORK) == pytest.approx(ROUND_TRIP, rel=0.02)
-    assert seconds(Mean(floats(100, torch.bfloat16)), NETWORK) == pytest.approx(2 * ROUND_TRIP, rel=0.02)
+    assert by_engine(Mean(floats(100))) == pytest.approx(2 * ROUND_TRIP, rel=0.01)
+    assert by_engine(Gather((octets(100),))) == pytest.approx(ROUND_TRIP, rel=0.02)
+    assert by_engine(Exchange((((octets(100)),),) * WORKERS)) == pytest.approx(ROUND_TRIP, rel=0.02)
+    assert by_engine(Mean(floats(100, torch.bfloat16))) == pytest.approx(2 * ROUND_TRIP, rel=0.02)
 
 
 def test_large_words_cost_bytes_over_the_rate():
@@ -98,11 +108,11 @@ def test_words_said_together_share_the_line_and_the_round_trips():
     line = (3e6 + 1.5e6) * OVERHEAD * BYTE
     assert line < warm(Together((mean, gather))) < warm(mean) + warm(gather)
     small = Together((Mean(floats(10)), Gather((octets(10),))))
-    assert seconds(small, NETWORK) == pytest.approx(seconds(Mean(floats(10)), NETWORK), rel=0.01)
+    assert by_engine(small) == pytest.approx(by_engine(Mean(floats(10))), rel=0.01)
 
 
 def test_whoever_comes_late_keeps_the_others():
-    lines = Lines(NETWORK)
+    lines = Lines(NETWORK, collective="engine")
     ends = lines.answer([Gather((octets(10),))] * 4, [0.0, 0.0, 5.0, 0.0])
     assert min(ends) > 5.0
 
@@ -113,7 +123,7 @@ def test_a_world_of_one_sends_nothing():
 
 def test_neighbours_cost_a_round_trip_and_their_bytes():
     pairs = [Mix((octets(1_000_000),), ((1 - rank, 0.5), (rank, 0.5))) for rank in range(2)]
-    ends = Lines(read_network("100mbit", 2)).answer(pairs, [0.0, 0.0])
+    ends = Lines(read_network("100mbit", 2), collective="engine").answer(pairs, [0.0, 0.0])
     assert max(ends) == pytest.approx(1e6 * OVERHEAD * BYTE, rel=0.01)
 
 
@@ -124,5 +134,145 @@ def test_a_broadcast_goes_down_a_tree():
 
 def test_jitter_adds_its_deviation_each_way():
     shaky = read_network("100mbit,20ms,jitter=2ms", WORKERS)
-    calm = seconds(Gather((octets(10),)), NETWORK)
-    assert seconds(Gather((octets(10),)), shaky) == pytest.approx(calm + 2 * 0.002)
+    word = Gather((octets(10),))
+    assert by_engine(word, shaky) == pytest.approx(by_engine(word) + 2 * 0.002)
+    assert seconds(word, shaky) == pytest.approx(seconds(word, NETWORK) + 0.002)  # nobody says that they are ready
+
+
+# -- messages that leave at once
+
+
+def test_messages_leave_at_once_unless_the_engine_is_asked_for():
+    for word in (Mean(floats(100)), Mean(floats(10**6)), Gather((octets(10),))):
+        assert seconds(word, NETWORK) == seconds(word, NETWORK, collective="auto")
+        assert seconds(word, NETWORK) < by_engine(word)
+    assert way_of("engine", NETWORK) is ENGINE
+
+
+def test_small_words_cost_their_hops_by_default():
+    """To the owner and back, each half a round trip; what goes straight hops once."""
+    assert seconds(Mean(floats(100)), NETWORK) == pytest.approx(2 * ROUND_TRIP / 2, rel=0.01)
+    assert seconds(Mean(floats(100, torch.bfloat16)), NETWORK) == pytest.approx(2 * ROUND_TRIP / 2, rel=0.01)
+    assert seconds(Gather((octets(10),)), NETWORK) == pytest.approx(ROUND_TRIP / 2, rel=0.01)
+    host = {"up_bits_per_second": 100e6, "down_bits_per_second": 100e6}
+    ocean = {frozenset(("west", "east")): Path(round_trip_seconds=0.1)}
+    once = Network(hosts=tuple(Host(site=site, **host) for site in ("west", "west", "west", "east")), paths=ocean)
+    assert seconds(Gather((octets(10),)), once) == pytest.approx(0.1 / 2, rel=0.01)
+
+
+def test_large_words_cost_bytes_and_one_way_for_each_hop_by_default():
+    """Half a round trip when it goes straight, and twice that when sums come back."""
+    numel = 5_000_000
+    share = 3 / 4 * BYTE * OVERHEAD * 4 * numel
+    assert warm(Mean(floats(numel)), collective="auto") == pytest.approx(2 * share + ROUND_TRIP, rel=0.01)
+    half = Mean(floats(numel, torch.bfloat16))
+    assert warm(half, collective="auto") == pytest.approx(share + ROUND_TRIP, rel=0.01)
+    gather = Gather((octets(numel),))
+    assert warm(gather, collective="auto") == pytest.approx(share + ROUND_TRIP / 2, rel=0.01)
+
+
+def test_loss_costs_a_sum_less_where_it_comes_over_several_streams():
+    """A million bytes to each of three peers, twice, at the 5.6 Mbit/s that loss leaves a stream; and two hops."""
+    lossy = read_network("20mbit,80ms,loss=0.1%", WORKERS)
+    expected = 2 * 1e6 * OVERHEAD * 8 / 5.6e6 + 2 * 0.08 / 2
+    assert warm(Mean(floats(1_000_000)), lossy, collective="auto") == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("wish", "collective"),
+    [("ring", Ring()), ("tree", Tree()), ("hierarchical(2)", Hierarchical(per_node=2)), ("direct", DIRECT)],
+)
+def test_a_wish_is_priced_as_what_it_comes_to(wish, collective):
+    word = Together((Mean(floats(300_000)), Gather((octets(10),))))
+    assert seconds(word, NETWORK, collective=wish) == seconds(word, NETWORK, collective=collective)
+    with pytest.raises(AssertionError):
+        assert seconds(word, NETWORK, collective=wish) == by_engine(word)
+
+
+def test_small_words_cost_half_the_round_trips_where_messages_leave_at_once():
+    def took(word, collective=DIRECT):
+        return seconds(word, NETWORK, collective=collective)
+
+    assert took(Mean(floats(100))) == pytest.approx(ROUND_TRIP, rel=0.01)
+    assert took(Mean(floats(100)), HalvingDoubling()) == pytest.approx(4 * ROUND_TRIP / 2, rel=0.01)
+    assert took(Mean(floats(100)), Hierarchical(per_node=2)) == pytest.approx(4 * ROUND_TRIP / 2, rel=0.01)
+    assert took(Mean(floats(100)), Tree()) == pytest.approx(4 * ROUND_TRIP / 2, rel=0.02)
+    assert took(Mean(floats(100)), Ring()) == pytest.approx(6 * ROUND_TRIP / 2, rel=0.01)
+    assert took(Gather((octets(100),))) == pytest.approx(ROUND_TRIP / 2, rel=0.02)
+    assert took(Exchange((((octets(100)),),) * WORKERS)) == pytest.approx(ROUND_TRIP / 2, rel=0.02)
+    everyone = tuple((peer, 0.25) for peer in range(WORKERS))
+    assert took(Mix((octets(100),), everyone)) == pytest.approx(ROUND_TRIP / 2, rel=0.02)
+
+
+def test_half_precision_goes_straight_to_its_owners_whatever_is_chosen():
+    half = Mean(floats(1_000_000, torch.bfloat16))
+    every = {seconds(half, NETWORK, collective=each) for each in (DIRECT, Ring(), Tree(), "auto")}
+    assert len(every) == 1
+    assert seconds(Mean(floats(500_000)), NETWORK, collective=Ring()) not in every
+
+
+@pytest.mark.parametrize("collective", [DIRECT, Ring(), HalvingDoubling(), Hierarchical(per_node=2)], ids=repr)
+def test_large_means_cost_bytes_over_the_rate_whatever_the_table(collective):
+    share = 3 / 4 * BYTE * OVERHEAD * 4 * 5_000_000
+    took = warm(Mean(floats(5_000_000)), collective=collective)
+    assert 2 * share < took < 2 * share + 2.5 * ROUND_TRIP
+    assert took < warm(Mean(floats(5_000_000)), collective="engine")
+
+
+def test_chunks_keep_all_lines_of_a_tree_busy(monkeypatch):
+    """The root hears two children while it tells them: twice the bytes. In one piece: up two levels, then down two."""
+    share = BYTE * OVERHEAD * 4 * 2_500_000
+    word, network = Mean(floats(2_500_000)), read_network("100mbit", 4)
+    assert 2 * share < warm(word, network, collective=Tree()) < 2.5 * share
+    monkeypatch.setattr(collectives, "CHUNK_BYTES", 2**40)
+    assert warm(word, network, collective=Tree()) > 3.5 * share
+
+
+def test_the_fastest_is_used_for_each_size():
+    for numel in (10, 250_000, 5_000_000):
+        word, best = Mean(floats(numel)), fastest(4 * numel, 4, NETWORK)
+        assert seconds(word, NETWORK, collective="auto") == seconds(word, NETWORK, collective=best)
+
+
+def test_whoever_comes_late_keeps_the_others_also_from_the_sum():
+    lines = Lines(NETWORK, collective=DIRECT)
+    assert min(lines.answer([Mean(floats(10))] * 4, [0.0, 0.0, 5.0, 0.0])) > 5.0
+    lines = Lines(NETWORK, collective=Ring())
+    assert min(lines.answer([Mean(floats(10))] * 4, [0.0, 0.0, 5.0, 0.0])) > 5.0
+
+
+def test_nothing_is_answered_at_once():
+    assert Lines(NETWORK, collective=DIRECT).answer([Mean(floats(0))] * 4, [1.0, 2.0, 3.0, 4.0]) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("collective", ["auto", DIRECT])
+def test_groups_take_what_they_would_alone(collective):
+    words = [Among((rank // 2 * 2, rank // 2 * 2 + 1), Mean(floats(500_000))) for rank in range(4)]
+    pair = seconds(Mean(floats(500_000)), read_network("100mbit,20ms", 2), collective=collective)
+    assert Lines(NETWORK, collective=collective).answer(words, [0.0] * 4) == pytest.approx([pair] * 4)
+
+
+def test_a_ring_along_fast_links_crosses_the_ocean_less_often():
+    host = {"up_bits_per_second": 100e6, "down_bits_per_second": 100e6}
+    hosts = tuple(Host(site=site, **host) for site in ("west", "east") * 3)
+    network = Network(hosts=hosts, paths={frozenset(("west", "east")): Path(round_trip_seconds=0.1)})
+    word = Mean(floats(600))
+    assert seconds(word, network, collective=Ring()) == pytest.approx(10 * 0.05, rel=0.01)
+    assert seconds(word, network, collective=Ring(order=(0, 2, 4, 1, 3, 5))) == pytest.approx(4 * 0.05, rel=0.01)
+
+
+def test_words_said_together_share_lines_also_by_tables():
+    words = (Mean(floats(500_000)), Gather((octets(500_000),)))
+    apart = sum(warm(word, collective=DIRECT) for word in words)
+    line = (3e6 + 1.5e6) * OVERHEAD * BYTE
+    assert line < warm(Together(words), collective=DIRECT) < apart
+
+
+def test_bytes_are_the_same_by_any_way():
+    def sent(way):
+        parts = [parts_of(Mean(floats(840)), rank, 4, way) for rank in range(4)]
+        return sum(
+            move.nbytes for part in parts for moves in part for move in moves if isinstance(move, collectives.Send)
+        )
+
+    assert {sent(way_of(each, NETWORK)) for each in ("engine", "auto", DIRECT, Ring(), Tree())} == {2 * 3 * 4 * 840}

@@ -25,7 +25,7 @@ def test_the_record_has_exactly_the_promised_fields() -> None:
         "gossamer", "recipe", "workers", "lost", "network", "emulation", "parameters", "steps", "skipped_steps",
         "seconds", "seconds_per_step", "compute_seconds_per_step", "waiting_seconds_per_step",
         "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes", "metrics", "final", "checkpoints",
-        "servers", "workers_agree",
+        "collectives", "servers", "workers_agree",
     }  # fmt: skip
     assert merged["communication_seconds_per_step"] == {"encode": 0.1, "wire": 0.2, "decode": 0.3}
     assert merged["network"] is merged["emulation"] is merged["servers"] is None

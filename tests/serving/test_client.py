@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from gossamer.errors import AttachError, LoopError, MalformedError, MismatchErro
 from gossamer.network.virtual import Cut, Kill, Restart, VirtualNetwork
 from gossamer.peers import SERVER, WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.recipe import resolve
-from gossamer.serving import Client, host
+from gossamer.serving import Client, Shard, host
+from gossamer.serving.description import Description
 from gossamer.serving.rules import BEGIN, JOIN
+from gossamer.serving.ways import ways_of
 
 CALM = VirtualNetwork(round_trip_seconds=0.01)
 
@@ -88,6 +91,44 @@ def test_dtypes_and_groups_live_side_by_side() -> None:
         for name, tensor in client._tensors.items():
             assert tensor.dtype == make()[name].dtype
             assert torch.equal(tensor.detach().double(), expected[name])
+
+
+def refused_at_first() -> None:
+    """A learning rate that no optimizer takes is told to the worker, and the servers wait for another beginning."""
+    job, told = run("ParameterServer()", world=1), list[str]()
+
+    def worker() -> PeerScript:
+        client, _ = job.client(0)
+        client.shares[0].description.groups[0]["lr"] = -1.0
+        try:
+            yield from client.begin()
+        except MismatchError as error:
+            told.append(str(error))
+        return (yield from job.worker(0))
+
+    servers = {Peer(SERVER, number): partial(job.server, number) for number in range(2)}
+    end = converse({Peer(WORKER, 0): worker, **servers}, CALM, 0, checks=True).result(Peer(WORKER, 0))
+    (calm,) = run("ParameterServer()", world=1).go()
+    assert torch.equal(end, calm)
+    (said,) = told
+    assert "refused what this worker sent" in said
+    assert "with SGD" in said
+    assert "Invalid learning rate: -1.0" in said
+
+
+def test_what_no_server_can_hold_is_told_and_the_server_stays() -> None:
+    refused_at_first()
+
+
+def test_a_server_that_breaks_instead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(text: str, values: tuple[Tensor, ...]) -> Shard:
+        description = Description.of_text(text)
+        ways = ways_of(resolve(description.recipe))
+        return Shard(description, values, ways.push, ways.pull)
+
+    monkeypatch.setattr(import_module("gossamer.serving.host"), "shard_of", careless)
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        refused_at_first()
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fault_seeds import block_name, blocks, replayed
 from serving.runs import Run, run
 from torch import Tensor
 from torch.nn import Parameter
@@ -68,11 +69,13 @@ def check_once(done: Run, net: VirtualNetwork) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_whatever_happens_each_contribution_counts_once(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", blocks(25), ids=block_name)
+def test_whatever_happens_each_contribution_counts_once(name: str, block: range, tmp_path: Path) -> None:
     """Every other job has a meeting in its middle."""
-    for seed in range(int(os.environ.get("GOSSAMER_SEEDS", "25"))):
+    for seed in block:
         net = VirtualNetwork.random(seed, PEERS, 10.0)
-        check_once(job(name, seed, tmp_path / str(seed), meets_after=3 if seed % 2 else None), net)
+        with replayed(seed, f"whatever_happens and {name}"):
+            check_once(job(name, seed, tmp_path / str(seed), meets_after=3 if seed % 2 else None), net)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from serving.runs import SHAPES, parameters, whole
 
 from gossamer.layout import Layout, Packed
 from gossamer.serving import Part, gather, scatter, split
+from gossamer.serving.partition import servers_for
 
 TABLES = [
     ({"a": (4, 2), "b": (4, 2)}, 2, [[("a", 0, 4)], [("b", 0, 4)]]),
@@ -36,6 +37,35 @@ def test_bytes_count_where_dtypes_differ() -> None:
     layout = Layout.of({"half": (400,), "single": (200,)})
     assert split(layout, 2) == ((Part("half", 0, 300),), (Part("half", 300, 400), Part("single", 0, 200)))
     assert split(layout, 2, {"half": 2, "single": 4}) == ((Part("half", 0, 400),), (Part("single", 0, 200),))
+
+
+SIZES = {"a": 4, "b": 4, "row": 4, "one": 4}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "part_bytes", "servers"),
+    [
+        ({"a": (8, 2)}, 64, 1),
+        ({"a": (8, 2)}, 63, 2),
+        ({"a": (8, 2)}, 24, 3),
+        ({"a": (7, 4), "b": (3, 4)}, 48, 4),  # three would do if rows could be cut: 160 bytes
+        ({"a": (8, 2)}, 8, 8),
+        ({"a": (8, 2)}, 7, None),
+        ({"row": (1, 300), "one": ()}, 1199, None),
+        ({}, 5, 1),
+    ],
+)
+def test_as_many_servers_as_it_takes(shapes: dict[str, tuple[int, ...]], part_bytes: int, servers: int | None) -> None:
+    layout = Layout.of(shapes)
+    assert servers_for(layout, part_bytes, SIZES) == servers
+    if servers is not None and servers > 1:
+        assert most(layout, servers) <= part_bytes < most(layout, servers - 1)
+
+
+def most(layout: Layout, servers: int) -> int:
+    """The bytes of the largest part."""
+    held = split(layout, servers, SIZES)
+    return max(sum(4 * prod(each.shape(layout.by_name[each.name].shape)) for each in parts) for parts in held)
 
 
 @pytest.mark.parametrize("shards", range(1, 9))

@@ -18,7 +18,7 @@ from gossamer.layout import Layout, Packed
 from gossamer.recipe import parse, resolve
 from gossamer.strategies import Gossip
 from gossamer.strategies.gossip import kept_share, safe_step_size
-from gossamer.strategies.mixing import HAT, MASS, PULL, Averaging, Choco, Heard, Memory, Offer, PushSum, Rule
+from gossamer.strategies.mixing import HAT, MASS, NUMBERS, PULL, Averaging, Choco, Heard, Memory, Offer, PushSum, Rule
 from gossamer.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, Topology, Torus
 from gossamer.words import At, Mix, Payload, State, bytes_sent
 
@@ -359,10 +359,54 @@ def test_steps_are_those_of_the_numerator() -> None:
     """z moved by d, so x moves by d, whatever the mass."""
     rule, x = PushSum(), draws(1)[0]
     memory = rule.begin(x)
+    memory[NUMBERS].mul_(0.25)
     memory[MASS].fill_(0.25)
     numerator, mass = rule.shares(x + 1, memory)
     torch.testing.assert_close(numerator, 0.25 * x + 1, atol=1e-14, rtol=1e-14)
     assert torch.equal(rule.whole((numerator.clone(), mass)), numerator / 0.25)
+
+
+@dataclass(frozen=True)
+class Narrow(PushSum):
+    """Keeps its numbers in the parameters' precision between rounds."""
+
+    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+        shown = super().land(x, layout, memory, offer, heard)
+        memory[NUMBERS].copy_(memory[NUMBERS].to(x.dtype))
+        return shown
+
+
+@dataclass(frozen=True)
+class Rounds(PushSum):
+    """Keeps as much of its numbers as it gives to each neighbour, rounded alike."""
+
+    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
+        offered = super().offer(x, memory, state, at, told)
+        part, mass = offered.payload
+        return replace(offered, own=(part.to(memory[NUMBERS].dtype), mass))
+
+
+def check_half_precision(rule: Rule) -> None:
+    """In bfloat16 the mean over all mass stays where it was, and everyone ends next to it."""
+    xs = [x + 3 for x in draws(5, torch.bfloat16)]
+    flock = Flock(rule, Lopsided(), xs)
+    mean = torch.stack(xs).double().mean(0)
+    for _ in range(300):
+        assert all(offer.payload[0].dtype == torch.bfloat16 for offer in flock.round())
+    given = [rule.shares(x, memory)[0] for x, memory in zip(flock.xs, flock.memories, strict=True)]
+    found = torch.stack(given).double().mean(0)
+    assert float((found - mean).norm() / mean.norm()) < 1e-6, "numbers were lost"
+    assert max(float((x.double() - mean).norm() / mean.norm()) for x in flock.xs) < 2**-7, "not the mean"
+
+
+def test_rounding_moves_no_mass() -> None:
+    check_half_precision(PushSum())
+
+
+@pytest.mark.parametrize("rule", [Narrow(), Rounds()], ids=repr)
+def test_rounding_that_does_is_found(rule: Rule) -> None:
+    with pytest.raises(AssertionError, match="numbers were lost"):
+        check_half_precision(rule)
 
 
 def test_who_is_not_finite_keeps_its_mass() -> None:

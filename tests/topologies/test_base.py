@@ -6,7 +6,7 @@ from math import dist
 import pytest
 import torch
 
-from gossamer import recipe, topologies
+from gossamer import collectives, recipe, topologies
 from gossamer.errors import RecipeError
 from gossamer.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, Topology, Torus
 
@@ -221,10 +221,23 @@ def test_a_topology_is_text_in_a_recipe(topology):
     assert recipe.resolve(f"Gossip() + {topology!r}").topology == topology
 
 
-@pytest.mark.parametrize("topology", [each for each in TOPOLOGIES if each != topologies.Complete()], ids=repr)
-def test_neighbours_are_refused_where_all_agree_at_once(topology):
-    with pytest.raises(RecipeError, match="it would change nothing"):
+COLLECTIVES = {"Ring": "ring", "Exponential": "halving", "Hierarchy": "hierarchical"}
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
+def test_it_runs_in_lock_step_or_is_refused(topology):
+    """Where all agree at once it chooses the collective, if there is one like it."""
+    name = type(topology).__name__
+    assert (topology.collective or "").partition("(")[0] == COLLECTIVES.get(name, "")
+    if name in {*COLLECTIVES, "Complete"}:
+        assert recipe.resolve(f"LocalSGD(period=4) + {topology!r}").topology == topology
+        return
+    with pytest.raises(RecipeError, match=r"no such collective. Write Gossip\(\) \+ .* or leave it out"):
         recipe.resolve(repr(topology))
+
+
+def test_every_collective_that_is_wished_for_is_there():
+    assert set(COLLECTIVES.values()) <= set(collectives.COLLECTIVES)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)

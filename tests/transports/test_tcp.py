@@ -187,6 +187,25 @@ def test_a_script_hears_at_its_yield_that_nobody_answers_and_may_go_on(opened: O
     assert started.moment <= time.monotonic()
 
 
+def check_hears_why(why: ConnectError | None, expected: type[Exception]) -> None:
+    """Whoever waits when an endpoint is closed, and whoever asks afterwards."""
+    standard: Any = {"token": TOKEN, "run": "run", "recipe": "", "layout": "", "largest_frame_bytes": 2**20}
+    worker = TcpEndpoint(HERE, **standard)
+    waits = worker.start(_asking_once())
+    listens = worker.start(counting())
+    worker.close(why)
+    for handle in (waits, listens):
+        with pytest.raises(expected, match="nobody came" if why else "was closed"):
+            handle.wait(10)
+    with pytest.raises(expected):
+        worker.answer(push(1, torch.ones(1)))
+
+
+def test_an_endpoint_that_is_closed_says_why() -> None:
+    check_hears_why(ConnectError("nobody came"), ConnectError)
+    check_hears_why(None, PeerLost)
+
+
 def test_what_cannot_be_said_is_refused_before_it_is_sent(opened: Open) -> None:
     worker = opened(HERE, largest_frame_bytes=1000)
     with pytest.raises(ValueError, match=r"write largest_frame_bytes=\d+"):

@@ -21,8 +21,10 @@ KERNELS: Variants = {
     "Threshold": ["Threshold(value=4.0, capacity=0.01)"],
     "Chain": ["Chain(TopK(density=0.01), Int8())", "Chain(TopK(density=0.01), SignMagnitude())"],
     "Feedback": [],
+    "Hierarchical": [],
     "Route": [],
     "Sharded": ["Sharded(TopK(density=0.01))", "Sharded(Int8())"],
+    "SparseSum": ["SparseSum(TopK(density=0.01))"],
     "Warmup": [],
     "OneBitAdam": [],
 }

@@ -51,7 +51,7 @@ class Emulation:
         """The same job, on the hosts of the lab, where rank 0's is the meeting point."""
         if self.lab is None:
             paced = {PACED: self.network.text} if self.network is not None else {}
-            return replace(job, settings=paced)
+            return replace(job, settings={**job.settings, **paced})
         settings = {
             "MASTER_ADDR": self.lab.hosts[0].address,
             "MASTER_PORT": str(PORT),
@@ -60,7 +60,7 @@ class Emulation:
             HEADER_BYTES: str(self.lab.header_bytes),
         }
         prefix = self.lab.prefix("${local_rank}")
-        return replace(job, interface=self.lab.hosts[0].interface, prefix=prefix, settings=settings)
+        return replace(job, interface=self.lab.hosts[0].interface, prefix=prefix, settings={**job.settings, **settings})
 
     def training_seconds(self, has_begun: bool) -> float | None:
         """Since the first worker attached; None before."""

@@ -22,6 +22,7 @@ from gossamer.recipe import Recipe, resolve
 from gossamer.staging import site_size
 from gossamer.strategies import Periodic
 from gossamer.timetable import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, cycle_of, draw, schedule_of
+from gossamer.transports.picker import AUTO
 
 ASSUMED_PARAMETERS = 10_000_000
 MOST_PARAMETERS = 10**12
@@ -153,7 +154,7 @@ def _lines(recipe: Recipe, model: str, said: Forecast) -> Iterator[str]:
     yield ""
     yield f"{_cycle(said)} sends, in bytes per worker:"
     for where, word, sent in _table(said):
-        yield f"  {where:<18}{word:<10}{sent:>20,.0f}"
+        yield f"  {where:<18}{word:<18}{sent:>12,.0f}"
     if said.passes == 1:
         yield f"  {'total':<28}{said.bytes_sent:>20,.0f}{_comparison(said)}"
     else:
@@ -236,12 +237,14 @@ def _time_lines(said: Forecast, foretold: Foretold) -> Iterator[str]:
     computing = f"measured in {copies} at once on this machine" if copies else "as given; compressing measured here"
     yield ""
     what = "A step takes, on average over a period" if said.steps > 1 else f"{_cycle(said)} takes"
-    yield f"{what}, in seconds, foretold for {inputs['network']}:"
+    by = "" if inputs["collective"] == AUTO else f", means by {inputs['collective']}"
+    yield f"{what}, in seconds, foretold for {inputs['network']}{by}:"
     yield f"  {'computing':<28}{foretold.step_seconds - foretold.waiting_seconds:>20.4f}   {computing}"
     yield f"  {'waiting':<28}{foretold.waiting_seconds:>20.4f}   {foretold.waiting_share:.1%} of the step"
     yield f"  {'total':<28}{foretold.step_seconds:>20.4f}"
     yield (
-        f"beside or after computing: {foretold.wire_seconds:.4f} on the wire, {foretold.codec_seconds:.4f} compressing "
+        f"beside or after computing: {foretold.wire_seconds:.4f} waiting for answers, "
+        f"{foretold.codec_seconds:.4f} compressing "
         f"{inputs['buckets']} bucket{'s' * (inputs['buckets'] != 1)}"
     )
 

@@ -32,6 +32,7 @@ from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
 from gossamer.recipe import resolve
+from gossamer.transports.picker import AUTO, WISHES, check_wish
 
 NEVER_ATTACHED = (
     "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
@@ -49,6 +50,14 @@ def check_recipe(context: click.Context, option: click.Parameter, text: str | No
         except RecipeError as error:
             raise click.BadParameter(str(error)) from None
     return text
+
+
+def check_collective(context: click.Context, option: click.Parameter, wish: str | None) -> str | None:
+    try:
+        check_wish(wish or AUTO)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return wish
 
 
 def check_interface(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
@@ -74,6 +83,7 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     help="Processes of their own that hold the parameters; the loss of a worker then ends no other.",
 )
 @click.option("--recipe", callback=check_recipe, help="How the workers talk; beats the script's own.")
+@click.option("--collective", callback=check_collective, help=f"How means are taken: {', '.join(WISHES)}.")
 @click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Write the run's record there.")
 @click.option("--plot", "plot_file", type=OUTPUT_FILE, callback=check_parent, help="Draw the run's curves (PNG).")
 @click.option(
@@ -106,6 +116,7 @@ def run(
     workers: int,
     servers: int,
     recipe: str | None,
+    collective: str | None,
     json_file: Path | None,
     plot_file: Path | None,
     logs: Path | None,
@@ -146,6 +157,7 @@ def run(
         max_restarts=max_restarts,
         logs=logs or _new_logs(),
         worker_module="gossamer.cli.worker",
+        settings={"GOSSAMER_COLLECTIVE": collective} if collective else {},
     )
     sys.exit(_run(job, Surroundings(network, planned, faults, serving), json_file, plot_file))
 

@@ -6,6 +6,7 @@ from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import DGC
 from gossamer.compressors.feedback import Feedback
 from gossamer.compressors.float4 import Float4
+from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.compressors.lowrank import PowerSGD
 from gossamer.compressors.onebit import OneBit
 from gossamer.compressors.onebit_adam import OneBitAdam
@@ -15,6 +16,7 @@ from gossamer.compressors.route import Route
 from gossamer.compressors.sharded import Sharded
 from gossamer.compressors.sign_magnitude import SignMagnitude
 from gossamer.compressors.sparse import Threshold, TopK
+from gossamer.compressors.sparse_sum import SparseSum
 from gossamer.compressors.ternary import TernGrad
 from gossamer.compressors.twobit import TwoBit
 from gossamer.compressors.warmup import Warmup
@@ -28,6 +30,7 @@ __all__ = [
     "Dense",
     "Feedback",
     "Float4",
+    "Hierarchical",
     "Int8",
     "OneBit",
     "OneBitAdam",
@@ -36,6 +39,7 @@ __all__ = [
     "Route",
     "Sharded",
     "SignMagnitude",
+    "SparseSum",
     "TernGrad",
     "Threshold",
     "TopK",

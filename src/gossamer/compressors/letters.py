@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from gossamer import seeds
 from gossamer.compressors.base import Compressor, Decoder, sums_stay_finite
 from gossamer.errors import MalformedError
 from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Exchange, Gather, Mean, Mix, Payload, Staged, State, Together, Word
+from gossamer.words import Aggregation, Among, At, Exchange, Gather, Mean, Mix, Payload, Staged, State, Together, Word
+
+T = TypeVar("T")
 
 
 class Letter(NamedTuple):
@@ -57,7 +59,7 @@ def read(compressor: Compressor, payload: Payload, layout: Layout, at: At, out: 
 
     Raises MalformedError for what no writer has written; what `out` holds is then undefined.
     """
-    parts = _parts(compressor, layout, out.dtype)
+    parts = _parts_of(Itself(compressor), Itself(layout), out.dtype)
     if parts is None:
         finite = _read_by_script(compressor, payload, layout, at, out)
     else:
@@ -75,6 +77,30 @@ class Part(NamedTuple):
     layout: Layout
     tensors: int
     start: int | None
+
+
+class Itself(Generic[T]):
+    """One object, whatever else it equals. To hash what a layout of many tensors holds takes as long as a small letter.
+
+    Who remembers something by it keeps the object, so that no other can take its place.
+    """
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: T) -> None:
+        self.item = item
+
+    def __hash__(self) -> int:
+        return id(self.item)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.item is self.item
+
+
+@lru_cache(maxsize=256)
+def _parts_of(compressor: Itself[Compressor], layout: Itself[Layout], dtype: torch.dtype) -> tuple[Part, ...] | None:
+    """The same objects come again and again; what is only equal to them is found below."""
+    return _parts(compressor.item, layout.item, dtype)
 
 
 @lru_cache(maxsize=1024)
@@ -148,6 +174,8 @@ def _spoken(word: Word) -> Payload:
             return payload
         case Exchange(parts):
             return tuple(tensor for part in parts for tensor in part)
+        case Among(_, inner):
+            return _spoken(inner)
         case Together(words):
             return tuple(tensor for each in words for tensor in _spoken(each))
 
@@ -167,6 +195,8 @@ def _heard(word: Word, said: Iterator[Tensor]) -> Any:
             return [_taken(payload, said)]
         case Exchange(parts):
             return [_taken(part, said) for part in parts]
+        case Among(_, inner):
+            return _heard(inner, said)
         case Together(words):
             return [_heard(each, said) for each in words]
 

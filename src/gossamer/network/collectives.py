@@ -1,23 +1,33 @@
-"""Who sends what to whom, in order: one rank's part in an exchange, as Gloo cuts it.
+"""Who sends what to whom, in order: one rank's part in an exchange, as Gloo cuts it, or as a table of hops does.
 
 Pure functions of integers. Every exchange is a list of moves; Sent and Received wait for the oldest send or receive
-that nobody has waited for yet. Sizes are payload bytes.
+that nobody has waited for yet. An eager send leaves at once, and who is to Hear it need not have said so. Sizes are
+payload bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from math import ceil
+
+from gossamer.collectives import Collective, Does, bounds, others
 
 SEGMENT_BYTES = 2**20
 IN_FLIGHT = 2
+CHUNK_BYTES = 2**18  # what a piece of a table travels in
+MOST_MESSAGES = 1000  # in the price of a table: beyond, fewer and larger chunks tell nearly the same in less time
 
 
 @dataclass(frozen=True)
 class Send:
+    """eager: leaves at once, and is not waited for; otherwise when its receiver has said that it is ready."""
+
     to: int
     nbytes: int
+    eager: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,21 @@ class Received:
     """Wait until a message is here."""
 
 
-Move = Send | Receive | Sent | Received
+@dataclass(frozen=True)
+class Hear:
+    """Wait for the oldest eager message of `of` that was not heard yet."""
+
+    of: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Of what a rank does at one moment, in all exchanges, do what follows after all that has a lower number."""
+
+    number: int
+
+
+Move = Send | Receive | Sent | Received | Hear | Turn
 Moves = Iterator[Move]
 
 
@@ -111,3 +135,60 @@ def tree_broadcast(rank: int, world: int, nbytes: int, source: int = 0) -> Moves
 
 def _powers_below(limit: int) -> list[int]:
     return [2**power for power in range((limit - 1).bit_length())]
+
+
+def eager_direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
+    """nbytes[j] straight to rank j, all at once, without asking whether it is ready."""
+    yield from (Send(peer, nbytes[peer], eager=True) for peer in others(rank, world))
+    yield from (Hear(peer) for peer in others(rank, world))
+
+
+def eager_neighbours(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+    """The same payload to everyone it is told, without asking whether they are ready; then theirs."""
+    yield from (Send(peer, nbytes, eager=True) for peer in tells if peer != rank)
+    yield from (Hear(peer) for peer in hears if peer != rank)
+
+
+def table_moves(collective: Collective, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
+    """A rank's part in a table of hops: every chunk of every piece is an exchange of its own, all side by side.
+
+    They begin in the order of the rank's table, first chunks first. What is empty does not travel.
+    """
+    at = bounds(numel, collective.pieces(world))
+    largest_bytes = (at[1] - at[0]) * itemsize
+    chunks = min(ceil(largest_bytes / CHUNK_BYTES), max(1, MOST_MESSAGES // _messages(collective, world)))
+    first_turns = _turns(collective, rank, world)
+    exchanges: list[Moves] = []
+    for chunk in range(chunks):
+        for piece, (first, stop) in enumerate(pairwise(at)):
+            size, longer = divmod(stop - first, chunks)
+            if nbytes := (size + (chunk < longer)) * itemsize:
+                turn = Turn(1 + chunk * len(first_turns) + first_turns[piece])
+                exchanges.append(iter((turn, *_piece_moves(collective, rank, world, nbytes)[piece])))
+    return exchanges
+
+
+@lru_cache(maxsize=1024)
+def _piece_moves(collective: Collective, rank: int, world: int, nbytes: int) -> tuple[tuple[Move, ...], ...]:
+    """For every piece, what a rank does with `nbytes` of it, round after round: what it sends, then what it hears."""
+    moves: list[list[Move]] = [[] for _ in range(collective.pieces(world))]
+    for hop in sorted(collective.hops(rank, world), key=lambda hop: (hop.round, hop.does is not Does.SEND)):
+        move = Send(hop.peer, nbytes, eager=True) if hop.does is Does.SEND else Hear(hop.peer)
+        for piece in hop.pieces:
+            moves[piece].append(move)
+    return tuple(map(tuple, moves))
+
+
+@lru_cache(maxsize=1024)
+def _turns(collective: Collective, rank: int, world: int) -> tuple[int, ...]:
+    """Which place each piece has in a rank's table."""
+    met = dict.fromkeys(piece for hop in collective.hops(rank, world) for piece in hop.pieces)
+    places = {piece: place for place, piece in enumerate(met)}
+    return tuple(places.get(piece, 0) for piece in range(collective.pieces(world)))
+
+
+@lru_cache(maxsize=1024)
+def _messages(collective: Collective, world: int) -> int:
+    """How many a chunk of every piece takes, of all ranks together; 1 at least."""
+    tables = (collective.hops(rank, world) for rank in range(world))
+    return max(1, sum(len(hop.pieces) for table in tables for hop in table if hop.does is Does.SEND))

@@ -27,7 +27,7 @@ class RankRecord:
     closed. median_seconds: over whole periods of a schedule, of their mean steps. Of the times per step the first ten,
     or a fifth of fewer than fifty, are left out as warm-up; bytes and totals count every step. bytes_pulled: from
     parameter servers; servers: what those said at the end, None without them; lost: ranks that began on this machine
-    and left no record.
+    and left no record; collectives: which table of hops means of so many bytes took.
     """
 
     rank: int
@@ -55,6 +55,7 @@ class RankRecord:
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
     servers: dict[str, Any] | None = None
     lost: tuple[int, ...] = ()
+    collectives: dict[str, str] = field(default_factory=dict)
 
 
 def rank_path(directory: Path, rank: int) -> Path:
@@ -122,6 +123,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None) -> Record:
         "metrics": metrics,
         "final": {name: points[-1][2] for name, points in metrics.items()},
         "checkpoints": [{"step": step, "directory": where} for step, where in _saved(ranks)],
+        "collectives": dict(sorted(first.collectives.items(), key=lambda item: int(item[0]))),
         "servers": _servers(ranks, mean("bytes_pulled")),
         "workers_agree": _agree(ranks),
     }

@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.events import Attached, Closed, Event, Logged, Noticed, Saved, ServersTold, Skipped, StepEnded
+from gossamer.events import (
+    Attached,
+    Closed,
+    CollectivePicked,
+    Event,
+    Logged,
+    Noticed,
+    Saved,
+    ServersTold,
+    Skipped,
+    StepEnded,
+)
 from gossamer.observe.record import Point, RankRecord, write_rank
 
 LIVE_SECONDS = 0.1
@@ -54,6 +65,7 @@ class Tally:
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
     closed: Closed | None = None
     servers: ServersTold | None = None
+    collectives: dict[str, str] = field(default_factory=dict)
 
     def add(self, ended: StepEnded) -> None:
         for name, values in self.times.items():
@@ -98,6 +110,7 @@ class Tally:
             metrics=self.metrics,
             checkpoints=self.checkpoints,
             servers=_servers(self.servers),
+            collectives=self.collectives,
         )
 
 
@@ -187,6 +200,11 @@ class Recorder:
         if self._tally is not None:
             self._tally.checkpoints.append((event.step, event.directory))
         self._say("saved", step=event.step, directory=event.directory)
+
+    @_take.register
+    def _(self, event: CollectivePicked) -> None:
+        if self._tally is not None:
+            self._tally.collectives[str(event.nbytes)] = event.collective
 
     @_take.register
     def _(self, event: ServersTold) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from math import prod
+from itertools import count, pairwise
+from math import ceil, prod
 from typing import NamedTuple
 
 import torch
@@ -42,6 +42,22 @@ def split(layout: Layout, shards: int, itemsizes: Mapping[str, int] | None = Non
     cuts = [_cut(slots, row_bytes, total, number, shards) for number in range(shards + 1)]
     spans = (tuple(_between(slots, begin, end)) for begin, end in pairwise(cuts))
     return tuple(span for span in spans if span)
+
+
+def servers_for(layout: Layout, part_bytes: int, itemsizes: Mapping[str, int]) -> int | None:
+    """How many servers it takes that none of them holds more than `part_bytes`; None where one row alone is more."""
+    rows = {slot.name: prod(slot.shape[1:]) * itemsizes[slot.name] for slot in layout if slot.numel}
+    if max(rows.values(), default=0) > part_bytes:
+        return None
+
+    def fits(shards: int) -> bool:
+        divided = split(layout, shards, itemsizes)
+        return all(
+            sum(rows[part.name] * (part.end_row - part.first_row) for part in held) <= part_bytes for held in divided
+        )
+
+    total = sum(slot.numel * itemsizes[slot.name] for slot in layout)
+    return next(shards for shards in count(max(1, ceil(total / part_bytes))) if fits(shards))
 
 
 def _rows(slot: Slot) -> int:

@@ -18,7 +18,18 @@ def shard_of(text: str, values: Payload) -> Shard:
         ways = ways_of(resolve(description.recipe))
     except RecipeError as error:
         raise MalformedError(f"a shard was described by a recipe that no server can follow: {error}") from error
-    return Shard(description, values, ways.push, ways.pull)
+    try:
+        return Shard(description, values, ways.push, ways.pull)
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:  # an optimizer's, of its settings
+        raise MalformedError(
+            f"a shard was described that cannot be made, with {description.optimizer} and {description.groups}: {error}"
+        ) from error
 
 
 def rule_for(shard: Shard) -> Rule:

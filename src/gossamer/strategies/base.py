@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
+from gossamer.compressors import Compressor, Dense, Hierarchical
 from gossamer.errors import RecipeError
 from gossamer.strategies.mixing import Memory as Memory
 from gossamer.strategies.mixing import Rule
 from gossamer.strategies.schedule import Periodic
 from gossamer.terms import Term
-from gossamer.topologies import Complete, Topology
+from gossamer.topologies import Topology
 
 if TYPE_CHECKING:
     from gossamer.strategies.server import ParameterServer
@@ -45,12 +45,39 @@ class Strategy(Term, ABC):
         """Whether all workers agree on means, of which each could average a part for all: a recipe may add Sharded."""
         return True
 
+    def shared_by(self, compressor: Compressor, world: int | None) -> int | None:
+        """How many of `world` workers could each average a part for all, if any: nodes share within themselves."""
+        nodes = any(isinstance(term, Hierarchical) for term in compressor.held())
+        return world if self.sums_together and not nodes else None
+
+    def carried(self, compressor: Compressor, topology: Topology) -> tuple[Compressor, Topology]:
+        """A recipe's compressor and topology as written, then as used: what a topology compresses between nodes becomes
+        the compressor. Raises RecipeError where no group is there that could be divided into nodes."""
+        alone = compressor.held() if self.repeats_itself or not self.sums_together else ()
+        for term in (*self.held(), *alone):
+            if isinstance(term, Hierarchical):
+                raise RecipeError(
+                    f"{term!r} averages over a node before it compresses, and with {self!r} every message goes from "
+                    f"one to another. Write {term.between!r} in its place."
+                )
+        if topology.crossing is None or not self.sums_together:
+            return compressor, topology
+        between, per_node = topology.crossing
+        if compressor != Dense():
+            raise RecipeError(
+                f"{topology!r} sends numbers as they are within a node, and {compressor!r} beside it would compress "
+                f"them there, too. Write {self!r} + {topology!r} alone, or {self!r} + {compressor!r} + "
+                f"{topology.plain!r}."
+            )
+        return Hierarchical(cast(Compressor, between), per_node=per_node), topology.plain
+
     def check(self, compressor: Compressor, topology: Topology) -> None:
         """Raise RecipeError where these do not go together with it."""
-        if topology != Complete():
+        if not topology.agrees:
             raise RecipeError(
-                f"{topology!r} says who is whose neighbour, and with {self!r} all workers agree on one mean, so it "
-                f"would change nothing. Write Gossip() + {topology!r}, or leave it out."
+                f"{topology!r} says who is whose neighbour, and with {self!r} all workers agree on one mean, for which "
+                f"there is no such collective. Write Gossip() + {topology!r}, or {self!r} + Ring(), Exponential() or "
+                "Hierarchy(), or leave it out."
             )
 
 
@@ -118,6 +145,15 @@ class Mixing(Strategy):
     @property
     def repeats_itself(self) -> bool:
         return True
+
+    def carried(self, compressor: Compressor, topology: Topology) -> tuple[Compressor, Topology]:
+        if topology.crossing is not None:
+            raise RecipeError(
+                f"{topology!r} compresses the means of nodes, and with {self!r} every worker tells its neighbours by "
+                "itself how far it is from their copies of it (CHOCO), within a node as between nodes. Write "
+                f"{self!r} + {topology.crossing.by!r} + {topology.plain!r}."
+            )
+        return super().carried(compressor, topology)
 
     @property
     def schedule(self) -> Periodic:

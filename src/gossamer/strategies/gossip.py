@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from gossamer import seeds
-from gossamer.compressors import Compressor, Dense, Feedback, Sharded, letters
+from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum, letters
 from gossamer.errors import RecipeError, require
 from gossamer.layout import Layout, Packed
 from gossamer.strategies.base import Mixing
@@ -82,11 +82,11 @@ class Gossip(Mixing):
                 f"push-sum gives whole shares of the parameters away, and what {compressor!r} leaves out of them would "
                 'be lost. Write Gossip("push-sum") + Dense(), or Gossip() with a compressor.'
             )
-        if any(isinstance(term, Feedback | Sharded) for term in compressor.held()):
+        if any(isinstance(term, Feedback | Sharded | SparseSum) for term in compressor.held()):
             raise RecipeError(
                 f"with {self!r} differences to copies travel, in which whatever was left out is offered again, to each "
-                f"neighbour by itself: in {compressor!r}, Feedback would send it twice, and Sharded has no group to "
-                "divide among. Write Gossip() + TopK(density=0.01), without them."
+                f"neighbour by itself: in {compressor!r}, Feedback would send it twice, and Sharded and "
+                "SparseSum have no group to divide among. Write Gossip() + TopK(density=0.01), without them."
             )
         if topology.rounds(MANY) > 1:
             raise RecipeError(

@@ -22,7 +22,7 @@ from gossamer.topologies import Topology
 from gossamer.words import At, Payload, State
 
 Memory = dict[str, Tensor]
-HAT, PULL, SHOWN, MASS = "hat", "pull", "shown", "mass"
+HAT, PULL, NUMBERS, MASS = "hat", "pull", "numbers", "mass"
 
 
 @dataclass(frozen=True)
@@ -160,40 +160,49 @@ class Choco(Rule):
 class PushSum(Rule):
     """Everyone gives equal shares of its numbers and of its mass away, and shows their ratio.
 
-    x_i = z_i + (w_i - 1) shown_i, whose optimizer moved z_i from shown_i
-    x_i <- sum_j P_ij x_j;  w_i <- sum_j P_ij w_j;  z_i <- x_i / w_i;  P_ij = 1 / (1 + how many j tells)
-    law:    sum_i x_i and sum_i w_i stay, on any graph; gradients are those at z and steps are those of x
-    bytes:  N itemsize + 8 per neighbour told; memory: N
+    z_i <- z_i + x_i - shown_i, for what its optimizer moved x_i by;  shown_i = z_i / w_i, as x_i was left
+    z_i <- sum_j P_ij z_j;  w_i <- sum_j P_ij w_j;  x_i <- z_i / w_i;  P_ij = 1 / (1 + how many j tells)
+    law:    sum_i z_i and sum_i w_i stay, on any graph; gradients are those at x and steps are those of z
+    bytes:  N itemsize + 8 per neighbour told; memory: N, at least in float32
     source: Kempe et al. 2003, FOCS; Assran et al. 2019, ICML
 
-    Whoever gives need not know who else does. Numbers that are not finite are kept, with their mass.
+    Whoever gives need not know who else does. Numbers that are not finite are kept, with their mass. What travels has
+    the parameters' precision; the rest of z_i stays here, and x_i is rounded from it, so that rounding moves no mass.
     """
 
     def check(self, topology: Topology, world: int, seed: int) -> None:
         """Any graph will do."""
 
     def begin(self, x: Tensor) -> Memory:
-        return {SHOWN: x.clone(), MASS: torch.ones(1, dtype=torch.float64, device=x.device)}
+        return {
+            NUMBERS: x.to(wide(x.dtype), copy=True),
+            MASS: torch.ones(1, dtype=torch.float64, device=x.device),
+        }
 
     def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
-        given = self.shares(x.flat, memory)
-        if not all_finite(x.flat):
-            return Offer(tuple(torch.zeros_like(each) for each in given), given)
-        parts = tuple(each / (1 + told) for each in given)
-        return Offer(parts, parts)
+        numbers, mass = self.shares(x.flat, memory)
+        part, lighter = (numbers / (1 + told)).to(x.flat.dtype), mass / (1 + told)
+        if not all_finite(part):
+            return Offer((torch.zeros_like(part), torch.zeros_like(mass)), (numbers, mass))
+        return Offer((part, lighter), (numbers.sub_(part, alpha=told), lighter))
 
     def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
-        numbers, mass = (part.clone() for part in offer.own)
-        for _, (theirs, their_mass), _ in heard:
-            numbers.add_(theirs)
-            mass.add_(their_mass)
+        numbers, mass = offer.own
+        memory[NUMBERS].copy_(numbers)
         memory[MASS].copy_(mass)
-        return memory[SHOWN].copy_(numbers.div_(mass.to(x.dtype))).clone()
+        for _, (theirs, their_mass), _ in heard:
+            memory[NUMBERS].add_(theirs)
+            memory[MASS].add_(their_mass)
+        return self._shown(x, memory)
 
     def shares(self, x: Tensor, memory: Memory) -> Payload:
-        mass = memory[MASS]
-        return torch.addcmul(x, memory[SHOWN], (mass - 1).to(x.dtype)), mass.clone()
+        moved = x.to(memory[NUMBERS].dtype) - self._shown(x, memory)
+        return moved.add_(memory[NUMBERS]), memory[MASS].clone()
 
     def whole(self, means: Payload) -> Tensor:
         numbers, mass = means
         return numbers.div_(mass.to(numbers.dtype))
+
+    def _shown(self, x: Tensor, memory: Memory) -> Tensor:
+        """What x was left at, the same bits each time."""
+        return (memory[NUMBERS] / memory[MASS].to(memory[NUMBERS].dtype)).to(x.dtype)

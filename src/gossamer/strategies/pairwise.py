@@ -14,7 +14,7 @@ from gossamer import seeds
 from gossamer.compressors import Compressor, Dense, letters
 from gossamer.compressors.base import wide
 from gossamer.errors import MalformedError, NotFinite, RecipeError
-from gossamer.kernels import all_finite
+from gossamer.kernels import all_finite, room_like
 from gossamer.layout import Layout, Packed
 from gossamer.peers import (
     WORKER,
@@ -31,6 +31,7 @@ from gossamer.peers import (
     Reply,
     Stamp,
 )
+from gossamer.strategies.taking_over import STATE, sealed
 from gossamer.topologies import Topology
 from gossamer.words import At, Payload
 
@@ -84,6 +85,7 @@ class Partner:
         self.rank, self._seed, self._layout = rank, seed, parameters.layout
         self.shown = parameters.flat.to("cpu", wide(parameters.flat.dtype), copy=True)
         self.owed = torch.zeros_like(self.shown)
+        self._owes = False  # whether anything of that is not zero
         self._compressor = Dense() if compressor is None else compressor
         refuse_loss(self._compressor)
         self.version = self.declined = self.abandoned = 0
@@ -100,13 +102,23 @@ class Partner:
         """The same where they lie apart: in the layout's order and shapes, each of any dtype and on any device."""
         mine = self._side_by_side(parameters)
         with self._lock:
-            self.shown = mine.add_(self.owed)
-            torch._foreach_copy_(list(parameters), [slot.of(self.shown) for slot in self._layout])
-            self.owed = self.shown - self._side_by_side(parameters)
+            if self._owes:
+                mine.add_(self.owed)
+                torch._foreach_copy_(list(parameters), [slot.of(mine) for slot in self._layout])
+                self._owe_what_is_left(mine, parameters)
+            self.shown = mine
             self.version += 1
 
+    def _owe_what_is_left(self, shown: Tensor, parameters: Sequence[Tensor]) -> None:
+        """What parameters that were overwritten by `shown` could not hold: nothing, where they have its dtype."""
+        self._owes = any(each.dtype != shown.dtype for each in parameters)
+        if self._owes:
+            torch.sub(shown, self._side_by_side(parameters), out=self.owed)
+        else:
+            self.owed.zero_()
+
     def _side_by_side(self, parameters: Sequence[Tensor]) -> Tensor:
-        flat = torch.empty_like(self.owed)
+        flat = room_like(self.owed)
         torch._foreach_copy_([slot.of(flat) for slot in self._layout], list(parameters))
         return flat
 
@@ -189,9 +201,12 @@ class Partner:
             return tuple(sorted(self._asked))
 
     def _move(self, theirs: Tensor, sent: Tensor) -> None:
-        difference = (theirs - sent).mul_(0.5)
-        self.shown = self.shown + difference  # not in place: the old one may be under way
-        self.owed.add_(difference)
+        """theirs: (n,), written over. sent: only read."""
+        difference = theirs.sub_(sent)
+        shown = room_like(self.shown)  # not in place: the old one may be under way
+        self.shown = torch.add(self.shown, difference, alpha=0.5, out=shown)
+        self.owed.add_(difference, alpha=0.5)
+        self._owes = True
         self.version += 1
 
     def _write(self, step: int) -> letters.Letter:
@@ -199,7 +214,7 @@ class Partner:
         return letters.write(self._compressor, x, letters.begin(self._compressor, x, at), at)
 
     def _read(self, payload: Payload, writer: int, step: int) -> Tensor:
-        theirs = torch.empty_like(self.shown)
+        theirs = room_like(self.shown)
         letters.read(self._compressor, payload, self._layout, self._at(writer, step), theirs)
         if not all_finite(theirs):  # averaging would spread it to everyone
             raise MalformedError(f"worker {writer} showed parameters that are not finite; no worker sends such ones")
@@ -255,8 +270,9 @@ def answering(partner: Partner) -> PeerScript:
             case Arrived(token=token, sender=sender, word=Push(key=key, stamp=stamp, payload=payload)):
                 understood = key == AVERAGE and sender.number == stamp.worker
                 yield Reply(token=token, answer=partner.answer(stamp, payload) if understood else NO_EXCHANGE)
-            case Arrived(token=token, word=Pull(known=known)):
-                yield Reply(token=token, answer=partner.snapshot(known))
+            case Arrived(token=token, word=Pull(key=key, known=known)):
+                shown = partner.snapshot(known)
+                yield Reply(token=token, answer=sealed(shown) if key == STATE else shown)
             case Left(peer=Peer(kind, number)) if kind == WORKER:
                 partner.gone.add(number)
             case Joined(peer=Peer(kind, number)) if kind == WORKER:

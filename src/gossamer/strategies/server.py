@@ -38,7 +38,8 @@ class ParameterServer(Strategy):
     worker where servers live beside them, else one per server. push: what gradients travel by; None: the recipe's
     compressor. pull: what parameters travel by, as differences to what all workers know; None: as they are. damping:
     for "async" only, the learning rate is divided by a gradient's age in versions. The optimizer is the one given to
-    attach, made again on each shard: its rule must be elementwise.
+    attach, made again on each shard: its rule must be elementwise. A gradient that is None counts as zero, since a
+    server steps whole blocks: a parameter that had no part in a loss is still moved by momentum and weight decay.
     """
 
     mode: str = ASYNC

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import cos, fsum, pi, sin
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,13 @@ from torch import Tensor
 from gossamer.terms import Term
 
 Weights = tuple[tuple[int, float], ...]  # (peer, weight), ascending by peer
+
+
+class Crossing(NamedTuple):
+    """What is compressed between nodes of `per_node` workers, and only there, by the compressor `by`."""
+
+    by: Term
+    per_node: int
 
 
 class Topology(Term, ABC):
@@ -27,6 +35,26 @@ class Topology(Term, ABC):
     def mutual(self) -> bool:
         """Whether everyone hears those it tells, in every round, so that a Mix can carry it."""
         return True
+
+    @property
+    def collective(self) -> str | None:
+        """The name of the table of hops by which all agree on a mean in lock step; None where there is none like it."""
+        return None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it also says how all agree on one mean, so that a strategy in lock step can use it."""
+        return self.collective is not None
+
+    @property
+    def crossing(self) -> Crossing | None:
+        """What is compressed between nodes only, where all agree on one mean."""
+        return None
+
+    @property
+    def plain(self) -> Topology:
+        """The same without a `crossing`."""
+        return self
 
     @abstractmethod
     def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:

@@ -19,9 +19,14 @@ class Exponential(Topology):
     source: Ying et al. 2021, NeurIPS; Assran et al. 2019, ICML (one peer)
 
     Edges have a direction. All ranks tell and hear equally many, so that rows of the weights sum to 1, too.
+    In lock step, means are taken by recursive halving and doubling, with one peer at a time.
     """
 
     one_peer: bool = False
+
+    @property
+    def collective(self) -> str:
+        return "halving"
 
     @property
     def mutual(self) -> bool:

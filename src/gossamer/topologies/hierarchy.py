@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import cos, pi, sin
 
 from gossamer.errors import require
-from gossamer.topologies.base import Topology
+from gossamer.terms import Term
+from gossamer.topologies.base import Crossing, Topology
 
 TURNED = 1.1  # radians, so that in a picture no edge between nodes runs along one inside a node
 
@@ -20,13 +21,32 @@ class Hierarchy(Topology):
     law:   with full nodes |lambda_2| = 1 - 2 (1 - cos(2 pi / nodes)) / (per_node + 2), from 4 nodes on
     bytes: per_node - 1 messages a rank and round inside a node, 2 between nodes
 
-    per_node: in ranks. The last node may have fewer; the ring of a place then passes it by.
+    per_node: in ranks. The last node may have fewer; the ring of a place then passes it by. In lock step, means are
+    taken within nodes first, and between: a compressor, of what then travels between the nodes alone.
     """
 
     per_node: int = 8
+    between: Term | None = None
 
     def __post_init__(self) -> None:
         require(self.per_node >= 1, f"per_node is a number of workers, 1 or more, not {self.per_node}")
+        require(
+            self.between is None or self.between.kind == "compressor",
+            f"between is a compressor, of what travels between nodes, not {self.between!r}. Write "
+            f"Hierarchy(per_node={self.per_node}, between=TopK(density=0.01)).",
+        )
+
+    @property
+    def collective(self) -> str:
+        return f"hierarchical({self.per_node})"
+
+    @property
+    def crossing(self) -> Crossing | None:
+        return None if self.between is None else Crossing(self.between, self.per_node)
+
+    @property
+    def plain(self) -> Hierarchy:
+        return replace(self, between=None)
 
     def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         node, place = divmod(rank, self.per_node)

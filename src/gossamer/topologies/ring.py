@@ -16,7 +16,13 @@ class Ring(Topology):
     law:    |lambda_2| = 1/3 + 2/3 cos(2 pi / n), from n = 3 on: about n^2 rounds to spread
     bytes:  2 messages a rank and round
     source: Lian et al. 2017, NeurIPS
+
+    In lock step, means go around the ring.
     """
+
+    @property
+    def collective(self) -> str:
+        return "ring"
 
     def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         return tuple(sorted({(rank - 1) % world, (rank + 1) % world} - {rank}))

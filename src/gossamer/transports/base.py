@@ -26,7 +26,7 @@ class Transport(Protocol):
     def begin(self, word: Word) -> Callable[[], Any]:
         """Begin to say one word; the function returned waits for its answer, and is called once.
 
-        Several may be under way. They are begun in the same order on every rank, and may be waited for in any.
+        Several may be under way. They are begun, and waited for, in the same order on every rank.
         """
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.network import Network
 from gossamer.network.cost import Lines, seconds
 from gossamer.transports.base import Transport
-from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 
 class PacedTransport:
@@ -81,6 +81,8 @@ def _form(word: Word) -> Hashable:
             return "exchange", tuple(map(_sizes, parts))
         case Mix(payload):
             return "mix", _sizes(payload), word.hears, word.told
+        case Among(ranks, inner):
+            return "among", ranks, _form(inner)
         case Together(words):
             return "together", tuple(map(_form, words))
 

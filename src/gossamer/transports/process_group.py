@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost
 from gossamer.kernels import half_decode, room_like
+from gossamer.transports.payloads import into, join, split
 from gossamer.transports.simulated import mean_of
-from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -62,21 +63,53 @@ class ProcessGroupTransport:
                 return self._mean(tensor, out)
             case Gather(payload):
                 return self._gather(payload)
-            case Exchange(parts):
-                return self._exchange(parts)
-            case Mix(payload):
-                return self._mix(payload, word.told, word.hears)
+            case Exchange() | Mix():
+                return self._among(range(self.world), word)
+            case Among(ranks, inner):
+                return self._among(ranks, inner)
             case Together(words):
                 waiting = [self._start(each) for each in words]
                 return lambda: [wait() for wait in waiting]
 
+    def _among(self, ranks: Sequence[int], word: Word) -> Callable[[], Any]:
+        """A word of some ranks is a word of all in which most have nothing to say to each other."""
+        match word:
+            case Mean(tensor, out):
+                return self._direct_mean(into(out, tensor), ranks)
+            case Gather(payload):
+                joint = join(payload)
+                return self._told(dict.fromkeys(ranks, joint), ranks, joint, payload)
+            case Exchange(parts):
+                told = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
+                return self._told(told, ranks, told[self.rank], parts[ranks.index(self.rank)])
+            case Mix(payload):
+                joint = join(payload)
+                told = {ranks[peer]: joint for peer in word.told}
+                return self._told(told, [ranks[peer] for peer in word.hears], joint, payload)
+            case _:
+                raise AssertionError(f"{type(word).__name__} is never said among some")
+
+    def _told(
+        self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
+    ) -> Callable[[], list[Payload]]:
+        """Bytes for some, and bytes as long as `mine` from those who are heard."""
+        heard = {peer: mine if peer == self.rank else torch.empty_like(mine) for peer in hears}
+        everyone = range(self.world)
+        arrived = self._straight([told.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])
+
+        def wait() -> list[Payload]:
+            arrived()
+            return [split(heard[peer], like) for peer in hears]
+
+        return wait
+
     def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
-        mean = _into(out, tensor)
+        mean = into(out, tensor)
         if mean.is_cuda:
             averages = "nccl" in str(dist.get_backend_config(self._group))
             return self._all_reduced(mean, dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM)
         if mean.dtype.itemsize < 4 or mean.nbytes <= SMALL_BYTES:
-            return self._direct_mean(mean)
+            return self._direct_mean(mean, range(self.world))
         return self._all_reduced(mean, dist.ReduceOp.SUM)
 
     def _all_reduced(self, mean: Tensor, operation: Any) -> Callable[[], Tensor]:
@@ -88,38 +121,34 @@ class ProcessGroupTransport:
 
         return wait
 
-    def _direct_mean(self, mean: Tensor) -> Callable[[], Tensor]:
+    def _direct_mean(self, mean: Tensor, ranks: Sequence[int]) -> Callable[[], Tensor]:
         """Each part straight to its owner, who adds up in at least float32 and sends the mean to everyone.
 
         Two hops instead of a ring's many; and the engine's own half-precision sum rounds at every hop, and overflows in
         float16. What travels is the same.
         """
-        parts = [part.view(torch.uint8) for part in mean.view(-1).tensor_split(self.world)]
-        mine = parts[self.rank]
-        own = mean.view(-1).tensor_split(self.world)[self.rank]
-        heard = own.new_empty((self.world, own.numel()))
-        arrived = self._straight(parts, [row.view(torch.uint8) for row in heard])
+        cut = mean.view(-1).tensor_split(len(ranks))
+        parts = {peer: part.view(torch.uint8) for peer, part in zip(ranks, cut, strict=True)}
+        own = cut[ranks.index(self.rank)]
+        heard = own.new_empty((len(ranks), own.numel()))
+        rows = {peer: row.view(torch.uint8) for peer, row in zip(ranks, heard, strict=True)}
+        everyone = range(self.world)
+        arrived = self._straight([parts.get(peer) for peer in everyone], [rows.get(peer) for peer in everyone])
 
         def wait() -> Tensor:
             arrived()
             _average(heard, own)
-            self._straight([mine] * self.world, parts)()
+            answers = [parts.get(peer) for peer in everyone]
+            self._straight([parts[self.rank] if peer in parts else None for peer in everyone], answers)()
             return mean
 
         return wait
 
     def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
-        joint = _join(payload)
+        joint = join(payload)
         if joint.is_cuda:
             return self._all_gathered(joint, payload)
-        heard = [joint if peer == self.rank else torch.empty_like(joint) for peer in range(self.world)]
-        arrived = self._straight([joint] * self.world, heard)
-
-        def wait() -> list[Payload]:
-            arrived()
-            return [_split(part, payload) for part in heard]
-
-        return wait
+        return self._told(dict.fromkeys(range(self.world), joint), range(self.world), joint, payload)
 
     def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
         heard = joint.new_empty(self.world * joint.numel())
@@ -127,31 +156,7 @@ class ProcessGroupTransport:
 
         def wait() -> list[Payload]:
             work.wait()
-            return [_split(part, like) for part in heard.view(self.world, -1)]
-
-        return wait
-
-    def _exchange(self, parts: Sequence[Payload]) -> Callable[[], list[Payload]]:
-        joined = [_join(part) for part in parts]
-        mine = joined[self.rank]
-        heard = [mine if peer == self.rank else torch.empty_like(mine) for peer in range(self.world)]
-        arrived = self._straight(joined, heard)
-
-        def wait() -> list[Payload]:
-            arrived()
-            return [_split(part, parts[self.rank]) for part in heard]
-
-        return wait
-
-    def _mix(self, payload: Payload, tells: Sequence[int], hears: Sequence[int]) -> Callable[[], list[Payload]]:
-        joint = _join(payload)
-        told: list[Tensor | None] = [joint if peer in tells else None for peer in range(self.world)]
-        heard = {peer: joint if peer == self.rank else torch.empty_like(joint) for peer in hears}
-        arrived = self._straight(told, [heard.get(peer) for peer in range(self.world)])
-
-        def wait() -> list[Payload]:
-            arrived()
-            return [_split(heard[peer], payload) for peer in hears]
+            return [split(part, like) for part in heard.view(self.world, -1)]
 
         return wait
 
@@ -230,35 +235,3 @@ def _average(heard: Tensor, out: Tensor) -> None:
     total = room_like(out, torch.float32)
     half_decode(heard.unbind(), total, len(heard))
     out.copy_(total)
-
-
-def _into(out: Tensor | None, tensor: Tensor) -> Tensor:
-    """`tensor`'s values where the answer belongs, without a copy where they are there already."""
-    if out is None:
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor)
-
-
-def _order(payload: Payload) -> list[int]:
-    """Widest elements first, so that every tensor is aligned in the joint buffer without padding."""
-    return sorted(range(len(payload)), key=lambda place: -payload[place].element_size())
-
-
-def _join(payload: Payload) -> Tensor:
-    """One buffer of bytes for the whole payload."""
-    parts = [payload[place].reshape(-1).view(torch.uint8) for place in _order(payload)]
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
-
-
-def _split(joint: Tensor, like: Payload) -> Payload:
-    """The payload again, as views into the buffer of bytes."""
-    heard: list[Tensor] = list(like)
-    at = 0
-    for place in _order(like):
-        size = like[place].nbytes
-        part = joint[at : at + size]
-        if part.storage_offset() % like[place].element_size():
-            part = part.clone()  # a peer's row may begin anywhere, a view of wider elements may not
-        heard[place] = part.view(like[place].dtype).view(like[place].shape)
-        at += size
-    return tuple(heard)

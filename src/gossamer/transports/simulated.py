@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import MismatchError, PeerLost
-from gossamer.words import Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 
 def answers(words: Sequence[Word]) -> list[Any]:
@@ -30,6 +30,8 @@ def answers(words: Sequence[Word]) -> list[Any]:
             return [[word.parts[rank] for word in words] for rank in range(len(words))]  # type: ignore[union-attr]
         case Mix():
             return _mixed(words)  # type: ignore[arg-type]
+        case Among():
+            return _among(words)  # type: ignore[arg-type]
         case Together():
             heard = [answers(same) for same in zip(*(word.words for word in words), strict=True)]  # type: ignore[union-attr]
             return [list(each) for each in zip(*heard, strict=True)]
@@ -52,6 +54,25 @@ def _mixed(words: Sequence[Mix]) -> list[list[Payload]]:
     return [[words[peer].payload for peer in word.hears] for word in words]
 
 
+def _among(words: Sequence[Among]) -> list[Any]:
+    """Each group answers its own word."""
+    heard: list[Any] = [None] * len(words)
+    for rank, word in enumerate(words):
+        ranks = word.ranks
+        fits = rank in ranks and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < len(words)
+        if not fits or any(words[peer].ranks != ranks for peer in ranks):
+            groups = "; ".join(f"rank {each} among {other.ranks}" for each, other in enumerate(words))
+            raise MismatchError(
+                f"ranks spoke in groups that are not each other's ({groups}), and whoever waits there would wait for "
+                "ever. A group is ascending, holds whoever names it, and is named alike by all of it: compute it from "
+                "(rank, world), and from nothing else."
+            )
+        if rank == ranks[0]:
+            for peer, answer in zip(ranks, answers([words[each].word for each in ranks]), strict=True):
+                heard[peer] = answer
+    return heard
+
+
 def mean_of(tensors: Sequence[Tensor]) -> Tensor:
     """The mean by rank order: one division after the sum; half precision is summed in float32 and rounded once."""
     first = tensors[0]
@@ -72,6 +93,8 @@ def meta_answer(word: Word, world: int, rank: int) -> Any:
             return [parts[rank]] * world
         case Mix(payload, edges):
             return [payload] * len(edges)
+        case Among(ranks, inner):
+            return meta_answer(inner, len(ranks), ranks.index(rank))
         case Together(words):
             return [meta_answer(each, world, rank) for each in words]
 

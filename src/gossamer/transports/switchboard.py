@@ -37,23 +37,23 @@ class Switchboard:
         self._correspondents: dict[Peer, Correspondent] = {}
         self._noticed: set[str] = set()
         self._tick_at, self._close_at = 0.0, inf
+        self._failure: GossamerError = closed(papers.me)  # what whoever asks hears, once it is closed
         self.loop = Loop()
         self._connections = Connections(self.loop, papers, habits, self)
         self.loop.watch(listening, EVENT_READ, lambda ready: self._connections.accept(listening))
 
     def run(self) -> None:
         """Serve until `close` was called and everything that was to be said is said."""
-        failure: GossamerError = closed(self._papers.me)
         try:
             while self._close_at == inf or (self._connections.lines and time.monotonic() < self._close_at):
                 self.loop.turn(min(self._tick_at, self._close_at))
                 if time.monotonic() >= self._tick_at:
                     self._tick(time.monotonic())
         except BaseException as fault:
-            failure = ConnectError(f"The endpoint of {self._papers.me} cannot go on: {fault!r}.")
+            self._failure = ConnectError(f"The endpoint of {self._papers.me} cannot go on: {fault!r}.")
             raise
         finally:
-            self._end(failure)
+            self._end()
 
     def traffic(self) -> dict[Peer, Traffic]:
         """May be called by any thread."""
@@ -64,7 +64,7 @@ class Switchboard:
     def ask(self, pending: Pending) -> None:
         """Send it as soon as there is a connection and room in its queue, and again until it is answered."""
         if self._close_at < inf:
-            pending.settle(failure=closed(self._papers.me))
+            pending.settle(failure=self._failure)
             return
         correspondent = self._correspondent(pending.peer)
         correspondent.ask(pending)
@@ -88,16 +88,17 @@ class Switchboard:
         self._correspondent(peer).place = place
         self._dial_if_missed(self._correspondent(peer))
 
-    def close(self) -> None:
-        """Say goodbye to everyone, wait until that has left, and end."""
+    def close(self, why: GossamerError | None = None) -> None:
+        """Say goodbye to everyone, wait until that has left, and end. why: what whoever waits hears, if not that."""
         if self._close_at < inf:
             return
+        self._failure = why or self._failure
         self._close_at = time.monotonic() + self._habits.dead_after_seconds
-        self._letterbox.fail(closed(self._papers.me))
+        self._letterbox.fail(self._failure)
         self.loop.forget(self._listening)
         self._listening.close()
         for correspondent in self._correspondents.values():
-            correspondent.fail(closed(self._papers.me))
+            correspondent.fail(self._failure)
         for line in list(self._connections.lines):
             if line.peer is None:
                 self._connections.drop(line)
@@ -112,11 +113,11 @@ class Switchboard:
         self._connections.abandon()
         self.loop.abandon()
 
-    def _end(self, failure: GossamerError) -> None:
-        self._letterbox.fail(failure)
+    def _end(self) -> None:
+        self._letterbox.fail(self._failure)
         self._close_at = -inf  # what is asked from now on fails
         for correspondent in self._correspondents.values():
-            correspondent.fail(failure)
+            correspondent.fail(self._failure)
         self._connections.close()
         self._listening.close()
         self.loop.grant()

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from gossamer.errors import ConnectError, PeerLost, require
+from gossamer.errors import ConnectError, GossamerError, PeerLost, require
 from gossamer.peers import Answer, Ask, AtOnce, Await, Peer, PeerScript, PeerWord, Pull, Push, Reply
 from gossamer.transports.connections import Habits
 from gossamer.transports.correspondent import Traffic
@@ -129,9 +129,9 @@ class TcpEndpoint:
         """What went to and came from everyone so far."""
         return self._switchboard.traffic()
 
-    def close(self) -> None:
-        """Say goodbye and free everything. Whoever waits for an answer, and every script, hears PeerLost."""
-        self._switchboard.loop.post(self._switchboard.close)
+    def close(self, why: GossamerError | None = None) -> None:
+        """Say goodbye and free everything. Whoever waits for an answer, and every script, hears why: else PeerLost."""
+        self._switchboard.loop.post(partial(self._switchboard.close, why))
         if self._thread is not threading.current_thread():
             self._thread.join()
         for handle in self._handles:

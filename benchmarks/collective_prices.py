@@ -1,0 +1,120 @@
+"""What a sum takes by each table of hops, on several networks, by price: nothing is sent. Prints a table in markdown.
+
+All workers begin at once, over connections that have carried as much before. The lowest price is in bold. Under "auto"
+is what a session takes that has measured such links; "engine" is Gloo.
+
+    python benchmarks/collective_prices.py [--workers 4 16] [--network SPEC ...] [--picture FILE.png]
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from gossamer.collectives import Collective, Direct, Does, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.errors import GossamerError
+from gossamer.network import Network, read_network
+from gossamer.network.choose import AS_FAST, candidates, fastest, sites_of, table_seconds
+from gossamer.network.cost import ENGINE
+from gossamer.network.wires import Wires
+from gossamer.observe.units import seconds_text
+
+NETWORKS = ("1gbit,0.2ms", "100mbit,20ms", "examples/networks/two-sites-80ms.toml")
+SIZES = {"4 KB": 4_000, "1 MB": 1_000_000, "100 MB": 100_000_000}
+ITEMSIZE = 4
+COLUMNS = ("engine", *(each.name for each in (Direct, HalvingDoubling, Ring, Hierarchical, Tree)), "auto")
+
+
+# -- prices
+
+
+def engine_seconds(nbytes: int, network: Network) -> float:
+    world = len(network.hosts)
+    moves = [ENGINE.mean(rank, world, nbytes // ITEMSIZE, ITEMSIZE) for rank in range(world)]
+    return max(Wires(network, window_bytes=inf).run(moves, [0.0] * world))
+
+
+def cells(nbytes: int, network: Network) -> Iterator[str]:
+    prices = {each.name: table_seconds(each, nbytes, ITEMSIZE, network) for each in candidates(network)}
+    prices["engine"] = engine_seconds(nbytes, network)
+    best = min(prices.values())
+    for column in COLUMNS[:-1]:
+        text = seconds_text(prices[column]) if column in prices else "-"
+        yield f"**{text}**" if prices.get(column, inf) <= AS_FAST * best else text
+    yield fastest(nbytes, ITEMSIZE, network).name
+
+
+def rows(specs: Iterable[str], workers: Iterable[int]) -> Iterator[str]:
+    yield f"| workers, network | bytes | {' | '.join(COLUMNS)} |"
+    yield "|---|---:|" + "---:|" * len(COLUMNS[:-1]) + "---|"
+    for count in workers:
+        for spec in specs:
+            try:
+                network = read_network(spec, count)
+            except GossamerError as problem:
+                print(f"left out: {problem}", file=sys.stderr)
+                continue
+            nodes = f", sites of {sites_of(network)}" if sites_of(network) else ""
+            for size, nbytes in SIZES.items():
+                yield f"| {count}, {Path(spec).name}{nodes} | {size} | {' | '.join(cells(nbytes, network))} |"
+
+
+# -- a picture of the tables
+
+
+DRAWN = (Direct(), HalvingDoubling(), Ring(), Hierarchical(per_node=2), Tree())
+COLOURS = {Does.ADD: "#0072B2", Does.KEEP: "#D55E00"}  # told apart by people who see colours differently, too
+
+
+def picture(path: Path, world: int = 4) -> None:
+    """Time to the right, ranks one below the other; the thicker an arrow, the more of the tensor goes along it."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    rounds = [1 + max(hop.round for rank in range(world) for hop in each.hops(rank, world)) for each in DRAWN]
+    figure = Figure(figsize=(14, 3.2), layout="constrained", dpi=110)
+    for axes, each, count in zip(figure.subplots(1, len(DRAWN), width_ratios=rounds), DRAWN, rounds, strict=True):
+        axes.set_title(each.name if each.name != Hierarchical.name else "hierarchical(2)", fontsize=10)
+        _draw(axes, each, world, count)
+    lines = [
+        Line2D([], [], color=colour, label=f"what comes is {does}")
+        for does, colour in zip(("added", "kept"), COLOURS.values(), strict=True)
+    ]
+    figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.savefig(path, format="png")
+
+
+def _draw(axes: Any, collective: Collective, world: int, rounds: int) -> None:
+    shares: list[set[str]] = [set() for _ in range(rounds)]
+    for rank in range(world):
+        for hop in collective.hops(rank, world):
+            if hop.does is not Does.SEND:
+                share = len(hop.pieces) / collective.pieces(world)
+                shares[hop.round].add("all" if share == 1 else f"1/{round(1 / share)}")
+                style = {"arrowstyle": "-|>", "color": COLOURS[hop.does], "linewidth": 0.8 + 2 * share, "alpha": 0.85}
+                axes.annotate("", (hop.round + 0.95, rank), (hop.round + 0.05, hop.peer), arrowprops=style)
+    for moment in range(rounds + 1):
+        axes.plot([moment] * world, range(world), "o", color="#333333", markersize=4)
+    for round_, found in enumerate(shares):
+        axes.text(round_ + 0.5, world - 0.45, " ".join(sorted(found)), ha="center", va="top", fontsize=8)
+    axes.set(xlim=(-0.15, rounds + 0.15), ylim=(world - 0.2, -0.4), yticks=range(world), xticks=[])
+    axes.spines[:].set_visible(False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--network", nargs="+", default=list(NETWORKS))
+    parser.add_argument("--picture", type=Path, help="draw the tables of 4 ranks into this file, and price nothing")
+    args = parser.parse_args(arguments)
+    if args.picture:
+        picture(args.picture)
+        return
+    for line in rows(args.network, args.workers):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+// Means between threads over socket pairs, and peers that send anything; part of sanitize.cpp.
+
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common.hpp"
+#include "mesh.hpp"
+#include "sums.hpp"
+
+extern "C" {
+void* gossamer_mesh_open(int64_t, const int32_t*, int64_t);
+int64_t gossamer_mesh_close(void*);
+int64_t gossamer_mesh_begin(void*, const int32_t*, int64_t, void* const*, const int64_t*, int64_t, int64_t, double, int64_t);
+int64_t gossamer_mesh_wait(void*, int64_t, int64_t, int32_t*, int32_t*);
+}
+
+namespace gossamer_sanitize {
+
+inline void mesh_must(bool holds, const char* what) {
+    if (holds) return;
+    std::fprintf(stderr, "sanitize_mesh: %s\n", what);
+    std::abort();
+}
+
+// Sockets [rank][peer] of a group.
+inline std::vector<std::vector<int32_t>> connected(int32_t world) {
+    std::vector<std::vector<int32_t>> found(static_cast<size_t>(world), std::vector<int32_t>(static_cast<size_t>(world), -1));
+    for (int32_t a = 0; a < world; a++) {
+        for (int32_t b = 0; b < a; b++) {
+            int ends[2];
+            mesh_must(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "there are no sockets");
+            found[static_cast<size_t>(a)][static_cast<size_t>(b)] = ends[0];
+            found[static_cast<size_t>(b)][static_cast<size_t>(a)] = ends[1];
+        }
+    }
+    return found;
+}
+
+// Every part straight to its owner, and from there to all.
+inline std::vector<int32_t> direct(int32_t rank, int32_t world) {
+    std::vector<int32_t> rows;
+    const auto row = [&](int32_t does, int32_t peer, int32_t piece, int32_t stage, int32_t tag) {
+        for (const int32_t each : {does, peer, piece, stage, tag}) rows.push_back(each);
+    };
+    for (int32_t peer = 0; peer < world; peer++) {
+        if (peer == rank) continue;
+        row(gossamer::kSend, peer, peer, 0, peer);
+        row(gossamer::kAdd, peer, rank, 0, rank);
+        row(gossamer::kSend, peer, rank, 1, world + rank);
+        row(gossamer::kKeep, peer, peer, 0, world + peer);
+    }
+    return rows;
+}
+
+inline int64_t ended(void* mesh, int64_t word) {
+    int32_t peer, error;
+    int64_t answer;
+    while ((answer = gossamer_mesh_wait(mesh, word, 1000, &peer, &error)) == gossamer::kNotYet) {}
+    return answer;
+}
+
+inline void means(int32_t world, int64_t numel, int repeats) {
+    const auto sockets = connected(world);
+    std::vector<std::thread> ranks;
+    for (int32_t rank = 0; rank < world; rank++) {
+        ranks.emplace_back([&, rank] {
+            void* mesh = gossamer_mesh_open(rank, sockets[static_cast<size_t>(rank)].data(), world);
+            const auto rows = direct(rank, world);
+            std::vector<std::vector<float>> x(static_cast<size_t>(repeats));
+            std::vector<int64_t> words;
+            for (auto& each : x) {
+                each.assign(static_cast<size_t>(numel), static_cast<float>(rank));
+                std::vector<void*> places;
+                std::vector<int64_t> sizes;
+                for (int64_t part = 0, at = 0; part < world; part++) {
+                    const int64_t length = numel / world + (part < numel % world);
+                    places.push_back(each.data() + at);
+                    sizes.push_back(4 * length);
+                    at += length;
+                }
+                words.push_back(gossamer_mesh_begin(mesh, rows.data(), static_cast<int64_t>(rows.size()) / 5, places.data(),
+                                                    sizes.data(), world, gossamer::kFloat32, world, 7));
+            }
+            for (size_t i = x.size(); i-- > 0;) {
+                mesh_must(ended(mesh, words[i]) == gossamer::kFinished, "a mean did not end");
+                for (const float each : x[i]) mesh_must(each == (world - 1) / 2.0f, "a mean is none");
+            }
+            gossamer_mesh_close(mesh);
+        });
+    }
+    for (auto& rank : ranks) rank.join();
+    for (const auto& each : sockets) {
+        for (const int32_t socket : each) {
+            if (socket >= 0) close(socket);
+        }
+    }
+}
+
+// What comes is no message of ours, or one of a word that nobody began: the mean never ends, and nothing is written where
+// it should not be.
+inline void anything(std::mt19937& random) {
+    const auto sockets = connected(2);
+    void* mesh = gossamer_mesh_open(0, sockets[0].data(), 2);
+    const auto rows = direct(0, 2);
+    std::vector<float> x(200000);
+    void* places[] = {x.data(), x.data() + 100000};
+    const int64_t sizes[] = {400000, 400000};
+    const int64_t word = gossamer_mesh_begin(mesh, rows.data(), static_cast<int64_t>(rows.size()) / 5, places, sizes, 2,
+                                             gossamer::kFloat32, 2.0, 7);
+    std::vector<uint32_t> said(1 + random() % 64);
+    for (uint32_t& each : said) each = random() % 3 ? random() % 4 : random();
+    if (random() % 2) said[0] = 0;  // the word is right
+    if (said.size() > 3 && random() % 2) said[1] = 7, said[2] = random() % 2 ? 0 : 3, said[3] = random() % 3;
+    mesh_must(write(sockets[1][0], said.data(), 4 * said.size()) > 0, "nothing could be said");
+    std::vector<char> sink(1 << 20);
+    shutdown(sockets[1][0], SHUT_WR);
+    while (recv(sockets[1][0], sink.data(), sink.size(), MSG_DONTWAIT) > 0) {}
+    int32_t peer, error;
+    for (int turn = 0; turn < 3; turn++) {
+        const int64_t answer = gossamer_mesh_wait(mesh, word, 1, &peer, &error);
+        mesh_must(answer != gossamer::kFinished, "nonsense was taken for an answer");
+    }
+    gossamer_mesh_close(mesh);
+    close(sockets[0][1]);
+    close(sockets[1][0]);
+}
+
+}  // namespace gossamer_sanitize
+
+inline void sanitize_mesh() {
+    for (const int32_t world : {1, 2, 3, 5}) {
+        for (const int64_t numel : {0, 1, 7, 1000, 300001}) gossamer_sanitize::means(world, numel, 3);
+    }
+    std::mt19937 random(5);
+    for (int round = 0; round < 2000; round++) gossamer_sanitize::anything(random);
+}

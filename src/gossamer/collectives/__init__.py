@@ -1,0 +1,29 @@
+"""Sums over all ranks as tables of hops: who sends which pieces to whom, in which order."""
+
+from collections.abc import Callable, Mapping
+
+from gossamer.collectives.direct import Direct
+from gossamer.collectives.halving import HalvingDoubling
+from gossamer.collectives.hierarchical import Hierarchical
+from gossamer.collectives.ring import Ring
+from gossamer.collectives.table import Collective, Does, Hop, Table, bounds, others
+from gossamer.collectives.tree import Tree
+
+COLLECTIVES: Mapping[str, Callable[..., Collective]] = {
+    each.name: each for each in (Ring, HalvingDoubling, Tree, Direct, Hierarchical)
+}
+
+__all__ = [
+    "COLLECTIVES",
+    "Collective",
+    "Direct",
+    "Does",
+    "HalvingDoubling",
+    "Hierarchical",
+    "Hop",
+    "Ring",
+    "Table",
+    "Tree",
+    "bounds",
+    "others",
+]

@@ -1,0 +1,229 @@
+"""Numbers as they are within a node, and what another compressor makes of their means between the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from math import nan, prod
+
+import torch
+from torch import Tensor
+
+from gossamer import seeds
+from gossamer.compressors.base import Compressor, aggregate_finite, room_for_mean, told, wide
+from gossamer.compressors.route import Route
+from gossamer.compressors.sharded import is_owed
+from gossamer.errors import NotFinite, RecipeError, require
+from gossamer.fuse import fuse
+from gossamer.kernels import room_for, room_like, within_range
+from gossamer.layout import Layout, Packed, Slot, contiguous_stride
+from gossamer.words import Aggregation, Among, At, Exchange, Gather, Payload, Script, Staged, State, among
+
+FILLED = 16  # rows of a tensor, for each that may be added to it so that it can be cut between rows
+
+
+@dataclass(frozen=True, repr=False)
+class Hierarchical(Compressor):
+    """Average within a node as it is, and by `between` among the nodes, each worker of a node a part of it.
+
+    rank = node per_node + place;  m_p = mean over the node of x_p;  answer_p = mean over nodes of C(m_p)
+    law:    own_p = x_p + per_node (C(m_p) - m_p) where the place is p, else x_p, so that mean own = answer
+    bytes:  2 (per_node - 1)/per_node N itemsize within a node, C's for N/per_node entries between nodes, and 1 to each
+    source: Goyal et al. 2017, arXiv:1706.02677 (the three phases)
+
+    Every tensor is cut by itself, so that no memory depends on what lies beside it: in blocks of rows, or of entries
+    where it has few rows, filled up with zeros to equal lengths. What `between` remembers of the p-th pieces lies with
+    place p, under "place<p>." A single node has nobody to talk to, and remembers nothing.
+    """
+
+    between: Compressor
+    per_node: int = 8
+
+    def __post_init__(self) -> None:
+        require(self.per_node >= 1, f"per_node is a number of workers, 1 or more, not {self.per_node}")
+
+    @property
+    def routes(self) -> bool:
+        return self.between.routes
+
+    def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
+        """The ways for tensors of all shapes part between the nodes: within a node everything is sent as it is."""
+        inner = self.between.completed(complete)
+        return replace(self, between=inner if inner.routes else Route(inner))
+
+    def group(self, slot: Slot) -> int:
+        return self.between.group(_piece(slot, self.per_node, 0))
+
+    def suits(self, shape: Sequence[int]) -> bool:
+        whole = Slot("", tuple(shape), 0, contiguous_stride(shape))
+        return self.between.suits(_piece(whole, self.per_node, 0).shape)
+
+    def init(self, like: Packed, at: At) -> State:
+        where = _Place.of(at, self.per_node)
+        part = _part(like.layout, where.size)
+        if where.nodes == 1 or not part.numel:
+            return State()
+        blank = Packed.zeros(part, dtype=wide(like.flat.dtype), device=like.flat.device)
+        state = self.between.init(blank, where.at(at))
+        if any(map(is_owed, state)):
+            raise RecipeError(
+                f"{self.between!r} divides the nodes once more and remembers what its parts still owe, which nobody "
+                "could settle if workers changed. Write what it holds without the division, such as "
+                f"Hierarchical(Feedback(Int8()), per_node={self.per_node})."
+            )
+        return State({where.prefix + key: packed for key, packed in state.items()})
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        if not within_range(x.flat, at.world):
+            raise NotFinite("a number is not finite, or too large for the sum over the group")
+        where = _Place.of(at, self.per_node)
+        part = _part(x.layout, where.size)
+        mean = room_for_mean(x.flat, out)
+        if not part.numel:
+            return told(Staged(mean=mean, mine=lambda: x.flat), out)
+        heard = yield Among(where.inside, Exchange(tuple((row,) for row in _cut(x, part, where.size))))
+        inside = _mean(heard)
+        staged = yield from self._between(Packed(inside, part), state.part(where.prefix), where, at)
+        answer = staged.mean if staged.finite else torch.full_like(inside, nan)
+        answers = yield Among(where.inside, Gather((answer,)))
+        _joined([row for (row,) in answers], part, x.layout, mean)
+        own = partial(_own, x, part, inside, staged, where)
+        kept = State({where.prefix + key: packed for key, packed in staged.next_state.items()})
+        return told(Staged(mean=mean, mine=own, next_state=kept, finite=_all_finite(answers)), out)
+
+    def _between(self, x: Packed, state: State, where: _Place, at: At) -> Aggregation:
+        """Agree on the means over nodes of x.flat: (n,), one node's. What only `between` could not send is zeros, and
+        a byte tells the counterparts, who tell their nodes."""
+        if where.nodes == 1:
+            return Staged(mean=x.flat, mine=lambda: x.flat)
+        lost: list[bool] = []
+        aggregation = aggregate_finite(self.between, x, state, where.at(at), None, lambda: lost.append(True))
+        told_across: tuple[Staged, bool] = yield from among(where.across, fuse([aggregation, _all_fine(lost, x.flat)]))
+        staged, fine = told_across
+        return replace(staged, finite=staged.finite and fine)
+
+
+def _all_fine(lost: Sequence[bool], like: Tensor) -> Script:
+    """Whether nobody has lost anything, as is known once all have begun."""
+    heard = yield Gather((like.new_full((1,), bool(lost), dtype=torch.uint8),))
+    return like.is_meta or not any(bool(flag.item()) for (flag,) in heard)
+
+
+def _all_finite(answers: Sequence[Payload]) -> bool:
+    """Whether no place had to say that its numbers are none, which it says in all of them."""
+    firsts = torch.stack([row[0] for (row,) in answers])
+    return firsts.is_meta or not bool(firsts.isnan().any())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a worker stands: the place-th of `size` in the node-th of `nodes` nodes."""
+
+    node: int
+    place: int
+    size: int
+    nodes: int
+
+    @classmethod
+    def of(cls, at: At, per_node: int) -> _Place:
+        if at.world == 1:
+            return cls(0, 0, 1, 1)
+        if at.world % per_node:
+            raise RecipeError(
+                f"{at.world} workers do not make nodes of {per_node} each, and places in the last would have no "
+                f"counterparts. Run a multiple of {per_node} workers, or write per_node={_divisor(at.world, per_node)}."
+            )
+        return cls(*divmod(at.rank, per_node), per_node, at.world // per_node)
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The ranks of the node."""
+        return tuple(range(self.node * self.size, (self.node + 1) * self.size))
+
+    @property
+    def across(self) -> tuple[int, ...]:
+        """The ranks in the same place of all nodes."""
+        return tuple(range(self.place, self.nodes * self.size, self.size))
+
+    @property
+    def prefix(self) -> str:
+        """Before the keys of what is remembered here: other places remember other pieces."""
+        return f"place{self.place}."
+
+    def at(self, at: At) -> At:
+        """Where `between` stands. The pieces of one tensor share its name, and would share noise."""
+        seed = seeds.address(at.seed, "place", self.place)
+        return replace(at, seed=seed, rank=self.node, world=self.nodes)
+
+
+def _divisor(world: int, most: int) -> int:
+    return max(size for size in range(1, min(world, most) + 1) if world % size == 0)
+
+
+def _mean(heard: Sequence[Payload]) -> Tensor:
+    """The mean of a node's numbers in the order of its ranks, in at least float32: (m,)."""
+    ((first,), *others) = heard
+    mean = room_like(first, wide(first.dtype)).copy_(first)
+    for (row,) in others:
+        mean.add_(row)
+    return mean.div_(len(heard))
+
+
+# -- pieces of tensors -------------------------------------------------------------------------------------------------
+
+
+def _piece(slot: Slot, size: int, offset: int) -> Slot:
+    """One of `size` equal pieces of a tensor, at `offset`: of whole rows in memory, where that fills up little."""
+    axes = [axis for axis, count in enumerate(slot.shape) if count > 1]
+    if axes:
+        axis = max(axes, key=lambda axis: slot.stride[axis])  # the outermost in memory
+        count = slot.shape[axis]
+        each = -(-count // size)
+        if FILLED * (each * size - count) <= count:
+            return Slot(slot.name, (*slot.shape[:axis], each, *slot.shape[axis + 1 :]), offset, slot.stride)
+    return Slot(slot.name, (-(-prod(slot.shape) // size),), offset, (1,))
+
+
+@lru_cache(maxsize=256)
+def _part(layout: Layout, size: int) -> Layout:
+    """What one place of a node gets of all tensors, the same at every place. Tensors without entries are left out."""
+    slots: list[Slot] = []
+    offset = 0
+    for slot in layout:
+        if slot.numel:
+            slots.append(_piece(slot, size, offset))
+            offset = slots[-1].end
+    return Layout(tuple(slots))
+
+
+def _cut(x: Packed, part: Layout, size: int) -> Sequence[Tensor]:
+    """Each place's pieces of all tensors side by side: `size` of (m,)."""
+    rows = room_for(size * part.numel, x.flat.dtype, x.flat.device).view(size, part.numel)
+    for piece in part:
+        span = x.layout.by_name[piece.name].span(x.flat)
+        full, rest = divmod(span.numel(), piece.numel)
+        block = rows[:, piece.offset : piece.end]
+        block[:full] = span[: full * piece.numel].view(full, piece.numel)
+        if full < size:
+            block[full:] = 0
+            block[full, :rest] = span[full * piece.numel :]
+    return rows.unbind()
+
+
+def _joined(rows: Sequence[Tensor], part: Layout, layout: Layout, out: Tensor) -> None:
+    """Overwrite `out`: (n,) with all tensors, of which every place gives its pieces: (m,) each."""
+    blocks = torch.stack(list(rows))
+    for piece in part:
+        span = layout.by_name[piece.name].span(out)
+        span.copy_(blocks[:, piece.offset : piece.end].reshape(-1)[: span.numel()])
+
+
+def _own(x: Packed, part: Layout, mean: Tensor, staged: Staged, where: _Place) -> Tensor:
+    """x, and at this place what the node's mean became on its way, times those who share it: (n,)."""
+    whole = x.flat.to(wide(x.flat.dtype), copy=True)
+    error = (staged.own - mean).mul_(where.size)
+    for piece in part:
+        span = x.layout.by_name[piece.name].span(whole)[where.place * piece.numel :][: piece.numel]
+        span.add_(piece.span(error)[: span.numel()])
+    return whole

@@ -1,0 +1,207 @@
+"""Few entries are added up by those whose places they have, so that traffic does not grow with the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, nan, sqrt
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gossamer.compressors.base import room_for_mean, sums_stay_finite, told, wide
+from gossamer.compressors.dense import Dense
+from gossamer.compressors.regions import Regions
+from gossamer.compressors.sparse import Sparse, dearer_than_dense, expect_values, require_places
+from gossamer.compressors.wrapper import Wrapper
+from gossamer.errors import MalformedError, NotFinite, require
+from gossamer.kernels import (
+    Residual,
+    all_finite,
+    coded_bytes,
+    decode_places,
+    encode_places,
+    largest,
+    room_like,
+    scatter,
+)
+from gossamer.layout import Packed
+from gossamer.words import Aggregation, At, Exchange, Gather, Payload, Staged, State
+
+DEVIATIONS = 2  # of chance, by which a region may be fuller than the average one
+
+
+@dataclass(frozen=True, repr=False)
+class SparseSum(Wrapper):
+    """Choose entries by `inner`; worker j adds up those of its region and tells everyone the largest sums.
+
+    s = w_j + sum over the others i of what they sent of w_i; answer = s/n where |s| is among the r largest, else 0
+    law:    own is what was sent, and w_j - (s - n answer) in the own region; so mean own = answer, and nothing is owed
+    bytes:  (n-1) (4 + (c + r) itemsize + coded_bytes(c, R) + coded_bytes(r, R)), R entries a region, r = k/n of them,
+            c = r + 2 sqrt(r); at most 24 k (n-1)/n where r >= 40, and never more than Dense
+    source: Li & Hoefler 2022, PPoPP (Ok-Topk); what is not told waits where it was added up, as in Sharded
+
+    So it is about two messages of k entries for any number of workers n, where inner alone sends n-1 of them. A
+    worker's own region needs no choice and no wire. What finds no room waits with who chose it, and a sum that is not
+    told with who added it up: in their residuals. Without Feedback it is lost.
+
+    Regions are blocks of neighbours, one of every n for each worker, drawn by chance and anew every 64 steps: whatever
+    the pattern of large entries, it does not fill one region for long.
+    """
+
+    inner: Sparse
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.inner, Sparse),
+            f"{self.inner!r} does not choose a fixed number of entries, so there are no few entries to add up. "
+            "Write SparseSum(TopK(density=0.01)).",
+        )
+
+    @property
+    def wants_feedback(self) -> bool:
+        return self.inner.wants_feedback
+
+    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+        if self._dearer_than_dense(x, at):
+            return Dense().aggregate(x, state, at, out)
+        wanted = room_like(x.flat, wide(x.flat.dtype)).copy_(x.flat)
+        return self._summed(x, wanted, at, out)
+
+    def aggregate_compensated(
+        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+    ) -> Aggregation:
+        if self._dearer_than_dense(x, at):
+            return Dense().aggregate_compensated(x, residual, State(), at, out)
+        wanted = torch.add(x.flat, residual.before, out=residual.after)
+        return self._summed(x, wanted, at, out)
+
+    def rooms(self, x: Packed, world: int) -> tuple[int, int]:
+        """How many entries a worker may send to another, and how many sums that one tells."""
+        regions, count = Regions(x.layout.numel, world), sum(self.inner.counts(x.layout.sizes))
+        each = count / world
+        sent = min(count, regions.rows, ceil(each + DEVIATIONS * sqrt(each)))
+        return sent, min(regions.least_members, ceil(each))
+
+    def _dearer_than_dense(self, x: Packed, at: At) -> bool:
+        """Also where some worker would have no region."""
+        if x.layout.numel < at.world:
+            return True
+        rows, itemsize = Regions(x.layout.numel, at.world).rows, wide(x.flat.dtype).itemsize
+        both = sum(room * itemsize + coded_bytes(room, rows) for room in self.rooms(x, at.world))
+        return dearer_than_dense(4 + both, x, at)
+
+    def _summed(self, x: Packed, wanted: Tensor, at: At, out: Tensor | None) -> Aggregation:
+        """Agree on the mean of wanted: (n,), and leave in it what waits."""
+        require_places(x.layout)
+        room, kept = self.rooms(x, at.world)
+        regions = Regions.drawn(x, at)
+        members = regions.members(at.rank, wanted.device)
+        mine = wanted[members]
+        if not all_finite(mine):
+            raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+        wanted.index_fill_(0, members, 0)
+        entries = _entries(regions, *self.inner.select(Packed(wanted, x.layout), at), room)
+        wanted.index_fill_(0, entries.places, 0)
+        heard = yield Exchange(entries.messages(regions.rows, room))
+        left = _added(mine, heard, regions.rows, room)
+        answers = yield Gather(_largest_sums(left, sums_stay_finite(heard), regions, kept))
+        mean = room_for_mean(x.flat, out)
+        places, theirs = _told(answers, regions, kept)
+        scatter(list(zip(places, theirs, strict=True)), mean)
+        wanted.index_copy_(0, members, left)
+        numel = x.layout.numel
+
+        def own() -> Tensor:
+            part = left.new_zeros(numel)
+            part.index_copy_(0, entries.places, entries.values)
+            return part.index_copy_(0, members, mine - left)
+
+        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(answers)), out)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What one worker sends: entries by region and in each by row. places: (s,) int64, rows: (s,) int32, values: (s,);
+    counts: how many to each region."""
+
+    places: Tensor
+    rows: Tensor
+    values: Tensor
+    counts: tuple[int, ...]
+
+    def messages(self, rows: int, room: int) -> tuple[Payload, ...]:
+        """To each worker: the number of entries, and values and rows as if there were `room` of them."""
+        used = torch.tensor(self.counts, dtype=torch.int32, device=self.values.device).split(1)
+        parts = zip(used, self.values.split(self.counts), self.rows.split(self.counts), strict=True)
+        return tuple(
+            (count, pad(value, (0, room - len(value))), encode_places(row, rows, room)) for count, value, row in parts
+        )
+
+
+def _entries(regions: Regions, places: Tensor, values: Tensor, room: int) -> Entries:
+    """Entries at (k,) int32 places by region; the largest `room` of each find room, among equals the first."""
+    found = places.long()
+    owners, rows = regions.locate(found)
+    owners, order = torch.sort(owners, stable=True)
+    counts = [room] * regions.world if found.is_meta else torch.bincount(owners, minlength=regions.world).tolist()
+    fitting = tuple(min(count, room) for count in counts)
+    fits, values = largest(values[order], counts, fitting)
+    chosen = order[fits]
+    return Entries(found[chosen], rows[chosen].int(), values, fitting)
+
+
+def _added(mine: Tensor, heard: Sequence[Payload], rows: int, room: int) -> Tensor:
+    """mine: (m,), and what was sent for it, summed in the order of ranks. Raises MalformedError."""
+    entries = [_received(payload, rows, room, len(mine)) for payload in heard]
+    sums = room_like(mine).copy_(mine)
+    scatter(entries, sums, onto=True)
+    return sums
+
+
+def _received(payload: Payload, rows: int, room: int, members: int) -> tuple[Tensor, Tensor]:
+    """(rows, values) of the entries in a message. Raises MalformedError."""
+    used, values, coded = payload
+    expect_values(values, room)
+    if used.dtype != torch.int32 or used.shape != (1,):
+        raise MalformedError(f"one int32 that counts entries was due, and {tuple(used.shape)} {used.dtype} came")
+    count = room if used.is_meta else int(used)
+    found = decode_places(coded, count, rows, room)
+    if count and not found.is_meta and int(found[-1]) >= members:
+        raise MalformedError(f"an entry was sent for a place beyond the {members} of this region")
+    return found, values[:count]
+
+
+def _largest_sums(sums: Tensor, finite: bool, regions: Regions, kept: int) -> Payload:
+    """What one worker tells: of its sums: (m,) the `kept` largest as means, and their rows; they leave `sums`.
+
+    Only this worker knows whether a sum left the range: it tells everyone by numbers that are none.
+    """
+    try:
+        rows, values = largest(sums, [len(sums)], [kept])
+    except NotFinite:
+        finite = False
+    if not finite:
+        rows, values = torch.arange(kept, dtype=torch.int32, device=sums.device), sums.new_full((kept,), nan)
+    sums.index_fill_(0, rows.long(), 0)
+    return values / regions.world, encode_places(rows, regions.rows)
+
+
+def _rows(answer: Payload, rows: int, kept: int) -> Tensor:
+    """The rows whose sums a worker tells: (kept,) int64. Raises MalformedError."""
+    values, coded = answer
+    expect_values(values, kept)
+    return decode_places(coded, kept, rows).long()
+
+
+def _told(answers: Sequence[Payload], regions: Regions, kept: int) -> tuple[Tensor, Tensor]:
+    """(places, values) that each worker tells of its region: (world, r) int32, ascending, and (world, r).
+
+    A cut group has rows that stand for no place: what is told of them counts as a zero. Raises MalformedError.
+    """
+    rows = torch.stack([_rows(answer, regions.rows, kept) for answer in answers])
+    places = regions.places(torch.arange(regions.world, device=rows.device)[:, None], rows)
+    values = torch.stack([values for values, _ in answers])
+    last = regions.numel - 1
+    return places.clamp(max=last).int(), torch.where(places <= last, values, 0)

@@ -1,0 +1,80 @@
+"""Several conversations at once, over one transport: whose turn it is, as a table of (script, round).
+
+    begun as    1st  2nd  3rd  4th  5th  6th
+    bucket 0    r0        r1                     a bucket's first word is begun before the second of the one before it,
+    bucket 1         r0             r1           so that words travel beside each other, and while the next bucket is
+    bucket 2                   r0        r1      encoded; answers are waited for in the same order
+
+Every rank must begin the same words in the same order, whatever is ready there and whatever has arrived. So the order
+follows from nothing but how many scripts were begun, and how many words each of them has said. Answers are waited
+for in an order that is as fixed: what a word sends in its second hop may leave only when somebody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Protocol
+
+from gossamer.errors import require
+
+WINDOW = 2
+
+
+def moment(script: int, round_: int, window: int) -> tuple[int, int]:
+    """When a word's turn is, before or after others': its script's `round_`-th, from 0.
+
+    moment = (script + (window - 1) round, round)
+    """
+    return script + (window - 1) * round_, round_
+
+
+def order(rounds: Sequence[int], window: int = WINDOW) -> list[tuple[int, int]]:
+    """Which words are begun one after another, as (script, round), where script s says rounds[s] words.
+
+    A word's answer is waited for when the turn of the next round comes, and the last one's when there would be one.
+
+    >>> order([2, 2, 2])
+    [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (2, 1)]
+    """
+    words = [(script, round_) for script, count in enumerate(rounds) for round_ in range(count)]
+    return sorted(words, key=lambda word: moment(word[0], word[1], window))
+
+
+class Going(Protocol):
+    """A conversation that goes on word by word."""
+
+    def go_on(self) -> bool:
+        """Wait for the answer to what was said last, if anything was, and begin to say the next; False at the end."""
+
+
+class Conveyor:
+    """Lets conversations go on in the order of the table above; each may have any number of words.
+
+    window: a word's answer is waited for once the first words of so many - 1 later scripts were begun; 1: each script
+    runs to its end before the next begins. What was put in last is not waited for before more is put in, or `finish`
+    is called. After a failure nothing may be put in any more: who hears what is open.
+    """
+
+    def __init__(self, window: int = WINDOW) -> None:
+        require(window >= 1, f"window counts the scripts that go on at once, at least 1, not {window}")
+        self._window, self._count = window, 0
+        self._turns: list[tuple[tuple[int, int], int, Going]] = []  # a heap; no two moments are equal
+
+    def put(self, going: Going) -> None:
+        """Let another one begin, and those before it go on as far as their turns have come."""
+        script, self._count = self._count, self._count + 1
+        heappush(self._turns, (moment(script, 0, self._window), script, going))
+        self._run_until(script)
+
+    def finish(self) -> None:
+        """Let all of them go on to their ends."""
+        while self._turns:
+            ((now, _), _, _) = self._turns[0]
+            self._run_until(now)
+
+    def _run_until(self, now: int) -> None:
+        while self._turns and self._turns[0][0][0] <= now:
+            (_, round_), script, going = heappop(self._turns)
+            if going.go_on():
+                heappush(self._turns, (moment(script, round_ + 1, self._window), script, going))

@@ -1,0 +1,226 @@
+"""The moves of every rank in virtual time, on lines that carry one thing at a time.
+
+A message takes its path's latency and its bytes over the rate of the slower of two lines (Hockney 1994). It leaves
+once its receiver has said that it is ready: Gloo sends nothing before, so a message costs a round trip unless it was
+awaited. An eager one leaves as soon as what went the same way before has left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+
+from gossamer.network.collectives import Hear, Move, Moves, Receive, Received, Send, Sent, Turn
+from gossamer.network.link import Network, Path
+from gossamer.network.tcp import ETHERNET, Stream, Tcp
+
+ENVELOPE_BYTES = 48  # what Gloo puts before a message, and all there is to "ready to receive"
+EAGER_ENVELOPE_BYTES = 16  # before what leaves at once
+
+
+@dataclass
+class _Connection:
+    """One direction between two hosts: what it may do, what it did, and the eager messages it still has to send."""
+
+    stream: Stream
+    path: Path
+    bits_per_second: float
+    latency_seconds: float
+    queue: deque[Callable[[float], None]] = field(default_factory=deque)
+
+
+class Wires:
+    """Carries messages without sending anything: says when. Lines and connections remember what they carried.
+
+    window_bytes: what a connection dares to have under way at first; None: what TCP begins with.
+    """
+
+    def __init__(self, network: Network, tcp: Tcp = ETHERNET, window_bytes: float | None = None) -> None:
+        self._network, self._tcp = network, tcp
+        self._window_bytes = tcp.initial_window_bytes if window_bytes is None else window_bytes
+        self.world = len(network.hosts)
+        self._up = [0.0] * self.world
+        self._down = [0.0] * self.world
+        self._connections: dict[tuple[int, int], _Connection] = {}
+
+    def run(self, moves: Sequence[Sequence[Moves]], starts: Sequence[float]) -> list[float]:
+        """moves[r]: what rank r does, exchanges side by side. The moments at which each rank is done with all.
+
+        The exchange in a place is the same one on every rank that has one there.
+        """
+        if self.world == 1:
+            return list(starts)
+        clock, ends = _Clock(), list(starts)
+        for place in range(max(map(len, moves))):
+            parts = [each[place] if place < len(each) else iter(()) for each in moves]
+            _Exchange(self, clock, parts, starts, ends)
+        clock.run()
+        return ends
+
+    def connection(self, sender: int, receiver: int) -> _Connection:
+        found = self._connections.get((sender, receiver))
+        if found is None:
+            path, slower = self._network.path(sender, receiver), self._network.bits_per_second(sender, receiver)
+            found = _Connection(Stream(self._window_bytes), path, slower, _latency_seconds(path))
+            self._connections[sender, receiver] = found
+        return found
+
+    def depart(self, sender: int, receiver: int, nbytes: int, now: float) -> tuple[float, float]:
+        """Put `nbytes`, their envelope included, on the sender's line; when the first and the last of them leave."""
+        wire_bytes, connection = self._tcp.wire_bytes(nbytes), self.connection(sender, receiver)
+        stream = connection.stream
+        begin = max(now, stream.free_seconds)
+        self._up[sender] = (
+            max(self._up[sender], begin) + 8 * wire_bytes / self._network.hosts[sender].up_bits_per_second
+        )
+        stream.send(begin, wire_bytes, connection.bits_per_second, connection.path, self._tcp)
+        stream.free_seconds = max(self._up[sender], stream.free_seconds)
+        return begin, stream.free_seconds
+
+    def arrive(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> float:
+        """Take a message that left from `begin` to `left` off the lines; the moment at which its last byte is there."""
+        bits = 8 * self._tcp.wire_bytes(nbytes)
+        line = self._network.hosts[receiver].down_bits_per_second
+        self._down[receiver] = max(self._down[receiver], begin) + bits / line
+        return max(self._down[receiver], left) + self.connection(sender, receiver).latency_seconds
+
+    def notice(self, sender: int, receiver: int, now: float) -> float:
+        """When a message of a few bytes arrives: it waits for what is queued before its sender's line."""
+        line = self._network.hosts[sender].up_bits_per_second
+        queued = min(max(0.0, self._up[sender] - now), 8 * self._tcp.queue_bytes / line)
+        bits, connection = 8 * self._tcp.wire_bytes(ENVELOPE_BYTES), self.connection(sender, receiver)
+        return now + queued + bits / connection.bits_per_second + connection.latency_seconds
+
+
+def _latency_seconds(path: Path) -> float:
+    """One way. Exchanges go on when the last of several messages is there, so jitter mostly costs its deviation."""
+    return path.round_trip_seconds / 2 + path.jitter_seconds
+
+
+@dataclass
+class _Clock:
+    """What happens next, in the order of time, and of turns where several things happen at one moment."""
+
+    events: list[tuple[float, int, int, Callable[[float], None]]] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def at(self, moment: float, happen: Callable[[float], None], turn: int = 0) -> None:
+        heappush(self.events, (moment, turn, next(self.numbers), happen))
+
+    def run(self) -> None:
+        while self.events:
+            moment, _, _, happen = heappop(self.events)
+            happen(moment)
+
+
+@dataclass
+class _Rank:
+    """One rank within one exchange: its moves, and what came of those it has not waited for."""
+
+    moves: Moves
+    waiting: Move | None = None
+    sent: deque[float] = field(default_factory=deque)
+    received: deque[float] = field(default_factory=deque)
+    heard: dict[int, int] = field(default_factory=dict)
+
+
+class _Exchange:
+    """The moves of all ranks in one exchange; `ends` is moved to when each is done with them, where that is later."""
+
+    def __init__(
+        self, wires: Wires, clock: _Clock, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
+    ) -> None:
+        self._wires, self._clock, self._ends = wires, clock, ends
+        self._ranks = [_Rank(each) for each in moves]
+        self._offers: dict[tuple[int, int], deque[tuple[float, int]]] = {}
+        self._wishes: dict[tuple[int, int], deque[float]] = {}
+        for rank, start in enumerate(starts):
+            clock.at(start, partial(self._go_on, rank))
+
+    def _go_on(self, rank: int, now: float) -> None:
+        """Make moves until one has to wait."""
+        mine = self._ranks[rank]
+        while True:
+            move = mine.waiting or next(mine.moves, None)
+            mine.waiting = None
+            match move:
+                case Hear(of):
+                    if not mine.heard.get(of):
+                        mine.waiting = move
+                        return
+                    mine.heard[of] -= 1
+                case Send(to, nbytes, True):
+                    self._post(rank, to, nbytes + EAGER_ENVELOPE_BYTES, now)
+                case Send(to, nbytes):
+                    self._offers.setdefault((rank, to), deque()).append((now, nbytes + ENVELOPE_BYTES))
+                    self._match(rank, to)
+                case Receive(of):
+                    wish = self._wires.notice(rank, of, now)
+                    self._wishes.setdefault((of, rank), deque()).append(wish)
+                    self._match(of, rank)
+                case Sent() | Received():
+                    done = mine.sent if isinstance(move, Sent) else mine.received
+                    if not done:
+                        mine.waiting = move
+                        return
+                    done.popleft()
+                case Turn(number):
+                    self._clock.at(now, partial(self._go_on, rank), number)
+                    return
+                case None:
+                    self._ends[rank] = max(self._ends[rank], now)
+                    return
+
+    # -- messages that leave when both ends have said so
+
+    def _match(self, sender: int, receiver: int) -> None:
+        offers, wishes = self._offers.get((sender, receiver)), self._wishes.get((sender, receiver))
+        if offers and wishes:
+            (offered, nbytes), wished = offers.popleft(), wishes.popleft()
+            self._clock.at(max(offered, wished), partial(self._leave, sender, receiver, nbytes))
+
+    def _leave(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
+        begin, left = self._wires.depart(sender, receiver, nbytes, now)
+        self._clock.at(left, partial(self._arrive, sender, receiver, nbytes, begin))
+
+    def _arrive(self, sender: int, receiver: int, nbytes: int, begin: float, now: float) -> None:
+        arrived = self._wires.arrive(sender, receiver, nbytes, begin, now)
+        self._clock.at(arrived, partial(self._complete, receiver, self._ranks[receiver].received))
+        self._complete(sender, self._ranks[sender].sent, now)
+
+    def _complete(self, rank: int, done: deque[float], now: float) -> None:
+        done.append(now)
+        if self._ranks[rank].waiting is not None:
+            self._go_on(rank, now)
+
+    # -- messages that leave at once
+
+    def _post(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
+        """Behind what the connection still has to send: a slow one must not keep the line from others."""
+        queue = self._wires.connection(sender, receiver).queue
+        queue.append(partial(self._start, sender, receiver, nbytes))
+        if len(queue) == 1:
+            queue[0](now)
+
+    def _start(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
+        begin, left = self._wires.depart(sender, receiver, nbytes, now)
+        self._clock.at(left, partial(self._posted, sender, receiver, nbytes, begin))
+
+    def _posted(self, sender: int, receiver: int, nbytes: int, begin: float, now: float) -> None:
+        arrived = self._wires.arrive(sender, receiver, nbytes, begin, now)
+        self._clock.at(arrived, partial(self._heard, sender, receiver))
+        self._ends[sender] = max(self._ends[sender], now)
+        queue = self._wires.connection(sender, receiver).queue
+        queue.popleft()
+        if queue:
+            queue[0](now)
+
+    def _heard(self, sender: int, receiver: int, now: float) -> None:
+        mine = self._ranks[receiver]
+        mine.heard[sender] = mine.heard.get(sender, 0) + 1
+        if mine.waiting is not None:
+            self._go_on(receiver, now)

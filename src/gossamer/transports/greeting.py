@@ -1,0 +1,114 @@
+"""Workers call each other, so that every one is connected to every other.
+
+Everyone listens, with a secret of its own that it has told the group over the process group's channel. Rank i calls all
+lower ranks, and shows each that it knows its secret; the one that was called shows the same. Strangers are hung up on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from gossamer.errors import ConnectError
+
+HELLO = struct.Struct("!II32s")  # who calls, whom, and a proof
+SECONDS = 60.0  # for all of it
+STRANGER_SECONDS = 5.0
+IDLE_SECONDS, PROBE_SECONDS, PROBES = 30, 10, 6  # until a machine that says nothing counts as gone
+
+Gather = Callable[[str], list[str]]
+
+
+def connect(rank: int, world: int, address: str, gather_text: Gather) -> list[socket.socket | None]:
+    """Connections to all ranks, None to itself. gather_text: everyone's text by rank, over another channel.
+
+    Raises ConnectError on this rank only: the others must be told.
+    """
+    secret = secrets.token_bytes(32)
+    with socket.create_server((address, 0), backlog=world) as listener:
+        port = listener.getsockname()[1]
+        heard = [text.split() for text in gather_text(f"{address} {port} {secret.hex()}")]
+        doors = [(host, int(number), bytes.fromhex(key)) for host, number, key in heard]
+        end = time.monotonic() + SECONDS
+        found: list[socket.socket | None] = [None] * world
+        try:
+            for peer in range(rank):
+                found[peer] = _call(doors[peer], rank, peer)
+            for _ in range(rank + 1, world):
+                caller, caller_socket = _answer(listener, secret, rank, found, end)
+                found[caller] = caller_socket
+            for peer in range(rank):
+                _check(found[peer], doors[peer][2], rank, peer)
+        except OSError as problem:
+            for each in found:
+                if each is not None:
+                    each.close()
+            raise ConnectError(f"rank {rank} at {address} did not reach the others ({problem})") from problem
+    for each in found:
+        if each is not None:
+            _settle(each)
+    return found
+
+
+def _call(door: tuple[str, int, bytes], rank: int, peer: int) -> socket.socket:
+    host, port, key = door
+    connection = socket.create_connection((host, port), SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(HELLO.pack(rank, peer, _proof(key, b"caller", rank, peer)))
+    return connection
+
+
+def _answer(
+    listener: socket.socket, secret: bytes, rank: int, known: list[socket.socket | None], end: float
+) -> tuple[int, socket.socket]:
+    """The next caller that belongs to the group."""
+    while True:
+        listener.settimeout(max(0.01, end - time.monotonic()))
+        connection, _ = listener.accept()
+        try:
+            connection.settimeout(STRANGER_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            caller, called, proof = HELLO.unpack(_exactly(connection, HELLO.size))
+            expected = rank < caller < len(known) and known[caller] is None and called == rank
+            if expected and hmac.compare_digest(proof, _proof(secret, b"caller", caller, rank)):
+                connection.sendall(HELLO.pack(rank, caller, _proof(secret, b"called", caller, rank)))
+                return caller, connection
+        except OSError:
+            pass  # a stranger that said nothing, or has hung up
+        connection.close()
+
+
+def _check(connection: socket.socket | None, key: bytes, rank: int, peer: int) -> None:
+    assert connection is not None
+    answer = _exactly(connection, HELLO.size)
+    if not hmac.compare_digest(answer, HELLO.pack(peer, rank, _proof(key, b"called", rank, peer))):
+        raise ConnectionError(f"who listens where rank {peer} should does not know its secret")
+
+
+def _proof(key: bytes, who: bytes, caller: int, called: int) -> bytes:
+    return hmac.digest(key, who + struct.pack("!II", caller, called), hashlib.sha256)
+
+
+def _exactly(connection: socket.socket, nbytes: int) -> bytes:
+    heard = b""
+    while len(heard) < nbytes:
+        if not (more := connection.recv(nbytes - len(heard))):
+            raise ConnectionError("the other end hung up while it was greeted")
+        heard += more
+    return heard
+
+
+def _settle(connection: socket.socket) -> None:
+    """From now on nobody waits on it: it is asked whether there is something."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", IDLE_SECONDS), ("TCP_KEEPINTVL", PROBE_SECONDS), ("TCP_KEEPCNT", PROBES)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "SO_NOSIGPIPE"):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_NOSIGPIPE, 1)

@@ -1,0 +1,180 @@
+"""Words answered over connections of our own, by tables of hops; what lives on a GPU, and texts, by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import events
+from gossamer.collectives import Collective, Direct
+from gossamer.errors import ConnectError, PeerLost
+from gossamer.transports.base import Transport
+from gossamer.transports.greeting import connect
+from gossamer.transports.links import measure
+from gossamer.transports.mesh import Mesh, available
+from gossamer.transports.payloads import into, join, split
+from gossamer.transports.picker import AUTO, ENGINE, Picker, check_wish
+from gossamer.transports.programs import FORMATS, Program, Ranks, form_of, mean_program, straight_program
+from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
+
+ALIGNED_BYTES = 64  # so that whatever is heard may be viewed as wider numbers
+Choose = Callable[[int, int, Ranks], Collective]  # of a mean's bytes, of one number's, and of who takes part
+Wait = Callable[[], Any]
+
+DIRECT = Direct()
+
+
+def meshed(engine: Transport, address: str, wish: str = AUTO) -> Transport:
+    """The engine's group over connections of its own, from each rank's `address`; every rank must call it.
+
+    The engine alone where it is asked for, where loops are not compiled, and where workers do not reach each other.
+    """
+    check_wish(wish)
+    if wish == ENGINE or engine.world == 1 or "no" in engine.gather_text("yes" if available() else "no"):
+        return engine
+    sockets, problem = [], ""
+    try:
+        sockets = connect(engine.rank, engine.world, address, engine.gather_text)
+    except ConnectError as error:
+        problem = str(error)
+    if problems := [text for text in engine.gather_text(problem) if text]:
+        for each in filter(None, sockets):
+            each.close()
+        if engine.rank == 0:
+            events.notice(f"{problems[0]}: the engine's own collectives are used, which take longer on slow links")
+        return engine
+    mesh = Mesh(engine.rank, sockets)
+    again = partial(meshed, address=address, wish=wish)
+    links = measure(MeshTransport(engine, mesh, lambda *_: DIRECT, again), mesh.round_trips())
+    return MeshTransport(engine, mesh, Picker(wish, links), again)
+
+
+class MeshTransport:
+    """Answers words over a mesh, next to the `engine` that made the group.
+
+    choose: which table of hops a mean takes; again: makes such a transport over another engine. Means of half precision
+    go straight to their owners whatever is chosen: these add up in float32 and round once, and the bytes are the same.
+    """
+
+    def __init__(self, engine: Transport, mesh: Mesh, choose: Choose, again: Callable[[Transport], Transport]) -> None:
+        self._engine, self._mesh, self._choose, self._again = engine, mesh, choose, again
+        self._parts: list[Transport] = []
+        self.rank, self.world = engine.rank, engine.world
+        self._everyone: Ranks = tuple(range(self.world))
+
+    def answer(self, word: Word) -> Any:
+        return self.begin(word)()
+
+    def begin(self, word: Word) -> Wait:
+        return self._begin(word, self._everyone)
+
+    def _begin(self, word: Word, ranks: Ranks) -> Wait:
+        """Begin to say a word among some ranks, named in the whole group; peers in the word are numbered among them."""
+        match word:
+            case Together(words):
+                waiting = [self._begin(each, ranks) for each in words]
+                return lambda: [wait() for wait in waiting]
+            case Among(some, inner):
+                return self._begin(inner, tuple(ranks[each] for each in some))
+            case Mean(tensor) if tensor.is_cuda or tensor.dtype not in FORMATS:
+                return self._engine.begin(Among(ranks, word) if len(ranks) < self.world else word)
+            case Mean(tensor, out):
+                return self._mean(tensor, out, ranks)
+            case Gather(payload):
+                return self._gather(payload, ranks)
+            case Exchange(parts):
+                return self._exchange(parts, ranks)
+            case Mix(payload):
+                return self._mix(payload, word.told, word.hears, ranks)
+
+    def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
+        mean = into(out, tensor)
+        chosen = DIRECT if tensor.dtype.itemsize < 4 else self._choose(mean.nbytes, tensor.dtype.itemsize, ranks)
+        program = mean_program(chosen, mean.numel(), mean.dtype, ranks.index(self.rank), ranks)
+        start = mean.data_ptr()
+        return self._run(program, [start + offset for offset in program.offsets], mean, lambda: mean)
+
+    def _gather(self, payload: Payload, ranks: Ranks) -> Wait:
+        joint = join(payload)
+        told = dict.fromkeys(ranks, joint)
+        form = form_of("gather", joint.nbytes, ranks)
+        return self._straight(told, dict.fromkeys(ranks, joint.nbytes), form, [(peer, payload) for peer in ranks])
+
+    def _exchange(self, parts: Sequence[Payload], ranks: Ranks) -> Wait:
+        told = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
+        mine = told[self.rank].nbytes
+        form = form_of("exchange", tuple(each.nbytes for each in told.values()), ranks)
+        like = parts[ranks.index(self.rank)]
+        return self._straight(told, dict.fromkeys(ranks, mine), form, [(peer, like) for peer in ranks])
+
+    def _mix(self, payload: Payload, tells: Sequence[int], hears: Sequence[int], ranks: Ranks) -> Wait:
+        joint = join(payload)
+        told = {ranks[peer]: joint for peer in tells} | {self.rank: joint}
+        heard = [ranks[peer] for peer in hears]
+        form = form_of("mix", joint.nbytes, ranks)
+        return self._straight(told, dict.fromkeys(heard, joint.nbytes), form, [(peer, payload) for peer in heard])
+
+    def _straight(
+        self, told: dict[int, Tensor], heard: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]
+    ) -> Wait:
+        """told: bytes for each rank; heard: how many come from each. Answers: of which rank, and what it is like."""
+        to = tuple(told[peer].nbytes if peer in told and peer != self.rank else 0 for peer in self._everyone)
+        of = tuple(heard.get(peer, 0) if peer != self.rank else 0 for peer in self._everyone)
+        stride = -(-max(of) // ALIGNED_BYTES) * ALIGNED_BYTES
+        room = torch.empty(sum(map(bool, of)) * stride, dtype=torch.uint8)
+        speakers = [peer for peer in self._everyone if of[peer]]
+        came = {peer: room[row * stride :][: of[peer]] for row, peer in enumerate(speakers)}
+        places = [told[peer].data_ptr() if to[peer] else 0 for peer in self._everyone]
+        places += [came[peer].data_ptr() if of[peer] else 0 for peer in self._everyone]
+        if self.rank in heard:
+            came[self.rank] = told[self.rank]
+        nothing = room[:0]
+
+        def answer() -> list[Payload]:
+            return [split(came.get(peer, nothing), like) for peer, like in answers]
+
+        return self._run(straight_program(to, of, form), places, (told, room), answer)
+
+    def _run(self, program: Program, places: Sequence[int], keep: object, answer: Wait) -> Wait:
+        """keep: what must live until the program is done."""
+        word = self._mesh.begin(program, places)
+
+        def wait() -> Any:
+            with self._translated():
+                self._mesh.wait(word)
+            _ = keep
+            return answer()
+
+        return wait
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        self._engine.broadcast_(tensors, source)
+
+    def gather_text(self, text: str) -> list[str]:
+        return self._engine.gather_text(text)
+
+    def part(self, size: int) -> Transport:
+        self._parts.append(self._again(self._engine.part(size)))
+        return self._parts[-1]
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+        self._mesh.close()
+        self._engine.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost as failure:
+            raise PeerLost(
+                f"the group broke while rank {self.rank} of {self.world} waited for an answer: {failure}. That rank's "
+                "own output says why. Ranks that merely ran out of data at different times need "
+                "`with session.epoch():` around the loop over batches."
+            ) from failure

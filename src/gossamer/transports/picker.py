@@ -1,0 +1,57 @@
+"""Which table of hops a mean takes: the one that was asked for, or the one that the measured links answer soonest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gossamer import events
+from gossamer.collectives import COLLECTIVES, Collective, Ring
+from gossamer.errors import require
+from gossamer.network import Network
+from gossamer.network.choose import fastest, order_of
+from gossamer.transports.programs import Ranks
+
+AUTO, ENGINE = "auto", "engine"
+WISHES = (AUTO, ENGINE, *COLLECTIVES)
+
+
+def check_wish(wish: str) -> None:
+    """Raise ValueError for what is no collective; "hierarchical(4)" names the workers of a node."""
+    name, _, node = wish.partition("(")
+    require(
+        name in WISHES and (not node or (name == "hierarchical" and node.removesuffix(")").isdigit())),
+        f"{wish!r} is no collective: write one of {', '.join(WISHES)}, or hierarchical(4) for nodes of four workers",
+    )
+
+
+class Picker:
+    """Picks by size, once for each. Every rank picks alike, because all know the same links."""
+
+    def __init__(self, wish: str, network: Network) -> None:
+        check_wish(wish)
+        self._wish, self._network = wish, network
+        self._picked: dict[tuple[int, int, Ranks], Collective] = {}
+
+    def __call__(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
+        key = (nbytes, itemsize, ranks)
+        if key not in self._picked:
+            self._picked[key] = self._pick(*key)
+            events.emit(events.CollectivePicked(nbytes=nbytes, collective=repr(self._picked[key])))
+        return self._picked[key]
+
+    def _pick(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
+        network = replace(self._network, hosts=tuple(self._network.hosts[rank] for rank in ranks))
+        if self._wish == AUTO:
+            return fastest(nbytes, itemsize, network)
+        name, _, node = self._wish.partition("(")
+        if name == "ring":
+            return Ring(order=order_of(network))
+        if name != "hierarchical":
+            return COLLECTIVES[name]()
+        return COLLECTIVES[name](per_node=int(node.removesuffix(")")) if node else _per_site(network))
+
+
+def _per_site(network: Network) -> int:
+    """How many neighbouring ranks the first site has."""
+    sites = [host.site for host in network.hosts]
+    return next((place for place, site in enumerate(sites) if site != sites[0]), len(sites))

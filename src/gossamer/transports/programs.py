@@ -1,0 +1,105 @@
+"""What one rank does, message by message, so that a word is answered: rows for the compiled mesh to run.
+
+A row sends a piece of memory to a peer, or takes what a peer sends, in the piece's place or added to it. Pure functions
+of integers; every rank makes the rows that fit the others'.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+
+from gossamer import seeds
+from gossamer.collectives import Collective, Does
+
+BYTES, FORMATS = 0, {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4}  # kernels-src/sums.hpp
+CODES = {Does.SEND: 0, Does.ADD: 1, Does.KEEP: 2}  # Does in kernels-src/mesh.hpp
+
+Ranks = tuple[int, ...]
+Row = tuple[int, int, int, int, int]  # what it does, the peer, the piece, after how many changes of it, the tag
+
+
+@dataclass(frozen=True)
+class Program:
+    """rows: of five numbers each; sizes: of the pieces in bytes, which lie one after another where `offsets` says.
+
+    form: a hash of what is the same on all ranks, so that one who says another word is found out.
+    """
+
+    rows: ctypes.Array[ctypes.c_int32]
+    sizes: ctypes.Array[ctypes.c_int64]
+    offsets: tuple[int, ...]
+    form: int
+    format: int = BYTES
+    divisor: float = 1.0
+
+
+@lru_cache(maxsize=1024)
+def mean_program(collective: Collective, numel: int, dtype: torch.dtype, rank: int, ranks: Ranks) -> Program:
+    """The mean of `numel` numbers of each of `ranks`, by a collective's table of hops. rank: this one's place there."""
+    count = collective.pieces(len(ranks))
+    lengths = [(numel // count + (piece < numel % count)) * dtype.itemsize for piece in range(count)]
+    form = form_of("mean", collective, numel, dtype, ranks)
+    rows = table_rows(collective, rank, ranks)
+    return _program(rows, lengths, tuple(accumulate(lengths[:-1], initial=0)), form, FORMATS[dtype], float(len(ranks)))
+
+
+def table_rows(collective: Collective, rank: int, ranks: Ranks) -> list[Row]:
+    """A table of hops, piece by piece. What is taken in one round makes one change of its piece."""
+    world = len(ranks)
+    pieces = collective.pieces(world)
+    changes = [0] * pieces  # in the rounds before this one
+    rows: list[Row] = []
+    now, changed = 0, set[int]()
+    for hop in collective.hops(rank, world):
+        if hop.round != now:
+            for piece in changed:
+                changes[piece] += 1
+            now, changed = hop.round, set()
+        for piece in range(hop.first, hop.stop):
+            rows.append((CODES[hop.does], ranks[hop.peer], piece, changes[piece], hop.round * pieces + piece))
+            if hop.does != Does.SEND:
+                changed.add(piece)
+    return rows
+
+
+@lru_cache(maxsize=1024)
+def straight_program(told: tuple[int, ...], heard: tuple[int, ...], form: int) -> Program:
+    """Bytes straight to whom they are for. told[j], heard[j]: how many go to and come from rank j, nothing where 0.
+
+    Pieces: what is told to every rank, then what is heard of every rank; places are given with each call.
+    """
+    world = len(told)
+    rows = [(CODES[Does.SEND], peer, peer, 0, 0) for peer in range(world) if told[peer]]
+    rows += [(CODES[Does.KEEP], peer, world + peer, 0, 0) for peer in range(world) if heard[peer]]
+    return _program(rows, [*told, *heard], (), form)
+
+
+@lru_cache(maxsize=4096)
+def form_of(*what: object) -> int:
+    """32 bits of what all ranks say alike."""
+    return seeds.address(repr(what)) & 0xFFFFFFFF
+
+
+def _program(
+    rows: Sequence[Row],
+    sizes: Sequence[int],
+    offsets: tuple[int, ...],
+    form: int,
+    kind: int = BYTES,
+    divisor: float = 1,
+) -> Program:
+    numbers = [number for row in rows for number in row]
+    return Program(
+        rows=(ctypes.c_int32 * len(numbers))(*numbers),
+        sizes=(ctypes.c_int64 * len(sizes))(*sizes),
+        offsets=offsets,
+        form=form,
+        format=kind,
+        divisor=divisor,
+    )

@@ -1,0 +1,148 @@
+import pytest
+
+from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.network import Host, Network, Path, choose, read_network
+from gossamer.network.choose import candidates, fastest, messages, order_of, sites_of, table_seconds, wished
+from gossamer.transports.picker import WISHES, Picker
+
+OCEAN = {frozenset(("w", "e")): Path(round_trip_seconds=0.08)}
+
+
+def sites(names, paths=OCEAN, **rates):
+    host = {"up_bits_per_second": 200e6, "down_bits_per_second": 200e6} | rates
+    return Network(hosts=tuple(Host(site=name, **host) for name in names), paths=paths)
+
+
+NETWORKS = [
+    read_network("1gbit", 4),
+    read_network("100mbit,20ms", 3),
+    read_network("100mbit,20ms", 8),
+    read_network("20mbit,80ms,loss=0.1%", 4),
+    sites("wwee"),
+    sites("wewewe"),
+    sites("wwwee"),
+]
+
+
+def check_fastest(choice):
+    """Nothing else that is worth a price is faster by more than a rounding."""
+    for network in NETWORKS:
+        for nbytes in (40, 400_000, 8_000_000):
+            mine = table_seconds(choice(nbytes, 4, network), nbytes, 4, network)
+            for other in candidates(network):
+                assert mine <= 1.001 * table_seconds(other, nbytes, 4, network)
+
+
+def test_the_fastest_is_the_fastest():
+    check_fastest(fastest)
+
+
+@pytest.mark.parametrize("always", [Direct(), Ring(), Tree(), HalvingDoubling()], ids=repr)
+def test_no_collective_is_always_the_fastest(always):
+    with pytest.raises(AssertionError):
+        check_fastest(lambda *_: always)
+
+
+def test_few_bytes_go_straight_where_round_trips_are_long():
+    assert fastest(40, 4, read_network("100mbit,20ms", 8)) == Direct()
+
+
+def test_nodes_pay_where_many_ranks_would_cross_an_ocean():
+    assert fastest(1_000_000, 4, sites("wweewwee")) == Hierarchical(per_node=2)
+
+
+def test_of_equals_the_one_with_fewest_messages():
+    network = read_network("1gbit", 4)
+    prices = {each.name: table_seconds(each, 8_000_000, 4, network) for each in candidates(network)}
+    assert prices["halving"] == pytest.approx(prices["direct"])
+    assert prices["halving"] == pytest.approx(prices["ring"])
+    assert [messages(each, 4) for each in candidates(network)] == [24, 16, 24, 6]
+    assert fastest(8_000_000, 4, network) == HalvingDoubling()
+    assert fastest(8_000_000, 4, network, [Ring(), Direct()]) == Ring()
+
+
+def test_half_precision_and_those_alone_go_straight():
+    assert fastest(16_000_000, 2, read_network("1gbit", 4), [Ring()]) == Direct()
+    assert fastest(16_000_000, 4, read_network("1gbit", 1), [Ring()]) == Direct()
+
+
+def test_candidates_may_be_given():
+    assert fastest(40, 4, read_network("100mbit,20ms", 8), [Ring(), Tree()]) == Tree()
+
+
+def test_a_price_is_asked_once(monkeypatch):
+    network = sites("wwee", up_bits_per_second=123e6)
+    found = fastest(4444, 4, network)
+    monkeypatch.setattr(choose, "table_seconds", None)
+    assert fastest(4444, 4, Network(hosts=network.hosts, paths=dict(network.paths), text="another name")) == found
+    with pytest.raises(TypeError):
+        fastest(4448, 4, network)
+
+
+def test_connections_are_taken_to_be_warm():
+    """Ten megabytes keep the line busy until the last have to travel; in slow start they would take seconds more."""
+    network = read_network("100mbit,400ms", 2)
+    line = 10e6 * 8 / 100e6 * 1526 / 1448
+    assert table_seconds(Direct(), 10_000_000, 4, network) == pytest.approx(line + 0.2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("names", "per_node"),
+    [("wwee", 2), ("wweewwee", 2), ("wwwee", 3), ("wwee" + "w", 2), ("wweee", 0), ("wewe", 0), ("wwww", 0), ("w", 0)],
+)
+def test_sites_are_nodes_where_they_are_blocks_of_neighbours(names, per_node):
+    assert sites_of(sites(names)) == per_node
+    nodes = [each.per_node for each in candidates(sites(names)) if each.name == "hierarchical"]
+    assert nodes == [per_node] * bool(per_node)
+
+
+def test_a_middle_block_that_is_smaller_is_no_node():
+    assert sites_of(sites("wwwee" + "www")) == 0
+
+
+def test_rings_follow_the_nearest_that_is_left():
+    assert order_of(sites("wweewwee")) == (0, 1, 4, 5, 2, 3, 6, 7)
+    assert order_of(sites("wewe")) == (0, 2, 1, 3)
+    assert order_of(sites("wwee")) is None
+    assert order_of(read_network("1gbit,1ms", 5)) is None
+    assert Ring(order=(0, 2, 1, 3)) in candidates(sites("wewe"))
+    assert Ring() in candidates(sites("wwee"))
+
+
+def test_of_equally_near_ones_the_faster_line():
+    slow, fast = (Host(up_bits_per_second=rate, down_bits_per_second=rate) for rate in (1e6, 1e9))
+    assert order_of(Network(hosts=(fast, slow, fast, fast))) == (0, 2, 3, 1)
+
+
+# -- wishes
+
+
+def check_wishes(come_to):
+    """What a session takes is what is foretold."""
+    for network in NETWORKS:
+        ranks = tuple(range(len(network.hosts)))
+        for wish in (*WISHES, "hierarchical(2)"):
+            if wish != "engine":
+                assert come_to(wish, 400_000, 4, network) == Picker(wish, network)(400_000, 4, ranks)
+
+
+def test_a_wish_comes_to_what_the_mesh_picks():
+    check_wishes(wished)
+
+
+@pytest.mark.parametrize("broken", [lambda *_: Ring(), lambda wish, *rest: wished(wish.partition("(")[0], *rest)])
+def test_other_readings_of_a_wish_are_noticed(broken):
+    with pytest.raises(AssertionError):
+        check_wishes(broken)
+
+
+def test_wishes_are_names():
+    network = sites("wewe")
+    assert wished("ring", 40, 4, network) == Ring(order=(0, 2, 1, 3))
+    assert wished("halving", 40, 4, network) == HalvingDoubling()
+    assert wished("hierarchical(4)", 40, 4, network) == Hierarchical(per_node=4)
+    assert wished("hierarchical", 40, 4, sites("wwwee")) == Hierarchical(per_node=3)
+    assert wished("hierarchical", 40, 4, read_network("1gbit", 4)) == Hierarchical(per_node=4)
+    assert wished("auto", 40, 4, network) == fastest(40, 4, network)
+    with pytest.raises(ValueError, match="'rign' is no collective that could be priced: write auto, or one of ring, "):
+        wished("rign", 40, 4, network)

@@ -1,0 +1,112 @@
+"""Whoever joins gossip begins from what a live peer showed, to the bit, or does not begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer.converse import converse
+from gossamer.errors import MalformedError
+from gossamer.layout import Packed
+from gossamer.network.virtual import VirtualNetwork
+from gossamer.peers import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Reply
+from gossamer.strategies import taking_over
+from gossamer.strategies.pairwise import Partner, answering, initiate
+from gossamer.strategies.taking_over import STATE, opened, sealed, take_over
+
+LIVE, JOINER = Peer(WORKER, 0), Peer(WORKER, 1)
+NUMBERS = torch.tensor([8.0, -4.0, 2.0], dtype=torch.float64)
+Change = Callable[[Pulled], Pulled]
+
+
+def unchanged(answer: Pulled) -> Pulled:
+    return answer
+
+
+def one_bit(answer: Pulled) -> Pulled:
+    (shown,) = answer.payload
+    other = shown.clone()
+    other.view(torch.uint8)[5] ^= 1
+    return replace(answer, payload=(other,))
+
+
+def shorter(answer: Pulled) -> Pulled:
+    return sealed(replace(answer, payload=(answer.payload[0][:2].clone(),)))
+
+
+def another_dtype(answer: Pulled) -> Pulled:
+    return sealed(replace(answer, payload=(answer.payload[0].float(),)))
+
+
+def nothing(answer: Pulled) -> Pulled:
+    return Pulled(version=answer.version)
+
+
+def spoilt(answer: Pulled) -> Pulled:
+    return sealed(replace(answer, payload=(answer.payload[0] * torch.inf,)))
+
+
+def joined(change: Change) -> tuple[Partner, Partner]:
+    """A worker joins one that trains, whose answers are changed on their way, and they average once."""
+    live = Partner(Packed.pack({"weight": NUMBERS}), 0)
+    found: list[Partner] = []
+
+    def answers() -> PeerScript:
+        script = answering(live)
+        word = next(script)
+        while True:
+            heard = yield Await()
+            word = script.send(heard)
+            while isinstance(word, Reply):
+                asked = isinstance(heard, Arrived) and isinstance(heard.word, Pull) and heard.word.key == STATE
+                if asked and isinstance(word.answer, Pulled):
+                    word = replace(word, answer=change(word.answer))
+                yield word
+                word = script.send(None)
+
+    def joins() -> PeerScript:
+        start = yield from take_over(0, torch.zeros_like(NUMBERS), within_seconds=20.0)
+        found.append(Partner(Packed.pack({"weight": start}), 1))
+        live.drain(NUMBERS + 4)  # which went on meanwhile
+        yield from initiate(found[0], 0, 0)
+
+    net = VirtualNetwork(round_trip_seconds=0.1)
+    converse({LIVE: answers, JOINER: joins}, net, 0, servers=(LIVE,)).result(JOINER)
+    return live, found[0]
+
+
+def test_who_joins_begins_from_what_was_shown() -> None:
+    live, new = joined(unchanged)
+    assert torch.equal(live.shown, NUMBERS + 2)
+    assert torch.equal(new.shown, NUMBERS + 2)
+
+
+CHANGES = {one_bit: "came", shorter: "this worker has", another_dtype: "this worker has", nothing: "this worker has",
+           spoilt: "not finite"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "why"), CHANGES.items(), ids=lambda each: getattr(each, "__name__", ""))
+def test_who_hears_something_else_does_not_begin(change: Change, why: str) -> None:
+    with pytest.raises(MalformedError, match=why):
+        joined(change)
+
+
+def test_a_joiner_that_does_not_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def credulous(pulled: Pulled, peer: int, like: Tensor) -> Tensor:
+        return pulled.payload[0]
+
+    monkeypatch.setattr(taking_over, "opened", credulous)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_who_hears_something_else_does_not_begin(one_bit, "came")
+
+
+def test_other_bits_other_dtypes_other_hashes() -> None:
+    tensors = [torch.zeros(4), torch.zeros(4, dtype=torch.int32), torch.zeros(5), -torch.zeros(4)]
+    assert len({sealed(Pulled(version=0, payload=(each,))).about for each in tensors}) == 4
+    assert sealed(Pulled(version=3)) == Pulled(version=3)
+    kept = sealed(Pulled(version=7, payload=(NUMBERS,)))
+    assert opened(kept, 0, NUMBERS) is NUMBERS

@@ -1,0 +1,129 @@
+"""Servers that never come, or are gone for good, keep nobody waiting for ever: in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+
+import pytest
+
+from gossamer import circle, events
+from gossamer.circle import watch
+from gossamer.converse import Trace, compute, converse
+from gossamer.errors import ConnectError, GossamerError, PeerLost
+from gossamer.network.virtual import Cut, Fault, Kill, Restart, VirtualNetwork
+from gossamer.peers import SERVER, WORKER, Await, Peer, PeerScript
+
+ME, FIRST, SECOND = Peer(WORKER, 0), Peer(SERVER, 0), Peer(SERVER, 1)
+PLACES = {FIRST: ("127.0.0.1", 4321), SECOND: ("10.0.0.2", 4322)}
+
+
+class Endpoint:
+    """Remembers why it was closed."""
+
+    def __init__(self) -> None:
+        self.me, self.why = ME, list[GossamerError]()
+
+    def close(self, why: GossamerError) -> None:
+        self.why.append(why)
+
+
+@contextmanager
+def notices() -> Iterator[list[str]]:
+    found: list[str] = []
+    end = events.subscribe(lambda event: found.append(event.message) if isinstance(event, events.Noticed) else None)
+    yield found
+    end()
+
+
+def deaf() -> PeerScript:
+    while True:
+        yield Await()
+
+
+def away(server: Peer, until: float, since: float = 0.0) -> Sequence[Fault]:
+    """Nothing of a server is heard between two moments."""
+    return [Cut((server,), (ME,), since, until)]
+
+
+def watched(faults: Sequence[Fault], seconds: float) -> tuple[Endpoint, Trace, list[str]]:
+    """A worker watches for so long, if its endpoint is not closed before."""
+    endpoint = Endpoint()
+
+    def script() -> PeerScript:
+        yield from watch(endpoint, PLACES, patience_seconds=60.0)
+
+    training = Peer(WORKER, 1)
+    scripts: dict[Peer, Callable[[], PeerScript]] = {ME: script, FIRST: deaf, SECOND: deaf}
+    net = VirtualNetwork(dead_after_seconds=5.0, faults=tuple(faults))
+    with notices() as said:
+        trace = converse(scripts | {training: lambda: compute(seconds)}, net, 0, servers=(ME, FIRST, SECOND))
+    return endpoint, trace, said
+
+
+def check_says_for_whom_it_waits() -> None:
+    endpoint, _, said = watched(away(SECOND, until=100.0), 200.0)
+    assert said == [
+        "worker 0 waits for server 1 at 10.0.0.2:4322, not heard for 5 s, and goes on waiting. Does it run, and does "
+        "no firewall stand between?"
+    ]
+    assert endpoint.why == []
+
+
+def check_gives_up() -> None:
+    endpoint, trace, said = watched([*away(FIRST, until=inf), *away(SECOND, until=inf)], 400.0)
+    assert len(said) == 1
+    (why,) = endpoint.why
+    assert isinstance(why, ConnectError)
+    assert str(why) == (
+        "for 300 s nothing was heard of server 0 at 127.0.0.1:4321, server 1 at 10.0.0.2:4322, so worker 0 cannot "
+        "begin: parameters are held there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let "
+        "GOSSAMER_SERVERS=HOST:PORT name where they listen, with no firewall between."
+    )
+    assert trace.ended[ME].moment == 300.0
+
+
+def check_quiet_where_all_come_in_time() -> None:
+    endpoint, _, said = watched(away(SECOND, until=4.5), 1000.0)
+    assert (endpoint.why, said) == ([], [])
+
+
+def check_a_server_that_was_there_has_a_patience_of_its_own() -> None:
+    """It is heard no more from 10 on, counts as gone at 15, and is given up at 75; who comes back before is not."""
+    gone, back = [Kill(FIRST, 10.0)], [Kill(FIRST, 10.0), Restart(FIRST, 60.0)]
+    endpoint, trace, _ = watched(gone, 1000.0)
+    assert [type(why) for why in endpoint.why] == [PeerLost]
+    assert trace.ended[ME].moment == pytest.approx(75.0, abs=1.0)
+    assert watched(back, 1000.0)[0].why == []
+
+
+CHECKS = [
+    check_says_for_whom_it_waits,
+    check_gives_up,
+    check_quiet_where_all_come_in_time,
+    check_a_server_that_was_there_has_a_patience_of_its_own,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_watching(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "broken"),
+    [
+        (check_says_for_whom_it_waits, "LATE_SECONDS", inf),
+        (check_says_for_whom_it_waits, "MEETING_SECONDS", 50.0),
+        (check_gives_up, "MEETING_SECONDS", inf),
+        (check_quiet_where_all_come_in_time, "LATE_SECONDS", 4.0),
+        (check_a_server_that_was_there_has_a_patience_of_its_own, "Left", PeerLost),
+    ],
+)
+def test_watchers_that_miss_something_are_found(
+    check: Callable[[], None], name: str, broken: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(circle, name, broken)
+    with pytest.raises((AssertionError, ValueError)):
+        check()
