@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -115,9 +116,11 @@ int64_t Mesh::begin(const Row* rows, int64_t row_count, void* const* places, con
 }
 
 Ending Mesh::wait(uint32_t word, int milliseconds, int32_t* peer, int32_t* error) {
+    using Clock = std::chrono::steady_clock;
+    const auto end = Clock::now() + std::chrono::milliseconds(milliseconds);
     Program* wanted = find(word);
     if (wanted == nullptr) return kUnknown;
-    for (bool rested = false;;) {
+    for (;;) {
         bool moved = false;
         for (size_t i = 0; i < links_.size(); i++) {
             Link& link = links_[i];
@@ -134,13 +137,13 @@ Ending Mesh::wait(uint32_t word, int milliseconds, int32_t* peer, int32_t* error
             return kFinished;
         }
         if (blocked(peer, error)) return kGone;
-        if (moved) {
-            rested = false;
-            continue;
+        if (const int other = ahead(*wanted); other >= 0) {
+            *peer = other;
+            return kMismatch;
         }
-        if (rested) return kNotYet;
-        rest(milliseconds);
-        rested = true;
+        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+        if (left <= 0) return kNotYet;
+        if (!moved && !rest(static_cast<int>(left))) return kNotYet;
     }
 }
 
@@ -151,7 +154,7 @@ Program* Mesh::find(uint32_t word) {
     return nullptr;
 }
 
-// Whether somebody is gone whom a program needs.
+// Whether somebody is gone whom a program needs. Named is who went first: others leave because of that one.
 bool Mesh::blocked(int32_t* peer, int32_t* error) const {
     for (size_t i = 0; i < links_.size(); i++) {
         const Link& link = links_[i];
@@ -159,11 +162,20 @@ bool Mesh::blocked(int32_t* peer, int32_t* error) const {
         bool needed = !link.ready.empty();
         for (const auto& program : programs_) needed |= program->awaited[i] > 0;
         if (!needed) continue;
-        *peer = static_cast<int32_t>(i);
-        *error = link.gone;
+        *peer = static_cast<int32_t>(first_gone_ - links_.data());
+        *error = first_gone_->gone;
         return true;
     }
     return false;
+}
+
+// Who says a word that was not begun here before it has said all of this one, or -1. Whoever keeps to the same order has
+// waited for this word before, and so has sent all of it: this one never will.
+int Mesh::ahead(const Program& wanted) const {
+    for (size_t i = 0; i < links_.size(); i++) {
+        if (links_[i].early && wanted.awaited[i] > 0) return static_cast<int>(i);
+    }
+    return -1;
 }
 
 // Hand over as much as the socket takes. Whether it took anything.
@@ -331,15 +343,15 @@ void Mesh::step(Program& program, int32_t number, int64_t message) {
     }
 }
 
-// Sleep until a socket can take or give something.
-void Mesh::rest(int milliseconds) {
+// Sleep until a socket can take or give something. False where a signal came.
+bool Mesh::rest(int milliseconds) {
     std::vector<pollfd> sockets;
     for (const Link& link : links_) {
         if (link.socket < 0 || link.gone) continue;
         const int events = (link.early ? 0 : POLLIN) | (link.ready.empty() ? 0 : POLLOUT);
         if (events) sockets.push_back({link.socket, static_cast<short>(events), 0});
     }
-    poll(sockets.data(), static_cast<nfds_t>(sockets.size()), milliseconds);
+    return poll(sockets.data(), static_cast<nfds_t>(sockets.size()), milliseconds) >= 0 || errno != EINTR;
 }
 
 Buffer Mesh::room() {
@@ -354,8 +366,10 @@ Buffer Mesh::room() {
 using namespace gossamer;
 
 // sockets: by rank, connected and without a delay for small packets; -1 at `rank`. Null where there is no memory.
-GOSSAMER_EXPORT void* gossamer_mesh_open(int64_t rank, const int32_t* sockets, int64_t world) {
-    return new (std::nothrow) Mesh(static_cast<int>(rank), sockets, static_cast<int>(world));
+GOSSAMER_EXPORT void* gossamer_mesh_open(int64_t rank, const int32_t* sockets, int64_t world) try {
+    return new Mesh(static_cast<int>(rank), sockets, static_cast<int>(world));
+} catch (const std::bad_alloc&) {
+    return nullptr;
 }
 
 GOSSAMER_EXPORT int64_t gossamer_mesh_close(void* mesh) {

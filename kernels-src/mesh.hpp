@@ -115,7 +115,7 @@ class Mesh {
     Mesh(int rank, const int* sockets, int world);
     int64_t begin(const Row* rows, int64_t row_count, void* const* places, const int64_t* sizes, int64_t piece_count,
                   int32_t format, double divisor, uint32_t form);
-    // Moves everything on until `word` is answered or so many milliseconds have passed.
+    // Moves everything on until `word` is answered, or so many milliseconds have passed, or a signal came.
     Ending wait(uint32_t word, int milliseconds, int32_t* peer, int32_t* error);
 
    private:
@@ -126,9 +126,13 @@ class Mesh {
     void taken(Link& link, int peer);
     void add(Program& program, int32_t piece, int64_t message);
     void step(Program& program, int32_t piece, int64_t message);
-    void rest(int milliseconds);
-    void lose(Link& link, int error) { link.gone = error ? error : -1; }
+    bool rest(int milliseconds);
+    void lose(Link& link, int error) {
+        link.gone = error ? error : -1;
+        if (first_gone_ == nullptr) first_gone_ = &link;
+    }
     bool blocked(int32_t* peer, int32_t* error) const;
+    int ahead(const Program& wanted) const;
     Buffer room();
 
     int rank_;
@@ -136,6 +140,7 @@ class Mesh {
     std::deque<std::unique_ptr<Program>> programs_;  // in the order of their words
     uint32_t next_ = 0;
     int mismatch_ = -1;  // the peer that said something else
+    const Link* first_gone_ = nullptr;
     std::vector<Buffer> spare_;
 };
 

@@ -15,13 +15,14 @@ from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import events, folding, seeds
 from gossamer.attach import Memory
-from gossamer.compressors import Feedback, Int8, Sharded
+from gossamer.compressors import Compressor, Feedback, Int8, Sharded, SparseSum, TopK
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
 from gossamer.errors import CheckpointError
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import resolve
 from gossamer.transports.simulated import SimulatedGroup
+from gossamer.words import State
 from gossamer.world import Shard
 
 SEVERAL = "Route(Int8(block=16), smallest=10)"  # sharded among three or more
@@ -311,3 +312,62 @@ def test_debts_follow_tensors_into_other_buckets() -> None:
         owed = torch.cat([each[3][name] for each in found if name in each[3]]).view(given.shape)
         assert owed.any()
         torch.testing.assert_close(found[0][1][name] + residual + owed, given, rtol=1e-12, atol=1e-12)
+
+
+def check_one_memory(compressor: Compressor, world: int = 4) -> None:
+    """Of each tensor, whatever it lies beside from call to call; multiples of `world` are exact."""
+    transports = SimulatedGroup(world).transports
+
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        memory = Memory(compressor, transports[rank])
+        given, sent = (dict.fromkeys("abc", torch.zeros(8, 32)) for _ in range(2))
+        for step, names in enumerate(["ab", "a", "ab", "bc", "a", "ab", "cba"]):
+            draws = seeds.generator(step, rank, names)
+            x = Packed.pack({name: torch.randint(-9, 9, (8, 32), generator=draws) * 8.0 * world for name in names})
+            given |= {name: given[name] + view for name, view in x.items()}
+            memory.average_(x)
+            sent |= {name: sent[name] + view for name, view in x.items()}
+        *_, state = memory._states.values()
+        waiting = torch.stack([state[RESIDUAL][name] for name in "abc"])
+        return torch.stack(list(given.values())) - waiting, torch.stack(list(sent.values()))
+
+    found = in_threads(work, world)
+    assert torch.equal(torch.stack([gone for gone, _ in found]).mean(0), found[0][1])
+
+
+@pytest.mark.parametrize("compressor", [Feedback(TopK(density=0.1)), Feedback(SparseSum(TopK(density=0.1)))], ids=repr)
+def test_what_waits_is_remembered_once_whoever_lies_beside(
+    compressor: Compressor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_one_memory(compressor)
+    monkeypatch.setitem(Memory._state.__globals__, "_without", lambda names, state: State())
+    with pytest.raises(AssertionError):
+        check_one_memory(compressor)
+
+
+NODES = "Hierarchy(per_node=2, between=TopK(density=0.1))"
+
+
+def told_of_folding(recipe: str, world: int) -> str:
+    return folding.describe("here", 5, 4, world, recipe=repr(resolve(recipe)), apart=False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "world", "news"),
+    [
+        (NODES, 2, "what the 4 still had to send is dropped, since a node alone sends nothing"),
+        (NODES, 1, "what the 4 still had to send is dropped, since one alone sends nothing"),
+        (NODES, 8, "each begins with the mean"),
+        ("Hierarchical(Hierarchical(Int8(), per_node=2), per_node=2)", 4, "dropped, since a node alone"),
+        ("Feedback(Hierarchical(TopK(density=0.1), per_node=2))", 2, "each begins with the mean"),
+    ],
+)
+def test_a_single_node_says_that_it_drops_what_was_to_cross(
+    recipe: str, world: int, news: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert news in told_of_folding(recipe, world)
+    monkeypatch.setattr(folding, "_in_one_node", lambda recipe, world: not IN_ONE_NODE(recipe, world))
+    assert world == 1 or news not in told_of_folding(recipe, world)
+
+
+IN_ONE_NODE = folding._in_one_node

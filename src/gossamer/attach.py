@@ -20,8 +20,9 @@ from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.sharded import is_owed, settle
 from gossamer.drive import perform
+from gossamer.environment import choose_interface, here, interfaces
 from gossamer.environment.servers import dedicated_servers, own_address, returns
-from gossamer.errors import AttachError, LayoutError
+from gossamer.errors import AttachError, ConnectError, LayoutError
 from gossamer.guards import Scaler
 from gossamer.lane import Lane
 from gossamer.layout import Layout, Packed
@@ -33,7 +34,7 @@ from gossamer.terms import Term, Terms
 from gossamer.transports.base import Transport
 from gossamer.transports.meshed import meshed
 from gossamer.transports.paced import PacedTransport
-from gossamer.transports.picker import AUTO
+from gossamer.transports.picker import AUTO, ENGINE
 from gossamer.transports.process_group import ProcessGroupTransport
 from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
@@ -89,14 +90,31 @@ def _transport(world: World, recipe: Recipe) -> Transport:
             )
         return ReturnedTransport(world.rank, world.size)
     paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
-    transport = _group(world, os.environ.get("GOSSAMER_COLLECTIVE") or recipe.topology.collective or AUTO)
-    return PacedTransport(transport, read_network(paced, world.size)) if paced else transport
+    collective = recipe.topology.collective or AUTO
+    transport = _group(world, collective)
+    return PacedTransport(transport, read_network(paced, world.size), _wish(collective)) if paced else transport
 
 
 def _group(world: World, collective: str = AUTO) -> Transport:
-    """The process group, with a mesh of its own where tensors live on processors."""
-    engine = ProcessGroupTransport()
-    return engine if world.device.type == "cuda" else meshed(engine, own_address(), collective)
+    """The process group, with a mesh of its own where everyone's tensors live on processors."""
+    wish = ENGINE if world.device.type == "cuda" else _wish(collective)
+    return meshed(ProcessGroupTransport(), _listening_address(), wish)
+
+
+def _wish(collective: str) -> str:
+    """The command line's, where there is one."""
+    return os.environ.get("GOSSAMER_COLLECTIVE") or collective
+
+
+def _listening_address() -> str:
+    """Of the interface that was chosen, or that leads to rank 0 where the script made the process group itself."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return own_address()
+    try:
+        towards = choose_interface(here())
+    except ConnectError:  # it cannot be told; nobody reaches loopback from elsewhere, and the engine serves
+        towards = None
+    return interfaces().get(towards or "", own_address())
 
 
 def refuse(model: nn.Module) -> None:
@@ -187,14 +205,21 @@ class Memory:
             for other in [k for k, old in self._states.items() if names & _names(old)]:
                 settle(self._states[other], at)
                 _move(self._states[other], state)
-                if _names(self._states[other]) <= names:
-                    del self._states[other]
+                old = self._states.pop(other)
+                if _names(old) - names:
+                    self._states[f"{other} without {key}"] = _without(names, old)
             self._states[key] = state
         return self._states[key]
 
 
 def _names(state: State) -> set[str]:
     return {name for packed in state.values() for name in packed.layout.names}
+
+
+def _without(names: set[str], state: State) -> State:
+    """What a settled state remembers about other tensors: about each, there is one memory only."""
+    others = _names(state) - names
+    return State({key: packed.restrict(others) for key, packed in state.items() if not is_owed(key)})
 
 
 def _move(old: State, new: State) -> None:
@@ -213,7 +238,7 @@ def _voted(compressor: Compressor, x: Packed, state: State, at: At) -> Generator
     """Aggregate, then ask whether every rank's numbers were finite."""
     lost: list[bool] = []
     staged: Staged = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
-    flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8)
+    flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8, device="cpu")
     heard = yield Gather((flag,))
     return staged, all(bool(theirs.item()) for (theirs,) in heard)
 

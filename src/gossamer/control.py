@@ -140,7 +140,9 @@ def _bits(raw: npt.NDArray[np.uint8], count: int) -> Flags:
 
 def first_batches(batch: int, weight: float) -> Generator[Gather, Any, Sequence[tuple[int, float]]]:
     """The first word of a session: a hash of everyone's first batch, and the weight of it."""
-    heard = yield Gather((torch.tensor([weight], dtype=torch.float64), torch.tensor([batch])))
+    heard = yield Gather(
+        (torch.tensor([weight], dtype=torch.float64, device="cpu"), torch.tensor([batch], device="cpu"))
+    )
     return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
 
 
@@ -175,7 +177,7 @@ MEETING_BYTES = 24
 
 def meet(weight: float, passes: int, presence: Presence) -> Generator[Gather, Any, Meeting]:
     """The first word of a turn in which parameters are averaged."""
-    heard = yield Gather((torch.tensor([weight, passes, presence], dtype=torch.float64),))
+    heard = yield Gather((torch.tensor([weight, passes, presence], dtype=torch.float64, device="cpu"),))
     weights, clocks, presences = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
     return Meeting(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
 
@@ -197,5 +199,5 @@ WEIGHT_BYTES = 8
 
 def all_weights(weight: float) -> Generator[Gather, Any, float]:
     """The first word of a step whose recipe remembers something: the sum of everyone's weight."""
-    heard = yield Gather((torch.tensor([weight], dtype=torch.float64),))
+    heard = yield Gather((torch.tensor([weight], dtype=torch.float64, device="cpu"),))
     return float(sum(theirs.item() for (theirs,) in heard))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.feedback import RESIDUAL, Feedback
+from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.compressors.sharded import OWED, Sharded, is_owed
 from gossamer.compressors.sparse_sum import SparseSum
 from gossamer.errors import CheckpointError
@@ -82,8 +84,9 @@ def describe(directory: str, step: int, writers: int, world: int, *, recipe: str
     who, them = ("one worker", "it") if writers == 1 else (f"{writers} workers", f"the {writers}")
     if writers == 1:
         fate = "it had nothing left to send"
-    elif world == 1:
-        fate = f"what {them} still had to send is dropped, since one alone sends nothing"
+    elif world == 1 or _in_one_node(recipe, world):
+        alone = "one" if world == 1 else "a node"
+        fate = f"what {them} still had to send is dropped, since {alone} alone sends nothing"
     else:
         fate = f"each begins with the mean of what {them} still had to send"
     if apart and resolve(recipe).strategy.stages[-1].mixing:
@@ -94,6 +97,13 @@ def describe(directory: str, step: int, writers: int, world: int, *, recipe: str
         f"the checkpoint of step {step} in {directory} was written by {who}, and {world} go on from it: {fate}; "
         f"an epoch goes on where {them} stood"
     )
+
+
+def _in_one_node(recipe: str, world: int) -> bool:
+    """Whether all workers are one node now, where only what travels between nodes leaves anything to be sent later."""
+    nodes = [term for term in resolve(recipe).compressor.held() if isinstance(term, Hierarchical)]
+    inside = any(isinstance(term, Feedback) for node in nodes[:1] for term in node.held())
+    return inside and prod(node.per_node for node in nodes) >= world
 
 
 def _plain(text: str) -> Term:

@@ -243,7 +243,7 @@ class Sums:
 
 
 def _written(agreed: Agreed) -> Payload:
-    return (torch.tensor([agreed.distance], dtype=torch.float64), *agreed.payload)
+    return (torch.tensor([agreed.distance], dtype=torch.float64, device="cpu"), *agreed.payload)
 
 
 def _read(payload: Payload) -> Agreed:

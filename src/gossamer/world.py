@@ -75,13 +75,15 @@ class Shard(Sampler[int]):
         """All of this rank's indices in this epoch, in order."""
         if isinstance(self._source, Sampler):
             return self._sampled(self._source)
-        order = torch.randperm(_length(self._source), generator=seeds.generator("shard", self._seed, self.epoch))
+        order = torch.randperm(
+            _length(self._source), generator=seeds.generator("shard", self._seed, self.epoch), device="cpu"
+        )
         if self._classes is None:
             return order[self.rank :: self._size].tolist()
         # Dealt out class by class, then shuffled again: a rank would otherwise see its data in class order.
         mine = order[self._classes[order].argsort(stable=True)][self.rank :: self._size]
         own = seeds.generator("shard", self._seed, self.epoch, self.rank)
-        return mine[torch.randperm(len(mine), generator=own)].tolist()
+        return mine[torch.randperm(len(mine), generator=own, device="cpu")].tolist()
 
     def _sampled(self, sampler: Sampler[int]) -> list[int]:
         before = torch.get_rng_state()
@@ -119,7 +121,7 @@ def _classes(labels: Labels, source: object) -> Tensor:
         )
     numbers: dict[Hashable, int] = {}
     values = labels.tolist() if isinstance(labels, Tensor) else labels
-    codes = torch.tensor([numbers.setdefault(value, len(numbers)) for value in values])
+    codes = torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], device="cpu")
     if len(codes) != _length(source):
         raise ValueError(
             f"stratify has {len(codes)} labels for {_length(source)} samples, so they cannot be matched. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from gossamer.kernels import reuse
@@ -58,3 +59,16 @@ def test_small_ones_are_plain() -> None:
     reuse.empty(10, torch.float32)
     gc.collect()
     assert len(reuse._returned) == before
+
+
+def check_on_the_processor() -> None:
+    """A compiled loop writes wherever it is told to."""
+    with torch.device("meta"):
+        assert all(reuse.empty(numel, torch.float32).is_cpu for numel in (3, NUMEL))
+
+
+def test_memory_is_the_processors_whatever_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_on_the_processor()
+    monkeypatch.setattr(reuse, "empty", lambda numel, dtype: torch.empty(numel, dtype=dtype))
+    with pytest.raises(AssertionError):
+        check_on_the_processor()

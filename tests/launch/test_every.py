@@ -27,6 +27,10 @@ def test_an_error_interrupts_the_block_and_is_raised() -> None:
         assert inside.wait(10)  # what interrupts the main thread before the block began would interrupt pytest
         raise BrokenPipeError("nobody reads")
 
-    with pytest.raises(BrokenPipeError, match="nobody reads"), Every(0.001, act):
-        inside.set()
-        threading.Event().wait(10)
+    def block() -> None:
+        with Every(0.001, act):
+            inside.set()
+            threading.Event().wait(10)
+
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        block()

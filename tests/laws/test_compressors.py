@@ -101,6 +101,16 @@ def test_in_place(compressor: Compressor) -> None:
 
 
 @pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_it_works_where_its_input_lies_whatever_the_default_device(compressor: Compressor) -> None:
+    here = Group(compressor, 2, dtype=torch.float32)
+    gradients = here.gradients()
+    wanted = here.aggregate(gradients)[0].mean
+    with torch.device("meta"):
+        found = Group(compressor, 2, dtype=torch.float32).aggregate(gradients)[0].mean
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
 def test_repr_rebuilds(compressor: Compressor) -> None:
     names = {name: getattr(compressors, name) for name in compressors.__all__}
     assert eval(repr(compressor), names) == compressor

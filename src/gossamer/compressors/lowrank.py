@@ -53,7 +53,8 @@ class PowerSGD(Compressor):
         shapes = {slot.name: (prod(slot.shape[1:]), self.rank) for slot in like.layout if self.suits(slot.shape)}
         q = Packed.zeros(Layout.of(shapes), dtype=wide(like.flat.dtype), device=like.flat.device)
         for name, view in q.items():
-            view.copy_(torch.randn(view.shape, generator=seeds.generator(at.seed, name, "q"), dtype=view.dtype))
+            draws = seeds.generator(at.seed, name, "q")
+            view.copy_(torch.randn(view.shape, generator=draws, dtype=view.dtype, device="cpu"))
         return State({"q": q})
 
     def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:

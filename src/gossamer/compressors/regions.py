@@ -71,8 +71,9 @@ class Regions:
         groups = torch.arange(self.rows // self.block, device=device)
         first = self.places(rank, groups * self.block)
         places = (first[:, None] + torch.arange(self.block, device=device)).view(-1)
-        last = int(self.places(rank, torch.tensor(self.rows - self.block)))  # where the group that may be cut begins
-        return places[: self.rows - self.block + min(max(self.numel - last, 0), self.block)]
+        full = self.rows - self.block  # the last group may be cut short
+        last = int(self.places(rank, torch.tensor(full, device="cpu")))
+        return places[: full + min(max(self.numel - last, 0), self.block)]
 
     def places(self, owners: Tensor | int, rows: Tensor) -> Tensor:
         """The place of each row of a region, int64; where the last group is cut short, some are beyond the last."""

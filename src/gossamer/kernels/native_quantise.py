@@ -119,7 +119,7 @@ def ternary_encode(
 def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
     if not tiled(sizes, x):
         return ternary.magnitudes(x, sizes)
-    found = torch.empty(len(sizes))
+    found = torch.empty(len(sizes), device="cpu")
     _MAGNITUDES(address(x), *tiling(sizes), address(found))
     return found
 
@@ -128,7 +128,7 @@ def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
 def squares(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:
     if not (by_halves(block) and tiled(sizes, x)):
         return ternary.squares(x, sizes, block)
-    sums = torch.empty(blocks_of(sizes, block), dtype=torch.float64)
+    sums = torch.empty(blocks_of(sizes, block), dtype=torch.float64, device="cpu")
     _SQUARES(address(x), *tiling(sizes), block, address(sums))
     return sums
 

@@ -26,7 +26,7 @@ def empty(numel: int, dtype: torch.dtype) -> Tensor:
     """(numel,) on the CPU, with arbitrary contents. Its memory is used again once no tensor sees it any more."""
     nbytes = numel * dtype.itemsize
     if nbytes < LARGE:
-        return torch.empty(numel, dtype=dtype)
+        return torch.empty(numel, dtype=dtype, device="cpu")
     block = _taken(nbytes)
     start = -block.ctypes.data % ALIGNMENT
     lease = block.data[start : start + nbytes]

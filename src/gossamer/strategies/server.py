@@ -124,6 +124,6 @@ class ParameterServer(Strategy):
 
 def share_lost(compressor: Compressor) -> float:
     """|x - C(x)|^2 / |x|^2 for random x."""
-    x, at = Packed.pack({"weight": torch.randn(MATRIX.shape, generator=seeds.generator("lost"))}), At()
+    x, at = Packed.pack({"weight": torch.randn(MATRIX.shape, generator=seeds.generator("lost"), device="cpu")}), At()
     own = letters.write(compressor, x, letters.begin(compressor, x, at), at).own()
     return float((x.flat - own).square().sum() / x.flat.square().sum())

@@ -13,10 +13,12 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from gossamer.errors import ConnectError
 
 HELLO = struct.Struct("!II32s")  # who calls, whom, and a proof
+FAILED = "failed: "  # before what a rank tells the others
 SECONDS = 60.0  # for all of it
 STRANGER_SECONDS = 5.0
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 30, 10, 6  # until a machine that says nothing counts as gone
@@ -27,37 +29,62 @@ Gather = Callable[[str], list[str]]
 def connect(rank: int, world: int, address: str, gather_text: Gather) -> list[socket.socket | None]:
     """Connections to all ranks, None to itself. gather_text: everyone's text by rank, over another channel.
 
-    Raises ConnectError on this rank only: the others must be told.
+    Raises ConnectError where some do not reach each other, on every rank and as soon as one has found it out.
     """
     secret = secrets.token_bytes(32)
-    with socket.create_server((address, 0), backlog=world) as listener:
-        port = listener.getsockname()[1]
-        heard = [text.split() for text in gather_text(f"{address} {port} {secret.hex()}")]
-        doors = [(host, int(number), bytes.fromhex(key)) for host, number, key in heard]
-        end = time.monotonic() + SECONDS
-        found: list[socket.socket | None] = [None] * world
+    found: list[socket.socket | None] = [None] * world
+    end = time.monotonic() + SECONDS
+
+    def together(act: Callable[[], str]) -> list[str]:
+        """All ranks act, and hear what everyone says of it; all raise where one has failed."""
         try:
+            said = act()
+        except OSError as problem:
+            said = f"{FAILED}rank {rank} at {address} did not reach the others ({problem})"
+        texts = gather_text(said)
+        if problems := [text.removeprefix(FAILED) for text in texts if text.startswith(FAILED)]:
+            raise ConnectError(problems[0])
+        return texts
+
+    with ExitStack() as ours, ExitStack() as failing:
+        failing.callback(_hang_up, found)
+
+        def listen() -> str:
+            listener.append(ours.enter_context(socket.create_server((address, 0), backlog=world)))
+            return f"{address} {listener[0].getsockname()[1]} {secret.hex()}"
+
+        def call() -> str:
             for peer in range(rank):
-                found[peer] = _call(doors[peer], rank, peer)
+                found[peer] = _call(doors[peer], rank, peer, end)
+            return ""
+
+        def answer() -> str:
             for _ in range(rank + 1, world):
-                caller, caller_socket = _answer(listener, secret, rank, found, end)
+                caller, caller_socket = _answer(listener[0], secret, rank, found, end)
                 found[caller] = caller_socket
             for peer in range(rank):
                 _check(found[peer], doors[peer][2], rank, peer)
-        except OSError as problem:
-            for each in found:
-                if each is not None:
-                    each.close()
-            raise ConnectError(f"rank {rank} at {address} did not reach the others ({problem})") from problem
-    for each in found:
-        if each is not None:
-            _settle(each)
+            return ""
+
+        listener: list[socket.socket] = []
+        heard = [text.split() for text in together(listen)]
+        doors = [(host, int(number), bytes.fromhex(key)) for host, number, key in heard]
+        together(call)  # the kernel completes a call before anybody answers it
+        together(answer)
+        failing.pop_all()
+    for each in filter(None, found):
+        _settle(each)
     return found
 
 
-def _call(door: tuple[str, int, bytes], rank: int, peer: int) -> socket.socket:
+def _hang_up(found: list[socket.socket | None]) -> None:
+    for each in filter(None, found):
+        each.close()
+
+
+def _call(door: tuple[str, int, bytes], rank: int, peer: int, end: float) -> socket.socket:
     host, port, key = door
-    connection = socket.create_connection((host, port), SECONDS)
+    connection = socket.create_connection((host, port), max(0.01, end - time.monotonic()))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(HELLO.pack(rank, peer, _proof(key, b"caller", rank, peer)))
     return connection

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.collectives import Collective, Direct
-from gossamer.errors import ConnectError, PeerLost
+from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.transports.base import Transport
 from gossamer.transports.greeting import connect
 from gossamer.transports.links import measure
@@ -32,21 +32,25 @@ DIRECT = Direct()
 def meshed(engine: Transport, address: str, wish: str = AUTO) -> Transport:
     """The engine's group over connections of its own, from each rank's `address`; every rank must call it.
 
-    The engine alone where it is asked for, where loops are not compiled, and where workers do not reach each other.
+    The engine alone where any rank asks for it or has no compiled loops, and where workers do not reach each other.
+    Raises MismatchError where they ask for different collectives.
     """
     check_wish(wish)
-    if wish == ENGINE or engine.world == 1 or "no" in engine.gather_text("yes" if available() else "no"):
+    if engine.world == 1:
         return engine
-    sockets, problem = [], ""
+    wishes = engine.gather_text(wish if available() else ENGINE)
+    if ENGINE in wishes:
+        return engine
+    if len(set(wishes)) > 1:
+        raise MismatchError(
+            f"the ranks ask for different collectives ({', '.join(wishes)}, by rank), and would wait for each other's "
+            "messages for ever. Give all of them the same --collective, or the same recipe."
+        )
     try:
         sockets = connect(engine.rank, engine.world, address, engine.gather_text)
     except ConnectError as error:
-        problem = str(error)
-    if problems := [text for text in engine.gather_text(problem) if text]:
-        for each in filter(None, sockets):
-            each.close()
         if engine.rank == 0:
-            events.notice(f"{problems[0]}: the engine's own collectives are used, which take longer on slow links")
+            events.notice(f"{error}: the engine's own collectives are used, which take longer on slow links")
         return engine
     mesh = Mesh(engine.rank, sockets)
     again = partial(meshed, address=address, wish=wish)
@@ -81,7 +85,7 @@ class MeshTransport:
                 return lambda: [wait() for wait in waiting]
             case Among(some, inner):
                 return self._begin(inner, tuple(ranks[each] for each in some))
-            case Mean(tensor) if tensor.is_cuda or tensor.dtype not in FORMATS:
+            case _ if not _is_served(word):
                 return self._engine.begin(Among(ranks, word) if len(ranks) < self.world else word)
             case Mean(tensor, out):
                 return self._mean(tensor, out, ranks)
@@ -94,10 +98,12 @@ class MeshTransport:
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
         mean = into(out, tensor)
-        chosen = DIRECT if tensor.dtype.itemsize < 4 else self._choose(mean.nbytes, tensor.dtype.itemsize, ranks)
+        flat = mean.contiguous()
+        chosen = DIRECT if mean.dtype.itemsize < 4 else self._choose(mean.nbytes, mean.dtype.itemsize, ranks)
         program = mean_program(chosen, mean.numel(), mean.dtype, ranks.index(self.rank), ranks)
-        start = mean.data_ptr()
-        return self._run(program, [start + offset for offset in program.offsets], mean, lambda: mean)
+        start = flat.data_ptr()
+        places = [start + offset for offset in program.offsets]
+        return self._run(program, places, flat, lambda: mean if flat is mean else mean.copy_(flat))
 
     def _gather(self, payload: Payload, ranks: Ranks) -> Wait:
         joint = join(payload)
@@ -141,13 +147,12 @@ class MeshTransport:
         return self._run(straight_program(to, of, form), places, (told, room), answer)
 
     def _run(self, program: Program, places: Sequence[int], keep: object, answer: Wait) -> Wait:
-        """keep: what must live until the program is done."""
-        word = self._mesh.begin(program, places)
+        with self._translated():
+            word = self._mesh.begin(program, places, keep)
 
         def wait() -> Any:
             with self._translated():
                 self._mesh.wait(word)
-            _ = keep
             return answer()
 
         return wait
@@ -178,3 +183,18 @@ class MeshTransport:
                 "own output says why. Ranks that merely ran out of data at different times need "
                 "`with session.epoch():` around the loop over batches."
             ) from failure
+
+
+def _is_served(word: Mean | Gather | Exchange | Mix) -> bool:
+    """Whether the loops can answer it: numbers that they know, in this machine's own memory."""
+    match word:
+        case Mean(tensor):
+            return tensor.device.type == "cpu" and tensor.dtype in FORMATS
+        case Exchange(parts):
+            return all(map(_is_here, parts))
+        case Gather(payload) | Mix(payload):
+            return _is_here(payload)
+
+
+def _is_here(payload: Payload) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in payload)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.network import Network
-from gossamer.network.cost import Lines, seconds
+from gossamer.network.cost import DEFAULT, Chosen, Lines, seconds
 from gossamer.transports.base import Transport
 from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 
@@ -22,9 +22,10 @@ class PacedTransport:
     is real. What does not pass through words, such as a script's own collectives, is not slowed.
     """
 
-    def __init__(self, inner: Transport, network: Network) -> None:
+    def __init__(self, inner: Transport, network: Network, collective: Chosen = DEFAULT) -> None:
+        """collective: which tables of hops means are priced by."""
         self._inner = inner
-        self._network = network
+        self._network, self._collective = network, collective
         self._prices: dict[Hashable, float] = {}
         self._due = 0.0  # when what was begun so far will have been brought
         self.rank, self.world = inner.rank, inner.world
@@ -57,7 +58,7 @@ class PacedTransport:
         inner = self._inner.part(size)
         first = self.rank - inner.rank
         hosts = self._network.hosts[first : first + size]
-        return PacedTransport(inner, replace(self._network, hosts=hosts))
+        return PacedTransport(inner, replace(self._network, hosts=hosts), self._collective)
 
     def close(self) -> None:
         self._inner.close()
@@ -66,7 +67,7 @@ class PacedTransport:
         """Seconds; the same words come again step after step."""
         form = _form(word)
         if form not in self._prices:
-            self._prices[form] = seconds(word, self._network)
+            self._prices[form] = seconds(word, self._network, collective=self._collective)
         return self._prices[form]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from gossamer import events
-from gossamer.collectives import COLLECTIVES, Collective, Ring
+from gossamer.collectives import COLLECTIVES, Collective
 from gossamer.errors import require
 from gossamer.network import Network
-from gossamer.network.choose import fastest, order_of
+from gossamer.network.choose import wished
 from gossamer.transports.programs import Ranks
 
 AUTO, ENGINE = "auto", "engine"
@@ -17,9 +18,8 @@ WISHES = (AUTO, ENGINE, *COLLECTIVES)
 
 def check_wish(wish: str) -> None:
     """Raise ValueError for what is no collective; "hierarchical(4)" names the workers of a node."""
-    name, _, node = wish.partition("(")
     require(
-        name in WISHES and (not node or (name == "hierarchical" and node.removesuffix(")").isdigit())),
+        wish in WISHES or re.fullmatch(r"hierarchical\([1-9][0-9]*\)", wish) is not None,
         f"{wish!r} is no collective: write one of {', '.join(WISHES)}, or hierarchical(4) for nodes of four workers",
     )
 
@@ -41,17 +41,4 @@ class Picker:
 
     def _pick(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
         network = replace(self._network, hosts=tuple(self._network.hosts[rank] for rank in ranks))
-        if self._wish == AUTO:
-            return fastest(nbytes, itemsize, network)
-        name, _, node = self._wish.partition("(")
-        if name == "ring":
-            return Ring(order=order_of(network))
-        if name != "hierarchical":
-            return COLLECTIVES[name]()
-        return COLLECTIVES[name](per_node=int(node.removesuffix(")")) if node else _per_site(network))
-
-
-def _per_site(network: Network) -> int:
-    """How many neighbouring ranks the first site has."""
-    sites = [host.site for host in network.hosts]
-    return next((place for place, site in enumerate(sites) if site != sites[0]), len(sites))
+        return wished(self._wish, nbytes, itemsize, network)
