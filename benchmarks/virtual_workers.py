@@ -56,6 +56,7 @@ class Counting:
 
     def __init__(self, inner: SimulatedTransport) -> None:
         self._inner, self.rank, self.world = inner, inner.rank, inner.world
+        self.links = inner.links
         self._answered, self._parts = 0.0, list[Counting]()
 
     @property

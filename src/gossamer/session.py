@@ -264,6 +264,7 @@ class Session:
             "world": self._transport.world,
             "recipe": repr(self.recipe),
             "layout": self._layout,
+            "links": self._transport.links,
             "step": self.steps,
             "passes": self._exchange.passes if self._exchange is not None else self._solo_steps,
             "state": self._exchange.remembered() if self._exchange is not None else {},
@@ -284,6 +285,7 @@ class Session:
                     f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}: what was remembered "
                     "would not fit. Run with what it was written with, or begin in an empty directory."
                 )
+        self._transport.links = state.get("links", "")
         self._solo_steps = state["step"]
         if self._exchange is not None and state["progress"]:
             self._exchange.resume(state["progress"], state["state"])
@@ -348,9 +350,7 @@ class Session:
             raise AttachError(f"the model has no trainable parameters {unknown}")
         changed = [name for name, p in now.items() if name not in names and p.shape != self._shapes.get(name)]
         if changed:
-            raise LayoutError(
-                f"{changed} have other shapes now, too. Name them in the same call: session.reset('a', 'b')."
-            )
+            raise LayoutError(f"{changed} have other shapes now, too. Name them in the same call: reset('a', 'b').")
         if self._exchange is not None:
             self._exchange.arrive()
             self._broadcast([now[name].detach() for name in names], 0)  # where they were trained apart, or made anew

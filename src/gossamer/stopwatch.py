@@ -77,6 +77,7 @@ class _Echo:
     """
 
     rank = 0
+    links = ""
 
     def __init__(self, world: int) -> None:
         self.world = world

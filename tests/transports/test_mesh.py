@@ -20,9 +20,10 @@ from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.kernels.native import library
 from gossamer.transports import mesh as loops
 from gossamer.transports.greeting import connect
+from gossamer.transports.links import Links
 from gossamer.transports.mesh import Mesh
 from gossamer.transports.meshed import MeshTransport, meshed
-from gossamer.transports.picker import check_wish
+from gossamer.transports.picker import Picker, check_wish
 from gossamer.transports.programs import straight_program
 from gossamer.transports.simulated import SimulatedGroup, answers
 from gossamer.words import Exchange, Gather, Mean, Mix, Together
@@ -31,6 +32,17 @@ pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops ar
 
 MESSAGE = 2**18  # bytes
 COLLECTIVES = [Direct(), Ring(), HalvingDoubling(), Tree(), Hierarchical(per_node=2), Hierarchical(per_node=3)]
+
+
+class Always(Picker):
+    """Picks the same table whatever is asked."""
+
+    def __init__(self, table, world):
+        super().__init__("auto", Links(((0.0,) * world,) * world, 1e9))
+        self._table = table
+
+    def __call__(self, nbytes, itemsize, ranks):
+        return self._table
 
 
 class Group:
@@ -42,7 +54,7 @@ class Group:
         self.engines = SimulatedGroup(world, patience_seconds=20.0).transports
         self.sockets = self.all(lambda rank: connect(rank, world, "127.0.0.1", self.engines[rank].gather_text))
         self.transports = [
-            MeshTransport(engine, Mesh(rank, self.sockets[rank]), lambda *_: collective or Direct(), meshed)
+            MeshTransport(engine, Mesh(rank, self.sockets[rank]), Always(collective or Direct(), world), meshed)
             for rank, engine in enumerate(self.engines)
         ]
 
@@ -431,3 +443,26 @@ def test_a_table_that_forgets_to_add_is_found_out():
         heard = group.answers([Mean(each) for each in given])
     with pytest.raises(AssertionError):
         assert all(torch.equal(each, sum(given) / 3) for each in heard)
+
+
+def test_a_run_that_is_resumed_picks_as_the_one_that_it_continues():
+    near, far = 0.0002, 0.08
+    sites = Links(tuple(tuple(near if a // 2 == b // 2 else far for b in range(4)) for a in range(4)), 2e8)
+    flat = Links(((near,) * 4,) * 4, 1e9)
+    picker = Picker("auto", flat)
+    everyone = (0, 1, 2, 3)
+    before = picker(4_000_000, 4, everyone)
+    with Group(4) as group:
+        first, second = group.transports[:2]
+        first._pick = picker
+        first.links = sites.text
+        assert Links.of(first.links) == sites
+        assert picker(4_000_000, 4, everyone) == Picker("auto", sites)(4_000_000, 4, everyone) != before
+        second.links = flat.among((0, 1)).text  # of another number of workers
+        second.links = ""
+        assert len(Links.of(second.links).round_trips) == 4
+
+
+def test_links_among_some_are_those_between_them():
+    links = Links(tuple(tuple(float(10 * a + b) for b in range(4)) for a in range(4)), 5.0)
+    assert links.among((1, 3)) == Links(((11.0, 13.0), (31.0, 33.0)), 5.0)

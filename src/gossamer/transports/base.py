@@ -19,6 +19,7 @@ class Transport(Protocol):
 
     rank: int
     world: int
+    links: str  # what was found out that the last bits of sums follow from; a run that is resumed gives it back
 
     def answer(self, word: Word) -> Any:
         """Say one word and wait for its answer."""

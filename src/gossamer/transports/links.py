@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,11 +19,41 @@ LONG_ENOUGH_SECONDS = 0.02  # beside which what a message itself takes is nothin
 WINDOW_ROUND_TRIPS = 2
 
 
-def measure(transport: Transport, round_trips: list[float]) -> Network:
+@dataclass(frozen=True)
+class Links:
+    """round_trips[i][j]: seconds between ranks i and j; bits_per_second: of each rank's line, both ways.
+
+    The same on all ranks. What sums come out as, to the last bit, follows from them: a run that is resumed takes the
+    links of the one that it continues.
+    """
+
+    round_trips: tuple[tuple[float, ...], ...]
+    bits_per_second: float
+
+    @staticmethod
+    def of(text: str) -> Links:
+        """What `text` of the same said."""
+        round_trips, rate = json.loads(text)
+        return Links(tuple(map(tuple, round_trips)), rate)
+
+    @property
+    def text(self) -> str:
+        return json.dumps([self.round_trips, self.bits_per_second])
+
+    @property
+    def network(self) -> Network:
+        return measured(self.round_trips, self.bits_per_second)
+
+    def among(self, ranks: Sequence[int]) -> Links:
+        """Those between some."""
+        return Links(tuple(tuple(self.round_trips[a][b] for b in ranks) for a in ranks), self.bits_per_second)
+
+
+def measure(transport: Transport, round_trips: list[float]) -> Links:
     """All ranks call it at once, and come to the same answer. round_trips: seconds to each rank, 0 where unknown."""
     rows = [json.loads(text) for text in transport.gather_text(json.dumps(round_trips))]
-    seen = [[max(rows[here][there], rows[there][here]) for there in range(len(rows))] for here in range(len(rows))]
-    return measured(seen, bits_per_second(transport, max(map(max, seen))))
+    seen = tuple(tuple(max(rows[a][b], rows[b][a]) for b in range(len(rows))) for a in range(len(rows)))
+    return Links(seen, bits_per_second(transport, max(map(max, seen))))
 
 
 def bits_per_second(transport: Transport, round_trip_seconds: float) -> float:
@@ -31,10 +63,10 @@ def bits_per_second(transport: Transport, round_trip_seconds: float) -> float:
     """
     nbytes, enough = FIRST_BYTES, max(LONG_ENOUGH_SECONDS, WINDOW_ROUND_TRIPS * round_trip_seconds)
     while True:
-        part = (torch.zeros(nbytes, dtype=torch.uint8),)
+        part = (torch.zeros(nbytes, dtype=torch.uint8, device="cpu"),)
         began = time.perf_counter()
         transport.answer(Exchange((part,) * transport.world))
-        seconds = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+        seconds = torch.tensor([time.perf_counter() - began], dtype=torch.float64, device="cpu")
         slowest = max(float(theirs) for (theirs,) in transport.answer(Gather((seconds,))))
         sending = slowest - round_trip_seconds / 2
         if sending >= enough or nbytes >= MOST_BYTES:

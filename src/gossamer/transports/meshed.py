@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from gossamer import events
-from gossamer.collectives import Collective, Direct
+from gossamer.collectives import Direct
 from gossamer.errors import ConnectError, MismatchError, PeerLost
+from gossamer.kernels.reuse import empty
 from gossamer.transports.base import Transport
 from gossamer.transports.greeting import connect
-from gossamer.transports.links import measure
+from gossamer.transports.links import Links, measure
 from gossamer.transports.mesh import Mesh, available
 from gossamer.transports.payloads import into, join, split
 from gossamer.transports.picker import AUTO, ENGINE, Picker, check_wish
@@ -23,15 +24,15 @@ from gossamer.transports.programs import FORMATS, Program, Ranks, form_of, mean_
 from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 ALIGNED_BYTES = 64  # so that whatever is heard may be viewed as wider numbers
-Choose = Callable[[int, int, Ranks], Collective]  # of a mean's bytes, of one number's, and of who takes part
 Wait = Callable[[], Any]
 
 DIRECT = Direct()
 
 
-def meshed(engine: Transport, address: str, wish: str = AUTO) -> Transport:
+def meshed(engine: Transport, address: str, wish: str = AUTO, known: Links | None = None) -> Transport:
     """The engine's group over connections of its own, from each rank's `address`; every rank must call it.
 
+    known: what its links are like; they are measured where it is None.
     The engine alone where any rank asks for it or has no compiled loops, and where workers do not reach each other.
     Raises MismatchError where they ask for different collectives.
     """
@@ -54,19 +55,21 @@ def meshed(engine: Transport, address: str, wish: str = AUTO) -> Transport:
         return engine
     mesh = Mesh(engine.rank, sockets)
     again = partial(meshed, address=address, wish=wish)
-    links = measure(MeshTransport(engine, mesh, lambda *_: DIRECT, again), mesh.round_trips())
+    unknown = Links(((0.0,) * engine.world,) * engine.world, 1.0)
+    links = known or measure(MeshTransport(engine, mesh, Picker("direct", unknown), again), mesh.round_trips())
     return MeshTransport(engine, mesh, Picker(wish, links), again)
 
 
 class MeshTransport:
     """Answers words over a mesh, next to the `engine` that made the group.
 
-    choose: which table of hops a mean takes; again: makes such a transport over another engine. Means of half precision
-    go straight to their owners whatever is chosen: these add up in float32 and round once, and the bytes are the same.
+    pick: which table of hops a mean takes; again: makes such a transport over another engine with links that are known.
+    Means of half precision go straight to their owners whatever is picked: these add up in float32 and round once, and
+    the bytes are the same.
     """
 
-    def __init__(self, engine: Transport, mesh: Mesh, choose: Choose, again: Callable[[Transport], Transport]) -> None:
-        self._engine, self._mesh, self._choose, self._again = engine, mesh, choose, again
+    def __init__(self, engine: Transport, mesh: Mesh, pick: Picker, again: Callable[..., Transport]) -> None:
+        self._engine, self._mesh, self._pick, self._again = engine, mesh, pick, again
         self._parts: list[Transport] = []
         self.rank, self.world = engine.rank, engine.world
         self._everyone: Ranks = tuple(range(self.world))
@@ -99,7 +102,7 @@ class MeshTransport:
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
         mean = into(out, tensor)
         flat = mean.contiguous()
-        chosen = DIRECT if mean.dtype.itemsize < 4 else self._choose(mean.nbytes, mean.dtype.itemsize, ranks)
+        chosen = DIRECT if mean.dtype.itemsize < 4 else self._pick(mean.nbytes, mean.dtype.itemsize, ranks)
         program = mean_program(chosen, mean.numel(), mean.dtype, ranks.index(self.rank), ranks)
         start = flat.data_ptr()
         places = [start + offset for offset in program.offsets]
@@ -132,7 +135,7 @@ class MeshTransport:
         to = tuple(told[peer].nbytes if peer in told and peer != self.rank else 0 for peer in self._everyone)
         of = tuple(heard.get(peer, 0) if peer != self.rank else 0 for peer in self._everyone)
         stride = -(-max(of) // ALIGNED_BYTES) * ALIGNED_BYTES
-        room = torch.empty(sum(map(bool, of)) * stride, dtype=torch.uint8)
+        room = empty(sum(map(bool, of)) * stride, torch.uint8)
         speakers = [peer for peer in self._everyone if of[peer]]
         came = {peer: room[row * stride :][: of[peer]] for row, peer in enumerate(speakers)}
         places = [told[peer].data_ptr() if to[peer] else 0 for peer in self._everyone]
@@ -164,8 +167,23 @@ class MeshTransport:
         return self._engine.gather_text(text)
 
     def part(self, size: int) -> Transport:
-        self._parts.append(self._again(self._engine.part(size)))
+        first = self.rank - self.rank % size
+        known = self._pick.links.among(range(first, first + size))
+        self._parts.append(self._again(self._engine.part(size), known=known))
         return self._parts[-1]
+
+    @property
+    def links(self) -> str:
+        return self._pick.links.text
+
+    @links.setter
+    def links(self, text: str) -> None:
+        if not text or len((known := Links.of(text)).round_trips) != self.world:
+            return  # of another group
+        self._pick.links = known
+        for part in self._parts:
+            first = self.rank - part.rank
+            part.links = self._pick.links.among(range(first, first + part.world)).text
 
     def close(self) -> None:
         for part in self._parts:

@@ -45,6 +45,14 @@ class PacedTransport:
 
         return wait
 
+    @property
+    def links(self) -> str:
+        return self._inner.links
+
+    @links.setter
+    def links(self, text: str) -> None:
+        self._inner.links = text
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         began = time.monotonic()
         self._inner.broadcast_(tensors, source)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from gossamer import events
 from gossamer.collectives import COLLECTIVES, Collective
 from gossamer.errors import require
-from gossamer.network import Network
 from gossamer.network.choose import wished
+from gossamer.transports.links import Links
 from gossamer.transports.programs import Ranks
 
 AUTO, ENGINE = "auto", "engine"
@@ -27,18 +26,24 @@ def check_wish(wish: str) -> None:
 class Picker:
     """Picks by size, once for each. Every rank picks alike, because all know the same links."""
 
-    def __init__(self, wish: str, network: Network) -> None:
+    def __init__(self, wish: str, links: Links) -> None:
         check_wish(wish)
-        self._wish, self._network = wish, network
+        self._wish, self._links = wish, links
         self._picked: dict[tuple[int, int, Ranks], Collective] = {}
 
+    @property
+    def links(self) -> Links:
+        return self._links
+
+    @links.setter
+    def links(self, links: Links) -> None:
+        self._links = links
+        self._picked.clear()
+
     def __call__(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
+        """The table for a mean of `nbytes` bytes, of numbers of `itemsize` bytes, that `ranks` hold."""
         key = (nbytes, itemsize, ranks)
         if key not in self._picked:
-            self._picked[key] = self._pick(*key)
+            self._picked[key] = wished(self._wish, nbytes, itemsize, self._links.among(ranks).network)
             events.emit(events.CollectivePicked(nbytes=nbytes, collective=repr(self._picked[key])))
         return self._picked[key]
-
-    def _pick(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
-        network = replace(self._network, hosts=tuple(self._network.hosts[rank] for rank in ranks))
-        return wished(self._wish, nbytes, itemsize, network)

@@ -39,6 +39,7 @@ class ProcessGroupTransport:
         self.rank, self._group = rank - self._first, groups[self._first // self.world]
 
         self._parts: list[ProcessGroupTransport] = []
+        self.links = ""
 
     def part(self, size: int) -> ProcessGroupTransport:
         self._parts.append(ProcessGroupTransport(size))

@@ -18,7 +18,7 @@ class ReturnedTransport:
     """
 
     def __init__(self, rank: int, world: int) -> None:
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.links = rank, world, ""
 
     def answer(self, word: Word) -> NoReturn:
         raise self._gone()

@@ -157,6 +157,7 @@ class SimulatedTransport:
         self._group = group
         self.rank = rank
         self.world = group.world
+        self.links = ""
 
     def answer(self, word: Word) -> Any:
         return self._group.meet(self.rank, (answers, word))
