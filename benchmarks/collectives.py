@@ -1,8 +1,8 @@
 """Means, sums in parts and gathers by Gossamer's tables of hops, beside Gloo's own, in one interleaved run.
 
-Every round times every row once, between two barriers; a row's time is that of its slowest worker. Medians over rounds,
-and the ratio to Gloo of the same round; on a network also what was foretold. Started by itself it starts its workers:
-on this machine's loopback, or each on a host of its own on an emulated network.
+Every round times every row once, from a moment at which all are there; a row's time is that of its slowest worker.
+Medians over rounds, and the ratio to Gloo of the same round; on a network also what was foretold. Started by itself it
+starts its workers: on this machine's loopback, or each on a host of its own on an emulated network.
 
     python benchmarks/collectives.py [--workers 2 4] [--network SPEC] [--megabytes 100] [--rounds 9] [--small]
 """
@@ -43,6 +43,7 @@ from gossamer.words import Gather, Mean
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = "gloo"
+WARM_UP = 2  # uses, after which windows have grown to what the path holds
 MEAN, HALF, SCATTER, GATHER = "mean, float32", "mean, bfloat16", "reduce-scatter, float32", "all-gather, float32"
 
 
@@ -81,7 +82,8 @@ def numel_of(megabytes: float, world: int) -> int:
     return int(megabytes * 1e6) // 4 // world * world
 
 
-def rows(megabytes: float, small: bool) -> list[Row]:
+def rows(megabytes: float, small: bool) -> tuple[list[Row], Callable[[], None]]:
+    """What to time, and what brings all workers to the same moment."""
     world = gossamer.init()
     engine = ProcessGroupTransport()
     automatic = meshed(engine, own_address())
@@ -102,10 +104,14 @@ def rows(megabytes: float, small: bool) -> list[Row]:
 
     found = [Row(MEAN, ENGINE, summed(whole)), Row(MEAN, "auto", mean(automatic, whole))]
     found += [Row(MEAN, name, mean(by(table), whole)) for name, table in tables().items()]
+
+    def together() -> None:
+        for _ in range(2):  # who comes last to one gather leaves it first, by one way
+            automatic.answer(Gather((torch.zeros(1),)))
+
     if small:
-        return found
-    return [
-        *found,
+        return found, together
+    more = [
         Row(HALF, ENGINE, summed(half)),
         Row(HALF, "direct", mean(automatic, halves)),
         Row(SCATTER, ENGINE, lambda: dist.reduce_scatter_tensor(part, whole)),
@@ -113,16 +119,19 @@ def rows(megabytes: float, small: bool) -> list[Row]:
         Row(GATHER, ENGINE, lambda: dist.all_gather_into_tensor(whole, part)),
         Row(GATHER, "direct", lambda: automatic.answer(Gather((part,)))),
     ]
+    return [*found, *more], together
 
 
 def work(args: argparse.Namespace) -> None:
     """One worker's part; rank 0 prints the seconds of every row and round."""
     torch.set_num_threads(1)
-    todo = rows(args.megabytes, args.small)
+    todo, together = rows(args.megabytes, args.small)
     taken: list[list[float]] = [[] for _ in todo]
     for round_ in range(args.rounds + 1):
         for row, seconds in zip(todo, taken, strict=True):
-            dist.barrier()
+            for _ in range(WARM_UP * args.warm):
+                row.act()
+            together()
             began = time.perf_counter()
             row.act()
             slowest = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
@@ -137,6 +146,7 @@ def work(args: argparse.Namespace) -> None:
 def launch(workers: int, args: argparse.Namespace) -> list[tuple[str, str, list[float]]]:
     lab = ["--network", args.network] if args.network else []
     mine = ["--work", "--megabytes", str(args.megabytes), "--rounds", str(args.rounds), *["--small"] * args.small]
+    mine += ["--warm"] * args.warm
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "gossamer", "run", "--workers", str(workers), *lab, "--logs", folder]
         run = subprocess.run([*command, __file__, *mine], cwd=ROOT, capture_output=True, text=True)
@@ -181,6 +191,7 @@ if __name__ == "__main__":
     options.add_argument("--megabytes", type=float, default=100.0)
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--small", action="store_true", help="only means in float32")
+    options.add_argument("--warm", action="store_true", help="use connections just before they are timed")
     options.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.work:
