@@ -17,6 +17,7 @@ from gossamer.environment.servers import (
     dedicated_servers,
     own_address,
     run_name,
+    run_tls,
     run_token,
 )
 from gossamer.errors import AttachError, ConnectError, GossamerError, PeerLost
@@ -124,12 +125,15 @@ def leave(endpoints: Closes, process: int) -> None:
 
 def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], TcpEndpoint]:
     try:  # here, since only who talks to peers needs msgspec
+        from gossamer.transports.sockets import Tls
         from gossamer.transports.tcp import TcpEndpoint
     except ModuleNotFoundError as missing:
         raise AttachError(
             f"this recipe lets peers come and go, and they cannot talk without {missing.name or 'msgspec'}, which is "
             "not installed. Run: pip install 'gossamer[wire]'"
         ) from missing
+
+    contexts = run_tls()
 
     def opened(peer: Peer) -> TcpEndpoint:
         return TcpEndpoint(
@@ -141,6 +145,7 @@ def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], TcpEndpoint]:
             address=own_address(),
             dead_after_seconds=DEAD_AFTER_SECONDS,
             largest_frame_bytes=largest_bytes,
+            tls=None if contexts is None else Tls(*contexts),
         )
 
     return opened

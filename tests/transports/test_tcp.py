@@ -23,6 +23,7 @@ from torch import Tensor
 from transports.proxy import between
 
 from gossamer import events
+from gossamer.environment.servers import run_tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.peers import (
     SERVER,
@@ -634,6 +635,47 @@ def test_a_certificate_nobody_vouches_for_is_refused(opened: Open, certificate: 
     worker.meet({THERE: server.address})
     with pytest.raises(ConnectError, match="certificate of whoever answers"):
         worker.answer(push(0, torch.ones(1), within_seconds=None))
+
+
+def of_folder(folder: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Tls:
+    folder.mkdir()
+    for name in ("cert.pem", "key.pem", "ca.pem"):
+        shutil.copy(certificate, folder / name)
+    monkeypatch.setenv("GOSSAMER_TLS", str(folder))
+    contexts = run_tls()
+    assert contexts is not None
+    return Tls(*contexts)
+
+
+def test_a_folder_of_certificates_encrypts_a_run(
+    opened: Open, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = of_folder(tmp_path / "ours", certificate, monkeypatch)
+    server, worker = opened(THERE, tls=tls), opened(HERE, tls=tls)
+    server.start(counting())
+    worker.meet({THERE: server.address})
+    assert worker.answer(push(0, torch.ones(5000))).version == 1
+
+
+def test_who_shows_no_certificate_of_the_authority_is_not_heard(
+    opened: Open, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = opened(THERE, tls=of_folder(tmp_path / "ours", certificate, monkeypatch))
+    server.start(counting())
+    stranger = opened(HERE, tls=encrypted(certificate, certificate)._replace(dialling=without_certificate(certificate)))
+    stranger.meet({THERE: server.address})
+    with pytest.raises((ConnectError, PeerLost)):
+        stranger.answer(push(0, torch.ones(1), within_seconds=5.0))
+
+
+def without_certificate(authority: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=authority)
+
+
+def test_a_folder_without_certificates_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_TLS", str(tmp_path))
+    with pytest.raises(ConnectError, match=r"cert\.pem, key\.pem and ca\.pem"):
+        run_tls()
 
 
 # -- helpers -------------------------------------------------------------------------------------------

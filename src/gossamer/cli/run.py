@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
-from gossamer.cli.servers import Start, check_token, read_serving, starter
+from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
 from gossamer.errors import PeerLost, RecipeError
 from gossamer.lab import Fault, Plan, Schedule, read_fault
 from gossamer.launch.failure import Failure
@@ -104,6 +104,12 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     callback=check_token,
     help="The secret of servers and workers, mode 0600.  [default: a new one]",
 )
+@click.option(
+    "--tls",
+    type=click.Path(path_type=Path),
+    callback=check_certificates,
+    help="Encrypt talks with servers and single neighbours: a folder with cert.pem, key.pem, ca.pem.",
+)
 @click.option("--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML.")
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
 @click.option("--interface", callback=check_interface, help="The network interface to use, such as eth0.")
@@ -122,6 +128,7 @@ def run(
     logs: Path | None,
     max_restarts: int,
     token_file: Path | None,
+    tls: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
     interface: str | None,
@@ -157,7 +164,9 @@ def run(
         max_restarts=max_restarts,
         logs=logs or _new_logs(),
         worker_module="gossamer.cli.worker",
-        settings={"GOSSAMER_COLLECTIVE": collective} if collective else {},
+        settings={
+            name: str(value) for name, value in (("GOSSAMER_COLLECTIVE", collective), ("GOSSAMER_TLS", tls)) if value
+        },
     )
     sys.exit(_run(job, Surroundings(network, planned, faults, serving), json_file, plot_file))
 

@@ -19,6 +19,7 @@ from gossamer.launch.serving import Serving
 from gossamer.launch.token_file import check_token_file
 
 Start = Callable[..., Outcome]
+CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 ONE_MACHINE = (
     "--servers starts servers and workers on one machine, and {option} is for several. Leave out {option}; or leave "
     "out --servers, so that every worker holds a part of the parameters: gossamer run --nnodes N --rendezvous "
@@ -34,6 +35,16 @@ def check_token(context: click.Context, option: click.Parameter, path: Path | No
         except ConnectError as error:
             raise click.BadParameter(str(error)) from None
     return path
+
+
+def check_certificates(context: click.Context, option: click.Parameter, folder: Path | None) -> Path | None:
+    """A folder that encrypts nothing is refused before anything starts."""
+    if folder is not None and (missing := [name for name in CERTIFICATES if not (folder / name).is_file()]):
+        raise click.BadParameter(
+            f"{', '.join(missing)} missing in {folder}. It needs this machine's certificate and key, and its "
+            "authority's certificate: cert.pem, key.pem, ca.pem."
+        )
+    return folder if folder is None else folder.resolve()
 
 
 def read_serving(servers: int, token_file: Path | None, nnodes: int, rendezvous: str | None) -> Serving | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import ssl
 from pathlib import Path
 
 from gossamer.environment.interfaces import interfaces
@@ -48,6 +49,31 @@ def run_token() -> bytes | None:
             f"head -c {TOKEN_BYTES} /dev/urandom > {name}"
         )
     return hashlib.sha256(token).digest()
+
+
+def run_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+    """What encrypts talks with servers and with single neighbours: where this process dials, and where it accepts.
+
+    None unless GOSSAMER_TLS names a folder with cert.pem, key.pem and ca.pem. Both ends show a certificate of that
+    authority; who they are they prove by the run's token, so names in certificates do not count. Raises ConnectError.
+    """
+    if not (name := os.environ.get("GOSSAMER_TLS")):
+        return None
+    folder = Path(name)
+    dialling, accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    dialling.check_hostname = False
+    accepting.verify_mode = ssl.CERT_REQUIRED
+    try:
+        for context in (dialling, accepting):
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+            context.load_verify_locations(folder / "ca.pem")
+    except (OSError, ssl.SSLError) as problem:
+        raise ConnectError(
+            f"Nothing can be encrypted with what is in {name} ({problem}), and this run was told to. Put cert.pem, "
+            "key.pem and ca.pem there, of this machine and of the authority that signed them, or leave out --tls."
+        ) from None
+    return dialling, accepting
 
 
 def run_name() -> str:

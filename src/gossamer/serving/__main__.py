@@ -11,11 +11,12 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from gossamer.environment.servers import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_token
+from gossamer.environment.servers import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_tls, run_token
 from gossamer.errors import ConnectError
 from gossamer.peers import SERVER, Peer
 from gossamer.serving.host import host
 from gossamer.serving.spare import called, rehearse
+from gossamer.transports.sockets import Tls
 from gossamer.transports.tcp import TcpEndpoint
 
 LOOK_SECONDS = 0.5
@@ -41,6 +42,7 @@ def serve() -> None:
     stopped = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: stopped.set())
+    contexts = run_tls()
     endpoint = TcpEndpoint(
         Peer(SERVER, number),
         token=token,
@@ -50,6 +52,7 @@ def serve() -> None:
         address=address,
         port=port,
         largest_frame_bytes=LARGEST_FRAME_BYTES,
+        tls=None if contexts is None else Tls(*contexts),
     )
     service = endpoint.start(host(number, os.environ.get("GOSSAMER_JOURNAL"), stays=True))
     launcher = os.environ.get("GOSSAMER_LAUNCHER_PID")
