@@ -3,6 +3,7 @@ import pytest
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
 from gossamer.network import Host, Network, Path, choose, read_network
 from gossamer.network.choose import candidates, fastest, messages, order_of, sites_of, table_seconds, wished
+from gossamer.transports.links import Links
 from gossamer.transports.picker import WISHES, Picker
 
 OCEAN = {frozenset(("w", "e")): Path(round_trip_seconds=0.08)}
@@ -117,13 +118,20 @@ def test_of_equally_near_ones_the_faster_line():
 # -- wishes
 
 
+def links_of(network):
+    """What a group that measured this network without error would know of it."""
+    ranks = range(len(network.hosts))
+    seconds = tuple(tuple(network.path(a, b).round_trip_seconds if a != b else 0.0 for b in ranks) for a in ranks)
+    return Links(seconds, network.bits_per_second(0, 1))
+
+
 def check_wishes(come_to):
-    """What a session takes is what is foretold."""
-    for network in NETWORKS:
-        ranks = tuple(range(len(network.hosts)))
+    """What a session takes is what is foretold for the links that it has measured."""
+    for links in map(links_of, NETWORKS):
+        ranks = tuple(range(len(links.round_trips)))
         for wish in (*WISHES, "hierarchical(2)"):
             if wish != "engine":
-                assert come_to(wish, 400_000, 4, network) == Picker(wish, network)(400_000, 4, ranks)
+                assert come_to(wish, 400_000, 4, links.network) == Picker(wish, links)(400_000, 4, ranks)
 
 
 def test_a_wish_comes_to_what_the_mesh_picks():
