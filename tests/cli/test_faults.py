@@ -184,6 +184,8 @@ def check_nobody_is_left(directory: Path) -> None:
 def test_the_check_of_who_is_left_notices_them(tmp_path: Path) -> None:
     surroundings = {**os.environ, "GOSSAMER_RUN_DIRECTORY": str(tmp_path / "logs" / ".run-1")}
     with subprocess.Popen(["sleep", "60"], env=surroundings) as orphan:
+        while b"GOSSAMER_RUN_DIRECTORY" not in Path(f"/proc/{orphan.pid}/environ").read_bytes():
+            pass  # Popen returns a moment before the kernel shows the new program's environment
         with pytest.raises(AssertionError, match="outlived its run"):
             check_nobody_is_left(tmp_path)
         orphan.kill()

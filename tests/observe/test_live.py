@@ -106,3 +106,12 @@ def test_lines_still_being_written_wait_and_a_file_that_began_anew_is_read_again
     assert view.look() == ["two"]
     path.write_text(text.replace("one", "6"))
     assert view.look() == ["6"]
+
+
+def test_a_file_that_began_anew_and_is_longer_already_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path, view = live_path(tmp_path, 0), LiveView(tmp_path, [0])
+    path.write_text(json.dumps({"kind": "noticed", "message": "before"}) + "\n")
+    assert view.look() == ["before"]
+    lines = [json.dumps({"kind": "noticed", "message": f"{number} of the worker that came back"}) for number in (1, 2)]
+    path.write_text("\n".join(lines) + "\n")
+    assert view.look() == ["1 of the worker that came back", "2 of the worker that came back"]

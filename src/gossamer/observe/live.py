@@ -19,13 +19,24 @@ SILENT_SECONDS = 2.0
 
 
 class LiveFile:
-    """The lines that were added since the last look; a file that shrank began anew."""
+    """The lines that were added since the last look.
+
+    A worker that is restarted begins its file anew. That shows where it is shorter than what was read, and where it is
+    not, by a line that begins in the middle: no end of an object's text is one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def lines(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from self._added()
+        except ValueError:
+            self._offset = 0
+            yield from self._added()
+
+    def _added(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -35,8 +46,9 @@ class LiveFile:
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # still being written
+                found = json.loads(line)
                 self._offset += len(line)
-                yield json.loads(line)
+                yield found
 
 
 @dataclass
