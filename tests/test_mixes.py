@@ -252,6 +252,23 @@ def test_a_worker_whose_parameters_are_not_finite_is_named_and_ends() -> None:
         cluster(work, 4)
 
 
+def scaled_step(
+    worker: Worker,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    *,
+    overflows: bool,
+) -> None:
+    optimizer.zero_grad()
+    inputs, targets = batch(step, worker.rank, dtype=torch.float32)
+    loss = mse_loss(model(inputs), targets) * (torch.inf if overflows else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
 @pytest.mark.parametrize("overflow", [1, 4])  # of five steps
 def test_a_step_that_a_scaler_skips_is_followed_by_its_round(overflow: int) -> None:
     def work(worker: Worker) -> tuple[int, Tensor]:
@@ -260,12 +277,7 @@ def test_a_step_that_a_scaler_skips_is_followed_by_its_round(overflow: int) -> N
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
         session = worker.attach(model, optimizer, "Gossip() + Ring()", scaler=scaler)
         for step in range(5):
-            optimizer.zero_grad()
-            inputs, targets = batch(step, worker.rank, dtype=torch.float32)
-            loss = mse_loss(model(inputs), targets) * (torch.inf if (step, worker.rank) == (overflow, 1) else 1.0)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+            scaled_step(worker, step, model, optimizer, scaler, overflows=(step, worker.rank) == (overflow, 1))
         return session.steps, merged_of(session)
 
     ended = cluster(work, 3)
@@ -286,12 +298,7 @@ def stopped_beside(overflow: int, recipe: str = "Gossip() + Ring()") -> None:
             for step in range(20):
                 if (step, worker.rank) == (2, 0):
                     session.ask_to_stop()
-                optimizer.zero_grad()
-                inputs, targets = batch(step, worker.rank, dtype=torch.float32)
-                loss = mse_loss(model(inputs), targets) * (torch.inf if (step, worker.rank) == (overflow, 1) else 1.0)
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
+                scaled_step(worker, step, model, optimizer, scaler, overflows=(step, worker.rank) == (overflow, 1))
 
         with pytest.raises(Stopped):
             until_told()

@@ -34,7 +34,7 @@ from gossamer.terms import Term, Terms
 from gossamer.transports.base import Transport
 from gossamer.transports.meshed import meshed
 from gossamer.transports.paced import PacedTransport
-from gossamer.transports.picker import AUTO, ENGINE
+from gossamer.transports.picker import ENGINE, asked_for
 from gossamer.transports.process_group import ProcessGroupTransport
 from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
@@ -90,20 +90,14 @@ def _transport(world: World, recipe: Recipe) -> Transport:
             )
         return ReturnedTransport(world.rank, world.size)
     paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
-    collective = recipe.topology.collective or AUTO
-    transport = _group(world, collective)
-    return PacedTransport(transport, read_network(paced, world.size), _wish(collective)) if paced else transport
+    wish = asked_for(recipe.topology.collective)
+    transport = _group(world, wish)
+    return PacedTransport(transport, read_network(paced, world.size), wish) if paced else transport
 
 
-def _group(world: World, collective: str = AUTO) -> Transport:
+def _group(world: World, wish: str) -> Transport:
     """The process group, with a mesh of its own where everyone's tensors live on processors."""
-    wish = ENGINE if world.device.type == "cuda" else _wish(collective)
-    return meshed(ProcessGroupTransport(), _listening_address(), wish)
-
-
-def _wish(collective: str) -> str:
-    """The command line's, where there is one."""
-    return os.environ.get("GOSSAMER_COLLECTIVE") or collective
+    return meshed(ProcessGroupTransport(), _listening_address(), ENGINE if world.device.type == "cuda" else wish)
 
 
 def _listening_address() -> str:
@@ -246,7 +240,7 @@ def _voted(compressor: Compressor, x: Packed, state: State, at: At) -> Generator
 @cache
 def _shared_transport() -> Transport:
     """One group for all calls of average_ in this process."""
-    return _group(current())
+    return _group(current(), asked_for())
 
 
 def average_(
@@ -297,7 +291,7 @@ class DdpState:
                 "DDP out and call gossamer.attach(model, optimizer, ...)."
             )
         self.names = {id(parameter): name.removeprefix("module.") for name, parameter in parameters.items()}
-        self.memory = Memory(compressor, _group(current()))
+        self.memory = Memory(compressor, _group(current(), asked_for()))
         self.lane = Lane(next(iter(parameters.values())).device)
 
 

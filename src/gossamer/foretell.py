@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
@@ -21,7 +20,7 @@ from gossamer.recipe import Recipe
 from gossamer.staging import site_size
 from gossamer.strategies import Stage
 from gossamer.timetable import schedule_of
-from gossamer.transports.picker import AUTO, check_wish
+from gossamer.transports.picker import asked_for, check_wish
 from gossamer.virtual_steps import Job, run_step
 from gossamer.virtual_turns import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
 from gossamer.words import Gather, Mean, Mix, Word
@@ -142,7 +141,7 @@ def wish_of(recipe: Recipe) -> str:
 
     On processors, that is: what lives on a GPU is answered by the engine, whatever is asked for.
     """
-    wish = os.environ.get("GOSSAMER_COLLECTIVE") or recipe.topology.collective or AUTO
+    wish = asked_for(recipe.topology.collective)
     try:
         check_wish(wish)
     except ValueError as problem:

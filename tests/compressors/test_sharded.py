@@ -211,12 +211,7 @@ def test_half_precision_is_averaged_in_float32(dtype: torch.dtype) -> None:
     exact = torch.stack([each.float() for each in gradients]).mean(0)
     assert float((staged[0].mean - exact).abs().amax()) < 0.06
     into = [torch.empty_like(each) for each in gradients]
-    told: list[Staged] = simulate(
-        [
-            group.compressor.aggregate(Packed(x, LAYOUT), state, group.at(rank), out)
-            for rank, (x, state, out) in enumerate(zip(gradients, group.states, into, strict=True))
-        ]
-    )
+    told = group.aggregate_into(gradients, into)
     assert all(each.mean.data_ptr() == out.data_ptr() for each, out in zip(told, into, strict=True))
     assert torch.equal(into[0], into[1])
 

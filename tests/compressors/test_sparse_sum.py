@@ -343,12 +343,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
     waits = torch.stack([state[RESIDUAL].flat for state in group.states]).mean(0)
     torch.testing.assert_close(staged[0].mean + waits, exact, rtol=1e-6, atol=1e-6)
     into = [torch.empty_like(each) for each in gradients]
-    told: list[Staged] = simulate(
-        [
-            group.compressor.aggregate(Packed(x, LAYOUT), state, group.at(rank), out)
-            for rank, (x, state, out) in enumerate(zip(gradients, group.states, into, strict=True))
-        ]
-    )
+    told = group.aggregate_into(gradients, into)
     assert all(each.mean.data_ptr() == out.data_ptr() for each, out in zip(told, into, strict=True))
     assert torch.equal(into[0], into[1])
 

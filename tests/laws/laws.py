@@ -70,6 +70,16 @@ class Group:
         self.step += 1
         return staged
 
+    def aggregate_into(self, gradients: Sequence[Tensor], into: Sequence[Tensor]) -> list[Staged]:
+        """The means written where each rank wants its own; nothing is committed."""
+        told: list[Staged] = simulate(
+            [
+                self.compressor.aggregate(Packed(x, self.layout), state, self.at(rank), out)
+                for rank, (x, state, out) in enumerate(zip(gradients, self.states, into, strict=True))
+            ]
+        )
+        return told
+
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from gossamer import events
@@ -13,6 +14,11 @@ from gossamer.transports.programs import Ranks
 
 AUTO, ENGINE = "auto", "engine"
 WISHES = (AUTO, ENGINE, *COLLECTIVES)
+
+
+def asked_for(collective: str | None = None) -> str:
+    """Which collective a run is to use: the command line's where there is one, else the recipe's, else auto."""
+    return os.environ.get("GOSSAMER_COLLECTIVE") or collective or AUTO
 
 
 def check_wish(wish: str) -> None:

@@ -146,10 +146,9 @@ class ProcessGroupTransport:
         return wait
 
     def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
-        joint = join(payload)
-        if joint.is_cuda:
-            return self._all_gathered(joint, payload)
-        return self._told(dict.fromkeys(range(self.world), joint), range(self.world), joint, payload)
+        if payload[0].is_cuda:
+            return self._all_gathered(join(payload), payload)
+        return self._among(range(self.world), Gather(payload))
 
     def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
         heard = joint.new_empty(self.world * joint.numel())
