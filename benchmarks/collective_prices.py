@@ -1,7 +1,7 @@
 """What a sum takes by each table of hops, on several networks, by price: nothing is sent. Prints a table in markdown.
 
-All workers begin at once, over connections that have carried as much before. The lowest price is in bold. Under "auto"
-is what a session takes that has measured such links; "engine" is Gloo.
+All workers begin at once, over connections that have carried as much before and were silent for a second since. The
+lowest price is in bold. Under "auto" is what a session takes that has measured such links; "engine" is Gloo.
 
     python benchmarks/collective_prices.py [--workers 4 16] [--network SPEC ...] [--picture FILE.png]
 """
@@ -16,9 +16,9 @@ from typing import Any
 from gossamer.collectives import Collective, Direct, Does, HalvingDoubling, Hierarchical, Ring, Tree
 from gossamer.errors import GossamerError
 from gossamer.network import Network, read_network
-from gossamer.network.choose import AS_FAST, candidates, fastest, sites_of, table_seconds
+from gossamer.network.choose import AS_FAST, candidates, fastest, rested_seconds, sites_of, table_seconds
+from gossamer.network.collectives import Moves
 from gossamer.network.cost import ENGINE
-from gossamer.network.wires import Wires
 from gossamer.observe.units import seconds_text
 
 NETWORKS = ("1gbit,0.2ms", "100mbit,20ms", "examples/networks/two-sites-80ms.toml")
@@ -32,8 +32,11 @@ COLUMNS = ("engine", *(each.name for each in (Direct, HalvingDoubling, Ring, Hie
 
 def engine_seconds(nbytes: int, network: Network) -> float:
     world = len(network.hosts)
-    moves = [ENGINE.mean(rank, world, nbytes // ITEMSIZE, ITEMSIZE) for rank in range(world)]
-    return max(Wires(network, window_bytes=inf).run(moves, [0.0] * world))
+
+    def moves() -> list[list[Moves]]:
+        return [ENGINE.mean(rank, world, nbytes // ITEMSIZE, ITEMSIZE) for rank in range(world)]
+
+    return rested_seconds(moves, network)
 
 
 def cells(nbytes: int, network: Network) -> Iterator[str]:

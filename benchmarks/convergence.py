@@ -7,34 +7,33 @@ to seed. Every biased compressor has a twin that forgets what it lost (feedback=
 
 --study adamw asks what closes the gap of TopK under AdamW, --study base what two recipes cost a larger model.
 
-What was trained is kept in --json, and not trained again when the same is asked for once more.
+What was trained is kept in --json, and not trained again when the same is asked for once more, unless its recipe means
+something else by now.
 """
 
 import argparse
 import json
 import logging
-import multiprocessing
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.closing import closing_part  # found only after the line above
 from benchmarks.page import around, put_between
 from benchmarks.picture import plot
 from benchmarks.report import page_part, sentences
+from benchmarks.side_by_side import done, one_thread
 from benchmarks.studies import DENSE, EVERY, STUDIES
 from benchmarks.training import POINTS, Run, train
 
 from gossamer.bench import machine
 from gossamer.observe.units import seconds_text
+from gossamer.recipe import resolve
 
 PARTS = {"loss": page_part, "adamw": closing_part, "base": page_part}
 
@@ -61,26 +60,19 @@ def key(run: Run) -> Job:
     return Job(run["task"], run["compressor"], run["seed"], run["steps"], run["workers"])
 
 
+def is_current(run: Run) -> bool:
+    """Whether what was trained is still what its recipe stands for."""
+    return run["resolved"] == repr(resolve(run["compressor"], world=run["workers"]).compressor)
+
+
 def do(job: Job) -> Run:
     every = 1 if job.compressor == DENSE else max(1, job.steps // POINTS)
     return train(job.task, EVERY[job.task], job.compressor, job.seed, job.steps, job.workers, every)
 
 
-def do_all(wanted: Sequence[Job], processes: int) -> Iterator[Run]:
-    """As they are done; each process has one thread."""
-    if processes == 1:
-        prepare()
-        yield from map(do, wanted)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=prepare) as pool:
-        for done in as_completed([pool.submit(do, job) for job in wanted]):
-            yield done.result()
-
-
 def prepare() -> None:
     """One thread, and no notice about momentum at the start of every training."""
-    torch.set_num_threads(1)
+    one_thread()
     logging.getLogger("gossamer").setLevel(logging.ERROR)
 
 
@@ -97,11 +89,11 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 def train_all(wanted: Sequence[Job], record: dict[str, Any], args: argparse.Namespace) -> list[Run]:
     """What was asked for, of earlier times and now; the file is written after every run."""
-    kept: list[Run] = [] if args.fresh else read(args.json)
+    kept: list[Run] = [] if args.fresh else [run for run in read(args.json) if is_current(run)]
     runs = {key(run): run for run in kept}
     missing = [job for job in wanted if job not in runs]
     began = time.monotonic()
-    for number, run in enumerate(do_all(missing, args.processes), start=1):
+    for number, run in enumerate(done(do, missing, args.processes, prepare), start=1):
         runs[key(run)] = run
         write(args.json, {**record, "runs": list(runs.values())})
         left = (time.monotonic() - began) / number * (len(missing) - number)

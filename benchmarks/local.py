@@ -10,25 +10,23 @@ What was trained is kept in --results, one line a run, and not trained again. --
 
 import argparse
 import json
-import multiprocessing
 import shlex
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim import AdamW
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.local_report import DENSE, LEARNING_RATE, page_part, plot, study  # found only after the line above
 from benchmarks.page import around, put_between
+from benchmarks.side_by_side import done
 from benchmarks.tasks import TASKS
 from benchmarks.virtual_workers import APART, Run, train
 from examples.bytelm import windows
@@ -88,22 +86,6 @@ def do(job: Job) -> Run:
     return train(TASK, exam(), job.recipe, job.learning_rate, job.seed, job.steps, job.workers)
 
 
-def prepare() -> None:
-    torch.set_num_threads(1)
-
-
-def do_all(wanted: Sequence[Job], processes: int) -> Iterator[Run]:
-    """As they are done, in processes of one thread for each worker."""
-    if processes == 1:
-        prepare()
-        yield from map(do, wanted)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=prepare) as pool:
-        for done in as_completed([pool.submit(do, job) for job in wanted]):
-            yield done.result()
-
-
 def read(path: Path) -> list[Run]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
@@ -114,7 +96,7 @@ def train_all(wanted: Sequence[Job], results: Path, processes: int) -> None:
     missing = [job for job in wanted if job not in known]
     results.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    for number, run in enumerate(do_all(missing, processes), start=1):
+    for number, run in enumerate(done(do, missing, processes), start=1):
         with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(run) + "\n")
         left = (time.monotonic() - began) / number * (len(missing) - number)

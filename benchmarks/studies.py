@@ -26,7 +26,8 @@ COMPRESSORS = {
     "Feedback": [],
     "Route": [],
     "Sharded": [],  # resolving finds these where they pay
-    "SparseSum": [],
+    # as many entries, and about as many bytes of four workers, as TopK(density=0.01) that gathers everyone's
+    "SparseSum": ["SparseSum(TopK(density=0.01))", "SparseSum(TopK(density=0.02))"],
     "Hierarchical": [],  # for nodes
 }
 # against what a sparse choice loses under Adam, by what is changed; of 100 steps

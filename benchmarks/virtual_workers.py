@@ -71,6 +71,9 @@ class Counting:
         self._answered += bytes_sent(word, self.world, self.rank)
         return self._inner.begin(word)
 
+    def move_on(self) -> bool:
+        return self._inner.move_on()
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         self._inner.broadcast_(tensors, source)
 

@@ -22,6 +22,7 @@ KERNEL_SOURCES = (
     "halves.cpp",
     "float4.cpp",
     "mesh.cpp",
+    "crc.cpp",
 )
 # Every operation is rounded once and NaN is seen: the loops equal plain torch bit for bit. So never -ffast-math.
 KERNEL_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")

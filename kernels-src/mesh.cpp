@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <new>
 #include <utility>
 
@@ -14,7 +15,7 @@
 #include <sys/uio.h>
 
 #include "common.hpp"
-#include "sums.hpp"
+#include "mesh_sums.hpp"
 
 #ifndef MSG_NOSIGNAL
 #define MSG_NOSIGNAL 0  // where it does not exist the socket itself was told
@@ -25,86 +26,35 @@ namespace {
 
 constexpr int64_t kTurnBytes = 4 * kMessageBytes;  // taken from one peer before the others have their turn
 constexpr size_t kSpares = 64;
+constexpr int kMostNaps = 10;  // for want of a slot, before the socket takes the message
+constexpr long kNapNanoseconds = 100000;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 }  // namespace
 
-// -- sums, compiled for several instruction sets ----------------------------------------------------------------------
-
-GOSSAMER_CLONES void add_up_float32(const void* const* terms, int64_t count, int64_t n, double divisor, void* out) {
-    add_up<Plain<float>>(terms, count, n, divisor, out);
-}
-
-GOSSAMER_CLONES void add_up_float64(const void* const* terms, int64_t count, int64_t n, double divisor, void* out) {
-    add_up<Plain<double>>(terms, count, n, divisor, out);
-}
-
-GOSSAMER_CLONES void add_up_bfloat16(const void* const* terms, int64_t count, int64_t n, double divisor, void* out) {
-    add_up<Narrow<Bfloat16, 0x7fc0>>(terms, count, n, divisor, out);
-}
-
-GOSSAMER_CLONES void add_up_float16(const void* const* terms, int64_t count, int64_t n, double divisor, void* out) {
-    add_up<Narrow<Float16, 0x7e00>>(terms, count, n, divisor, out);
-}
-
-static void add_up_any(int32_t format, const void* const* terms, int64_t count, int64_t n, double divisor, void* out) {
-    switch (format) {
-        case kFloat32: return add_up_float32(terms, count, n, divisor, out);
-        case kFloat64: return add_up_float64(terms, count, n, divisor, out);
-        case kBfloat16: return add_up_bfloat16(terms, count, n, divisor, out);
-        case kFloat16: return add_up_float16(terms, count, n, divisor, out);
-    }
-}
-
 Mesh::Mesh(int rank, const int* sockets, int world) : rank_(rank), links_(static_cast<size_t>(world)) {
     for (int peer = 0; peer < world; peer++) links_[static_cast<size_t>(peer)].socket = sockets[peer];
 }
 
+void Mesh::share(int peer, char* memory, int slots) {
+    Link& link = links_[static_cast<size_t>(peer)];
+    link.out = Slots(memory, slots, rank_ < peer ? 0 : 1);
+    link.in = Slots(memory, slots, rank_ < peer ? 1 : 0);
+}
+
 int64_t Mesh::begin(const Row* rows, int64_t row_count, void* const* places, const int64_t* sizes, int64_t piece_count,
                     int32_t format, double divisor, uint32_t form) {
-    auto program = std::make_unique<Program>();
-    program->word = next_;
-    program->form = form;
-    program->format = format;
-    program->divisor = divisor;
-    program->rows.assign(rows, rows + row_count);
-    program->pieces.resize(static_cast<size_t>(piece_count));
-    program->heard_by_tag.resize(links_.size());
-    program->awaited.assign(links_.size(), 0);
-    program->came.resize(static_cast<size_t>(row_count));
-    int64_t longest = 0;
-    for (size_t i = 0; i < program->pieces.size(); i++) {
-        Piece& piece = program->pieces[i];
-        piece.at = static_cast<char*>(places[i]);
-        piece.nbytes = sizes[i];
-        piece.stages.resize(1);
-        piece.done.assign(static_cast<size_t>(piece.messages()), 0);
-        longest = std::max(longest, piece.messages());
-    }
-    for (int32_t i = 0; i < static_cast<int32_t>(row_count); i++) {
-        const Row& row = program->rows[static_cast<size_t>(i)];
-        Piece& piece = program->pieces[static_cast<size_t>(row.piece)];
-        const size_t needs = static_cast<size_t>(row.stage) + (row.does == kSend ? 1 : 2);
-        if (piece.stages.size() < needs) piece.stages.resize(needs);
-        Piece::Stage& stage = piece.stages[static_cast<size_t>(row.stage)];
-        program->left += piece.messages();
-        if (row.does == kSend) {
-            stage.sends.push_back(i);
-            continue;
-        }
-        if (row.does == kAdd) stage.adders++;
-        program->came[static_cast<size_t>(i)].resize(static_cast<size_t>(piece.messages()));
-        program->heard_by_tag[static_cast<size_t>(row.peer)][static_cast<uint32_t>(row.tag)] = i;
-        program->awaited[static_cast<size_t>(row.peer)] += piece.messages();
-    }
+    programs_.push_back(std::make_unique<Program>(rows, row_count, places, sizes, piece_count, links_.size()));
+    Program& here = *programs_.back();
+    here.word = next_;
+    here.form = form;
+    here.format = format;
+    here.divisor = divisor;
     // The first messages of everything before the second ones: what depends on them can begin.
-    Program& here = *program;
-    programs_.push_back(std::move(program));
-    for (int64_t message = 0; message < longest; message++) {
+    for (int64_t message = 0, most = here.most_messages(); message < most; message++) {
         for (const Row& row : here.rows) {
-            const Piece& piece = here.pieces[static_cast<size_t>(row.piece)];
-            if (row.does != kSend || row.stage != 0 || message >= piece.messages()) continue;
+            if (row.does != kSend || row.stage != 0 || message >= here.piece_of(row).messages()) continue;
             const int32_t number = static_cast<int32_t>(&row - here.rows.data());
             links_[static_cast<size_t>(row.peer)].ready.push_back({&here, number, message});
         }
@@ -141,7 +91,8 @@ Ending Mesh::wait(uint32_t word, int milliseconds, int32_t* peer, int32_t* error
             *peer = other;
             return kMismatch;
         }
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+        // Upwards: of one millisecond there would be nothing left at once, and whoever asks again would never sleep.
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
         if (left <= 0) return kNotYet;
         if (!moved && !rest(static_cast<int>(left))) return kNotYet;
     }
@@ -178,25 +129,71 @@ int Mesh::ahead(const Program& wanted) const {
     return -1;
 }
 
+// Sums are made before they are told, and from what comes at an early stage before a later one: whoever owes the first of
+// what is missing may be who keeps all others waiting. Where nothing is missing, it is who takes nothing.
+Ending Mesh::waits_for(uint32_t word, int64_t* moved, int32_t* next) {
+    const Program* program = find(word);
+    if (program == nullptr) return kUnknown;
+    for (size_t i = 0; i < links_.size(); i++) {
+        const auto& ready = links_[i].ready;
+        const bool owed = std::any_of(ready.begin(), ready.end(), [&](auto& each) { return each.program == program; });
+        moved[i] = program->awaited[i] > 0 || owed ? links_[i].moved : -1;
+        next[i] = moved[i] >= 0;
+    }
+    std::pair<int32_t, int32_t> first{INT32_MAX, 0};
+    for (int32_t i = 0; i < static_cast<int32_t>(program->rows.size()); i++) {
+        const Row& row = program->rows[static_cast<size_t>(i)];
+        if (row.does == kSend || !missing(*program, i)) continue;
+        const std::pair<int32_t, int32_t> place{row.does, row.stage};
+        if (place < first) std::fill_n(next, links_.size(), 0);
+        first = std::min(first, place);
+        if (place == first) next[row.peer] = 1;
+    }
+    return kNotYet;
+}
+
+// Whether a row that takes something has not all of it.
+bool Mesh::missing(const Program& program, int32_t number) const {
+    const std::vector<bool>& came = program.came[static_cast<size_t>(number)];
+    const Link& link = links_[static_cast<size_t>(program.rows[static_cast<size_t>(number)].peer)];
+    const bool comes = link.hearing == &program && link.row == number;
+    return comes || std::find(came.begin(), came.end(), false) != came.end();
+}
+
+// Decide how the next message travels, and make its header. False where it had better wait for a slot.
+bool Mesh::prepare(Link& link) {
+    const auto& [program, number, message] = link.ready.front();
+    const Row& row = program->rows[static_cast<size_t>(number)];
+    const Piece& piece = program->piece_of(row);
+    int slot = -1;
+    if (link.out.count() > 0 && piece.length(message) >= kSharedFromBytes) {
+        slot = link.out.vacant();
+        if (slot < 0 && link.naps < kMostNaps) return false;
+    }
+    if (slot >= 0) {
+        link.naps = 0;
+        link.out.fill(slot, piece.place(message), piece.length(message));
+    }
+    link.saying = {program->word, program->form, static_cast<uint32_t>(row.tag), Header::place_of(message, slot)};
+    return link.begun = true;
+}
+
 // Hand over as much as the socket takes. Whether it took anything.
 bool Mesh::send(Link& link) {
     bool moved = false;
     while (!link.ready.empty()) {
+        if (!link.begun && !prepare(link)) return moved;
         const Link::Outgoing& next = link.ready.front();
-        const Row& row = next.program->rows[static_cast<size_t>(next.row)];
-        const Piece& piece = next.program->pieces[static_cast<size_t>(row.piece)];
-        if (link.sent == 0) {
-            link.saying = {next.program->word, next.program->form, static_cast<uint32_t>(row.tag),
-                           static_cast<uint32_t>(next.message)};
-        }
-        const int64_t head = static_cast<int64_t>(sizeof(Header)), all = head + piece.length(next.message);
+        const Piece& piece = next.program->piece_of(next.program->rows[static_cast<size_t>(next.row)]);
+        const int64_t head = static_cast<int64_t>(sizeof(Header));
+        const int64_t all = head + (link.saying.slot() < 0 ? piece.length(next.message) : 0);
         iovec parts[2];
         int count = 0;
         if (link.sent < head) {
             parts[count++] = {reinterpret_cast<char*>(&link.saying) + link.sent, static_cast<size_t>(head - link.sent)};
         }
         const int64_t begun = std::max<int64_t>(0, link.sent - head);
-        parts[count++] = {piece.place(next.message) + begun, static_cast<size_t>(all - head - begun)};
+        if (all > head) parts[count++] = {piece.place(next.message) + begun, static_cast<size_t>(all - head - begun)};
         msghdr message{};
         message.msg_iov = parts;
         message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count);
@@ -207,9 +204,11 @@ bool Mesh::send(Link& link) {
             return moved;
         }
         moved = true;
+        link.moved += took;
         link.sent += took;
         if (link.sent < all) return moved;
         link.sent = 0;
+        link.begun = false;
         next.program->left--;
         link.ready.pop_front();
     }
@@ -231,10 +230,13 @@ bool Mesh::hear(Link& link, int peer) {
             return moved;
         }
         moved = true;
+        link.moved += came;
         turn -= came;
         if (header) {
             link.heard_bytes += came;
-            if (link.heard_bytes == static_cast<int64_t>(sizeof(Header)) && !open(link, peer)) return moved;
+            if (link.heard_bytes < static_cast<int64_t>(sizeof(Header))) continue;
+            if (!open(link, peer)) return moved;
+            if (link.heard.slot() >= 0) turn -= kMessageBytes;
             continue;
         }
         link.to += came;
@@ -244,39 +246,34 @@ bool Mesh::hear(Link& link, int peer) {
     return moved;
 }
 
-// Find out what the message is whose header is here. False where its word was not begun yet, or it is none.
+// Find out what the message is whose header is here, and take it where it lies in a slot. False where its word was not
+// begun yet, or it is none.
 bool Mesh::open(Link& link, int peer) {
     const Header& heard = link.heard;
     link.early = static_cast<int32_t>(heard.word - next_) >= 0;
     if (link.early) return false;
     Program* program = find(heard.word);
-    if (program == nullptr || program->form != heard.form) {
-        mismatch_ = peer;
-        return false;
-    }
+    if (program == nullptr || program->form != heard.form) return refuse(peer);
     const auto& rows = program->heard_by_tag[static_cast<size_t>(peer)];
     const auto found = rows.find(heard.tag);
-    if (found == rows.end()) {
-        mismatch_ = peer;
-        return false;
-    }
+    if (found == rows.end()) return refuse(peer);
     link.row = found->second;
     const Row& row = program->rows[static_cast<size_t>(link.row)];
-    const Piece& piece = program->pieces[static_cast<size_t>(row.piece)];
-    const int64_t message = heard.message;
-    const bool due = message < piece.messages() && !program->came[static_cast<size_t>(link.row)][heard.message] &&
+    const Piece& piece = program->piece_of(row);
+    const int64_t message = heard.message();
+    std::vector<bool>& came = program->came[static_cast<size_t>(link.row)];
+    const bool due = message < piece.messages() && !came[static_cast<size_t>(message)] &&
                      (row.does == kAdd ? piece.done[static_cast<size_t>(message)] <= row.stage
                                        : piece.done[static_cast<size_t>(message)] == row.stage);
-    if (!due) {
-        mismatch_ = peer;
-        return false;
-    }
-    program->came[static_cast<size_t>(link.row)][heard.message] = true;
+    if (!due || (heard.slot() >= 0 && !link.in.hold(heard.slot()))) return refuse(peer);
+    came[static_cast<size_t>(message)] = true;
     link.hearing = program;
     link.rest = piece.length(message);
-    if (row.does == kAdd) {
-        link.buffer.push_back(room());
-        link.to = link.buffer.front().bytes.get();
+    if (heard.slot() >= 0) {
+        taken(link, peer);
+    } else if (row.does == kAdd) {
+        link.buffer = room();
+        link.to = link.buffer.bytes.get();
     } else {
         link.to = piece.place(message);
     }
@@ -287,19 +284,35 @@ bool Mesh::open(Link& link, int peer) {
 void Mesh::taken(Link& link, int peer) {
     Program& program = *link.hearing;
     const Row& row = program.rows[static_cast<size_t>(link.row)];
-    const int64_t message = link.heard.message;
+    const int64_t message = link.heard.message();
+    const int slot = link.heard.slot();
+    Piece& piece = program.piece_of(row);
     link.hearing = nullptr;
     link.heard_bytes = 0;
     program.left--;
     program.awaited[static_cast<size_t>(peer)]--;
-    if (row.does == kKeep) {
-        step(program, row.piece, message);
+    if (row.does == kAdd) {
+        piece.early.push_back({message, row.stage, row.peer, slot, std::move(link.buffer)});
     } else {
-        Piece& piece = program.pieces[static_cast<size_t>(row.piece)];
-        piece.early.push_back({message, row.stage, row.peer, std::move(link.buffer.front())});
-        link.buffer.clear();
+        if (slot >= 0) {
+            std::memcpy(piece.place(message), link.in.bytes(slot), static_cast<size_t>(piece.length(message)));
+            link.in.vacate(slot);
+        }
+        step(program, row.piece, message);
     }
     add(program, row.piece, message);
+    if (row.does == kAdd && 2 * link.in.held() > link.in.count()) make_room(link, piece);
+}
+
+// Slots are for what is on its way: where others' parts are late, what has come is put aside.
+void Mesh::make_room(Link& link, Piece& piece) {
+    for (Piece::Early& each : piece.early) {
+        if (&links_[static_cast<size_t>(each.peer)] != &link || each.slot < 0) continue;
+        each.buffer = room();
+        std::memcpy(each.buffer.bytes.get(), link.in.bytes(each.slot), static_cast<size_t>(piece.length(each.message)));
+        link.in.vacate(std::exchange(each.slot, -1));
+        return;
+    }
 }
 
 // Add up what is here for the message's present stage, once all of it is: by rank, so that the sum is always the same.
@@ -311,7 +324,9 @@ void Mesh::add(Program& program, int32_t number, int64_t message) {
         if (adders == 0) return;
         std::vector<std::pair<int32_t, const void*>> here{{rank_, piece.place(message)}};
         for (const Piece::Early& each : piece.early) {
-            if (each.message == message && each.stage == stage) here.push_back({each.peer, each.buffer.bytes.get()});
+            if (each.message != message || each.stage != stage) continue;
+            const Slots& slots = links_[static_cast<size_t>(each.peer)].in;
+            here.push_back({each.peer, each.slot < 0 ? each.buffer.bytes.get() : slots.bytes(each.slot)});
         }
         if (static_cast<int32_t>(here.size()) <= adders) return;
         std::sort(here.begin(), here.end());
@@ -324,8 +339,8 @@ void Mesh::add(Program& program, int32_t number, int64_t message) {
         for (Piece::Early& each : piece.early) {
             if (each.message != message || each.stage != stage) {
                 others.push_back(std::move(each));
-            } else if (spare_.size() < kSpares) {
-                spare_.push_back(std::move(each.buffer));
+            } else {
+                give_back(each);
             }
         }
         piece.early = std::move(others);
@@ -343,15 +358,25 @@ void Mesh::step(Program& program, int32_t number, int64_t message) {
     }
 }
 
-// Sleep until a socket can take or give something. False where a signal came.
+// Sleep until a socket can take or give something, or it is time to look for a slot again. False where a signal came.
 bool Mesh::rest(int milliseconds) {
     std::vector<pollfd> sockets;
-    for (const Link& link : links_) {
+    bool naps = false;
+    for (Link& link : links_) {
         if (link.socket < 0 || link.gone) continue;
-        const int events = (link.early ? 0 : POLLIN) | (link.ready.empty() ? 0 : POLLOUT);
+        const bool wants_slot = !link.ready.empty() && !link.begun;  // or it would have been handed over
+        link.naps += wants_slot;
+        naps |= wants_slot;
+        const int events = (link.early ? 0 : POLLIN) | (link.begun ? POLLOUT : 0);
         if (events) sockets.push_back({link.socket, static_cast<short>(events), 0});
     }
-    return poll(sockets.data(), static_cast<nfds_t>(sockets.size()), milliseconds) >= 0 || errno != EINTR;
+    const nfds_t count = static_cast<nfds_t>(sockets.size());
+#ifdef __linux__
+    const timespec nap{0, kNapNanoseconds}, all{milliseconds / 1000, milliseconds % 1000 * 1000000L};
+    return ppoll(sockets.data(), count, naps ? &nap : &all, nullptr) >= 0 || errno != EINTR;
+#else
+    return poll(sockets.data(), count, naps ? 1 : milliseconds) >= 0 || errno != EINTR;
+#endif
 }
 
 Buffer Mesh::room() {
@@ -359,6 +384,14 @@ Buffer Mesh::room() {
     Buffer found = std::move(spare_.back());
     spare_.pop_back();
     return found;
+}
+
+void Mesh::give_back(Piece::Early& early) {
+    if (early.slot >= 0) {
+        links_[static_cast<size_t>(early.peer)].in.vacate(early.slot);
+    } else if (spare_.size() < kSpares) {
+        spare_.push_back(std::move(early.buffer));
+    }
 }
 
 }  // namespace gossamer
@@ -370,6 +403,14 @@ GOSSAMER_EXPORT void* gossamer_mesh_open(int64_t rank, const int32_t* sockets, i
     return new Mesh(static_cast<int>(rank), sockets, static_cast<int>(world));
 } catch (const std::bad_alloc&) {
     return nullptr;
+}
+
+// memory: of two pages or more, as shared_memory.hpp says, zero at first and mapped until the mesh is closed.
+GOSSAMER_EXPORT int64_t gossamer_mesh_share(void* mesh, int64_t peer, void* memory, int64_t nbytes) {
+    const int64_t slots = (nbytes - kTurnsBytes) / (2 * kMessageBytes);
+    if (slots < 1 || slots > kMostSlots || nbytes != shared_nbytes(slots)) return kMisfit;
+    static_cast<Mesh*>(mesh)->share(static_cast<int>(peer), static_cast<char*>(memory), static_cast<int>(slots));
+    return kDone;
 }
 
 GOSSAMER_EXPORT int64_t gossamer_mesh_close(void* mesh) {
@@ -394,4 +435,9 @@ GOSSAMER_EXPORT int64_t gossamer_mesh_wait(void* mesh, int64_t word, int64_t mil
     return static_cast<Mesh*>(mesh)->wait(static_cast<uint32_t>(word), static_cast<int>(milliseconds), peer, error);
 } catch (const std::bad_alloc&) {
     return kNoMemory;
+}
+
+// kNotYet, and whom the word waits for: two numbers for every rank, as Mesh::waits_for says.
+GOSSAMER_EXPORT int64_t gossamer_mesh_waits_for(void* mesh, int64_t word, int64_t* moved, int32_t* next) {
+    return static_cast<Mesh*>(mesh)->waits_for(static_cast<uint32_t>(word), moved, next);
 }

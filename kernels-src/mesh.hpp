@@ -4,7 +4,9 @@
 // a peer sends, either in a piece's place or added to it. Pieces travel in messages of at most kMessageBytes, each with
 // a header of 16 bytes, and every message leaves as soon as what it says is known: rounds of different messages overlap,
 // so a long table of hops fills the link. Nobody asks whether a receiver is ready: what comes early waits in the
-// socket, which holds back its sender.
+// socket, which holds back its sender. Between workers of one machine the bytes of a message may lie in a slot of memory
+// that both see (shared_memory.hpp), and its header says in which. A sender that finds no slot vacant looks again soon, a
+// few times, and then has the socket take the message: so nobody waits for a slot, and nobody needs to be woken for one.
 //
 // There is no thread here. All calls for one mesh come from one thread at a time.
 
@@ -12,79 +14,34 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <vector>
 
+#include "mesh_program.hpp"
+#include "shared_memory.hpp"
+
 namespace gossamer {
 
-constexpr int64_t kMessageBytes = int64_t{1} << 18;
-
-enum Does : int32_t { kSend = 0, kAdd = 1, kKeep = 2 };
-
-// What a program's rows say. stage: how often its piece changes before this happens; tag: the message's name, the same
-// at both ends, used once between them.
-struct Row {
-    int32_t does, peer, piece, stage, tag;
-};
+constexpr int kMessageBits = 26;  // of a header's last number: 2**26 messages are 16 TiB
+static_assert(kMostSlots < 1 << (32 - kMessageBits), "a header has room for the number of a slot");
 
 struct Header {
     uint32_t word;   // how many words were begun before this one
     uint32_t form;   // a hash of what every rank says alike in it
     uint32_t tag;
-    uint32_t message;  // which of the piece's
+    uint32_t place;
+
+    // place: which of the piece's messages it is, and the slot that holds it, or -1 where it follows.
+    static uint32_t place_of(int64_t message, int slot) {
+        return static_cast<uint32_t>(message) | static_cast<uint32_t>(slot + 1) << kMessageBits;
+    }
+    int64_t message() const { return place & ((1u << kMessageBits) - 1); }
+    int slot() const { return static_cast<int>(place >> kMessageBits) - 1; }
 };
 static_assert(sizeof(Header) == 16, "headers travel as they are");
 
 // What to wait for a program brings. The same numbers are in src/gossamer/transports/mesh.py.
 enum Ending : int64_t { kFinished = 0, kNotYet = 1, kGone = -11, kMismatch = -12, kUnknown = -13 };
-
-struct Buffer {
-    explicit Buffer(size_t nbytes) : bytes(new char[nbytes]) {}
-    std::unique_ptr<char[]> bytes;
-};
-
-// One piece of memory, in messages. A message's memory goes through stages: each adds what some peers sent, or keeps it.
-struct Piece {
-    struct Stage {
-        int32_t adders = 0;  // 0: what comes is kept
-        std::vector<int32_t> sends;  // rows that wait for the stage before this one
-    };
-    struct Early {
-        int64_t message;
-        int32_t stage, peer;
-        Buffer buffer;
-    };
-
-    char* at = nullptr;
-    int64_t nbytes = 0;
-    std::vector<Stage> stages;  // one more than there are changes: the last one only sends
-    std::vector<int32_t> done;  // by message: how many stages
-    std::vector<Early> early;   // heard, and not added yet
-
-    int64_t messages() const { return (nbytes + kMessageBytes - 1) / kMessageBytes; }
-    char* place(int64_t message) const { return at + message * kMessageBytes; }
-    int64_t length(int64_t message) const {
-        const int64_t rest = nbytes - message * kMessageBytes;
-        return rest < kMessageBytes ? rest : kMessageBytes;
-    }
-    // Whether the sum is complete at the end of this stage: nobody sends what would replace it.
-    bool ends_at(int32_t stage) const { return stage + 2 == static_cast<int32_t>(stages.size()); }
-};
-
-struct Program {
-    uint32_t word, form;
-    int32_t format;
-    double divisor;
-    std::vector<Row> rows;
-    std::vector<Piece> pieces;
-    std::vector<std::map<uint32_t, int32_t>> heard_by_tag;  // by peer: the row that takes a message
-    std::vector<std::vector<bool>> came;  // by row and message: whether it was heard, since nothing is heard twice
-    std::vector<int64_t> awaited;         // by peer: messages
-    int64_t left = 0;              // messages to send and to take
-
-    bool finished() const { return left == 0; }
-};
 
 // What is to be sent next, and what is being heard, over one socket.
 struct Link {
@@ -96,8 +53,11 @@ struct Link {
 
     int socket = -1;
     std::deque<Outgoing> ready;
-    int64_t sent = 0;  // bytes of the first one, its header included
+    bool begun = false;  // the first one's header is made, and its bytes are in their slot if they have one
+    int64_t sent = 0;    // bytes of it, its header included
     Header saying{};
+    Slots out;
+    int naps = 0;        // for want of a slot, since there was one
 
     Header heard{};
     int64_t heard_bytes = 0;      // of the header
@@ -105,25 +65,38 @@ struct Link {
     int32_t row = 0;
     char* to = nullptr;
     int64_t rest = 0;             // bytes of it that are still to come
-    std::vector<Buffer> buffer;   // what it is taken into, where it is added; one or none
+    Buffer buffer;                // what it is taken into, where it is added
+    Slots in;
     bool early = false;           // the header names a word that was not begun here
+    int64_t moved = 0;            // bytes that came and went over it so far, of all words
     int gone = 0;                 // the error that ended it; -1: the peer closed it
 };
 
 class Mesh {
    public:
     Mesh(int rank, const int* sockets, int world);
+    // memory: what shared_nbytes says for so many slots, and zero; the peer sees it, too.
+    void share(int peer, char* memory, int slots);
     int64_t begin(const Row* rows, int64_t row_count, void* const* places, const int64_t* sizes, int64_t piece_count,
                   int32_t format, double divisor, uint32_t form);
     // Moves everything on until `word` is answered, or so many milliseconds have passed, or a signal came.
     Ending wait(uint32_t word, int milliseconds, int32_t* peer, int32_t* error);
+    // Whom a word waits for. By rank, moved: how many bytes that connection has carried so far, or -1 where the word needs
+    // nothing more of it; next: 1 for those whose part the others wait for, too, as far as that can be told from here.
+    Ending waits_for(uint32_t word, int64_t* moved, int32_t* next);
 
    private:
     Program* find(uint32_t word);
+    bool prepare(Link& link);
     bool send(Link& link);
     bool hear(Link& link, int peer);
     bool open(Link& link, int peer);
+    bool refuse(int peer) {
+        mismatch_ = peer;
+        return false;
+    }
     void taken(Link& link, int peer);
+    void make_room(Link& link, Piece& piece);
     void add(Program& program, int32_t piece, int64_t message);
     void step(Program& program, int32_t piece, int64_t message);
     bool rest(int milliseconds);
@@ -133,7 +106,9 @@ class Mesh {
     }
     bool blocked(int32_t* peer, int32_t* error) const;
     int ahead(const Program& wanted) const;
+    bool missing(const Program& program, int32_t row) const;
     Buffer room();
+    void give_back(Piece::Early& early);
 
     int rank_;
     std::vector<Link> links_;

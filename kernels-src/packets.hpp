@@ -29,7 +29,8 @@ struct Packet {
     uint32_t wire_bytes;    // IP bytes once cut into segments
     uint16_t from, to;
     bool small;
-    Nanoseconds last_bit;  // when its last bit reaches the receiver's line
+    Nanoseconds delay;     // its own, jitter included
+    Nanoseconds last_bit;  // when its last bit reaches the line that it comes to next
     unsigned char data[1];
 };
 
@@ -76,17 +77,20 @@ struct Host {
     int device = -1;
 };
 
-// One direction between two hosts. Loss and jitter draw from generators of their own, so that the n-th packet of a
-// pair has the same fate in every run.
+constexpr size_t kUnshared = ~size_t{0};
+
+// One direction between two hosts, and the number of the line that it shares with others, if any. Loss and jitter draw
+// from generators of their own, so that the n-th packet of a pair has the same fate in every run.
 struct Path {
     Nanoseconds delay = 0;
     double jitter_nanoseconds = 0, loss = 0;
     bool is_cut = false;
+    size_t shared = kUnshared;
     Nanoseconds last_arrival = 0;
     std::mt19937_64 lots, swings;
 };
 
-enum class Stage : uint8_t { kArrives, kDelivered };
+enum class Stage : uint8_t { kShares, kArrives, kDelivered };
 
 struct Event {
     Nanoseconds at;

@@ -1,12 +1,16 @@
-// Means between threads over socket pairs, and peers that send anything; part of sanitize.cpp.
+// Means between threads over socket pairs, with and without shared memory, and peers that send anything; part of
+// sanitize.cpp.
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sys/socket.h>
@@ -19,8 +23,10 @@
 extern "C" {
 void* gossamer_mesh_open(int64_t, const int32_t*, int64_t);
 int64_t gossamer_mesh_close(void*);
+int64_t gossamer_mesh_share(void*, int64_t, void*, int64_t);
 int64_t gossamer_mesh_begin(void*, const int32_t*, int64_t, void* const*, const int64_t*, int64_t, int64_t, double, int64_t);
 int64_t gossamer_mesh_wait(void*, int64_t, int64_t, int32_t*, int32_t*);
+int64_t gossamer_mesh_waits_for(void*, int64_t, int64_t*, int32_t*);
 }
 
 namespace gossamer_sanitize {
@@ -45,6 +51,26 @@ inline std::vector<std::vector<int32_t>> connected(int32_t world) {
     return found;
 }
 
+// Memory that two ranks see, for so many slots each way.
+class Shared {
+   public:
+    explicit Shared(int64_t slots) : nbytes_(slots ? gossamer::shared_nbytes(slots) : 0) {
+        if (!slots) return;
+        bytes_ = static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>(nbytes_)));
+        std::memset(bytes_, 0, gossamer::kTurnsBytes);
+    }
+    Shared(Shared&& other) : bytes_(std::exchange(other.bytes_, nullptr)), nbytes_(other.nbytes_) {}
+    ~Shared() { std::free(bytes_); }
+    char* bytes() const { return bytes_; }
+    void give(void* mesh, int64_t peer) const {
+        if (bytes_) mesh_must(gossamer_mesh_share(mesh, peer, bytes_, nbytes_) == gossamer::kDone, "memory was refused");
+    }
+
+   private:
+    char* bytes_ = nullptr;
+    int64_t nbytes_;
+};
+
 // Every part straight to its owner, and from there to all.
 inline std::vector<int32_t> direct(int32_t rank, int32_t world) {
     std::vector<int32_t> rows;
@@ -61,19 +87,32 @@ inline std::vector<int32_t> direct(int32_t rank, int32_t world) {
     return rows;
 }
 
-inline int64_t ended(void* mesh, int64_t word) {
+inline int64_t ended(void* mesh, int64_t word, int32_t world) {
     int32_t peer, error;
     int64_t answer;
-    while ((answer = gossamer_mesh_wait(mesh, word, 1000, &peer, &error)) == gossamer::kNotYet) {}
+    std::vector<int64_t> moved(static_cast<size_t>(world));
+    std::vector<int32_t> next(static_cast<size_t>(world));
+    while ((answer = gossamer_mesh_wait(mesh, word, 1, &peer, &error)) == gossamer::kNotYet) {
+        gossamer_mesh_waits_for(mesh, word, moved.data(), next.data());
+        mesh_must(std::count(next.begin(), next.end(), 1) > 0, "nobody is waited for");
+    }
     return answer;
 }
 
-inline void means(int32_t world, int64_t numel, int repeats) {
+inline void means(int32_t world, int64_t numel, int repeats, int64_t slots) {
     const auto sockets = connected(world);
+    std::vector<std::vector<Shared>> shared(static_cast<size_t>(world));  // by the higher rank and the lower one
+    for (size_t a = 0; a < shared.size(); a++) {
+        for (size_t b = 0; b < a; b++) shared[a].emplace_back(slots);
+    }
     std::vector<std::thread> ranks;
     for (int32_t rank = 0; rank < world; rank++) {
         ranks.emplace_back([&, rank] {
             void* mesh = gossamer_mesh_open(rank, sockets[static_cast<size_t>(rank)].data(), world);
+            for (int32_t peer = 0; peer < world; peer++) {
+                if (peer == rank) continue;
+                shared[static_cast<size_t>(std::max(rank, peer))][static_cast<size_t>(std::min(rank, peer))].give(mesh, peer);
+            }
             const auto rows = direct(rank, world);
             std::vector<std::vector<float>> x(static_cast<size_t>(repeats));
             std::vector<int64_t> words;
@@ -91,7 +130,7 @@ inline void means(int32_t world, int64_t numel, int repeats) {
                                                     sizes.data(), world, gossamer::kFloat32, world, 7));
             }
             for (size_t i = x.size(); i-- > 0;) {
-                mesh_must(ended(mesh, words[i]) == gossamer::kFinished, "a mean did not end");
+                mesh_must(ended(mesh, words[i], world) == gossamer::kFinished, "a mean did not end");
                 for (const float each : x[i]) mesh_must(each == (world - 1) / 2.0f, "a mean is none");
             }
             gossamer_mesh_close(mesh);
@@ -109,7 +148,11 @@ inline void means(int32_t world, int64_t numel, int repeats) {
 // it should not be.
 inline void anything(std::mt19937& random) {
     const auto sockets = connected(2);
+    const int64_t slots = random() % 3;
+    const Shared shared(slots);
     void* mesh = gossamer_mesh_open(0, sockets[0].data(), 2);
+    shared.give(mesh, 1);
+    for (size_t i = 0; slots && i < gossamer::kTurnsBytes; i++) shared.bytes()[i] = static_cast<char>(random() % 2);
     const auto rows = direct(0, 2);
     std::vector<float> x(200000);
     void* places[] = {x.data(), x.data() + 100000};
@@ -119,7 +162,7 @@ inline void anything(std::mt19937& random) {
     std::vector<uint32_t> said(1 + random() % 64);
     for (uint32_t& each : said) each = random() % 3 ? random() % 4 : random();
     if (random() % 2) said[0] = 0;  // the word is right
-    if (said.size() > 3 && random() % 2) said[1] = 7, said[2] = random() % 2 ? 0 : 3, said[3] = random() % 3;
+    if (said.size() > 3 && random() % 2) said[1] = 7, said[2] = random() % 2 ? 0 : 3, said[3] = random() % 3 | random() % 4 << 26;
     mesh_must(write(sockets[1][0], said.data(), 4 * said.size()) > 0, "nothing could be said");
     std::vector<char> sink(1 << 20);
     shutdown(sockets[1][0], SHUT_WR);
@@ -134,12 +177,46 @@ inline void anything(std::mt19937& random) {
     close(sockets[1][0]);
 }
 
+// What a peer says lies in shared memory: a number that was filled, and others, once each and twice.
+inline void slots(int64_t first, int64_t second, bool taken) {
+    const auto sockets = connected(2);
+    const Shared shared(2);
+    void* mesh = gossamer_mesh_open(0, sockets[0].data(), 2);
+    shared.give(mesh, 1);
+    gossamer::Slots theirs(shared.bytes(), 2, 1);
+    std::vector<float> x(1 << 17), y(1 << 17, 1.0f);  // two messages
+    const int32_t rows[] = {gossamer::kAdd, 1, 0, 0, 0};
+    void* places[] = {x.data()};
+    const int64_t sizes[] = {1 << 19};
+    const int64_t word = gossamer_mesh_begin(mesh, rows, 1, places, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    theirs.fill(0, reinterpret_cast<const char*>(y.data()), gossamer::kMessageBytes);
+    const auto say = [&](uint32_t message, int64_t slot) {
+        const gossamer::Header header{0, 7, 0, gossamer::Header::place_of(message, static_cast<int>(slot))};
+        mesh_must(write(sockets[1][0], &header, sizeof header) == sizeof header, "nothing could be said");
+    };
+    say(0, first);
+    say(1, second);
+    int32_t peer, error;
+    const int64_t answer = gossamer_mesh_wait(mesh, word, 1, &peer, &error);
+    mesh_must(answer == gossamer::kMismatch && peer == 1, "a slot was read that is none or was not filled");
+    mesh_must((x[0] == 1.0f) == taken, "a slot was not read, or another one was");
+    mesh_must(gossamer_mesh_share(mesh, 1, shared.bytes(), 4096) == gossamer::kMisfit, "memory too short was taken");
+    gossamer_mesh_close(mesh);
+    close(sockets[0][1]);
+    close(sockets[1][0]);
+}
+
 }  // namespace gossamer_sanitize
 
 inline void sanitize_mesh() {
     for (const int32_t world : {1, 2, 3, 5}) {
-        for (const int64_t numel : {0, 1, 7, 1000, 300001}) gossamer_sanitize::means(world, numel, 3);
+        for (const int64_t numel : {0, 1, 7, 1000, 300001}) gossamer_sanitize::means(world, numel, 3, 0);
+        for (const int64_t slots : {1, 2, 7}) gossamer_sanitize::means(world, 300001, 3, slots);
     }
+    gossamer_sanitize::slots(1, 0, false);   // not filled
+    gossamer_sanitize::slots(2, 0, false);   // beyond the memory
+    gossamer_sanitize::slots(60, 0, false);
+    gossamer_sanitize::slots(0, 0, true);    // read, and so not filled any more
     std::mt19937 random(5);
     for (int round = 0; round < 2000; round++) gossamer_sanitize::anything(random);
 }

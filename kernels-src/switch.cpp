@@ -8,13 +8,16 @@
 //   seed NUMBER                                   of loss and jitter
 //   host NAMESPACE_PATH UP_BITS DOWN_BITS QUEUE_BYTES      the next host, counted from 0
 //   path FROM TO SECONDS JITTER_SECONDS LOSS      one direction of a pair
+//   shared BITS QUEUE_BYTES                       the next line that several pairs share, counted from 0
+//   through FROM TO LINE                          one direction of a pair shares this line
 //   open                                          make the devices and begin
 //   cut A B | heal A B                            lose everything between two hosts, both ways
 //   rate HOST UP_BITS DOWN_BITS
 //   stats                                         one line of JSON
 //
 // A packet goes through three moments: it leaves the sender's line, its first bit reaches the receiver's line, its last
-// bit has passed that line. Lines are cut-through: an idle one adds no second serialisation.
+// bit has passed that line. Where its way is shared, its first bit reaches the shared line before it travels.
+// Lines are cut-through: an idle one adds no second serialisation.
 
 #include "packets.hpp"
 
@@ -41,7 +44,7 @@ using namespace gossamer;
 namespace {
 
 constexpr const char* kInterface = "eth0";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr int kPacketsPerTurn = 64;
 // A wake-up costs more than these: what is due so soon is delivered now.
 constexpr Nanoseconds kEarly = 20'000;
@@ -61,9 +64,15 @@ Nanoseconds now() {
     throw std::runtime_error(what + ": " + std::strerror(errno));
 }
 
+void require(bool holds, const char* what) {
+    if (!holds) throw std::runtime_error(what);
+}
+
 class Switch {
   public:
     void add_host(const std::string& space, double up, double down, double queue_bytes) {
+        require(paths_.empty(), "hosts come before their paths");
+        require_line(std::min(up, down), queue_bytes);
         Host host;
         host.space = space;
         host.up.set_rate(up);
@@ -74,17 +83,37 @@ class Switch {
 
     void set_path(size_t from, size_t to, double seconds, double jitter, double loss) {
         prepare();
+        require(seconds >= 0 && jitter >= 0 && loss >= 0 && loss < 1, "no such path");
         Path& path = at(from, to);
         path.delay = static_cast<Nanoseconds>(seconds * 1e9);
         path.jitter_nanoseconds = jitter * 1e9;
         path.loss = loss;
     }
 
-    void set_cut(size_t a, size_t b, bool is_cut) { at(a, b).is_cut = at(b, a).is_cut = is_cut; }
+    void add_shared(double rate, double queue_bytes) {
+        require_line(rate, queue_bytes);
+        Line line;
+        line.set_rate(rate);
+        line.queue_bytes = queue_bytes;
+        shared_.push_back(line);
+    }
+
+    void set_through(size_t from, size_t to, size_t line) {
+        prepare();
+        require(line < shared_.size(), "no such line");
+        at(from, to).shared = line;
+    }
+
+    void set_cut(size_t a, size_t b, bool is_cut) {
+        prepare();
+        at(a, b).is_cut = at(b, a).is_cut = is_cut;
+    }
 
     void set_rate(size_t host, double up, double down) {
-        hosts_.at(host).up.set_rate(up);
-        hosts_.at(host).down.set_rate(down);
+        require(host < hosts_.size(), "no such host");
+        require_line(std::min(up, down), 0);
+        hosts_[host].up.set_rate(up);
+        hosts_[host].down.set_rate(down);
     }
 
     void open() {
@@ -106,11 +135,10 @@ class Switch {
         while (!events_.empty() && events_.top().at <= time + kEarly) {
             const Event event = events_.top();
             events_.pop();
-            if (event.stage == Stage::kArrives) {
-                arrive(event.packet, event.at);
-            } else {
-                deliver(event.packet, event.at, time);
-                time = now();
+            switch (event.stage) {
+                case Stage::kShares: share(event.packet, event.at); break;
+                case Stage::kArrives: arrive(event.packet, event.at); break;
+                case Stage::kDelivered: deliver(event.packet, event.at, time), time = now();
             }
         }
         return events_.empty() ? -1 : events_.top().at;
@@ -135,6 +163,10 @@ class Switch {
     const std::vector<Host>& hosts() const { return hosts_; }
 
   private:
+    static void require_line(double rate, double queue_bytes) {
+        require(rate > 0 && queue_bytes >= 0, "a line has a rate above 0, and room for no less than 0 bytes");
+    }
+
     void prepare() {
         if (!paths_.empty()) return;
         const size_t count = hosts_.size();
@@ -146,7 +178,7 @@ class Switch {
     }
 
     Path& at(size_t from, size_t to) {
-        if (from >= hosts_.size() || to >= hosts_.size()) throw std::runtime_error("no such host");
+        require(from < hosts_.size() && to < hosts_.size(), "no such host");
         return paths_.at(from * hosts_.size() + to);
     }
 
@@ -188,9 +220,28 @@ class Switch {
         packet->wire_bytes = bytes;
         packet->from = static_cast<uint16_t>(from);
         packet->to = static_cast<uint16_t>(to);
-        const Nanoseconds first_bit = std::max(begins + delay(path), path.last_arrival);
+        packet->delay = delay(path);
+        packet->last_bit = line.free_at;
+        if (path.shared == kUnshared) return travel(packet, begins);
+        events_.push({begins, order_++, packet, Stage::kShares});
+    }
+
+    // A packet that comes slowly does not keep the line from others: only its own bits do.
+    void share(Packet* packet, Nanoseconds first_bit) {
+        Line& line = shared_[at(packet->from, packet->to).shared];
+        if (line.is_full(first_bit)) return ++counts_.full, pool_.give(packet);
+        const Nanoseconds begins = std::max(first_bit, line.free_at);
+        line.free_at = begins + line.takes(packet->wire_bytes);
+        packet->last_bit = std::max(line.free_at, packet->last_bit);
+        travel(packet, begins);
+    }
+
+    // From the line whose first bit it left at `begins` to the receiver's.
+    void travel(Packet* packet, Nanoseconds begins) {
+        Path& path = at(packet->from, packet->to);
+        const Nanoseconds first_bit = std::max(begins + packet->delay, path.last_arrival);
         path.last_arrival = first_bit;
-        packet->last_bit = first_bit + line.takes(bytes);
+        packet->last_bit += first_bit - begins;
         events_.push({first_bit, order_++, packet, Stage::kArrives});
     }
 
@@ -222,6 +273,7 @@ class Switch {
 
     std::vector<Host> hosts_;
     std::vector<Path> paths_;
+    std::vector<Line> shared_;
     std::priority_queue<Event> events_;
     Pool pool_;
     Counts counts_;
@@ -289,7 +341,7 @@ class Program {
     std::string obey(const std::string& line) {
         std::istringstream words(line);
         std::string verb, space;
-        size_t a = 0, b = 0;
+        size_t a = 0, b = 0, c = 0;
         double x = 0, y = 0, z = 0;
         words >> verb;
         if (verb == "stats") return switch_->stats();
@@ -297,6 +349,8 @@ class Program {
         if (verb == "seed" && words >> a) return switch_->set_seed(a), "ok";
         if (verb == "host" && words >> space >> x >> y >> z) return switch_->add_host(space, x, y, z), "ok";
         if (verb == "path" && words >> a >> b >> x >> y >> z) return switch_->set_path(a, b, x, y, z), "ok";
+        if (verb == "shared" && words >> x >> y) return switch_->add_shared(x, y), "ok";
+        if (verb == "through" && words >> a >> b >> c) return switch_->set_through(a, b, c), "ok";
         if (verb == "cut" && words >> a >> b) return switch_->set_cut(a, b, true), "ok";
         if (verb == "heal" && words >> a >> b) return switch_->set_cut(a, b, false), "ok";
         if (verb == "rate" && words >> a >> x >> y) return switch_->set_rate(a, x, y), "ok";

@@ -7,9 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing on a busy one
+settings.load_profile("any machine")
 
 IN_TURN = ("processes", "namespaces")
 EAGER = str(Path(__file__).parent / "eager")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Small tensors are not worth waking a second one, and beside other tests each turn would wait for it."""
+    torch.set_num_threads(1)
 
 
 def in_turn(item: pytest.Item) -> bool:

@@ -55,6 +55,12 @@ def with_hook(act: Callable[[torch.Tensor], None] | None) -> nn.Module:
     return model
 
 
+def with_buffer(buffer: torch.Tensor) -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.register_buffer("graph", buffer)
+    return model
+
+
 def steps_in_backward(parameter: torch.Tensor) -> None:
     SGD([parameter], 0.1).step()
 
@@ -89,6 +95,11 @@ def holding(parameter: torch.Tensor) -> nn.Module:
             lambda: holding(torch.view_as_real(torch.zeros(3, dtype=torch.complex64))),
         ),
         (
+            lambda: with_buffer(torch.eye(3).to_sparse()),
+            '"graph" is a sparse or quantised buffer',
+            lambda: with_buffer(torch.eye(3)),
+        ),
+        (
             lambda: with_hook(steps_in_backward),
             '"weight" has a post-accumulate-gradient hook',
             lambda: with_hook(None),
@@ -106,6 +117,52 @@ def test_models_that_cannot_be_served(
     with pytest.raises(AttachError, match=re.escape(says)):
         attach(refused())
     attach(served()).close()
+
+
+def batch_normed(device: str) -> nn.Module:
+    """With no parameter of its own kind that is missing, but buffers."""
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False, device=device))
+
+
+def lazily(*, run: bool) -> nn.Module:
+    model = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    if run:
+        model(torch.zeros(2, 3))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("refused", "says", "served"),
+    [
+        (
+            lambda: nn.Linear(3, 2, device="meta"),
+            '"weight" is on the meta device and holds no numbers, so there is nothing to train. Call '
+            "model.to_empty(device=world.device) and initialise or load",
+            lambda: nn.Linear(3, 2, device="meta").to_empty(device="cpu"),
+        ),
+        (lambda: batch_normed("meta"), '"1.running_mean" is on the meta device', lambda: batch_normed("cpu")),
+        (
+            lambda: lazily(run=False),
+            '"0.weight" has no shape before the first batch, so there is nothing to lay out or to compare. Run one '
+            "batch through the model, build the optimizer, and then attach",
+            lambda: lazily(run=True),
+        ),
+    ],
+)
+def test_models_without_numbers(refused: Callable[[], nn.Module], says: str, served: Callable[[], nn.Module]) -> None:
+    with pytest.raises(AttachError, match=re.escape(says)):
+        attach(refused())
+    attach(served()).close()
+
+
+def test_an_optimizer_of_another_kind() -> None:
+    class Both:
+        def __init__(self, model: nn.Module) -> None:
+            self.param_groups = [{"params": list(model.parameters())}]
+
+    model = nn.Linear(3, 2)
+    with pytest.raises(AttachError, match=r"Both is no torch\.optim\.Optimizer.*Subclass torch\.optim\.Optimizer"):
+        attach(model, Both(model))  # type: ignore[arg-type]
 
 
 def test_an_optimizer_that_trains_something_else_too() -> None:

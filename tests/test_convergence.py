@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from linear import samples
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -22,28 +23,19 @@ from benchmarks.page import PAGE, around, put_between, read, rules  # noqa: E402
 from benchmarks.picture import plot  # noqa: E402
 from benchmarks.report import Table, page_part, verdict  # noqa: E402
 from benchmarks.studies import COMPRESSORS, DENSE, EVERY, STUDIES, TOP_K, without_feedback  # noqa: E402
-from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS, Adaptive, Samples, Task  # noqa: E402
+from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS, Adaptive, Task  # noqa: E402
 from benchmarks.training import Run, Workers, train  # noqa: E402
 
 from gossamer.bench import fed_back, roster  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors are not worth waking a second one; what the benchmark sets for its process is set back."""
+def set_back() -> Iterator[None]:
+    """What the benchmark sets for its process."""
     logger = logging.getLogger("gossamer")
-    threads, level = torch.get_num_threads(), logger.level
-    torch.set_num_threads(1)
+    level = logger.level
     yield
-    torch.set_num_threads(threads)
     logger.setLevel(level)
-
-
-def samples() -> Samples:
-    draw = torch.Generator().manual_seed(5)
-    x = torch.randn(96, 12, generator=draw, dtype=torch.float64)
-    y = x @ torch.randn(12, 24, generator=draw, dtype=torch.float64)
-    return (x[:64], y[:64]), (x[:64], y[:64]), (x[64:], y[64:])
 
 
 PLAIN = Task(

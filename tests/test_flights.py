@@ -200,6 +200,23 @@ def test_late_gradients_are_told_with_the_step_that_uses_them() -> None:
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 
+def until_stopped(worker: Worker, session: Session, batches: int, asks: tuple[int, int]) -> int:
+    """How many steps were begun. asks: (step, rank) that wants the end."""
+    made = 0
+    try:
+        with session.epoch():
+            for step in range(batches):
+                session.optimizer.zero_grad()
+                backward(session.model, step, worker.rank)
+                if (step, worker.rank) == asks:
+                    session.ask_to_stop()
+                made += 1
+                session.optimizer.step()
+    except Stopped:
+        return made
+    raise AssertionError("never stopped")
+
+
 @pytest.mark.parametrize(
     ("recipe", "last"),
     [
@@ -214,25 +231,10 @@ def test_late_gradients_are_told_with_the_step_that_uses_them() -> None:
 def test_everyone_stops_after_the_same_step(recipe: str, last: int) -> None:
     """At the next landing of a turn that left after it was asked for."""
 
-    def loop(worker: Worker, session: Session) -> int:
-        made = 0
-        try:
-            with session.epoch():
-                for step in range(3 if worker.rank == 1 else 40):
-                    session.optimizer.zero_grad()
-                    backward(session.model, step, worker.rank)
-                    if step == 7 and worker.rank == 2:
-                        session.ask_to_stop()
-                    made += 1
-                    session.optimizer.step()
-        except Stopped:
-            return made
-        raise AssertionError("never stopped")
-
     def work(worker: Worker) -> tuple[int, int, Tensor]:
         model = network(worker.rank)
         session = worker.attach(model, sgd()(model), recipe)
-        made = loop(worker, session)
+        made = until_stopped(worker, session, 3 if worker.rank == 1 else 40, (7, 2))
         with session.merged(model):
             return made, session.steps, parameters(model)
 
@@ -244,24 +246,10 @@ def test_everyone_stops_after_the_same_step(recipe: str, last: int) -> None:
 
 @pytest.mark.parametrize("batches", [(40, 40, 40, 40), (40, 3, 40, 40), (3, 3, 40, 40)], ids=str)
 def test_sites_stop_together(batches: tuple[int, ...]) -> None:
-    def loop(worker: Worker, session: Session) -> int:
-        made = 0
-        try:
-            with session.epoch():
-                for step in range(batches[worker.rank]):
-                    session.optimizer.zero_grad()
-                    backward(session.model, step, worker.rank)
-                    if step == 5 and worker.rank == 3:
-                        session.ask_to_stop()
-                    made += 1
-                    session.optimizer.step()
-        except Stopped:
-            return made
-        raise AssertionError("never stopped")
-
     def work(worker: Worker) -> int:
         model = network(worker.rank)
-        return loop(worker, worker.attach(model, sgd()(model), "LocalSGD(4, per_site=2)"))
+        session = worker.attach(model, sgd()(model), "LocalSGD(4, per_site=2)")
+        return until_stopped(worker, session, batches[worker.rank], (5, 3))
 
     assert cluster(work, 4) == [min(8, most) for most in batches]
 

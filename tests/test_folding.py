@@ -11,9 +11,9 @@ import torch
 from laws.laws import Group, in_threads
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from virtual import Worker, batch, cluster, network, parameters
+from virtual import Worker, batch, cluster, network, notices, parameters
 
-from gossamer import events, folding, seeds
+from gossamer import folding, seeds
 from gossamer.attach import Memory
 from gossamer.compressors import Compressor, Feedback, Int8, Sharded, SparseSum, TopK
 from gossamer.compressors.feedback import RESIDUAL
@@ -157,25 +157,17 @@ def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
     ],
 )
 def test_one_line_says_what_was_done(old: int, new: int, words: str, tmp_path: Path) -> None:
-    heard: list[str] = []
-    unsubscribe = events.subscribe(lambda event: heard.extend(getattr(event, "message", "").splitlines()))
-    try:
+    with notices() as said:
         before, begun, later = fold(old, new, "TopK(0.1)", tmp_path)
-    finally:
-        unsubscribe()
-    assert [words in line for line in heard] == [True], heard
+    assert [words in line for line in said] == [True], said
     assert torch.equal(begun[-1][0], before[0][0])
     assert not torch.equal(later[0][0], before[0][0])
 
 
 def test_an_equal_number_of_workers_needs_no_words(tmp_path: Path) -> None:
-    heard: list[str] = []
-    unsubscribe = events.subscribe(lambda event: heard.extend(getattr(event, "message", "").splitlines()))
-    try:
+    with notices() as said:
         fold(2, 2, "Int8()", tmp_path)
-    finally:
-        unsubscribe()
-    assert heard == []
+    assert said == []
 
 
 def test_the_states_themselves_can_be_given_and_all_are_needed() -> None:

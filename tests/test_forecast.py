@@ -1,29 +1,22 @@
+"""What a recipe sends and remembers, foretold from shapes."""
+
 import math
-import os
-import sys
-import threading
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
-from torch import nn
-from virtual import batch, cluster, network, seeded
+from foretold import WORKERS, other, ring
 
-from gossamer import events
 from gossamer.control import WEIGHT_BYTES, control_bytes
 from gossamer.drive import simulate
 from gossamer.errors import AttachError
-from gossamer.events import Attached, StepEnded, emit
-from gossamer.forecast import assumed, assumed_shapes, attached_by, conversation, forecast
+from gossamer.events import Attached
+from gossamer.forecast import assumed, assumed_shapes, conversation, forecast
 from gossamer.kernels import coded_bytes
 from gossamer.layout import Layout, Packed
 from gossamer.recipe import resolve
-from gossamer.timetable import schedule_of
 from gossamer.words import At, Gather, Mean, Together, bytes_sent
 
-WORKERS = 4
 SHAPES = {"a": (64, 32), "b": (7,), "c": (10, 20), "d": (16, 3, 5, 5), "e": (300,), "f": ()}
 MATRICES = {"a": (64, 32), "d": (16, 75)}  # "c" has fewer than 256 entries
 REST = 7 + 200 + 300 + 1
@@ -41,10 +34,6 @@ def said_of(text, shapes=SHAPES, workers=WORKERS, dtype="float32", buffer_bytes=
         world=1,
     )
     return forecast(recipe, model, workers=workers)
-
-
-def ring(nbytes, workers=WORKERS):
-    return 2 * (workers - 1) / workers * nbytes
 
 
 def gathers(text):
@@ -86,10 +75,6 @@ def test_memory_is_a_residual_per_compressed_entry_and_the_factor():
     said = said_of("PowerSGD(rank=2, feedback=False)")
     assert (said.residual_bytes, said.other_state_bytes) == (0, 4 * 2 * (32 + 75))
     assert said_of("TopK(0.05)", dtype="torch.bfloat16").residual_bytes == 4 * numel
-
-
-def other(said, where):
-    return sum(each.bytes_sent for each in said.others if each.where == where)
 
 
 def test_the_total_has_control_and_buffers():
@@ -154,248 +139,9 @@ def tensors_of(word):
             return [tensor for each in words for tensor in tensors_of(each)]
 
 
-@pytest.mark.parametrize("parameters", [1, 63, 64, 65, 50_000, 66_000, 1_000_003, 124_000_000, 10**11])
-def test_assumed_shapes_have_exactly_the_size_asked_for(parameters):
-    shapes = assumed_shapes(parameters)
-    assert sum(map(math.prod, shapes.values())) == parameters
-    assert all(math.prod(shape) > 0 for shape in shapes.values())
-
-
-def test_assumed_shapes_look_like_a_known_model():
-    shapes = assumed_shapes(124_000_000)
-    assert shapes["layer.11.up.weight"] == (3072, 768)
-    assert "layer.12.up.weight" not in shapes
-    assert shapes["embedding.weight"][1] == 768
-
-
-def test_assumed_buckets_are_those_of_a_session():
-    model = assumed(20_000_000, resolve("home"))
-    assert len(model.layouts) > 1
-    assert sum(layout.numel for _, layout in model.layouts) == model.parameters == 20_000_000
-    assert model.control_bytes == control_bytes(sum(len(layout) for _, layout in model.layouts))
-    for dtype, layout in model.layouts:
-        assert dtype == "float32"
-        ways = [len(slot.shape) < 2 for slot in layout]
-        assert all(before <= after for before, after in pairwise(ways))  # dense ones last
-
-
-ATTACHES = """
-import os, sys
-from gossamer import events
-from gossamer.layout import Layout
-import neighbour
-print("chatter")
-size = int(sys.argv[sys.argv.index("--size") + 1])
-try:
-    events.emit(events.Attached(
-        recipe=os.environ["GOSSAMER_RECIPE"], layouts=(("float32", Layout.of({"w": (size, size)})),),
-        parameters=size * size, buffer_bytes=size, control_bytes=1, rank=0, world=1))
-except Exception:
-    pass
-raise AssertionError("the script went on after it attached")
-"""
-
-
-def write(folder, text, name="train.py"):
-    (folder / "neighbour.py").write_text("")
-    (folder / name).write_text(text)
-    return folder / name
-
-
-def test_a_script_runs_until_it_attaches(tmp_path, capsys):
-    before = sys.argv, sys.path, dict(os.environ), list(events._listeners)
-    seen = attached_by(write(tmp_path, ATTACHES), ["--size", "30"], resolve("home"))
-    assert seen.parameters == 900
-    assert seen.recipe == repr(resolve("home"))
-    assert (sys.argv, sys.path, dict(os.environ), events._listeners) == before
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("text", ["x = 1", "raise SystemExit(2)"])
-def test_a_script_that_never_attaches_is_refused(tmp_path, text):
-    with pytest.raises(AttachError, match=r"train\.py ended before it called gossamer\.attach.*--parameters"):
-        attached_by(write(tmp_path, text), [], resolve(None))
-
-
-def test_other_events_do_not_stop_a_script(tmp_path):
-    emits = "from gossamer import events\nevents.emit(events.Noticed(message='hello'))\n"
-    script = write(tmp_path, emits + ATTACHES)
-    assert attached_by(script, ["--size", "3"], resolve(None)).parameters == 9
-
-
-def test_a_failing_script_shows_its_own_error_and_leaves_no_trace(tmp_path):
-    before = sys.argv, dict(os.environ), list(events._listeners)
-    with pytest.raises(ZeroDivisionError):
-        attached_by(write(tmp_path, "1 / 0"), [], resolve(None))
-    assert (sys.argv, dict(os.environ), events._listeners) == before
-    emit(events.Noticed(message="nobody listens any more"))
-
-
-def test_a_real_attach_is_priced(tmp_path):
-    script = write(
-        tmp_path,
-        "import gossamer, torch\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40))\n"
-        "gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), 'Dense')\n"
-        "raise AssertionError('the script went on after it attached')\n",
-    )
-    recipe = resolve("TopK(0.1)")
-    seen = attached_by(script, [], recipe)
-    assert seen.recipe == repr(recipe)
-    said = forecast(recipe, seen, workers=2)
-    assert [word.bytes_sent for words in said.buckets for word in words] == [
-        120 * 4 + coded_bytes(120, 1200),
-        ring(4 * 120, 2),
-    ]
-    assert other(said, "control") == control_bytes(4, 1) + WEIGHT_BYTES
-    assert other(said, "buffers") == seen.buffer_bytes / 2 >= 4 * 80 / 2
-
-
 def test_a_warm_up_is_over_when_a_step_is_priced():
     assert gathers("Warmup(TopK(0.05), steps=1000)") == gathers("TopK(0.05)")
     assert gathers("DGC(0.05, warmup=1000)") == gathers("DGC(0.05)")
-
-
-# -- what strategies send: real sessions against the forecast, to the byte
-
-
-@dataclass
-class Listener:
-    """What the sessions of one thread per rank announce, and the bytes of their steps."""
-
-    attached: dict[int, Attached] = field(default_factory=dict)
-    sent: dict[int, list[float]] = field(default_factory=dict)
-
-    def __call__(self, event):
-        thread = threading.get_ident()
-        if isinstance(event, Attached):
-            self.attached[thread] = event
-            self.sent[thread] = []
-        elif isinstance(event, StepEnded):
-            self.sent[thread].append(event.bytes_sent)
-
-
-def normed(rank, dtype=torch.float32):
-    with seeded(rank):
-        inner = [nn.Linear(16, 20), nn.BatchNorm1d(20), nn.Tanh()]
-        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), *inner, nn.Linear(20, 3)).to(dtype)
-
-
-def heard_of(text, passes, world=3, model=network, optimizer=None):
-    """(what rank 0 announced, bytes of each of its steps in which exchanges may have landed)"""
-    recipe = resolve(text, world)
-    optimizer = optimizer or partial(torch.optim.SGD, lr=0.01)
-    listener, threads = Listener(), {}
-
-    def work(worker):
-        threads[worker.rank] = threading.get_ident()
-        mine = model(worker.rank, dtype=torch.float32)
-        steps = optimizer(mine.parameters())
-        worker.attach(mine, steps, recipe)
-        for step in range(passes):
-            steps.zero_grad()
-            x, y = batch(step, worker.rank, dtype=torch.float32)
-            nn.functional.mse_loss(mine(x), y).backward()
-            steps.step()
-
-    unsubscribe = events.subscribe(listener)
-    try:
-        cluster(work, world)
-    finally:
-        unsubscribe()
-    return recipe, listener.attached[threads[0]], listener.sent[threads[0]]
-
-
-STRATEGIES = {
-    "EveryStep(accumulate=3)": 9,
-    "EveryStep(delay=2)": 8,
-    "LocalSGD(4)": 12,
-    "PostLocalSGD(3, start=5)": 11,
-    "DiLoCo(6, fragments=3, delay=1)": 13,
-    "DiLoCo(5, fragments=2, delay=4)": 19,
-    "DelayedAveraging(delay=3, period=2)": 11,
-}
-
-
-def check_bytes(recipe, attached, sent, world):
-    said = forecast(recipe, attached, workers=world)
-    assert len(sent) > 2 * said.steps
-    for cycle in (sent[-said.steps :], sent[-2 * said.steps : -said.steps]):
-        assert sum(cycle) == pytest.approx(said.cycle_bytes_sent, rel=1e-12)
-    assert said.bytes_sent == said.cycle_bytes_sent / said.steps > 0
-    return said
-
-
-@pytest.mark.parametrize("compressor", ["Dense()", "Int8(block=64)", "TopK(0.05)", "PowerSGD(1)"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_forecast_is_what_sessions_send(strategy, compressor):
-    recipe, attached, sent = heard_of(f"{strategy} + {compressor}", STRATEGIES[strategy])
-    said = check_bytes(recipe, attached, sent, 3)
-    if compressor == "Dense()" and "accumulate" not in strategy:
-        whole = sum(layout.numel for _, layout in attached.layouts)
-        assert (
-            ring(4 * whole, 3)
-            < said.cycle_bytes_sent
-            < ring(4 * whole, 3) + 200 * len(schedule_of(recipe.strategy.stages[-1]).cycle)
-        )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "EveryStep()",
-        "EveryStep(delay=1) + Int8(block=64)",
-        "LocalSGD(3, optimizer_state='average') + TopK(0.05)",
-        "DiLoCo(6, fragments=3, delay=1, optimizer_state='average')",
-        "DelayedAveraging(delay=1) + Int8(block=64)",
-    ],
-)
-def test_the_forecast_knows_what_is_averaged_along(text):
-    recipe, attached, sent = heard_of(text, 20, model=normed, optimizer=torch.optim.AdamW)
-    said = check_bytes(recipe, attached, sent, 3)
-    if "average" in text:
-        numel = sum(layout.numel for _, layout in attached.layouts)
-        assert other(said, "averaged along") == ring(4 * (2 * numel + 40), 3)
-
-
-class Odd(nn.Module):
-    """A parameter that nobody uses, a scalar, and buffers of three kinds."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last, self.unused = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(5, 5)
-        self.scale = nn.Parameter(torch.ones(()))
-        for name, buffer in {"a": torch.ones(3), "b": torch.arange(4), "c": torch.ones(2, dtype=torch.float64)}.items():
-            self.register_buffer(name, buffer)
-
-    def forward(self, x):
-        return self.last(self.first(x).tanh() * self.scale)
-
-
-def odd(rank, dtype=torch.float32):
-    with seeded(rank):
-        return Odd()
-
-
-@pytest.mark.parametrize("text", ["DiLoCo(4, fragments=2, optimizer_state='average')", "EveryStep(delay=1)"])
-def test_the_forecast_knows_odd_models(text):
-    recipe, attached, sent = heard_of(text, 13, model=odd, optimizer=torch.optim.AdamW)
-    check_bytes(recipe, attached, sent, 3)
-
-
-@pytest.mark.parametrize("compressor", ["Dense()", "TopK(0.05)"])
-def test_the_forecast_knows_sites(compressor):
-    recipe, attached, sent = heard_of(f"LocalSGD(3, per_site=2) + {compressor}", 9, world=4, model=normed)
-    said = check_bytes(recipe, attached, sent, 4)
-    assert other(said, "within sites") > 3 * ring(4 * attached.parameters, 2)
-    assert other(said, "buffers") == 0
-
-
-def test_sites_must_fit_the_world():
-    recipe, attached, _ = heard_of("LocalSGD(3, per_site=2)", 1, world=4)
-    with pytest.raises(AttachError, match="do not make sites of 2"):
-        forecast(recipe, attached, workers=3)
-    assert forecast(recipe, attached, workers=1).bytes_sent == 0
 
 
 def test_talking_less_sends_less():
@@ -428,6 +174,34 @@ def test_strategies_keep_copies_of_the_parameters(strategy, copies):
     said = forecast(recipe, assumed(10**5, recipe), workers=4)
     assert said.strategy_bytes == copies * 4 * 10**5
     assert (said.residual_bytes, said.other_state_bytes) == (0, 0)
+
+
+# -- models that are assumed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parameters", [1, 63, 64, 65, 50_000, 66_000, 1_000_003, 124_000_000, 10**11])
+def test_assumed_shapes_have_exactly_the_size_asked_for(parameters):
+    shapes = assumed_shapes(parameters)
+    assert sum(map(math.prod, shapes.values())) == parameters
+    assert all(math.prod(shape) > 0 for shape in shapes.values())
+
+
+def test_assumed_shapes_look_like_a_known_model():
+    shapes = assumed_shapes(124_000_000)
+    assert shapes["layer.11.up.weight"] == (3072, 768)
+    assert "layer.12.up.weight" not in shapes
+    assert shapes["embedding.weight"][1] == 768
+
+
+def test_assumed_buckets_are_those_of_a_session():
+    model = assumed(20_000_000, resolve("home"))
+    assert len(model.layouts) > 1
+    assert sum(layout.numel for _, layout in model.layouts) == model.parameters == 20_000_000
+    assert model.control_bytes == control_bytes(sum(len(layout) for _, layout in model.layouts))
+    for dtype, layout in model.layouts:
+        assert dtype == "float32"
+        ways = [len(slot.shape) < 2 for slot in layout]
+        assert all(before <= after for before, after in pairwise(ways))  # dense ones last
 
 
 def test_assumed_momenta_are_adams():

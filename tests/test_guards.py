@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
-from virtual import Worker, batch, cluster, network, parameters
+from virtual import Worker, agree, cluster, loss_of, network, parameters
 
 from gossamer import checkpoint
 from gossamer.errors import CheckpointError, LoopError, MismatchError
@@ -18,17 +17,6 @@ from gossamer.errors import CheckpointError, LoopError, MismatchError
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1, **options})
-
-
-def same(results: list[Tensor]) -> Tensor:
-    for result in results[1:]:
-        assert torch.equal(result, results[0]), "the workers ended with different bits"
-    return results[0]
-
-
-def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
-    inputs, targets = batch(step, rank, dtype=next(model.parameters()).dtype)
-    return mse_loss(model(inputs), targets)
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.3)"])
@@ -50,7 +38,7 @@ def test_uneven_epochs_with_a_scaler(recipe: str) -> None:
         return parameters(model), scaler.get_scale()
 
     results = cluster(work, 3)
-    same([ended for ended, _ in results])
+    agree([ended for ended, _ in results])
     assert len({scale for _, scale in results}) == 1
     assert results[0][1] > 4.0
 
@@ -87,7 +75,7 @@ def test_saving_keeps_gradients(where: str, tmp_path: Path) -> None:
             optimizer.step()
         return parameters(model)
 
-    assert torch.equal(same(cluster(lambda w: work(w, True), 2)), cluster(lambda w: work(w, False), 2)[0])
+    assert torch.equal(agree(cluster(lambda w: work(w, True), 2)), cluster(lambda w: work(w, False), 2)[0])
 
 
 def test_a_parameter_added_later_is_an_error() -> None:
@@ -136,7 +124,7 @@ def test_numbers_whose_sum_overflows_are_skipped(recipe: str) -> None:
         return model.weight.detach().clone(), session.steps
 
     results = cluster(work, 3)
-    assert torch.isfinite(same([weight for weight, _ in results])).all()
+    assert torch.isfinite(agree([weight for weight, _ in results])).all()
     assert {steps for _, steps in results} == {2}
 
 
@@ -154,7 +142,7 @@ def test_no_gradient_on_a_rank_right_after_an_epoch() -> None:
         optimizer.step()
         return parameters(model)
 
-    same(cluster(work, 2))
+    agree(cluster(work, 2))
 
 
 def test_a_closed_session_says_so(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from linear import samples
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -19,28 +19,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import local  # noqa: E402
 from benchmarks.local import STUDY, main, options  # noqa: E402
 from benchmarks.local_report import Losses, Study, page_part, plot, sentences, study  # noqa: E402
-from benchmarks.tasks import TASKS, Samples, Task  # noqa: E402
+from benchmarks.tasks import TASKS, Task  # noqa: E402
 from benchmarks.virtual_workers import APART, Run, train  # noqa: E402
 
 from gossamer import events  # noqa: E402
 from gossamer.recipe import resolve  # noqa: E402
 
 DENSE = "Dense()"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def samples() -> Samples:
-    draw = torch.Generator().manual_seed(5)
-    x = torch.randn(96, 12, generator=draw, dtype=torch.float64)
-    y = x @ torch.randn(12, 24, generator=draw, dtype=torch.float64)
-    return (x[:64], y[:64]), (x[:64], y[:64]), (x[64:], y[64:])
 
 
 PLAIN = replace(
@@ -91,20 +76,22 @@ def test_what_is_merged_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [DENSE, "Int8()", "DiLoCo(period=4) + TopK(density=0.1)", "DelayedAveraging(delay=3)"]
+    ("recipe", "trials"),
+    [(DENSE, 1), ("Int8()", 1), ("DiLoCo(period=4) + TopK(density=0.1)", 0), ("DelayedAveraging(delay=3)", 0)],
 )
-def test_bytes_are_those_of_the_steps(recipe: str) -> None:
-    """All that landed, and what a session says before its first step and of turns under way after its last."""
+def test_bytes_are_those_of_the_steps(recipe: str, trials: int) -> None:
+    """All that landed, what a session says before its first step and once it has tried how many buckets travel at once,
+    and of turns under way after its last."""
     told: list[float] = []
     unsubscribe = events.subscribe(
         lambda event: told.append(event.bytes_sent) if hasattr(event, "waiting_seconds") else None
     )
     found = run(recipe, steps=12)
     unsubscribe()
-    handshake = 3 * 16
+    apart = 3 * 16 * (1 + trials)
     under_way = 3 if recipe.startswith("Delayed") else 0
     landed = 12 - under_way
-    assert found["bytes_sent"] - handshake == pytest.approx(sum(told) / 4 * 12 / landed)
+    assert found["bytes_sent"] - apart == pytest.approx(sum(told) / 4 * 12 / landed)
 
 
 def test_bytes_are_counted_again_in_another_way() -> None:

@@ -76,9 +76,18 @@ def test_every_part_can_be_decoded_where_one_worker_speaks_for_all(text):
     assert len(bucket.engine_seconds) == 2
 
 
+@pytest.fixture
+def threads():
+    """More than a worker of several is timed with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(("text", "rounds"), [("Dense", 1), ("TopK(0.01)", 1), ("PowerSGD(rank=2)", 2)])
-def test_an_assumed_step_has_codecs_that_were_timed(text, rounds):
-    recipe, threads = resolve(text), torch.get_num_threads()
+def test_an_assumed_step_has_codecs_that_were_timed(text, rounds, threads):
+    recipe = resolve(text)
     model = assumed(10_000_000, recipe)
     seen = assume(model, recipe, 0.3, workers=3)
     assert seen.compute_seconds == 0.3

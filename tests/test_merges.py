@@ -1,496 +1,21 @@
-"""Workers that train apart: resumed to the bit, in other numbers, with unequal data, and with numbers gone bad."""
+"""Workers that train apart: what all agree on, when it is shown, reset, saved and ended."""
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from strategies.loops import LR, START, Trace, agree, close, gradient, heard, mean_of, owed_and_in_flight, sgd, spread
+from strategies.loops import START, Trace, agree, close, heard, owed_and_in_flight, sgd, spread
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import checkpoint, events
-from gossamer.errors import LoopError, NonFiniteError, RecipeError, Stopped
+from gossamer.errors import LoopError, RecipeError, Stopped
 from gossamer.recipe import resolve
-from gossamer.session import Session
-from gossamer.strategies import DelayedAveraging
-
-# -- resuming ---------------------------------------------------------------------------------------------------------
-
-Snapshot = Mapping[str, Any]
-
-
-def train(
-    worker: Worker,
-    recipe: str,
-    start: int,
-    stop: int,
-    *,
-    snapshot: Snapshot | None = None,
-    keep: Sequence[int] = (),
-    load: Path | None = None,
-    save: Path | None = None,
-) -> tuple[list[Tensor], list[Tensor], dict[int, Snapshot]]:
-    """(parameters, merged parameters by step; what was kept after the steps in `keep`)."""
-    model = network(worker.rank)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    session = worker.attach(model, optimizer, resolve(recipe))
-    if snapshot is not None:
-        model.load_state_dict(snapshot["model"])
-        optimizer.load_state_dict(snapshot["optimizer"])
-        session.load_state_dict(snapshot["session"])
-    if load is not None:
-        assert session.load(load) == {"made": start}
-    path, merged, kept = [], [], {}
-    for step in range(start, stop):
-        optimizer.zero_grad()
-        session.weight(2 + (step + worker.rank) % 3)
-        inputs, targets = batch(step, worker.rank)
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-        path.append(parameters(model))
-        with session.merged(model):
-            merged.append(parameters(model))
-        if step + 1 in keep:
-            kept[step + 1] = deepcopy(
-                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "session": session.state_dict()}
-            )
-    if save is not None:
-        session.save(save, made=stop)
-    return path, merged, kept
-
-
-def check_resume(
-    recipe: str, after: Sequence[int], spoil: Callable[[Any], None] = lambda state: None, world: int = 3
-) -> None:
-    """What goes on from each snapshot goes where the run that was never interrupted went."""
-    whole = cluster(lambda worker: train(worker, recipe, 0, 12, keep=after), world)
-    for made in after:
-        kept = [snapshots[made] for *_, snapshots in whole]
-        for each in kept:
-            spoil(each["session"])
-        resumed = cluster(lambda worker, k=kept, m=made: train(worker, recipe, m, 12, snapshot=k[worker.rank]), world)
-        for (path, merged, _), (path_after, merged_after, _) in zip(whole, resumed, strict=True):
-            for a, b in zip((*path[made:], *merged[made:]), (*path_after, *merged_after), strict=True):
-                assert torch.equal(a, b), f"resumed after step {made}, training went another way"
-
-
-RESUMES = [
-    ("LocalSGD(4) + TopK(0.2)", [2, 5]),
-    ("LocalSGD(3, optimizer_state='average') + Int8()", [4]),
-    ("PostLocalSGD(4, start=5) + TopK(0.2)", [3, 5, 7]),
-    ("DiLoCo(6, fragments=3, delay=3, mix=0.5) + Int8()", [2, 3, 7]),
-    ("DiLoCo(4, delay=2, optimizer_state='average') + PowerSGD(2)", [5]),
-    ("DelayedAveraging(3) + TopK(0.1)", [2, 6]),
-    ("DelayedAveraging(3, period=2) + Int8()", [5]),
-    ("EveryStep(accumulate=3) + TopK(0.2)", [1, 5]),
-    ("EveryStep(delay=2) + Int8()", [1, 4]),
-]
-
-
-@pytest.mark.parametrize(("recipe", "after"), RESUMES, ids=str)
-def test_resumed_training_goes_the_same_way(recipe: str, after: Sequence[int]) -> None:
-    check_resume(recipe, after)
-
-
-def test_resumed_sites_go_the_same_way() -> None:
-    check_resume("LocalSGD(4, per_site=2) + Int8()", [2, 5], world=4)
-
-
-def no_flights(session: Any) -> None:
-    session["progress"]["flights"] = []
-
-
-def no_sums(session: Any) -> None:
-    session["progress"]["accumulated"] = {"made": 0, "weight": 0.0, "used": []}
-
-
-def no_weights(session: Any) -> None:
-    session["progress"]["weights"] = [1.0 for _ in session["progress"]["weights"]]
-
-
-def nothing_agreed(session: Any) -> None:
-    for kept in session["state"].values():
-        kept["merging.agreed"].zero_()
-
-
-def nothing_owed(session: Any) -> None:
-    for kept in session["state"].values():
-        for key in kept:
-            if key.endswith("residual"):
-                kept[key].zero_()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "after", "spoil"),
-    [
-        ("DiLoCo(6, fragments=3, delay=3, mix=0.5)", [3], no_flights),
-        ("DelayedAveraging(3)", [6], no_flights),
-        ("EveryStep(delay=2)", [4], no_flights),
-        ("EveryStep(accumulate=3)", [5], no_sums),
-        ("LocalSGD(4)", [6], no_weights),
-        ("LocalSGD(4)", [6], nothing_agreed),
-        ("LocalSGD(4) + TopK(0.2)", [6], nothing_owed),
-    ],
-)
-def test_the_resume_check_catches_what_is_forgotten(recipe: str, after: Sequence[int], spoil: Any) -> None:
-    with pytest.raises(AssertionError, match="another way"):
-        check_resume(recipe, after, spoil)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "made"),
-    [
-        ("DiLoCo(6, fragments=3, delay=3, mix=0.5) + Int8()", 3),
-        ("DelayedAveraging(3) + TopK(0.1)", 5),
-        ("EveryStep(accumulate=3) + TopK(0.2)", 4),
-        ("EveryStep(delay=2) + TopK(0.2)", 4),
-        ("PostLocalSGD(4, start=5) + TopK(0.2)", 7),
-        ("DiLoCo(6, delay=3, optimizer_state='average')", 7),
-    ],
-)
-def test_saved_and_loaded_training_goes_the_same_way(recipe: str, made: int, tmp_path: Path) -> None:
-    whole = cluster(lambda worker: train(worker, recipe, 0, 10), 3)
-    cluster(lambda worker: train(worker, recipe, 0, made, save=tmp_path), 3)
-    resumed = cluster(lambda worker: train(worker, recipe, made, 10, load=tmp_path), 3)
-    for (path, merged, _), (path_after, merged_after, _) in zip(whole, resumed, strict=True):
-        for a, b in zip((*path[made:], *merged[made:]), (*path_after, *merged_after), strict=True):
-            assert torch.equal(a, b)
-
-
-# -- other numbers of workers -----------------------------------------------------------------------------------------
-
-MERGING = [
-    "LocalSGD(4) + TopK(0.2)",
-    "DiLoCo(6, fragments=3, delay=3, mix=0.5) + Int8()",
-    "DelayedAveraging(3)",
-    "PostLocalSGD(4, start=2)",
-]
-
-
-@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 1), (1, 2)])
-@pytest.mark.parametrize("recipe", MERGING)
-def test_other_workers_go_on_from_what_was_agreed(recipe: str, old: int, new: int, tmp_path: Path) -> None:
-    def go_on(worker: Worker) -> tuple[Tensor, Tensor, Tensor, int]:
-        model = network(worker.rank)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        session = worker.attach(model, optimizer, recipe)
-        session.load(tmp_path)
-        begun = parameters(model)
-        with session.merged(model):
-            merged = parameters(model)
-        for step in range(7, 15):
-            optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            optimizer.step()
-        with session.merged(model):
-            return begun, merged, parameters(model), session.steps
-
-    before = cluster(lambda worker: train(worker, recipe, 0, 7, save=tmp_path), old)
-    agreed = agree([merged[-1] for _, merged, _ in before])
-    later = cluster(go_on, new)
-    for begun, merged, ended, steps in later:
-        assert torch.equal(begun, agreed)
-        assert torch.equal(merged, agreed)
-        assert steps == 15
-        assert not torch.equal(ended, agreed), "nothing was merged any more"
-        assert torch.isfinite(ended).all()
-    agree([ended for _, _, ended, _ in later])
-
-
-# -- unequal data -----------------------------------------------------------------------------------------------------
-
-
-def uneven(worker: Worker, recipe: str, batches: Sequence[int], epochs: int = 2) -> tuple[Tensor, Tensor, int]:
-    """(merged parameters, own parameters, clock) after epochs of which each rank has another number of batches."""
-    model = network(worker.rank)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    session = worker.attach(model, optimizer, recipe)
-    for epoch in range(epochs):
-        with session.epoch():
-            for step in range(batches[worker.rank]):
-                optimizer.zero_grad()
-                inputs, targets = batch(100 * epoch + step, worker.rank)
-                mse_loss(model(inputs), targets).backward()
-                optimizer.step()
-    with session.merged(model):
-        merged = parameters(model)
-    return merged, parameters(model), session.steps
-
-
-def check_uneven(recipe: str, batches: Sequence[int]) -> list[tuple[Tensor, Tensor, int]]:
-    results = cluster(lambda worker: uneven(worker, recipe, batches), len(batches))
-    merged = agree([merged for merged, *_ in results])
-    assert torch.isfinite(merged).all()
-    assert not torch.equal(merged, START)
-    assert len({clock for *_, clock in results}) == 1, "the clocks differ"
-    return results
-
-
-@pytest.mark.parametrize("batches", [(8, 4, 8), (7, 0, 3)], ids=str)
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "LocalSGD(3) + TopK(0.2)",
-        "LocalSGD(3, optimizer_state='average')",
-        "PostLocalSGD(3, start=2)",
-        "DiLoCo(4, fragments=2, delay=2, mix=0.5) + Int8()",
-        "DelayedAveraging(2)",
-        "DelayedAveraging(2, period=3) + TopK(0.2)",
-    ],
-)
-def test_ranks_run_out_of_data_at_different_times(recipe: str, batches: Sequence[int]) -> None:
-    check_uneven(recipe, batches)
-
-
-def test_ranks_run_out_of_data_while_gradients_travel() -> None:
-    for recipe in ("EveryStep(delay=1)", "EveryStep(delay=2) + TopK(0.2)", "EveryStep(accumulate=3)"):
-        results = check_uneven(recipe, (7, 4, 7))
-        agree([own for _, own, _ in results])
-
-
-def test_sites_run_out_of_data() -> None:
-    for batches in ((6, 3, 6, 6), (7, 3, 7, 7), (6, 6, 2, 3), (7, 7, 0, 0)):
-        results = check_uneven("LocalSGD(2, per_site=2)", batches)
-        for site in ((0, 1), (2, 3)):
-            agree([results[rank][1] for rank in site])
-
-
-@pytest.mark.parametrize("recipe", ["LocalSGD(4)", "DiLoCo(4, outer_learning_rate=1, outer_momentum=0)"])
-def test_merges_weigh_workers_by_their_samples(recipe: str) -> None:
-    """By all that were seen since the last merge."""
-    sizes = [[5, 3, 1], [2, 2, 7], [1, 4, 4], [3, 1, 1]]
-
-    def work(worker: Worker) -> list[Tensor]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, recipe)
-        path = []
-        for step in range(8):
-            optimizer.zero_grad()
-            size = sizes[step % 4][worker.rank]
-            session.weight(size)
-            inputs, targets = batch(step, worker.rank, size)
-            mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-            path.append(parameters(model))
-        return path
-
-    xs = [START] * 3
-    weights = [float(sum(row[rank] for row in sizes)) for rank in range(3)]
-    paths = cluster(work, 3)
-    for step in range(8):
-        xs = [x - LR * gradient(x, step, rank, sizes[step % 4][rank]) for rank, x in enumerate(xs)]
-        if step % 4 == 3:
-            merged = sum(weight * x for weight, x in zip(weights, xs, strict=True)) / sum(weights)
-            assert not torch.allclose(merged, mean_of(xs)), "the weights make no difference here"
-            xs = [merged] * 3
-        for path, x in zip(paths, xs, strict=True):
-            close(path[step], x)
-
-
-def test_steps_of_all_workers_count_alike_where_they_are_taken_back() -> None:
-    """Delayed averages: with everything landed, all hold the mean of what they did, whatever their batches weigh."""
-    weights = [1.0, 2.0, 5.0]
-
-    def work(worker: Worker) -> tuple[list[Tensor], list[Tensor]]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "DelayedAveraging(2, period=2)")
-        session.weight(weights[worker.rank])
-        path, gradients = [], []
-        for step in range(9):
-            optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-            optimizer.step()
-            path.append(parameters(model))
-        return path, gradients
-
-    results = cluster(work, 3)
-    for made in range(1, 10):
-        landed = max(0, (made - 2) // 2 * 2)
-        together = START.clone()
-        for step in range(landed):
-            together -= LR * sum(own[step] for _, own in results) / 3
-        for path, own in results:
-            close(path[made - 1], together - LR * sum(own[step] for step in range(landed, made)))
-
-
-@pytest.mark.parametrize("weights", [(32.0, 32.0, 4.0), (0.0, 1.0, 1.0)])
-def test_weights_that_change_leave_nobody_behind(weights: tuple[float, float, float]) -> None:
-    """What a worker keeps to itself is its residual and what is in flight, however long it goes on."""
-
-    def work(worker: Worker) -> list[float]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "DelayedAveraging(1) + TopK(0.3)")
-        apart = []
-        for step in range(160):
-            session.weight(weights[(step + worker.rank) % 3] if step % 20 == 19 else 32.0)
-            optimizer.zero_grad()
-            quiet = step % 80 >= 40  # nothing new is computed: what was owed is sent
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).mul(not quiet).backward()
-            optimizer.step()
-            if step % 80 == 79:
-                mine = parameters(model)
-                with session.merged(model):
-                    apart.append(float((parameters(model) - mine).norm()))
-        return apart
-
-    assert max(map(max, cluster(work, 3))) < 1e-9
-
-
-# -- numbers that are not finite --------------------------------------------------------------------------------------
-
-
-def poisoned(worker: Worker, recipe: str, steps: int, bad: Callable[[int, int], bool], **options: Any) -> list[Tensor]:
-    model = network(worker.rank)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    worker.attach(model, optimizer, recipe, **options)
-    path = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1])
-        (loss * (math.nan if bad(step, worker.rank) else 1.0)).backward()
-        optimizer.step()
-        path.append(parameters(model))
-    return path
-
-
-@pytest.mark.parametrize("step", [1, 3])
-def test_a_bad_gradient_skips_one_ranks_step_and_no_merge(step: int) -> None:
-    """In the middle of a period, and in the step that ends with a merge."""
-    with heard(events.Skipped) as skipped:
-        paths = cluster(lambda w: poisoned(w, "LocalSGD(4) + TopK(0.3)", 9, lambda s, r: (s, r) == (step, 1)), 3)
-    clean = cluster(lambda w: poisoned(w, "LocalSGD(4) + TopK(0.3)", 9, lambda s, r: False), 3)
-    assert [event.rank for event in skipped] == [1]
-    assert skipped[0].tensor in dict(network().named_parameters())
-    if step == 1:
-        assert torch.equal(paths[1][1], paths[1][0]), "a step was made with a gradient that is not finite"
-    for rank in (0, 2):
-        for before in range(3):
-            assert torch.equal(paths[rank][before], clean[rank][before]), "others noticed what is local"
-    for merge in (3, 7):
-        together = agree([path[merge] for path in paths])
-        assert torch.isfinite(together).all()
-        assert not torch.equal(together, clean[0][merge])
-    assert spread([path[8] for path in paths]) > 0
-
-
-@pytest.mark.parametrize("recipe", ["LocalSGD(8)", "LocalSGD(1)", "DelayedAveraging(2)"])
-def test_five_bad_gradients_in_a_row_end_the_run(recipe: str) -> None:
-    with pytest.raises(NonFiniteError, match=r'5 steps in a row.*"\d\.(weight|bias)" on rank 1'):
-        cluster(lambda worker: poisoned(worker, recipe, 12, lambda s, r: s > 1 and r == 1), 2)
-
-
-def test_bad_gradients_now_and_then_do_not_end_it() -> None:
-    for path in cluster(lambda worker: poisoned(worker, "LocalSGD(20)", 15, lambda s, r: s % 2 == 0 and r == 1), 2):
-        assert torch.isfinite(path[-1]).all()
-
-
-@pytest.mark.parametrize("step", [1, 3])
-def test_an_overflow_on_one_rank_is_local(step: int) -> None:
-    """A GradScaler lowers that rank's scale and skips its step; turns stay where they are, and nobody hears of it."""
-
-    def work(worker: Worker, overflows: bool) -> tuple[list[Tensor], float, int]:
-        model = network(worker.rank, torch.float32)
-        optimizer = sgd(momentum=0.9)(model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
-        session = worker.attach(model, optimizer, "LocalSGD(4)", scaler=scaler)
-        path = []
-        for t in range(9):
-            optimizer.zero_grad()
-            inputs, targets = batch(t, worker.rank, dtype=torch.float32)
-            bad = overflows and (t, worker.rank) == (step, 1)
-            scaler.scale(mse_loss(model(inputs), targets) * (math.inf if bad else 1.0)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            path.append(parameters(model))
-        return path, scaler.get_scale(), session.steps
-
-    results = cluster(lambda worker: work(worker, True), 3)
-    clean = cluster(lambda worker: work(worker, False), 3)
-    assert [scale for _, scale, _ in results] == [256.0, 128.0, 256.0]
-    assert {steps for *_, steps in (*results, *clean)} == {9}
-    for rank in (0, 2):
-        for before in range(3):
-            assert torch.equal(results[rank][0][before], clean[rank][0][before])
-    assert torch.equal(results[0][0][3], results[2][0][3])
-    together = agree([path[7] for path, *_ in results])
-    assert torch.isfinite(together).all()
-
-
-# -- parameters that are not finite -----------------------------------------------------------------------------------
-
-
-def remembered(session: Session) -> Tensor:
-    parts = [tensor.flatten() for kept in session.state_dict()["state"].values() for tensor in kept.values()]
-    return torch.cat(parts).clone()
-
-
-def spoilt(worker: Worker, recipe: str, number: float) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(memory before and after a step, merged parameters). A parameter of rank 1 is `number` during step 5 only."""
-    model = network(worker.rank)
-    optimizer = sgd()(model)
-    session = worker.attach(model, optimizer, recipe)
-    session.weight([1, 2, 5][worker.rank])
-    first = next(model.parameters()).detach()
-    seen = []
-    for step in range(9):
-        optimizer.zero_grad()
-        mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-        kept, before = first.clone(), remembered(session)
-        if (step, worker.rank) == (5, 1):
-            first[0, 0] = number
-        optimizer.step()
-        if (step, worker.rank) == (5, 1):
-            assert not abs(float(first[0, 0])) < 1e5, "a merge took place"
-            first.copy_(kept)
-        with session.merged(model):
-            seen.append((before, remembered(session), parameters(model)))
-    return seen
-
-
-def check_spoilt(recipe: str, number: float, culprit: int | None, tolerance: float = 0.0) -> None:
-    """Nobody remembers anything of it, who is to blame is named, and the next merge makes up for it."""
-    with heard(events.Skipped) as skipped:
-        results = cluster(lambda worker: spoilt(worker, recipe, number), 3)
-    assert {(event.rank, event.tensor) for event in skipped} == {(culprit, "0.weight")}
-    for seen in results:
-        before, after, merged = seen[5]
-        assert (before - after).abs().max() <= tolerance, "a merge that was skipped is remembered"
-        assert torch.equal(merged, seen[4][2])
-        assert not torch.equal(seen[8][2], merged), "nothing was merged any more"
-    for step in range(9):
-        assert torch.isfinite(agree([seen[step][2] for seen in results])).all()
-
-
-@pytest.mark.parametrize("recipe", ["LocalSGD(3) + TopK(0.2)", "DiLoCo(3) + Int8()"])
-def test_parameters_gone_bad_are_not_merged(recipe: str) -> None:
-    check_spoilt(recipe, math.nan, 1)
-
-
-@pytest.mark.parametrize("recipe", ["LocalSGD(3)", "DelayedAveraging(0, period=3)"])
-def test_differences_beyond_half_precision_are_not_merged(recipe: str) -> None:
-    """What was offered is offered again: to rounding where it had been taken out of what is remembered."""
-    check_spoilt(recipe + " + Dense(dtype='float16')", 1e6, None, 1e-8 if recipe.startswith("Delayed") else 0.0)
-
-
-def test_the_check_catches_what_is_not_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DelayedAveraging, "undo", lambda self, memory, offered: None)
-    with pytest.raises(AssertionError, match="is remembered"):
-        test_differences_beyond_half_precision_are_not_merged("DelayedAveraging(0, period=3)")
-
-
-# -- what is agreed upon ----------------------------------------------------------------------------------------------
 
 
 def test_merged_shows_what_all_agree_on_and_gives_back_every_bit() -> None:
@@ -518,6 +43,29 @@ def test_merged_shows_what_all_agree_on_and_gives_back_every_bit() -> None:
     results = cluster(work, 3)
     assert spread([mine for mine, _ in results]) > 0
     assert not torch.equal(agree([merged for _, merged in results]), START)
+
+
+@pytest.mark.parametrize(("recipe", "steps", "held"), [
+    ("LocalSGD(4)", 6, False), ("LocalSGD(4)", 8, True), ("DiLoCo(4)", 7, False), ("DelayedAveraging(2)", 5, False),
+    ("Gossip()", 5, False), ("ParameterServer('sync')", 5, True), ("Dense()", 5, True),
+])  # fmt: skip
+def test_at_the_end_it_is_told_whether_each_holds_what_was_merged(recipe: str, steps: int, held: bool) -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(worker.rank)
+        optimizer = sgd()(model)
+        session = worker.attach(model, optimizer, recipe)
+        for step in range(steps):
+            optimizer.zero_grad()
+            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            optimizer.step()
+        session.close()
+        return parameters(model)
+
+    with heard(events.Closed) as closed:
+        own = cluster(work, 3)
+    assert [event.holds_merged for event in closed] == 3 * [held]
+    assert (spread(own) == 0) == held
+    assert len({event.digest for event in closed}) == 1
 
 
 def test_the_digest_at_the_end_is_of_what_all_agree_on() -> None:
@@ -616,7 +164,7 @@ def test_saving_on_one_rank_while_others_train_is_an_error_on_all(tmp_path: Path
 
     for recipe in ("LocalSGD(4)", "DiLoCo(4, fragments=2, delay=2)", "DelayedAveraging(2)", "EveryStep(delay=1)"):
         for said in cluster(lambda worker, r=recipe: work(worker, r), 3):
-            assert "ranks 1 called session.save() while others went on training" in said, recipe
+            assert "call session.save() on every rank, not only where world.is_first: rank 1 called it" in said, recipe
     assert not list(tmp_path.iterdir())
 
 
@@ -632,7 +180,7 @@ def test_a_site_hears_first_that_one_of_it_saves(tmp_path: Path) -> None:
             if (step, worker.rank) == (5, 1):
                 session.save(tmp_path)
 
-    with pytest.raises(LoopError, match=r"ranks 1 called session\.save"):
+    with pytest.raises(LoopError, match=r"call session\.save.* rank 1 called it"):
         cluster(work, 4)
 
 
@@ -668,7 +216,7 @@ def test_a_second_backward_is_refused_where_gradients_arrive_late() -> None:
         cluster(work, 2)
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compressor", ["DGC(density=0.01)", "OneBitAdam(warmup=2)", "Route(DGC(0.01), rest=Dense())"])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from apart import check_resume, train
 from click.testing import CliRunner
 from processes import findings, succeed
 from strategies.loops import LR, START, Trace, agree, close, gradient, heard, run, sgd
 from strategies.test_gossip import Lopsided
-from test_merges import check_resume, train
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters, seeded

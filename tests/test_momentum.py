@@ -1,95 +1,20 @@
-"""Momentum moves from the optimizer into the compressor, and nobody can tell from the outside."""
+"""Momentum moves from the optimizer into the compressor, and training stays what it was."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from momenta import ALL, MIXED, Cycle, alone, close, go, one_cycle, sgd, together
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
-from torch.optim.lr_scheduler import OneCycleLR
-from virtual import Worker, batch, cluster, network, parameters, seeded
+from virtual import Worker, agree, cluster, loss_of, network, parameters, seeded
 
-from gossamer import events
-from gossamer.attach import ddp_hook
 from gossamer.compressors import DGC, Compressor
-from gossamer.errors import AttachError, LoopError
 from gossamer.momentum import FromSGD
-from gossamer.session import Session
 
-ALL = "Route(DGC(density=1.0, masking=False), smallest=0)"
-MIXED = "DGC(density=1.0, masking=False)"  # one matrix of three has 256 entries
-
-
-def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
-    """Two groups that differ in what they may."""
-    first, *rest = model.parameters()
-    groups = [{"params": [first], "lr": 0.2}, {"params": rest, "weight_decay": 0.03}]
-    return torch.optim.SGD(groups, **{"lr": 0.1, "momentum": 0.9, **options})
-
-
-def same(results: list[Tensor]) -> Tensor:
-    for result in results[1:]:
-        assert torch.equal(result, results[0]), "the workers ended with different bits"
-    return results[0]
-
-
-def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
-    inputs, targets = batch(step, rank, dtype=next(model.parameters()).dtype)
-    return mse_loss(model(inputs), targets)
-
-
-Cycle = Callable[[torch.optim.Optimizer], Any]
-
-
-def one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:
-    return OneCycleLR(optimizer, max_lr=[0.3, 0.2], total_steps=9)
-
-
-def go(
-    model: nn.Module, optimizer: torch.optim.Optimizer, backward: Callable[[int], None], cycle: Cycle | None
-) -> None:
-    scheduler = cycle(optimizer) if cycle is not None else None
-    for step in range(8):
-        optimizer.zero_grad()
-        backward(step)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-
-
-def together(recipe: Any, world: int = 3, cycle: Cycle | None = None, **options: Any) -> Tensor:
-    def work(worker: Worker) -> Tensor:
-        model = network(worker.rank)
-        optimizer = sgd(model, **options)
-        worker.attach(model, optimizer, recipe)
-        go(model, optimizer, lambda step: loss_of(model, step, worker.rank).backward(), cycle)
-        return parameters(model)
-
-    return same(cluster(work, world))
-
-
-def alone(world: int = 3, cycle: Cycle | None = None, **options: Any) -> Tensor:
-    """One process on the joined batch, with torch's own momentum."""
-    model = network(0)
-    optimizer = sgd(model, **options)
-
-    def backward(step: int) -> None:
-        parts = [batch(step, rank) for rank in range(world)]
-        mse_loss(model(torch.cat([x for x, _ in parts])), torch.cat([y for _, y in parts])).backward()
-
-    go(model, optimizer, backward, cycle)
-    return parameters(model)
-
-
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
-
-
-# -- what must be equal -----------------------------------------------------------------------------------------------
+# -- what must be equal ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cycle", [None, one_cycle])
@@ -115,7 +40,7 @@ def matrices(momentum: float, recipe: str) -> Tensor:
         go(model, optimizer, lambda step: loss_of(model, step, worker.rank).backward(), None)
         return parameters(model)
 
-    return same(cluster(work, 3))
+    return agree(cluster(work, 3))
 
 
 def test_masking_what_is_sent_makes_plain_sgd_of_sending_all() -> None:
@@ -146,7 +71,7 @@ def test_momentum_from_before_goes_on() -> None:
                 )
         return parameters(model)
 
-    close(same(cluster(lambda worker: work(worker, ["Dense()", ALL]), 3)), alone())
+    close(agree(cluster(lambda worker: work(worker, ["Dense()", ALL]), 3)), alone())
 
 
 def test_a_world_of_one_is_plain_training_with_any_optimizer() -> None:
@@ -159,7 +84,7 @@ def test_a_world_of_one_is_plain_training_with_any_optimizer() -> None:
     cluster(work, 1)
 
 
-# -- twins ------------------------------------------------------------------------------------------------------------
+# -- twins -------------------------------------------------------------------------------------------------------------
 
 
 def test_momentum_applied_twice_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,341 +112,7 @@ def test_decay_without_momentum_would_be_found(monkeypatch: pytest.MonkeyPatch) 
         close(together(ALL, weight_decay=0.1), alone(weight_decay=0.1))
 
 
-# -- what schedulers and users see ------------------------------------------------------------------------------------
-
-
-def test_groups_are_the_users_own_before_and_after_every_step() -> None:
-    def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, "DGC(0.1)")
-        groups, settings = list(optimizer.param_groups), [dict(group) for group in optimizer.param_groups]
-        inside: list[list[tuple[float, float, int]]] = []
-        optimizer.register_step_pre_hook(
-            lambda optimizer, *rest: inside.append(
-                [(g["momentum"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
-            )
-        )
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(model, step, worker.rank).backward()
-            gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-            optimizer.step()
-            assert all(now is group for now, group in zip(optimizer.param_groups, groups, strict=True))
-            assert [dict(group) for group in optimizer.param_groups] == settings
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                assert parameter.grad is not None
-                assert torch.equal(parameter.grad, gradient), "the step left something in .grad"
-        assert inside == 3 * [[(0.9, 0.0, 1), (0.9, 0.03, 4), (0.0, 0.0, 1)]]
-        session.close()
-        assert all(now is group for now, group in zip(optimizer.param_groups, groups, strict=True))
-
-    cluster(work, 2)
-
-
-def test_a_step_that_failed_leaves_no_trace() -> None:
-    def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, ALL)
-        groups = list(optimizer.param_groups)
-
-        def fail(*rest: Any) -> None:
-            raise ZeroDivisionError
-
-        loss_of(model, 0, worker.rank).backward()
-        failing = optimizer.register_step_pre_hook(fail)
-        with pytest.raises(ZeroDivisionError):
-            optimizer.step()
-        failing.remove()
-        session.close()
-        assert optimizer.param_groups == groups
-
-    cluster(work, 2)
-
-
-def notices(work: Callable[[], Any]) -> list[str]:
-    heard: list[str] = []
-    stop = events.subscribe(lambda event: heard.append(event.message) if isinstance(event, events.Noticed) else None)
-    try:
-        work()
-    finally:
-        stop()
-    return heard
-
-
-def test_one_line_says_that_momentum_moved() -> None:
-    (line,) = notices(lambda: together("DGC(0.1)"))
-    assert "the momentum of 1 tensors moved out of the optimizer" in line
-    assert not notices(lambda: together("TopK(0.1)"))
-    assert not notices(lambda: together("DGC(0.1)", 1))
-
-
-@pytest.mark.parametrize(
-    ("recipe", "clips", "lines"), [("DGC(0.1)", True, 1), ("DGC(0.1)", False, 0), ("TopK(0.1)", True, 0)]
-)
-def test_clipping_after_backward_is_noticed_once(recipe: str, clips: bool, lines: int) -> None:
-    def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, recipe)
-        for step in range(3):
-            optimizer.zero_grad(set_to_none=step != 1)
-            session.weight(2 + worker.rank)
-            loss_of(model, step, worker.rank).backward()
-            if clips:
-                nn.utils.clip_grad_norm_(model.parameters(), 100.0)
-            optimizer.step()
-
-    said = notices(lambda: cluster(work, 2))
-    assert sum("between loss.backward() and optimizer.step()" in line for line in said) == lines
-
-
-# -- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def attach(worker: Worker, make: Callable[[nn.Module], torch.optim.Optimizer], **options: Any) -> Session:
-    model = network(0)
-    return worker.attach(model, make(model), options.pop("recipe", ALL), **options)
-
-
-def differing(model: nn.Module) -> torch.optim.Optimizer:
-    first, *rest = model.parameters()
-    return torch.optim.SGD([{"params": [first], "momentum": 0.5}, {"params": rest}], lr=0.1, momentum=0.9)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "wrong"),
-    [
-        (lambda m: torch.optim.AdamW(m.parameters()), {}, r"momentum of torch\.optim\.SGD.*AdamW.*Train with torch"),
-        (lambda m: sgd(m, dampening=0.1), {}, r"dampening=0\.1 .* Leave dampening out"),
-        (lambda m: sgd(m, maximize=True), {}, "maximize=True"),
-        (differing, {}, r"different momenta, \[\(0\.5, False\), \(0\.9, False\)\].*Give all groups the same"),
-        (sgd, {"clip_norm": 1.5}, r"Leave clip_norm out and write clip=1\.5"),
-        (sgd, {"recipe": "OneBitAdam(10)"}, r"momentum of torch\.optim\.Adam,.*a SGD"),
-        (sgd, {"recipe": "Route(DGC(), rest=OneBitAdam(10), smallest=0)"}, "two kinds of optimizer"),
-    ],
-)
-def test_optimizers_that_do_not_fit_are_refused(
-    make: Callable[[nn.Module], torch.optim.Optimizer], options: dict[str, Any], wrong: str
-) -> None:
-    with pytest.raises(AttachError, match=wrong):
-        cluster(lambda worker: attach(worker, make, **options), 2)
-
-
-def test_what_is_not_owned_may_differ() -> None:
-    cluster(lambda worker: attach(worker, differing, recipe="DGC(0.1)").close(), 2)
-
-
-def test_momenta_that_part_later_are_refused() -> None:
-    def work(worker: Worker) -> None:
-        session = attach(worker, sgd)
-        session.optimizer.param_groups[0]["momentum"] = 0.5
-        loss_of(session.model, 0, worker.rank).backward()
-
-    with pytest.raises(AttachError, match="different momenta"):
-        cluster(work, 2)
-
-
-def test_fused_optimizers_with_a_scaler_are_refused() -> None:
-    def work(worker: Worker) -> None:
-        model = network(0, torch.float32)
-        optimizer = sgd(model, fused=True)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        worker.attach(model, optimizer, ALL, scaler=scaler)
-        scaler.scale(loss_of(model, 0, worker.rank)).backward()
-        scaler.step(optimizer)
-
-    with pytest.raises(LoopError, match="fused=False"):
-        cluster(work, 2)
-
-
-def test_closures_are_refused() -> None:
-    def work(worker: Worker, recipe: str) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer, recipe)
-
-        def closure() -> float:
-            optimizer.zero_grad()
-            loss = loss_of(model, 0, worker.rank)
-            loss.backward()
-            return float(loss.detach())
-
-        optimizer.step(closure)
-
-    cluster(lambda worker: work(worker, "Dense()"), 2)
-    with pytest.raises(LoopError, match="without a closure"):
-        cluster(lambda worker: work(worker, "DGC(0.1)"), 2)
-
-
-@pytest.mark.parametrize("recipe", ["DGC(0.1)", "OneBitAdam(10)"])
-def test_ddp_is_refused(recipe: str) -> None:
-    with pytest.raises(AttachError, match=r"gossamer\.attach\(model, optimizer"):
-        ddp_hook(network(0), recipe)
-
-
-# -- steps that do not count ------------------------------------------------------------------------------------------
-
-REAL = [
-    "DGC(0.1)",
-    "Route(DGC(density=0.05, warmup=5, clip=1.0), rest=Int8(), smallest=0)",
-]
-
-
-def remembered(session: Session) -> Tensor:
-    state = session.state_dict()["state"]
-    buffers = [each["momentum_buffer"] for each in session.optimizer.state.values() if "momentum_buffer" in each]
-    return torch.cat(
-        [t.flatten().double() for each in state.values() for t in each.values()]
-        + [buffer.flatten().double() for buffer in buffers]
-    )
-
-
-@pytest.mark.parametrize("recipe", REAL)
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str, value: float) -> None:
-    def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, recipe)
-        for step in range(5):
-            before, weights = remembered(session), parameters(model)
-            optimizer.zero_grad()
-            bad = step == 2 and worker.rank == 1
-            (loss_of(model, step, worker.rank) * (value if bad else 1.0)).backward()
-            optimizer.step()
-            still = torch.equal(parameters(model), weights) and (
-                len(before) == len(remembered(session)) and torch.equal(before, remembered(session))
-            )
-            assert still == (step == 2)
-        assert session.steps == 4
-        return parameters(model)
-
-    same(cluster(work, 3))
-
-
-@pytest.mark.parametrize("recipe", REAL)
-def test_the_loss_scale_does_not_show(recipe: str) -> None:
-    def work(worker: Worker, scale: float) -> Tensor:
-        model = network(0, torch.float32)
-        optimizer = sgd(model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
-        worker.attach(model, optimizer, recipe, scaler=scaler)
-        for step in range(5):
-            optimizer.zero_grad()
-            loss = loss_of(model, step, worker.rank)
-            if step == 2 and worker.rank == 1:
-                loss = loss * 1e38 * 1e38
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        assert scaler.get_scale() == scale / 2
-        return parameters(model)
-
-    one, many = (same(cluster(lambda worker, s=scale: work(worker, s), 2)) for scale in (2.0, 4096.0))
-    assert torch.equal(one, many)
-
-
-# -- long runs --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", REAL)
-@pytest.mark.parametrize("stop", [1, 5])
-def test_a_resumed_run_has_the_same_bits(recipe: str, stop: int, tmp_path: Path) -> None:
-    def work(worker: Worker, steps: int) -> Tensor:
-        model = network(worker.rank)
-        optimizer = sgd(model, nesterov=True)
-        scheduler = one_cycle(optimizer)
-        session = worker.attach(model, optimizer, recipe)
-        mine = session.load(tmp_path)
-        if mine:
-            scheduler.load_state_dict(mine["scheduler"])
-        for step in range(session.steps, steps):
-            optimizer.zero_grad()
-            loss_of(model, step, worker.rank).backward()
-            optimizer.step()
-            scheduler.step()
-        if steps == stop:
-            session.save(tmp_path, scheduler=scheduler.state_dict())
-        return parameters(model)
-
-    whole = same(cluster(lambda worker: work(worker, 8), 3))
-    half = same(cluster(lambda worker: work(worker, stop), 3))
-    assert not torch.equal(half, whole)
-    assert torch.equal(same(cluster(lambda worker: work(worker, 8), 3)), whole)
-
-
-@pytest.mark.parametrize("recipe", [*REAL, MIXED])
-def test_ranks_that_run_out_of_data_agree_in_the_end(recipe: str) -> None:
-    """Their schedulers stand still meanwhile, so their momentum is old."""
-
-    def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, recipe)
-        for epoch in range(2):
-            with session.epoch():
-                for step in range([5, 2, 1][worker.rank]):
-                    optimizer.param_groups[0]["momentum"] = optimizer.param_groups[1]["momentum"] = 0.9 - 0.1 * step
-                    optimizer.zero_grad()
-                    loss_of(model, 10 * epoch + step, worker.rank).backward()
-                    optimizer.step()
-        return parameters(model)
-
-    same(cluster(work, 3))
-
-
-def test_parameters_that_nobody_used_stand_still() -> None:
-    def work(worker: Worker) -> Tensor:
-        model = network(0)
-        assert isinstance(model, nn.Sequential)
-        optimizer = sgd(model, weight_decay=0.1)
-        worker.attach(model, optimizer, ALL)
-        for step in range(4):
-            optimizer.zero_grad()
-            inputs, _ = batch(step, worker.rank)
-            used = model if step % 2 else model[:2]
-            before = parameters(model[2:])
-            used(inputs).square().mean().backward()
-            optimizer.step()
-            assert torch.equal(parameters(model[2:]), before) == (step % 2 == 0)
-        return parameters(model)
-
-    ended = same(cluster(work, 2))
-    model = network(0)
-    assert isinstance(model, nn.Sequential)
-    optimizer = sgd(model, weight_decay=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        inputs = torch.cat([batch(step, rank)[0] for rank in range(2)])
-        (model if step % 2 else model[:2])(inputs).square().mean().backward()
-        optimizer.step()
-    close(ended, parameters(model))
-
-
-def test_resizing_keeps_the_momentum_of_the_others() -> None:
-    def work(worker: Worker) -> Tensor:
-        model = network(0)
-        assert isinstance(model, nn.Sequential)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, "Route(DGC(density=0.2), smallest=0)")
-        for step in range(4):
-            if step == 2:
-                last = model[4]
-                last.weight = nn.Parameter(torch.cat([last.weight.detach(), last.weight.detach()[:1]]))
-                last.bias = nn.Parameter(torch.cat([last.bias.detach(), last.bias.detach()[:1]]))
-                optimizer.param_groups[1]["params"] = list(model.parameters())[1:]
-                kept = {key: t.clone() for key, t in session.state_dict()["state"]["2.weight"].items()}
-                session.reset("4.weight", "4.bias")
-                now = session.state_dict()["state"]["2.weight"]
-                assert all(torch.equal(now[key], kept[key]) for key in kept)
-            optimizer.zero_grad()
-            model(batch(step, worker.rank)[0]).square().mean().backward()
-            optimizer.step()
-        return parameters(model)
-
-    same(cluster(work, 2))
+# -- long runs ---------------------------------------------------------------------------------------------------------
 
 
 def test_training_learns_with_little() -> None:

@@ -18,7 +18,7 @@ from virtual import Worker, batch, cluster, network, parameters
 from gossamer import circle, events, pairs, parting
 from gossamer.announce import begun
 from gossamer.checkpoint import digest
-from gossamer.errors import AttachError, ConnectError, LoopError, NonFiniteError, RecipeError, Stopped
+from gossamer.errors import AttachError, ConnectError, LoopError, NonFiniteError, PeerLost, RecipeError, Stopped
 from gossamer.forecast import forecast
 from gossamer.layout import Packed
 from gossamer.pairs import Pairs
@@ -27,8 +27,10 @@ from gossamer.peers import WORKER, Arrived, Await, Heard, Peer, PeerScript, Push
 from gossamer.recipe import resolve
 from gossamer.session import Session
 from gossamer.staging import laid_out
+from gossamer.strategies import taking_over
 from gossamer.strategies.pairwise import NO_EXCHANGE, Partner
 from gossamer.topologies import Topology
+from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
 from gossamer.words import At
 
@@ -320,7 +322,7 @@ def test_the_last_mean_is_of_those_that_are_done() -> None:
     one = lonely()
     nobody: Any = None
     assert torch.equal(one._mean(nobody, parting.FINAL).payload[0], start_of(0))
-    one._said[parting.DONE].add(1)
+    one._said[parting.DONE][1] = 0
     with pytest.raises(AttributeError):  # it is asked
         one._mean(nobody, parting.FINAL)
 
@@ -379,6 +381,123 @@ def test_waiting_for_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "Parting", Faithful)
     with pytest.raises(ConnectError, match="hears nobody"):
         check_survivors(partial(survived, victim=2, patience_seconds=1.0), 2)
+
+
+class Watched(nn.Module):
+    """Buffers of several kinds beside a weight."""
+
+    def __init__(self, weight: Tensor, counts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+        self.register_buffer("counts", torch.tensor(counts))
+        self.register_buffer("turn", torch.full((2,), counts * 1j))
+        self.register_buffer("mask", torch.tensor([counts > 9, True]))
+
+    def held(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self.buffers()]
+
+
+class Returns:
+    """Three workers, of which the last is lost and comes back; what a launcher would have told them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.places: dict[int, Any] = {}
+        self.back, self.lives = threading.Event(), threading.local()
+        patch.setattr(circle, "run_token", lambda: bytes(range(32)))
+        patch.setattr(circle, "publish", self.places.__setitem__)
+        patch.setattr(circle, "published", lambda world: dict(self.places))
+        patch.setattr(pairs, "comebacks", lambda: getattr(self.lives, "count", 0))
+
+    def attach(self, worker: Worker, counts: int) -> tuple[Session, Watched, torch.optim.Optimizer]:
+        model = Watched(start_of(worker.rank), counts)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        return worker.attach(model, optimizer, RECIPE), model, optimizer
+
+    def lose(self, worker: Worker, session: Session) -> Worker:
+        """The worker again, in its next life."""
+        die(session)
+        self.lives.count = 1
+        return Worker(worker.rank, worker.world, ReturnedTransport(worker.rank, worker.world), worker.sessions)
+
+    def work(self, worker: Worker) -> tuple[Tensor, int, Tensor, list[Tensor], Tensor]:
+        """What was shown when somebody came back, of which life all think the last is, and how all end."""
+        session, model, optimizer = self.attach(worker, 7)
+        with torch.no_grad():
+            model.weight.copy_(start_of(worker.rank))
+        for _ in range(5):
+            optimizer.step()
+        settle(session)
+        together(worker)
+        exchange(session)._drain()
+        together(worker)
+        if worker.rank == 2:
+            session, model, optimizer = self.attach(self.lose(worker, session), 99)
+            assert session.steps == 5
+            shown, buffers = parameters(model), model.held()
+            self.back.set()
+        else:
+            assert self.back.wait(PATIENCE_SECONDS)
+            shown, buffers = exchange(session)._partner.shown, model.held()
+        for _ in range(20):
+            optimizer.step()
+            settle(session)
+        session.close()
+        return shown, exchange(session)._partner.life_of(2), parameters(model), buffers, model.weight.detach()
+
+
+def check_returns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(circle, "DEAD_AFTER_SECONDS", 1.0)
+    with heard() as found:
+        *others, back = cluster(Returns(patch).work, 3)
+    assert any(torch.equal(back[0], each[0]) for each in others), "it does not begin where anybody was"
+    assert [each[1] for each in others] == [1, 1], "nobody has averaged with it"
+    assert all(torch.equal(each[2], back[2]) for each in others)
+    assert all(torch.equal(mine, its) for mine, its in zip(others[0][3], back[3], strict=True))
+    said = [event.message for event in found if isinstance(event, events.Noticed)]
+    assert [
+        each for each in said if "worker 2 came back and goes on from what worker" in each and "after 5 steps" in each
+    ]
+
+
+def test_a_lost_worker_comes_back_to_what_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_returns(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("_take_statistics", lambda loop, taken: None),
+        ("copy_parameters", lambda old, new: None),
+    ],
+)
+def test_who_comes_back_to_something_else_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, name, broken)
+    with pytest.raises(AssertionError):
+        check_returns(monkeypatch)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the others have come to the end, nothing is left to be done; else all is lost."""
+    returns = Returns(monkeypatch)
+    monkeypatch.setattr(taking_over, "ROLL_SECONDS", 0.05)
+    monkeypatch.setattr(taking_over, "SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr(pairs, "has_ended", lambda: over)
+    returns.lives.count = 1
+    worker = Worker(2, 3, ReturnedTransport(2, 3))
+    with heard() as found, pytest.raises(Stopped if over else PeerLost):
+        returns.attach(worker, 1)
+    assert [event.message for event in found if isinstance(event, events.Noticed)] == over * [
+        "worker 2 came back when the others had come to the end: nothing is left to be done"
+    ]
+
+
+def test_without_a_launcher_nobody_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = Returns(monkeypatch)
+    monkeypatch.setattr(circle, "run_token", lambda: None)
+    returns.lives.count = 1
+    with pytest.raises(ConnectError, match="without the run's token"):
+        returns.attach(Worker(2, 3, ReturnedTransport(2, 3)), 1)
 
 
 class Forgetful(Parting):

@@ -106,7 +106,7 @@ ALWAYS_WRONG = [
     ("  \n", ["empty text"]),
     ("Topk(0.01)", ["no Topk", "TopK(density, feedback=True)", "^ character 1"]),
     ("hom", ["no hom", "Write one of: home."]),
-    ("xyzzy()", ["no xyzzy", "EveryStep(accumulate=1, delay=0), Exponential(one_peer=False), Feedback"]),
+    ("xyzzy()", ["no xyzzy", "EveryStep, Exponential, Feedback", "`gossamer recipes`"]),
     ("Codec", ["no Codec"]),
     ("Compressor()", ["no Compressor"]),
     ("TopK", ["needs density", "Write TopK(density=0.01)"]),
@@ -193,8 +193,9 @@ def test_refusals_say_what_is_wrong_and_what_to_write(text, words):
 )
 def test_a_codec_is_sharded_where_that_sends_less(text, sharded):
     for world in (3, 4, 8, 64):
-        assert repr(resolve(text, world).compressor) == sharded
-        assert resolve(repr(resolve(text, world)), world) == resolve(text, world)
+        resolved = resolve(text, world)
+        assert repr(resolved.compressor) == sharded
+        assert resolve(repr(resolved), world) == resolved
     if "Sharded" not in text:
         for world in (None, 1, 2):
             assert "Sharded" not in repr(resolve(text, world))
@@ -211,19 +212,21 @@ def test_a_codec_is_sharded_where_that_sends_less(text, sharded):
         ("Sharded(TopK(0.01))", "Route(Feedback(Sharded(TopK(density=0.01))))"),
     ],
 )
-def test_few_entries_are_summed_where_that_sends_less(text, summed):
-    for world in (3, 4, 8, 64):
-        assert repr(resolve(text, world).compressor) == summed
-        assert resolve(repr(resolve(text, world)), world) == resolve(text, world)
+def test_few_entries_are_summed_where_that_sends_less_than_half(text, summed):
+    for world in (5, 8, 64):
+        resolved = resolve(text, world)
+        assert repr(resolved.compressor) == summed
+        assert resolve(repr(resolved), world) == resolved
     if "S" not in text:
-        for world in (None, 1, 2):
+        for world in (None, 1, 2, 3, 4):
             assert "SparseSum" not in repr(resolve(text, world))
 
 
-def test_the_cheapest_is_chosen_by_its_price(monkeypatch):
-    assert "SparseSum" in repr(resolve("TopK(0.01)", 8))
-    monkeypatch.setattr("gossamer.recipe._bytes_sent", lambda compressor, world: "Sum" in repr(compressor))
-    assert "SparseSum" not in repr(resolve("TopK(0.01)", 8))
+@pytest.mark.parametrize(("of_the_sum", "taken"), [(49, True), (50, False), (100, False)])
+def test_the_cheapest_is_chosen_by_its_price(monkeypatch, of_the_sum, taken):
+    price = lambda compressor, world: of_the_sum if "Sum" in repr(compressor) else 100  # noqa: E731
+    monkeypatch.setattr("gossamer.cheapest.bytes_sent", price)
+    assert ("SparseSum" in repr(resolve("TopK(0.01)", 8))) == taken
 
 
 @pytest.mark.parametrize(

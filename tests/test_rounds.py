@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
-from virtual import Worker, batch, cluster, network, parameters
+from virtual import Worker, batch, cluster, heard, network, parameters
 
 from gossamer import events
 from gossamer.buckets import Bucket, divide
@@ -171,7 +171,6 @@ def test_the_order_of_endings_is_another() -> None:
 def check_nothing_happened(monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
     """A number that is not finite, in the third of six buckets, on one rank: nobody makes this step."""
     small_buckets(monkeypatch)
-    heard: list[events.Event] = []
 
     def work(worker: Worker) -> None:
         model = network(worker.rank)
@@ -188,12 +187,8 @@ def check_nothing_happened(monkeypatch: pytest.MonkeyPatch, recipe: str) -> None
         assert torch.equal(parameters(model), before)
         assert all(torch.equal(kept[key], value) for key, value in memory(session).items())
 
-    stop = events.subscribe(heard.append)
-    try:
+    with heard(events.Skipped) as skipped:
         cluster(work, 2)
-    finally:
-        stop()
-    skipped = [event for event in heard if isinstance(event, events.Skipped)]
     assert {(event.rank, event.tensor) for event in skipped} == {(1, "2.bias")}
 
 

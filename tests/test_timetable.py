@@ -92,7 +92,7 @@ def test_long_periods_have_several_passes_in_a_column():
         "DelayedAveraging(delay=300)",
         "EveryStep(delay=40)",
         "DelayedAveraging(delay=10000000)",
-        "DiLoCo(100000, fragments=50000, delay=99999)",
+        "DiLoCo(10000, fragments=5000, delay=9999)",
     ],
 )
 def test_drawings_fit_a_terminal_and_show_two_periods(text):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from laws.laws import in_threads
 from torch import nn
+from torch.nn.functional import mse_loss
 
+from gossamer import events
 from gossamer.recipe import resolve
 from gossamer.session import Session
 from gossamer.transports.base import Transport
@@ -93,5 +95,45 @@ def batch(step: int, rank: int, size: int = 4, dtype: torch.dtype = torch.float6
     )
 
 
+def joined(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Several batches as one."""
+    inputs, targets = zip(*batches, strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    inputs, targets = batch(step, rank, dtype=next(model.parameters()).dtype)
+    return mse_loss(model(inputs), targets)
+
+
 def parameters(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
+
+
+def agree(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What all workers have, bit for bit."""
+    for tensor in tensors[1:]:
+        assert torch.equal(tensor, tensors[0]), "the workers hold different bits"
+    return tensors[0]
+
+
+@contextmanager
+def heard(kind: type[events.Event] = events.Event) -> Iterator[list[Any]]:
+    """Events of a kind that are emitted within the block, by any worker."""
+    found: list[Any] = []
+    stop = events.subscribe(lambda event: found.append(event) if isinstance(event, kind) else None)
+    try:
+        yield found
+    finally:
+        stop()
+
+
+@contextmanager
+def notices() -> Iterator[list[str]]:
+    """What is said to the user within the block."""
+    said: list[str] = []
+    stop = events.subscribe(lambda event: said.append(event.message) if isinstance(event, events.Noticed) else None)
+    try:
+        yield said
+    finally:
+        stop()

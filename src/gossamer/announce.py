@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
-from gossamer.buckets import Bucket, Buffers, layouts, moving_bytes
+from gossamer.buckets import Bucket, Buffers, layouts, moving_bytes, trainable
 from gossamer.control import control_bytes, last_word_bytes
 from gossamer.exchange import Exchange
 from gossamer.neighbours import HEAD_BYTES
@@ -66,6 +67,13 @@ def ended(model: nn.Module, steps: int, exchange: Exchange | None) -> events.Clo
     return events.Closed(
         steps=steps,
         digest=checkpoint.digest(merged),
+        holds_merged=_holds(model, agreed or {}),
         residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
         bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
     )
+
+
+def _holds(model: nn.Module, agreed: Mapping[str, Tensor]) -> bool:
+    """Whether the model's own parameters are those that were agreed on, as it would hold them."""
+    own = trainable(model)
+    return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)

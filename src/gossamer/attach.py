@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from gossamer import events
@@ -30,6 +31,7 @@ from gossamer.momentum import ownership
 from gossamer.network import read_network
 from gossamer.recipe import Recipe, resolve
 from gossamer.session import Session, open_sessions
+from gossamer.strategies import Stage
 from gossamer.terms import Term, Terms
 from gossamer.transports.base import Transport
 from gossamer.transports.meshed import meshed
@@ -59,6 +61,7 @@ def attach(
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
     refuse(model)
+    refuse_other_kinds(optimizer)
     refuse_strangers(optimizer, model)
     world = current()
     resolved = resolve(_chosen(recipe, world), world.size)
@@ -82,17 +85,25 @@ def _transport(world: World, recipe: Recipe) -> Transport:
     if world.size == 1:
         return SimulatedGroup(1).transports[0]
     if returns():
-        if not dedicated_servers() or any(stage.serving is None for stage in recipe.strategy.stages):
+        if not all(_takes_back(stage) for stage in recipe.strategy.stages):
             raise AttachError(
                 f"rank {world.rank} was lost and came back alone, and with {recipe} all workers move in step: there is "
                 "no place between two steps where one could come in. Leave out --max-restarts, or let the parameters "
-                "live on servers: gossamer run --servers 1 --recipe 'ParameterServer()'."
+                "live on servers: gossamer run --servers 1 --recipe 'ParameterServer()'; or with single neighbours: "
+                "gossamer run --recipe \"Gossip('pairwise')\"."
             )
         return ReturnedTransport(world.rank, world.size)
     paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
     wish = asked_for(recipe.topology.collective)
     transport = _group(world, wish)
     return PacedTransport(transport, read_network(paced, world.size), wish) if paced else transport
+
+
+def _takes_back(stage: Stage) -> bool:
+    """Whether somebody who is here has what a worker needs to go on, and nobody waits for it at a step."""
+    if stage.serving is not None:
+        return bool(dedicated_servers())
+    return stage.mixing is not None and not stage.mixing.in_lock_step
 
 
 def _group(world: World, wish: str) -> Transport:
@@ -118,6 +129,7 @@ def refuse(model: nn.Module) -> None:
             "this model is wrapped in DistributedDataParallel, which averages gradients itself. Attach the module "
             "inside it (model.module), or keep DDP: ddp.register_comm_hook(*gossamer.ddp_hook(ddp, compressor))."
         )
+    refuse_unmade(model)
     for module in model.modules():
         if getattr(module, "sparse", False) is True:
             raise AttachError(
@@ -130,6 +142,13 @@ def refuse(model: nn.Module) -> None:
             "the model has no trainable parameter, so there is nothing to average. Call model.requires_grad_(True), or "
             "thaw the part that you train, before attach."
         )
+    for name, buffer in model.named_buffers():
+        if buffer.layout != torch.strided or buffer.is_quantized:
+            raise AttachError(
+                f'"{name}" is a sparse or quantised buffer, whose numbers cannot be compared and handed out as they '
+                "lie in memory. Hold its parts as buffers (indices and values, or integers and scale), or the whole "
+                "as a plain attribute that every rank makes alike."
+            )
     held = {id(parameter) for session in open_sessions() for parameter in session.model.parameters()}
     if any(id(parameter) in held for parameter in parameters.values()):
         raise AttachError(
@@ -155,10 +174,34 @@ def refuse(model: nn.Module) -> None:
             )
 
 
+def refuse_unmade(model: nn.Module) -> None:
+    """Raise AttachError for parameters and buffers that hold no numbers yet."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise AttachError(
+                f'"{name}" has no shape before the first batch, so there is nothing to lay out or to compare. Run one '
+                "batch through the model, build the optimizer, and then attach."
+            )
+        if tensor.is_meta:
+            raise AttachError(
+                f'"{name}" is on the meta device and holds no numbers, so there is nothing to train. Call '
+                "model.to_empty(device=world.device) and initialise or load the model first."
+            )
+
+
 def _is_sharded(parameter: nn.Parameter) -> bool:
     """Whether this is a DTensor; their module takes half a second to import, and without it there are none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(parameter, module.DTensor)
+
+
+def refuse_other_kinds(optimizer: Optimizer) -> None:
+    """Raise AttachError for an optimizer whose steps cannot be heard of."""
+    if not isinstance(optimizer, Optimizer):
+        raise AttachError(
+            f"{type(optimizer).__name__} is no torch.optim.Optimizer, whose hooks say when a step is made. Subclass "
+            "torch.optim.Optimizer, or attach the one within it, whose step() it calls."
+        )
 
 
 def refuse_strangers(optimizer: Optimizer, model: nn.Module) -> None:

@@ -6,10 +6,12 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from gossamer.environment.places import publish, published
 from gossamer.environment.servers import (
     LARGEST_FRAME_BYTES,
     TOKEN_BYTES,
@@ -101,8 +103,31 @@ def assemble(rank: int, world: int, servers: int | None, largest_bytes: int, tel
 def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> TcpEndpoint:
     """Open this worker's endpoint, which knows where all others listen; largest_bytes, tell: as in `assemble`."""
     me = _opener(run_token() or _agreed_token(tell), largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
+    publish(rank, me.address)
     me.meet({Peer(WORKER, number): place for number, place in _told(tell, me).items()})
     return me
+
+
+def assemble_again(rank: int, world: int, largest_bytes: int) -> TcpEndpoint:
+    """The same for a worker that was lost and came back alone: where the others listen the launcher's store knows, and
+    they do not know where this one does, until it is `moved` to them. Raises ConnectError."""
+    token = run_token()
+    if token is None:
+        raise ConnectError(
+            f"worker {rank} came back without the run's token, so nobody would talk to it. Start the run by `gossamer "
+            "run`, which hands it on."
+        )
+    me = _opener(token, largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
+    publish(rank, me.address)  # first: of two that come back at once, one finds the other
+    me.meet({Peer(WORKER, number): place for number, place in published(world).items()})
+    return me
+
+
+def moved(me: TcpEndpoint, peer: Peer, where: str) -> None:
+    """Know where a worker listens that came back; what is no place changes nothing."""
+    with suppress(ValueError, TypeError, ConnectError):
+        host, port = json.loads(where)
+        me.meet({peer: (str(host), int(port))})
 
 
 class Closes(Protocol):

@@ -182,15 +182,16 @@ def meet(weight: float, passes: int, presence: Presence) -> Generator[Gather, An
     return Meeting(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
 
 
-def refuse_to_save_apart(who: Meeting | Verdict) -> None:
+def refuse_to_save_apart(met: Meeting | Verdict) -> None:
     """A checkpoint needs all ranks at the same step."""
-    saving, everyone = who.present(Presence.SAVING), sum(len(who.present(presence)) for presence in Presence)
+    saving, everyone = met.present(Presence.SAVING), sum(len(met.present(presence)) for presence in Presence)
     if saving and len(saving) < everyone:
+        who = f"rank{'s' * (len(saving) > 1)} {', '.join(map(str, saving))}"
         raise LoopError(
-            f"ranks {', '.join(map(str, saving))} called session.save() while others went on training or had run out "
-            "of data, and a checkpoint needs all of them at the same step. Where ranks have different numbers of "
-            "batches, write `with session.epoch():` around the loop over batches and save after it, or let all draw "
-            "equally many: DataLoader(..., drop_last=True)."
+            f"call session.save() on every rank, not only where world.is_first: {who} called it while others went on "
+            "training or had run out of data, and a checkpoint needs all of them at the same step. Where ranks have "
+            "different numbers of batches, write `with session.epoch():` around the loop over batches and save after "
+            "it, or let all draw equally many: DataLoader(..., drop_last=True)."
         )
 
 

@@ -8,17 +8,29 @@
 Every rank must begin the same words in the same order, whatever is ready there and whatever has arrived. So the order
 follows from nothing but how many scripts were begun, and how many words each of them has said. Answers are waited
 for in an order that is as fixed: what a word sends in its second hop may leave only when somebody waits for it.
+
+What that saves and costs depends on what no rank knows beforehand. Where words take long, to begin bucket 1 before
+bucket 0 goes on saves half a step; where backward takes long, bucket 0 could have gone on meanwhile, and now
+does so when everyone waits for it, which costs up to an eighth. So both are tried (Trials). Sums are the same bits in
+any order, and no checkpoint says which it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from heapq import heappop, heappush
-from typing import Protocol
+from math import isfinite, nan
+from statistics import median
+from typing import Any, Protocol
+
+import torch
 
 from gossamer.errors import require
+from gossamer.words import Gather
 
 WINDOW = 2
+TRIED = (1, 2, 2, 1, 1, 2, 2, 1)  # their middles lie together: what changes from step to step favours neither
+FIRST_TRIAL, TRIAL_PERIOD = 3, 1000  # exchanges before the first, and from the beginning of one to that of the next
 
 
 def moment(script: int, round_: int, window: int) -> tuple[int, int]:
@@ -78,3 +90,49 @@ class Conveyor:
             (_, round_), script, going = heappop(self._turns)
             if going.go_on():
                 heappush(self._turns, (moment(script, round_ + 1, self._window), script, going))
+
+
+class Trials:
+    """How many scripts go on at once, one or WINDOW, where that has to be tried: whichever let exchanges end sooner.
+
+    After a few exchanges, and after every thousand, TRIED is gone through; then all ranks tell each other what either
+    window took them (medians, so that a hiccup counts little) and keep the one whose sum over ranks is smaller. It
+    follows from nothing but how many exchanges there were and what everyone has heard, so it is the same on every rank.
+    """
+
+    def __init__(self) -> None:
+        self._ended, self._kept = 0, WINDOW
+        self._took: dict[int, list[float]] = {window: [] for window in (1, WINDOW)}
+
+    @property
+    def window(self) -> int:
+        """Of the exchange that is next, or goes on."""
+        return TRIED[self._place] if self._place in range(len(TRIED)) else self._kept
+
+    @property
+    def over(self) -> bool:
+        """Whether the exchange that ended was the last of a trial, so that ranks compare now."""
+        return self._place == len(TRIED)
+
+    def ended(self, seconds: float | None) -> None:
+        """An exchange took so long from its beginning on; None where that says nothing, as on a rank without data."""
+        if self._place == 0:
+            self._took = {window: [] for window in self._took}
+        if seconds is not None:
+            self._took[self.window].append(seconds)
+        self._ended += 1
+
+    def compare(self) -> Generator[Gather, Any, None]:
+        """Keep what all ranks together found to be faster; who has not seen both has no say. 16 bytes to everyone."""
+        mine = [median(seconds or [nan]) for seconds in self._took.values()]
+        heard = yield Gather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
+        found = [both for both in (numbers.tolist() for (numbers,) in heard) if all(map(isfinite, both))]
+        if found:
+            one, several = map(sum, zip(*found, strict=True))
+            self._kept = WINDOW if several < one else 1
+
+    @property
+    def _place(self) -> int:
+        """In the trial that goes on, or was the last to begin; below 0 before the first."""
+        since = self._ended - FIRST_TRIAL
+        return since % TRIAL_PERIOD if since >= 0 else since

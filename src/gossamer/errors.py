@@ -44,7 +44,10 @@ class PeerLost(GossamerError):
 
 
 class Stopped(BaseException):
-    """Not an error: somebody asked the run to end after this step, on every rank. Whoever asked catches it."""
+    """Not an error: somebody asked the run to end after this step, on every rank.
+
+    The block `with gossamer.attach(...)` ends it; without one, gossamer run does.
+    """
 
 
 class ConnectError(GossamerError):

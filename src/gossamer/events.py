@@ -67,12 +67,14 @@ class StepEnded(Event):
 class Skipped(Event):
     """A step was skipped on every rank because a gradient was not finite: whose, and in which tensor.
 
-    rank is None where every rank's was finite and their mean left the range of the format in which it travels.
+    rank is None where every rank's was finite and their mean left the range of the format in which it travels; scaled:
+    a GradScaler knows of it, and finds its scale this way.
     """
 
     step: int
     rank: int | None
     tensor: str
+    scaled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +120,16 @@ class ServersTold(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Closed(Event):
-    """A session ended. digest: of what the recipe merges (the parameters); equal digests mean equal bits."""
+    """A session ended. digest: of what the recipe merges (the parameters); equal digests mean equal bits.
+
+    holds_merged: this worker's own model is what was merged, and not what it made of it since.
+    """
 
     steps: int
     digest: str
     residual_bytes: int
     bucket_bytes: int
+    holds_merged: bool = True
 
 
 Listener = Callable[[Event], None]

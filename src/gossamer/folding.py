@@ -1,4 +1,5 @@
-"""Going on with another number of workers: nothing that was still to be sent is lost, and the epoch goes on."""
+"""Going on with another number of workers, or with other wrappers: nothing that was still to be sent is lost, and the
+epoch goes on."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import events
 from gossamer.compressors.feedback import RESIDUAL, Feedback
 from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.compressors.sharded import OWED, Sharded, is_owed
 from gossamer.compressors.sparse_sum import SparseSum
-from gossamer.errors import CheckpointError
+from gossamer.errors import CheckpointError, RecipeError
 from gossamer.merges import AGREED_KEY
 from gossamer.recipe import resolve
 from gossamer.terms import Term
@@ -39,7 +41,7 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
             f"one of {mine['world']}, and what each still had to send would be lost without the others. Pass all of "
             "them, in order of rank: session.load_state_dict(*states)."
         )
-    alike = first["recipe"] == mine["recipe"] or _plain(first["recipe"]) == _plain(mine["recipe"])
+    alike = _alike(first["recipe"], mine["recipe"])
     fits = alike and first["layout"] == mine["layout"]
     return {
         **first,
@@ -52,6 +54,30 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
         },
         "progress": _grounded(first["progress"]),
     }
+
+
+def taken_up(own: State, mine: State) -> State:
+    """What a worker whose state is now `mine` begins with, after its own of as many workers.
+
+    Wrappers that were chosen for the number of workers may differ where both remember the same by the same names: what
+    waits in a residual is a part of this worker's own gradients with any of them, and goes on bit for bit. Says so on
+    rank 0. Raises CheckpointError where one of them remembers more.
+    """
+    if own["recipe"] == mine["recipe"] or not _alike(own["recipe"], mine["recipe"]):
+        return own  # nothing to do, or another recipe, which the session refuses
+    if _shapes(own["state"]) != _shapes(mine["state"]):
+        raise CheckpointError(
+            f"this checkpoint was written with {own['recipe']}, and this session has come to {mine['recipe']}, where a "
+            "worker remembers something else, so that what it still had to send would be lost. Write the recipe of the "
+            f'checkpoint with its wrappers: gossamer.attach(model, optimizer, "{own["recipe"]}").'
+        )
+    if mine["rank"] == 0 and mine["state"]:
+        events.notice(
+            f"the checkpoint was written with {own['recipe']}, and the run goes on with {mine['recipe']}: what still "
+            "had to be sent is the same bit for bit, what is sent from now on is not. To go on as before, write the "
+            "recipe of the checkpoint with its wrappers"
+        )
+    return {**own, "recipe": mine["recipe"]}
 
 
 def agreed(states: Sequence[State]) -> Remembered:
@@ -106,9 +132,21 @@ def _in_one_node(recipe: str, world: int) -> bool:
     return inside and prod(node.per_node for node in nodes) >= world
 
 
-def _plain(text: str) -> Term:
-    """A recipe's compressor without Sharded and SparseSum, chosen by the number of workers; all remember alike."""
-    return _unsharded(resolve(text).compressor)
+def _alike(written: str, now: str) -> bool:
+    """Whether recipes differ in nothing but what is chosen by the number of workers."""
+    try:
+        return written == now or _plain(written) == _plain(now)
+    except RecipeError:  # another version wrote it
+        return False
+
+
+def _plain(text: str) -> Sequence[Term]:
+    """A recipe without Sharded and SparseSum, which keep what waits in the same residual as what they hold."""
+    return [_unsharded(term) for term in resolve(text).terms]
+
+
+def _shapes(state: Mapping[str, Mapping[str, Tensor]]) -> dict[tuple[str, str], torch.Size]:
+    return {(name, key): tensor.shape for name, remembered in state.items() for key, tensor in remembered.items()}
 
 
 def _unsharded(term: Term) -> Term:

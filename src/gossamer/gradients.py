@@ -23,6 +23,7 @@ from gossamer.accumulation import SUM, Sums
 from gossamer.buckets import Bucket, copy_state, state_by_name
 from gossamer.compressors import Compressor
 from gossamer.control import NOBODY, Presence, Report, Verdict, refuse_to_save_apart
+from gossamer.conveyor import Trials
 from gossamer.errors import LayoutError, LoopError
 from gossamer.exchange import Blame, Costs, Exchange, Loop, Remembered
 from gossamer.guards import kept_gradients
@@ -67,6 +68,7 @@ class GradientExchange(Exchange):
         self._seed, self._pid = seed, os.getpid()
         self._task: int | None = None
         self._round: Round | None = None
+        self._trials = Trials()
         self._tickets: list[Ticket[Any]] = []
         self._versions = self._buffer_versions()
         self._hooks = [
@@ -145,7 +147,9 @@ class GradientExchange(Exchange):
             momentum=momentum,
             nesterov=nesterov,
         )
-        self._round = Round(self._compressor, self._transport, self.names, at, self.reference, weight)
+        self._round = Round(
+            self._compressor, self._transport, self.names, at, self.reference, weight, trials=self._trials
+        )
         if self.reference is None:
             self._lane.submit(partial(self._round.open, self._loop.batch(), self._loop.warn))
         if any(bucket.state for bucket in self.buckets):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Set
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer.errors import LoopError, NonFiniteError
+from gossamer.errors import CheckpointError, LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
 from gossamer.lane import Lane
 from gossamer.saving import Stateful
@@ -29,10 +30,50 @@ class Scaler(Stateful, Protocol):
 
 def leave(lane: Lane, transport: Transport, process: int) -> None:
     """End the lane, and leave the group before the interpreter ends; a forked child has no part in either."""
-    if os.getpid() == process:
+    if os.getpid() != process:
+        return
+    if lane.is_here:  # garbage is collected anywhere, also amid what this would close
+        threading.Thread(target=leave, args=(lane, transport, process), daemon=True).start()
+    else:
         lane.close()
         with suppress(RuntimeError):
             transport.close()
+
+
+def check_norm(norm: float | None) -> None:
+    require(
+        norm is None or norm > 0,
+        f"clip_norm is a positive norm, not {norm}: attach(..., clip_norm=1.0), or leave it out",
+    )
+
+
+def numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """What was logged, as numbers by name. Raises TypeError for what is none."""
+    return {name: _number(name, value) for name, value in metrics.items()}
+
+
+def _number(name: str, value: float | Tensor) -> float:
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"session.log({name}=...) was given {_shown(value)}, and records hold numbers. Write a number or a tensor "
+            f"of one entry, such as session.log({name}=loss.mean())."
+        ) from None
+
+
+def _shown(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def refuse_misfit(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Refuse a session's saved state that belongs to another run."""
+    for key in ("recipe", "layout", "world", "rank"):
+        if state[key] != mine[key]:
+            raise CheckpointError(
+                f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}: what was remembered "
+                "would not fit. Run with what it was written with, or begin in an empty directory."
+            )
 
 
 def clip(parameters: Iterable[Parameter], norm: float, optimizer: Optimizer, *, closure: bool) -> None:
@@ -70,7 +111,7 @@ class Patience:
         if blame is None:
             return
         rank, tensor = blame
-        emit(Skipped(step=step, rank=rank, tensor=tensor))
+        emit(Skipped(step=step, rank=rank, tensor=tensor, scaled=scaled))
         if self._in_a_row[what] >= PATIENCE and not scaled:
             raise never_finite(self._in_a_row[what], rank, tensor)
 

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,39 @@ def compare(texts: Sequence[str]) -> None:
             "the ranks are not alike, so their parameters would drift apart without a word. They differ in "
             + "; in ".join(lines)
         )
+
+
+def hand_out(
+    tensors: Sequence[Tensor], tell: Callable[[str], list[str]], broadcast: Callable[[Sequence[Tensor], int], None]
+) -> None:
+    """Give all ranks what rank 0 has of tensors that are not alike everywhere. tell: everyone's text by rank.
+
+    A script that seeds every rank alike, or loads one file, has nothing to send: hashes travel instead.
+    """
+    mine = [tensor.detach() for tensor in tensors]
+    forms, *hashes = zip(*(text.split() for text in tell(_described(mine))), strict=False)
+    if len({*forms}) > 1:
+        raise MismatchError(
+            "the ranks' models have other buffers or frozen parameters: their number, shapes or dtypes differ, so "
+            "nobody could have what rank 0 has. Build the same model everywhere, buffers included, before attach."
+        )
+    unlike = [_once(tensor) for tensor, by_rank in zip(mine, hashes, strict=True) if len({*by_rank}) > 1]
+    if unlike:
+        broadcast(unlike, 0)
+
+
+def _described(tensors: Sequence[Tensor]) -> str:
+    """A hash of what they are like, then one of each one's values."""
+    form = repr([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    return " ".join([f"{seeds.address(form):x}", *(digest([tensor]) for tensor in tensors)])
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Without the repetitions of `expand`, into which nobody may write."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _by_value(values: Sequence[str]) -> str:
@@ -124,7 +157,12 @@ class FirstBatch:
         self.hook: RemovableHandle | None = None
 
     def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A forward pre-hook that looks at the first batch only."""
+        """A forward pre-hook that looks at the first batch only.
+
+        A compiler that follows the model in here finds nothing: reading bytes would break its graph in two.
+        """
+        if torch.compiler.is_compiling():
+            return
         if self.hash == NOT_SEEN and model.training and os.getpid() == self._pid:
             inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             self.hash = seeds.address(digest(inputs)) if inputs else NO_BATCH

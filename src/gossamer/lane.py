@@ -71,8 +71,9 @@ class Lane:
     After a job has failed every later one fails at once with the same error: the ranks are out of step.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, meanwhile: Callable[[], bool] = lambda: False) -> None:
+        """meanwhile: what the thread does while nothing is queued, in short turns until it says False."""
+        self.device, self._meanwhile = device, meanwhile
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._queue: SimpleQueue[Ticket[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
@@ -91,7 +92,7 @@ class Lane:
 
     def _work(self) -> None:
         torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is no part of anybody's graph
-        while (ticket := self._queue.get()) is not None:
+        while (ticket := self._next()) is not None:
             try:
                 if self._failure is not None:
                     raise self._failure
@@ -99,6 +100,19 @@ class Lane:
             except BaseException as failure:  # whoever waits for the ticket gets it, whatever it is
                 self._failure = failure
                 ticket.fail(failure)
+
+    def _next(self) -> Ticket[object] | None:
+        try:
+            while self._queue.empty() and self._meanwhile():
+                pass
+        except BaseException as failure:  # without this thread, whoever waits for a ticket would wait for ever
+            self._failure = failure
+        return self._queue.get()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is asked in the lane's own thread, or in that of one beside it."""
+        return threading.current_thread() is self._thread or any(lane.is_here for lane in self._beside)
 
     def beside(self) -> Lane:
         """Another one, for a group of its own, that ends with this one at the latest."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gossamer import events
 from gossamer.buckets import Bucket, copy_parameters
-from gossamer.circle import Tell, assemble_workers, leave
+from gossamer.circle import Tell, assemble_again, assemble_workers, leave, moved
 from gossamer.compressors import Compressor
-from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost
+from gossamer.compressors.base import wide
+from gossamer.environment import comebacks
+from gossamer.environment.places import has_ended, mark_end, mark_training
+from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost, Stopped
 from gossamer.exchange import Exchange, Loop, Remembered
 from gossamer.kernels import all_finite
 from gossamer.layout import Packed
@@ -27,9 +31,15 @@ from gossamer.peers import PeerScript
 from gossamer.riders import Riders
 from gossamer.strategies import Mixing, Turn
 from gossamer.strategies.pairwise import Partner, initiate
+from gossamer.strategies.taking_over import TakenOver, come_back
 from gossamer.topologies import Topology
 from gossamer.transports.base import Transport
-from gossamer.transports.scripts import Handle
+from gossamer.transports.payloads import join, split
+from gossamer.transports.scripts import Handle, speak
+from gossamer.words import Payload
+
+if TYPE_CHECKING:
+    from gossamer.transports.tcp import TcpEndpoint  # needs msgspec
 
 WIDEST_BYTES = 8
 
@@ -64,15 +74,22 @@ class Pairs(Exchange):
             )
         self._strategy, self._topology, self._buckets, self._loop = strategy, topology, buckets, loop
         self._rank, self._world = transport.rank, transport.world
-        start = _start(self._named())
-        self._layout, self._partner = start.layout, Partner(start, self._rank, compressor, seed)
-        self._parting = Parting(self._partner, self._world)
+        life = comebacks()
         numbers = sum(each.numel() for each in (*self._named().values(), *chain.from_iterable(loop.buffers())))
-        self._me = assemble_workers(self._rank, WIDEST_BYTES * numbers, tell)
+        self._me = self._assembled(life, WIDEST_BYTES * numbers, tell)
         self._leave = weakref.finalize(self, leave, self._me, os.getpid())  # at exit, too
-        self._me.start(self._parting.listen())
-        self._parting.meet(self._me)
+        found = self._take_over() if life else None
+        start = _start(self._named())
+        self._layout, self._partner = start.layout, Partner(start, self._rank, compressor, seed, life)
+        self._partner.beside = partial(_statistics, loop)
+        self._parting = Parting(self._partner, self._world)
         self._number, self._talks = 0, dict[int, Handle]()
+        if found is None:
+            self._me.start(self._parting.listen(partial(moved, self._me)))
+            self._parting.meet(self._me)
+        else:
+            self._go_on_from(found)
+        mark_training(self._rank, life)
         self._counted = self._within_closure = self._skipped = False
         self._waited = self._spent = 0.0
         self._sent_bytes = self._all_sent_bytes()
@@ -85,6 +102,49 @@ class Pairs(Exchange):
     @property
     def passes(self) -> int:
         return self.step
+
+    # -- coming back ---------------------------------------------------------------------------------------------------
+
+    def _assembled(self, life: int, largest_bytes: int, tell: Tell) -> TcpEndpoint:
+        if life:
+            return assemble_again(self._rank, self._world, largest_bytes)
+        return assemble_workers(self._rank, largest_bytes, tell)
+
+    @torch.no_grad()
+    def _take_over(self) -> TakenOver:
+        """Overwrite parameters and statistics with what a worker has that is here, neighbours first: what this one had
+        is lost. Raises Stopped where all have come to the end, and PeerLost where nobody is left."""
+        start = _start(self._named())
+        near = [peer for peer in self._topology.peers(self._rank, self._world) if peer != self._rank]
+        others = [*near, *(peer for peer in range(self._world) if peer not in (*near, self._rank))]
+        shown = start.flat.to(wide(start.flat.dtype))
+        try:
+            found: TakenOver = speak(come_back(others, (shown, *_statistics(self._loop)), has_ended), self._me)
+        except PeerLost:
+            if not has_ended():
+                raise
+            raise self._too_late() from None
+        if found.roll.agreed:
+            raise self._too_late()
+        copy_parameters(dict(Packed(found.state[0], start.layout).items()), self._named())
+        _take_statistics(self._loop, found.state[1:])
+        return found
+
+    def _too_late(self) -> Stopped:
+        self._leave()
+        events.notice(f"worker {self._rank} came back when the others had come to the end: nothing is left to be done")
+        return Stopped()
+
+    def _go_on_from(self, found: TakenOver) -> None:
+        """Take part again, at the step of whose parameters were taken over; from now on the others hear of this one."""
+        self._partner.gone.update(peer for peer in range(self._world) if peer != self._rank)  # until they are heard
+        self.begin_at(found.roll.steps)
+        self._me.start(self._parting.listen(partial(moved, self._me)))
+        self._parting.meet_again(self._me, found.roll.here, json.dumps(self._me.address))
+        events.notice(
+            f"worker {self._rank} came back and goes on from what worker {found.peer} has after {found.roll.steps} "
+            "steps; its optimizer begins anew"
+        )
 
     def _named(self) -> dict[str, Tensor]:
         return {name: p.detach() for bucket in self._buckets for name, p in bucket.parameters.items()}
@@ -113,6 +173,7 @@ class Pairs(Exchange):
             self._count()  # the step had no backward pass of its own, or many within it
         self._counted = self._within_closure = False
         self._drain()
+        self._parting.steps = self.step
         due = False
         while self._next.launch <= self.step:
             self._number, due = self._number + 1, True
@@ -200,6 +261,7 @@ class Pairs(Exchange):
         riders = Riders(self._loop.averaged())
         numbers = riders.numbers()
         agreed = self._parting.end(self._me, () if numbers is None else (numbers.cpu(),))
+        mark_end()
         copy_parameters(self._published(agreed), self._named())
         if numbers is not None:
             riders.replace(agreed.payload[1], 0.0)
@@ -231,6 +293,7 @@ class Pairs(Exchange):
 
     def begin_at(self, step: int) -> None:
         self.step, self._number = step, step // self._strategy.period
+        self._parting.steps = step
 
     def restart(self) -> None:
         self._drain()  # so that nobody is shown the parameters of before any longer
@@ -240,6 +303,20 @@ def _start(parameters: Mapping[str, Tensor]) -> Packed:
     """All side by side, on the CPU: (n,), in the widest dtype that any of them has."""
     dtype = reduce(torch.promote_types, (each.dtype for each in parameters.values()))
     return Packed.pack({name: each.to("cpu", dtype) for name, each in parameters.items()})
+
+
+def _statistics(loop: Loop) -> Payload:
+    """A copy of all the model's buffers, as bytes: one tensor, (m,) of uint8, or none. Some may be a step ahead."""
+    held = tuple(each.detach().to("cpu", copy=True) for each in chain.from_iterable(loop.buffers()))
+    return (join(held),) if held else ()
+
+
+def _take_statistics(loop: Loop, taken: Payload) -> None:
+    """Overwrite the buffers with what `_statistics` gave elsewhere."""
+    held = tuple(chain.from_iterable(loop.buffers()))
+    for joint in taken:
+        for mine, theirs in zip(held, split(joint, held), strict=True):
+            mine.copy_(theirs)
 
 
 def _spoilt(shown: Packed) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import nan, sqrt
@@ -16,7 +17,9 @@ from gossamer.errors import ConnectError
 from gossamer.events import notice
 from gossamer.kernels import all_finite
 from gossamer.peers import WORKER, Arrived, Await, Heard, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
+from gossamer.strategies.lives import life_in, numbered
 from gossamer.strategies.pairwise import AVERAGE, Partner, answering
+from gossamer.strategies.taking_over import ROLL, Roll, read_roll
 from gossamer.transports.scripts import Handle
 from gossamer.words import Payload
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 HERE, STOP, DONE, AGREED, OVER = "here", "stop", "done", "agreed", "over"
 NOW, FINAL = "now", "final"
 MEETING_SECONDS = 60.0  # until all others were heard once: their endpoints are open by then
+RETURN_SECONDS = 5.0  # who came back waits no longer for those that are slow to hear of it
 GLANCE_SECONDS = 0.05  # between looks at whether the peer that is asked has left
 
 
@@ -45,15 +49,19 @@ class Parting:
     begins anew, from the mean where anybody has one already. So all that stay take the same bits, and whoever left
     keeps nobody waiting for longer than it takes to notice. Where a link breaks for good between two that live, either
     counts the other as gone, and they may end apart.
+
+    Somebody who was lost and came back has said nothing yet, whatever was heard of it before; what others have said
+    before, they tell it when it greets them.
     """
 
     def __init__(self, partner: Partner, world: int) -> None:
         self._partner, self._rank, self._world = partner, partner.rank, world
         self._changed = threading.Condition()
-        self._said: dict[str, set[int]] = {key: set() for key in (HERE, STOP, DONE, AGREED, OVER)}
+        self._said: dict[str, dict[int, int]] = {key: {} for key in (HERE, STOP, DONE, AGREED, OVER)}
         self._along: Payload = ()
         self._agreed: Agreed | None = None
-        self._deaf = False
+        self._done = self._deaf = False
+        self.steps = 0  # of this worker, for who asks
 
     @property
     def live(self) -> list[int]:
@@ -62,12 +70,21 @@ class Parting:
 
     @property
     def told_to_stop(self) -> bool:
-        return bool(self._said[STOP])
+        """Somebody wants the run to end, or the last mean is made: what is trained after it would be thrown away."""
+        return bool(self._said[STOP]) or self._dismissed
+
+    @property
+    def _done_here(self) -> set[int]:
+        """Who has come to the end: a worker that came back since has not."""
+        return {peer for peer, life in self._said[DONE].items() if life == self._partner.life_of(peer)}
 
     # -- heard ---------------------------------------------------------------------------------------------------------
 
-    def listen(self) -> PeerScript:
-        """Answer whoever asks, for as long as it runs: averages as the partner does, and the words of this module."""
+    def listen(self, moved: Callable[[Peer, str], None] = lambda peer, where: None) -> PeerScript:
+        """Answer whoever asks, for as long as it runs: averages as the partner does, and the words of this module.
+
+        moved: hears where a worker listens that came back.
+        """
         averages = answering(self._partner)
         next(averages)
         try:
@@ -80,6 +97,9 @@ class Parting:
                         word = averages.send((yield word))
                 else:
                     yield reply  # first, since whoever hears of it below may close the endpoint
+                match heard:
+                    case Arrived(sender=sender, word=Push(key=key, about=where)) if key == HERE and where:
+                        moved(sender, where)
                 self._note(heard)
         finally:
             with self._changed:
@@ -89,23 +109,57 @@ class Parting:
     def _answer(self, heard: Heard) -> Reply | None:
         """None where it is not about parting."""
         match heard:
+            case Arrived(token=token, word=Push(key=key)) if key == HERE:
+                return Reply(token=token, answer=Receipt(version=0, about=self._roll().written()))
             case Arrived(token=token, word=Push(key=key)) if key != AVERAGE:
                 return Reply(token=token, answer=Receipt(version=0 if key in self._said else -1))
+            case Arrived(token=token, word=Pull(key=key)) if key == ROLL:
+                return Reply(token=token, answer=Pulled(version=0, about=self._roll().written()))
             case Arrived(token=token, word=Pull(key=key)) if key == FINAL:
-                with self._changed:
-                    known = self._agreed
-                if known is not None:
-                    return Reply(token=token, answer=Pulled(version=0, payload=_written(known), about=AGREED))
-                return Reply(token=token, answer=Pulled(version=0, payload=self._mine(FINAL)))
+                return Reply(token=token, answer=self._final())
         return None
+
+    def _final(self) -> Pulled:
+        """This worker's part in the last mean, or that mean; nothing where it came back after it was asked, and is not
+        done."""
+        with self._changed:
+            known, done = self._agreed, self._done
+        if known is not None:
+            return Pulled(version=0, payload=_written(known), about=AGREED)
+        return Pulled(version=0, payload=self._mine(FINAL)) if done else Pulled(version=-1)
+
+    def _roll(self) -> Roll:
+        with self._changed:
+            return Roll(
+                life=self._partner.life,
+                steps=self.steps,
+                done=self._done,
+                stop=self.told_to_stop,
+                agreed=self._agreed is not None,
+                here=(*self.live, self._rank),
+            )
 
     def _note(self, heard: Heard) -> None:
         with self._changed:
             match heard:
-                case Arrived(sender=sender, word=Push(key=key, payload=payload)) if key in self._said:
-                    self._said[key].add(sender.number)
+                case Arrived(sender=sender, word=Push(key=key, stamp=stamp, payload=payload)) if key in self._said:
+                    self._say_that(key, sender.number, life_in(stamp.step))
                     if key == AGREED and self._agreed is None and self._fits(payload):
                         self._agreed = _read(payload)
+            self._changed.notify_all()
+
+    def _say_that(self, key: str, peer: int, life: int) -> None:
+        """A worker has said so in this life. What is late, of a life before, changes nothing."""
+        self._partner.meet(peer, life)
+        self._said[key][peer] = max(life, self._said[key].get(peer, 0))
+
+    def _call(self, peer: int, roll: Roll) -> None:
+        """What a worker says of itself to who came back: all that this one has missed."""
+        with self._changed:
+            self._partner.meet(peer, roll.life)
+            for key, said in ((DONE, roll.done), (STOP, roll.stop)):
+                if said:
+                    self._say_that(key, peer, roll.life)
             self._changed.notify_all()
 
     def _fits(self, payload: Payload) -> bool:
@@ -130,15 +184,31 @@ class Parting:
                     "Workers of pairwise gossip dial each other on ports of their own: let no firewall stand between."
                 ) from None
 
+    def meet_again(self, me: TcpEndpoint, here: Iterable[int], where: str) -> None:
+        """Let all others know that this worker came back, and `where` it listens. Waits for those that are `here`, and
+        not for long: who is not heard counts as gone until it is."""
+        handles = self._tell(me, range(self._world), HERE, about=where)
+        until = time.monotonic() + RETURN_SECONDS
+        for peer in here:
+            if peer in handles:
+                with suppress(TimeoutError, ConnectError):
+                    handles[peer].wait(max(0.0, until - time.monotonic()))
+
     def stop(self, me: TcpEndpoint) -> None:
         """Ask all others to end the run after their next step; waits for nobody."""
         self._tell(me, range(self._world), STOP)
 
-    def _tell(self, me: TcpEndpoint, peers: Iterable[int], key: str, payload: Payload = ()) -> dict[int, Handle]:
-        def word(peer: int) -> PeerScript:
-            yield Push(to=Peer(WORKER, peer), key=key, stamp=Stamp(self._rank, 0), payload=payload)
+    def _tell(
+        self, me: TcpEndpoint, peers: Iterable[int], key: str, payload: Payload = (), about: str = ""
+    ) -> dict[int, Handle]:
+        return {peer: me.start(self.say(peer, key, payload, about)) for peer in peers if peer != self._rank}
 
-        return {peer: me.start(word(peer)) for peer in peers if peer != self._rank}
+    def say(self, peer: int, key: str, payload: Payload = (), about: str = "") -> PeerScript:
+        """Tell one worker; what that has to say of itself is heard."""
+        stamp = Stamp(self._rank, numbered(self._partner.life, 0))
+        receipt = yield Push(to=Peer(WORKER, peer), key=key, stamp=stamp, payload=payload, about=about)
+        if receipt.about:
+            self._call(peer, read_roll(receipt.about))
 
     def wait(self, handle: Handle, peer: int) -> Any:
         """What the script returned that talks to `peer`; None where that has left. Raises what the script raised."""
@@ -158,7 +228,8 @@ class Parting:
 
         This worker has begun nothing that has not ended. along: what else is to be averaged. Raises ConnectError.
         """
-        self._along = along
+        with self._changed:
+            self._along, self._done = along, True
         self._tell(me, range(self._world), DONE)  # also who is gone: it may come back and wait
         while True:
             with self._changed:
@@ -177,7 +248,7 @@ class Parting:
     def _leads(self) -> bool:
         """Whether it is for this worker to average, now: everybody's exchanges have ended."""
         live = set(self.live)
-        return self._rank < min(live, default=self._world) and live <= self._said[DONE]
+        return self._rank < min(live, default=self._world) and live <= self._done_here
 
     def _lead(self, me: TcpEndpoint) -> None:
         agreed = self._agreed or self._mean(me, FINAL)
@@ -188,7 +259,7 @@ class Parting:
             for peer, handle in handles.items():
                 self.wait(handle, peer)
         with self._changed:
-            self._said[OVER].add(self._rank)
+            self._said[OVER][self._rank] = self._partner.life
 
     def _mean(self, me: TcpEndpoint, key: str) -> Agreed:
         """Over all that are here and finite, by rank; what one of them has agreed on, where that happened."""
@@ -196,6 +267,8 @@ class Parting:
         for peer, pulled in self._ask(me, key):
             if pulled.about == AGREED:
                 return _read(pulled.payload)
+            if not pulled.payload:
+                continue
             if all(all_finite(tensor) for tensor in pulled.payload):
                 sums.add(pulled.payload)
             else:
@@ -209,7 +282,7 @@ class Parting:
         def word(peer: int) -> PeerScript:
             return (yield Pull(of=Peer(WORKER, peer), key=key))
 
-        asked = [peer for peer in self.live if key == NOW or peer in self._said[DONE]]
+        asked = [peer for peer in self.live if key == NOW or peer in self._done_here]
         for peer in sorted([*asked, self._rank]):
             if peer == self._rank:
                 yield peer, Pulled(version=0, payload=self._mine(key))

@@ -14,18 +14,15 @@ from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-import torch
-
 from gossamer import compressors, strategies, topologies
-from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, Route, Sharded, SparseSum, TopK
+from gossamer.cheapest import cheapest
+from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, Route, TopK
 from gossamer.compressors.sparse import Sparse
-from gossamer.drive import price
 from gossamer.errors import RecipeError
-from gossamer.layout import Layout, Packed, Slot
+from gossamer.layout import Slot
 from gossamer.strategies import EveryStep, Strategy
 from gossamer.terms import Term, Terms
 from gossamer.topologies import Complete, Topology
-from gossamer.words import At
 
 __all__ = ["KINDS", "LONGEST_TEXT", "PRESETS", "Recipe", "describe", "parse", "resolve", "signature"]
 
@@ -78,8 +75,8 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
     anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
     that is wrapped so and whose means can be encoded again is wrapped in Sharded first, and few entries inside Feedback
-    in SparseSum, where `world` is known and that many workers then send less. What comes with its wrappers stays; a
-    strategy that repeats what was lost gets Route.
+    in SparseSum, where `world` is known and so many workers then send less (see cheapest.py). What comes with its
+    wrappers stays; a strategy that repeats what was lost gets Route.
     """
     chosen: dict[str, Any] = {}
     for term in _terms(recipe):
@@ -138,26 +135,11 @@ def _wrapped(recipe: Recipe, world: int | None) -> Compressor:
     if recipe.strategy.repeats_itself:
         return recipe.compressor if recipe.compressor.routes else Route(recipe.compressor)
     completed = recipe.compressor.completed(partial(_fed_back, world=world))
-    return completed if completed.routes else Route(_cheapest(completed, world))
+    return completed if completed.routes else Route(cheapest(completed, world))
 
 
 def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
-    return Feedback(_cheapest(compressor, world)) if compressor.wants_feedback else compressor
-
-
-SAMPLE = Layout.of({"weight": (1024, 1024)})
-
-
-def _cheapest(compressor: Compressor, world: int | None) -> Compressor:
-    """A bare codec, or around it what lets each worker average a part, where that sends less."""
-    sums = (SparseSum(compressor),) if isinstance(compressor, Sparse) and compressor.wants_feedback else ()
-    parts = (Sharded(compressor),) if isinstance(compressor, Codec) and compressor.shards_well else ()
-    return compressor if world is None else min((compressor, *sums, *parts), key=lambda each: _bytes_sent(each, world))
-
-
-def _bytes_sent(compressor: Compressor, world: int) -> float:
-    x, at = Packed.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta")), At(world=world)
-    return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+    return Feedback(cheapest(compressor, world)) if compressor.wants_feedback else compressor
 
 
 # -- checks, for terms written in Python as for text
@@ -351,9 +333,10 @@ class _Reader:
                 node,
             )
         known = {each.lower(): each for each in (*NOUNS, *PRESETS)}
-        near = [known[each] for each in get_close_matches(name.lower(), known)] or sorted(NOUNS)
+        near = [known[each] for each in get_close_matches(name.lower(), known)]
         shown = ", ".join(signature(NOUNS[each]) if each in NOUNS else each for each in near)
-        raise self.refusal(f"There is no {name}, so this recipe means nothing. Write one of: {shown}.", node)
+        others = f"{', '.join(sorted(NOUNS))}; `gossamer recipes` says what they do"
+        raise self.refusal(f"There is no {name}, so this recipe means nothing. Write one of: {shown or others}.", node)
 
     def arguments(self, call: ast.Call, noun: type[Term], depth: int) -> dict[str, object]:
         names = [item.name for item in _fields(noun)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
-from gossamer.control import NOBODY, Report, Verdict, all_weights, conclude, first_batches
-from gossamer.conveyor import WINDOW, Conveyor
+from gossamer.control import NOBODY, Presence, Report, Verdict, all_weights, conclude, first_batches
+from gossamer.conveyor import WINDOW, Conveyor, Trials
 from gossamer.drive import Performance, Performed, broadcast, perform
 from gossamer.fuse import fuse
 from gossamer.handshake import compare_settings
@@ -93,7 +94,8 @@ class Round:
 
     reference: the weight that counts as one; agreed upon in the very first round. weight: this worker's. total:
     everyone's, where it had to be known before anything was compressed. keep: what of each answer is kept until the
-    round is settled. window: as of the conveyor.
+    round is settled. window: as of the conveyor. trials: what chooses it instead, from what rounds take: of all rounds
+    of one exchange, on every rank.
     """
 
     compressor: Compressor
@@ -105,14 +107,17 @@ class Round:
     total: float | None = None
     keep: Callable[[Staged], Staged] = without_own
     window: int = WINDOW
+    trials: Trials | None = None
     spent: list[Performed] = field(default_factory=list)
     culprit: int = NOBODY
     _staged: dict[int, Staged] = field(init=False, default_factory=dict)  # by the bucket's place
     _left: list[Performance] = field(init=False, default_factory=list)
     _conveyor: Conveyor = field(init=False)
+    _began: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._conveyor = Conveyor(self.window)
+        self._conveyor = Conveyor(self.window if self.trials is None else self.trials.window)
+        self._began = time.perf_counter()
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
         """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
@@ -157,6 +162,7 @@ class Round:
         """Average the last bucket and all that left before, and hear what happened on the other ranks."""
         last = self._leave(fuse([self._aggregation(bucket, fresh, scale), self._conclude(closing.report)]))
         self._conveyor.finish()
+        self._try(closing.report.presence)
         self.spent += [each.performed for each in self._left]
         _, verdict = last.performed.result
         if not verdict.alike:
@@ -166,6 +172,17 @@ class Round:
             travelling = [buffer for group in moved for buffer in group]
             self.spent.append(broadcast(self.transport, travelling, source=verdict.active[0]))
         return verdict  # type: ignore[no-any-return]
+
+    def _try(self, presence: Presence) -> None:
+        """Note what this round took; ranks compare once a trial is over. Like a handshake, no part of any step's bytes.
+
+        A rank that only keeps the others company began to wait when it liked.
+        """
+        if self.trials is None:
+            return
+        self.trials.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
+        if self.trials.over:
+            perform(self.trials.compare(), self.transport)
 
     @property
     def staged(self) -> list[Staged]:

@@ -15,14 +15,16 @@ from typing import Any, Self, TypeVar
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from gossamer import announce, events, folding, saving, uneven
+from gossamer.beside import Beside, Watch
 from gossamer.buckets import Buffers, copy_parameters, copy_state, layout_text, lent, trainable
 from gossamer.compressors.sharded import is_owed, settle
-from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, Stopped, require
+from gossamer.errors import AttachError, LayoutError, LoopError, Stopped, require
 from gossamer.exchange import Blame, Costs, Exchange, Loop
-from gossamer.guards import Patience, Scaler, clip, leave, refuse_strangers
-from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, settings
+from gossamer.guards import Patience, Scaler, check_norm, clip, leave, numbers, refuse_misfit, refuse_strangers
+from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, hand_out, settings
 from gossamer.lane import Lane
 from gossamer.momentum import take_over
 from gossamer.recipe import Recipe
@@ -59,18 +61,15 @@ class Session:
         clip_norm: float | None = None,
         seed: int = 0,
     ) -> None:
-        require(
-            clip_norm is None or clip_norm > 0,
-            f"clip_norm is a positive norm, not {clip_norm}: attach(..., clip_norm=1.0), or leave it out",
-        )
+        check_norm(clip_norm)
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.scaler, self.clip_norm = scaler, clip_norm
         self._transport, self._world, self._seed, self._pid = transport, world, seed, os.getpid()
         self._adopt(trainable(model))
-        self._lane = Lane(next(iter(self._parameters.values())).device)
+        self._lane = Lane(next(iter(self._parameters.values())).device, transport.move_on)
         self._leave = weakref.finalize(self, leave, self._lane, transport, self._pid)  # at exit, too
         self._buffers, self._first_batch, self._patience, self._solo_steps = Buffers(model), FirstBatch(), Patience(), 0
-        self._last, self._scale, self._stop = time.perf_counter(), 1.0, False
+        self._last, self._scale, self._stop, self._muted_at = time.perf_counter(), 1.0, False, -1
         self._exchange: Exchange | None = None
         loop = Loop(
             scale=self._current_scale,
@@ -95,19 +94,16 @@ class Session:
         except BaseException:
             self._lane.close()
             raise
-        self._hooks = [
+        self._hooks: list[RemovableHandle | Watch] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
-            model.register_forward_pre_hook(self._first_batch.see, with_kwargs=True),
+            first := model.register_forward_pre_hook(self._first_batch.see, with_kwargs=True),
+            Watch(self._see),
         ]
-        self._first_batch.hook = self._hooks[-1]
+        self._first_batch.hook = first
         _open.add(self)
 
     # -- beginning -------------------------------------------------------------------------------------------------
-
-    @property
-    def _alone(self) -> bool:
-        return self._transport.world == 1
 
     def _at(self) -> At:
         return At(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
@@ -117,12 +113,12 @@ class Session:
         return "" if self._stages.now.apart else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
 
     def _shake_hands(self) -> None:
-        if self._alone:
+        if self._transport.world == 1:
             return
         options = f"clip_norm={self.clip_norm}, scaler={self._current_scale() is not None}, seed={self._seed}"
-        mine = fingerprint(recipe=repr(self.recipe), layout=self._layout, optimizer=self.optimizer, options=options)
-        compare(self._on_lane(partial(self._transport.gather_text, json.dumps(mine))))
-        self._broadcast([tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())], 0)
+        shown = fingerprint(recipe=repr(self.recipe), layout=self._layout, optimizer=self.optimizer, options=options)
+        compare(self._tell(json.dumps(shown)))
+        hand_out([*self.model.parameters(), *self.model.buffers()], self._tell, self._broadcast)
         self._buffers.see_constants()
 
     def _on_lane(self, job: Callable[[], T]) -> T:
@@ -146,9 +142,9 @@ class Session:
         if self._exchange is not None:
             self._exchange.weight = float(weight)
 
-    def log(self, **metrics: float) -> None:
-        """Write numbers, such as loss=loss.item(), into the run's record."""
-        events.emit(events.Logged(step=self.steps, values={name: float(value) for name, value in metrics.items()}))
+    def log(self, **metrics: float | Tensor) -> None:
+        """Write numbers, such as loss=loss, into the run's record; tensors of one entry as well."""
+        events.emit(events.Logged(step=self.steps, values=numbers(metrics)))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -156,7 +152,7 @@ class Session:
         if self._exchange is None:
             yield
             return
-        before, self._exchange.muted = self._exchange.muted, True
+        before, self._exchange.muted, self._muted_at = self._exchange.muted, True, self._exchange.passes
         try:
             yield
         finally:
@@ -203,6 +199,10 @@ class Session:
             yield model
 
     # -- around the optimizer --------------------------------------------------------------------------------------
+
+    def _see(self, optimizer: Optimizer) -> None:
+        if self._exchange is not None and optimizer is not self.optimizer and os.getpid() == self._pid:
+            self._beside.check(optimizer, local=self._muted_at == self._exchange.passes)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
@@ -251,7 +251,8 @@ class Session:
     # -- saving and ending -----------------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        """End the run cleanly: every rank raises Stopped after the same step, once the next exchange has landed."""
+        """End training cleanly: every rank raises Stopped after the same step, once the next exchange has landed, which
+        leaves the block `with gossamer.attach(...)`; the script goes on below it."""
         if self._exchange is not None:
             self._exchange.asked_to_stop = True
         else:
@@ -278,13 +279,8 @@ class Session:
         if self._exchange is not None:  # each stage has a memory of its own
             self._exchange = self._stages.enter(own["passes"], self._parameters, self._exchange)
         mine = self.state_dict()
-        state = own if own["world"] == mine["world"] else folding.fold(states, mine)
-        for key in ("recipe", "layout", "world", "rank"):
-            if state[key] != mine[key]:
-                raise CheckpointError(
-                    f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}: what was remembered "
-                    "would not fit. Run with what it was written with, or begin in an empty directory."
-                )
+        state = folding.taken_up(own, mine) if own["world"] == mine["world"] else folding.fold(states, mine)
+        refuse_misfit(state, mine)
         self._transport.links = state.get("links", "")
         self._solo_steps = state["step"]
         if self._exchange is not None and state["progress"]:
@@ -338,7 +334,7 @@ class Session:
             self._exchange.restart()
 
     def _tell(self, text: str) -> list[str]:
-        return [text] if self._alone else self._on_lane(partial(self._transport.gather_text, text))
+        return [text] if self._transport.world == 1 else self._on_lane(partial(self._transport.gather_text, text))
 
     def _broadcast(self, tensors: Sequence[Tensor], source: int) -> None:
         self._on_lane(partial(self._transport.broadcast_, tensors, source))
@@ -373,6 +369,7 @@ class Session:
         self._parameters = parameters
         self._averaged_ids = {id(parameter) for parameter in parameters.values()}
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self._beside = Beside(self.model, self.optimizer, self.recipe, parameters)
         self._momentum = take_over(self.optimizer, self.recipe.compressor, parameters, self._at(), self.clip_norm)
 
     def close(self) -> None:
@@ -396,5 +393,8 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._end(well=kind is None or issubclass(kind, Stopped))
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """Where this session was asked to stop, the script goes on after the block, on every rank."""
+        stopped = kind is not None and issubclass(kind, Stopped)
+        self._end(well=kind is None or stopped)
+        return stopped and (self._stop or (self._exchange is not None and self._exchange.stopping))

@@ -111,6 +111,10 @@ class _Echo:
         answer = self.answer(word)
         return lambda: answer
 
+    def move_on(self) -> bool:
+        """Everything is answered at once."""
+        return False
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """They are alike."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gossamer.conveyor import Conveyor
+from gossamer.conveyor import WINDOW, Conveyor
 from gossamer.words import Word
 
 
@@ -107,12 +107,15 @@ def run_jobs(jobs: Sequence[Job], ranks: Sequence[OnLane], lines: Lines) -> None
     conveyor.finish()
 
 
-def run_step(jobs: Sequence[Job], pace: Pace, lines: Lines, begins: Sequence[float]) -> Step:
-    """One step of every rank: a lane that takes buckets in order, each when it is ready and the lane is free."""
+def run_step(jobs: Sequence[Job], pace: Pace, lines: Lines, begins: Sequence[float], window: int = WINDOW) -> Step:
+    """One step of every rank: a lane that takes buckets in order, each when it is ready and the lane is free.
+
+    window: as of the conveyor.
+    """
     ranks = [
         _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
     ]
-    conveyor = Conveyor()
+    conveyor = Conveyor(window)
     for job in jobs:
         for rank in ranks:
             rank.wait_for(job.ready_seconds)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gossamer.cli import compare
 from gossamer.cli.compare import compare_command
 
 TRAIN = """
@@ -66,6 +67,16 @@ def test_a_script_that_logs_no_loss_is_told_so(tmp_path: Path) -> None:
     code, said = run("--recipe", "Int8()", "--seconds", "0.5", str(script))
     assert code == 0, said
     assert "session.log(loss=loss.item())" in said
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot", "--page"])
+def test_what_could_not_be_written_is_refused_before_anything_is_trained(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "_train", lambda *_: pytest.fail("it was trained"))
+    (tmp_path / "train.py").write_text("")
+    code, said = run("--recipe", "Dense()", option, str(tmp_path / "missing" / "file"), str(tmp_path / "train.py"))
+    assert (code, "there is no directory" in said) == (2, True), said
 
 
 @pytest.mark.parametrize(

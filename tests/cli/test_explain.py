@@ -4,6 +4,7 @@ import math
 import pytest
 from click.testing import CliRunner
 
+from gossamer.cli import explain as explain_module
 from gossamer.cli.explain import explain
 from gossamer.forecast import assumed_shapes
 from gossamer.kernels import coded_bytes
@@ -225,6 +226,13 @@ def test_a_script_that_never_attaches_is_refused(tmp_path):
     code, output = run("home", str(tmp_path / "idle.py"))
     assert code == 1
     assert "ended before it called gossamer.attach" in output
+
+
+def test_a_file_that_could_not_be_written_is_refused_first(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(explain_module, "attached_by", lambda *_: pytest.fail("the script was run"))
+    code, output = run("--json", str(tmp_path / "missing" / "out.json"), "Dense()", script)
+    assert code == 2
+    assert "there is no directory" in output
 
 
 def test_help_needs_no_recipe():

@@ -121,6 +121,7 @@ def test_a_failed_run_says_once_why_and_how_to_go_on(tmp_path: Path) -> None:
     assert "failed: ValueError: bad data (exit code 1)" in done.stderr
     assert "A checkpoint of step 20 is in kept." in done.stderr
     assert "gossamer run --recipe 'Dense()' --json out.json train.py fail" in done.stderr
+    assert "The other worker was stopped, where still at work." in done.stderr
     assert not (tmp_path / "out.json").exists()
 
 
@@ -243,6 +244,24 @@ def run_beside_servers(
     return result.exit_code, str(result.output)
 
 
+ENDS = """
+import os
+if os.environ["RANK"] == "1":
+    os._exit(7)
+"""
+
+
+@pytest.mark.processes
+def test_a_worker_that_ends_with_an_exit_code_ends_all_that_runs_beside_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--servers", "1", "--workers", "3", "--recipe", "Dense()")
+    exit_code, said = run_beside_servers(tmp_path, monkeypatch, ENDS + "import time; time.sleep(100)", *options)
+    assert exit_code == 7, said
+    assert "rank 1 failed: it ended with exit code 7" in said
+    assert "The other 2 workers were stopped, where still at work." in said
+
+
 DIES = """
 import os, signal
 if os.environ["RANK"] == "1":
@@ -331,6 +350,24 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     assert "gossamer[plot]" in refused("--plot", "out.png", script)
     assert os.listdir(tmp_path) == ["train.py"]
+
+
+def test_a_file_that_could_not_be_written_is_refused(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    assert "cannot be written" in refused("--json", str(tmp_path / "out.json"), script)
+    assert "cannot be written" not in refused("--json", str(tmp_path / "sub" / "out.json"), script)
+
+
+def test_logs_that_cannot_be_written_are_refused_with_the_line_to_write(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("a file where the folder would be")
+    for options in ((), ("--logs", "runs/mine")):
+        assert "--logs DIRECTORY" in (said := refused(*options, script))
+        assert "Usage:" in said
 
 
 def test_servers_that_cannot_work_are_refused_with_the_line_to_write(script: str, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_laws_catch_a_second_residual_that_is_lost() -> None:
 
 def bias(compressor: Compressor, steps: int = 150) -> float:
     """Constant gradients: how far the mean of all answers is from theirs, relative to the first answer's error."""
-    group = Group(compressor, 4)
+    group = Group(compressor, 4, dtype=torch.float32)
     gradients = group.gradients()
     mean = torch.stack(gradients).mean(0)
     answers = torch.stack([group.aggregate(gradients)[0].mean for _ in range(steps)])
@@ -134,11 +134,11 @@ def outstanding(group: Group) -> Tensor:
 
 def largest_z(compressor: Compressor, world: int = 2, steps: int = 400) -> float:
     """How far the mean answer is from the mean input, over all entries, in standard errors."""
-    group = Group(compressor, world, layout=Layout.of({"w": (96,)}))
+    group = Group(compressor, world, dtype=torch.float32, layout=Layout.of({"w": (96,)}))
     gradients = group.gradients()
-    answers = torch.stack([group.aggregate(gradients)[0].mean for _ in range(steps)])
+    answers = torch.stack([group.aggregate(gradients)[0].mean for _ in range(steps)]).double()
     errors = answers.std(0) / math.sqrt(steps)
-    return float(((answers.mean(0) - torch.stack(gradients).mean(0)) / errors).abs().amax())
+    return float(((answers.mean(0) - torch.stack(gradients).double().mean(0)) / errors).abs().amax())
 
 
 def test_two_encodings_at_random_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:

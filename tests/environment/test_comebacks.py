@@ -97,3 +97,12 @@ def test_servers_of_their_own_take_a_worker_back(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("GOSSAMER_SERVERS")  # servers beside workers are lost with them
     with pytest.raises(AttachError):
         _transport(place, resolve("ParameterServer()", 3))
+
+
+@pytest.mark.usefixtures("back")
+def test_single_neighbours_take_a_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = World(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
+    monkeypatch.delenv("GOSSAMER_SERVERS")  # they need none
+    assert isinstance(_transport(place, resolve("Gossip('pairwise')", 3)), ReturnedTransport)
+    with pytest.raises(AttachError, match=r"Gossip\('pairwise'\)"):
+        _transport(place, resolve("Gossip() + Ring()", 3))

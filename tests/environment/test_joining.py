@@ -1,6 +1,7 @@
 """Finding each other, or saying why not."""
 
 import contextlib
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -129,6 +130,40 @@ def test_a_second_worker_of_the_same_rank_is_refused(port):
     store.set("hello/0", "elsewhere|1")
     with pytest.raises(ConnectError, match=r"another worker \(elsewhere\|1\) is there already under rank 0"):
         joining._everyone(store, job(0, port), "hello", "here|2", 0.3)
+
+
+def test_a_process_that_imports_the_script_again_is_told_so(port, monkeypatch):
+    def refused():
+        with pytest.raises(ConnectError) as caught:
+            joining._everyone(store, job(0, port), "hello", "here|2", 0.3)
+        return str(caught.value)
+
+    store = store_at(port)
+    store.set("hello/0", "elsewhere|1")
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    assert refused().endswith('Put the program under `if __name__ == "__main__":`')
+    monkeypatch.undo()
+    assert "MASTER_PORT" in refused()
+
+
+IMPORTED = """
+import multiprocessing
+
+print(getattr(multiprocessing.current_process(), "_inheriting", False), flush=True)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.processes
+def test_multiprocessing_says_when_it_imports_the_script_again(tmp_path):
+    (tmp_path / "train.py").write_text(IMPORTED)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "train.py"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_a_blocked_network_is_told_to_all(port):

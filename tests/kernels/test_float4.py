@@ -6,12 +6,15 @@ import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels import codecs
+from kernels.codecs import bits, compiled
 from torch import Tensor
 
 from gossamer import seeds
@@ -55,7 +58,6 @@ PAIRS = {
 }
 every_pair = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
 both = pytest.mark.parametrize("plain", [True, False], ids=["torch", "compiled"])
-compiled = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the kernels were not compiled here")
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["portable", "AVX2", "AVX-512"])
@@ -68,55 +70,18 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def numbers(kind: str, n: int, seed: int = 0) -> Tensor:
-    """Plain ones, or such as loops stumble over."""
-    generator = seeds.generator("float4", kind, seed)
+    """Those of all codecs, and such as lie where codes of four bits meet, and their neighbours."""
+    if kind != "midpoints":
+        return codecs.numbers(kind, n, seed)
+    generator = seeds.generator("midpoints", seed)
     x = torch.randn(n, generator=generator)
     pick = torch.randint(0, 8, (n,), generator=generator)
-    match kind:
-        case "tiny":
-            return x * 2.0**-140
-        case "small":
-            return x * 2.0**-120
-        case "huge":
-            return x.clamp(-2, 2) * 2.0**115
-        case "midpoints":  # and their neighbours
-            near = torch.tensor([0.0, 1.0, -1.0])[pick % 3]
-            edges = torch.tensor(float4.MIDPOINTS, dtype=torch.float32)[pick % 7] * x.sign()
-            return torch.where(pick == 7, 3.0, torch.nextafter(3 * edges, 3 * edges + near))
-        case "zeros":
-            return torch.where(pick < 4, 0.0, -0.0)
-        case "equal":
-            return torch.where(pick < 4, 1 / 3, -1 / 3)
-        case "mixed":
-            edges = torch.tensor([0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, -1e-30, 1e30, 1.0])
-            return torch.where(x.abs() < 1, edges[pick], x)
-    return x
+    near = torch.tensor([0.0, 1.0, -1.0])[pick % 3]
+    edges = torch.tensor(float4.MIDPOINTS, dtype=torch.float32)[pick % 7] * x.sign()
+    return torch.where(pick == 7, 3.0, torch.nextafter(3 * edges, 3 * edges + near))
 
 
-def bits(x: Tensor) -> Tensor:
-    return x.view(torch.int32) if x.dtype == torch.float32 else x
-
-
-def run(pair: Pair, x: Tensor, before: Tensor | None, sizes: Sequence[int], plain: bool) -> list[Tensor] | None:
-    """Everything there is to compute, or None where it is refused."""
-    residual = None if before is None else Residual(before, torch.empty_like(before))
-    try:
-        payload = pair.encode(x, sizes, residual, plain)
-    except NotFinite:
-        return None
-    other = pair.encode(x.flip(0).contiguous(), sizes, None, plain)
-    found = [*payload] if residual is None else [*payload, residual.after]
-    for heard, divisor in (([], 1), ([payload], 1), ([payload, other, payload], 3)):
-        found.append(pair.decode(heard, sizes, plain, torch.full_like(x, math.nan), divisor))
-    return found
-
-
-def same(pair: Pair, x: Tensor, before: Tensor | None, sizes: Sequence[int]) -> None:
-    truth, found = (run(pair, x, before, sizes, plain) for plain in (True, False))
-    assert (truth is None) == (found is None)
-    for expected, got in zip(truth or [], found or [], strict=True):
-        assert expected.dtype == got.dtype
-        assert torch.equal(bits(expected), bits(got))
+same = partial(codecs.same, sums=((), *codecs.SUMS))
 
 
 @compiled

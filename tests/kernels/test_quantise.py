@@ -1,174 +1,39 @@
-"""Codes in a few bits: what they stand for, that compiled loops equal plain torch to the bit, and what is refused."""
+"""Codes in a few bits: compiled loops equal plain torch to the bit, and what is not sent is left."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from kernels.codecs import (
+    CODECS,
+    KEY,
+    SIZES,
+    Codec,
+    Int8Nearest,
+    Measured,
+    bits,
+    compiled,
+    every_codec,
+    fast,
+    numbers,
+    same,
+)
 
-from gossamer import seeds
-from gossamer.errors import MalformedError, NotFinite
+from gossamer.errors import NotFinite
 from gossamer.kernels import (
     levels,
-    native,
     native_quantise,
     onebit,
-    packed_bytes,
     quantise,
     ternary,
     twobit,
 )
 from gossamer.kernels.residual import Residual
 from gossamer.kernels.spans import LARGEST_BLOCK
-
-KEY = seeds.address("tests", "quantise")
-SIZES = (12, 0, 1, 37, 300, 8)
-
-
-@dataclass(frozen=True)
-class Codec:
-    """One pair of functions in plain torch or compiled, with all but the data fixed."""
-
-    module: Any
-    truth: Any
-    name: str
-    options: tuple[object, ...]
-    key: bool = False
-    given: bool = False  # a scale per block that does not come from the encoder
-
-    def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
-        function = getattr(self.truth if plain else self.module, f"{self.name}_encode")
-        arguments = (*self.options, *self._given(sizes), *((KEY,) if self.key else ()))
-        payload = function(x, sizes, *arguments, residual)
-        return payload if isinstance(payload, tuple) else (*self._given(sizes), payload)
-
-    def decode(
-        self, payloads: Sequence[tuple[Tensor, ...]], sizes: Sequence[int], out: Tensor, divisor: int, *, plain: bool
-    ) -> None:
-        function = getattr(self.truth if plain else self.module, f"{self.name}_decode")
-        function(payloads, sizes, *self.options, out, divisor)
-
-    def _given(self, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-        if not self.given:
-            return ()
-        count = packed_bytes(sizes, int(str(self.options[0])))
-        return (torch.linspace(0.2, 0.9, max(count, 1))[:count],)
-
-
-@dataclass(frozen=True)
-class Ternary(Codec):
-    def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
-        module = self.truth if plain else self.module
-        w = x if residual is None else x + residual.before
-        scales = module.magnitudes(w, sizes)
-        if residual is None:
-            return scales, module.ternary_encode(w, sizes, scales, KEY, *self.options)
-        return scales, module.ternary_encode(w, sizes, scales, KEY, *self.options, residual.after)
-
-    def decode(
-        self, payloads: Sequence[tuple[Tensor, ...]], sizes: Sequence[int], out: Tensor, divisor: int, *, plain: bool
-    ) -> None:
-        module = self.truth if plain else self.module
-        packed = [(codes,) for _, codes in payloads]
-        module.ternary_decode(packed, payloads[0][0], sizes, *self.options, out, divisor)
-
-
-class Measured(Codec):
-    """TwoBit with thresholds that the encoder finds."""
-
-    def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
-        module = self.truth if plain else self.module
-        found: tuple[Tensor, ...] = module.twobit_measured_encode(x, sizes, *self.options, 0.37, residual)
-        return found
-
-
-class Int8Nearest(Codec):
-    def encode(self, x: Tensor, sizes: Sequence[int], residual: Residual | None, *, plain: bool) -> tuple[Tensor, ...]:
-        module = self.truth if plain else self.module
-        return module.int8_encode(x, sizes, *self.options, None, residual)
-
-
-fast = native_quantise
-CODECS = {
-    "int8": Int8Nearest(fast, quantise, "int8", (16,)),
-    "int8, blocks of 7": Int8Nearest(fast, quantise, "int8", (7,)),
-    "int8, stochastic": Codec(fast, quantise, "int8", (256,), key=True),
-    "onebit": Codec(fast, onebit, "onebit", (64,)),
-    "onebit, large blocks": Codec(fast, onebit, "onebit", (2048,)),
-    "twobit": Codec(fast, twobit, "twobit", (64,), given=True),
-    "twobit, large blocks": Codec(fast, twobit, "twobit", (2048,), given=True),
-    "twobit, measured": Measured(fast, twobit, "twobit", (16,)),
-    "twobit, measured in large blocks": Measured(fast, twobit, "twobit", (2048,)),
-    "ternary, four a byte": Ternary(fast, ternary, "ternary", (4,)),
-    "ternary, five a byte": Ternary(fast, ternary, "ternary", (5,)),
-    **{
-        f"levels {count}": Codec(fast, levels, "levels", (block, count), key=True)
-        for count, block in ((1, 8), (3, 64), (7, 512), (127, 512), (128, 16), (2**14, 64), (2**15 - 1, 2048))
-    },
-}
-MALFORMED = {  # a byte that no encoder writes, by codec; every byte means something to the others
-    "twobit": 0b00010000,
-    "ternary, four a byte": 0b11000000,
-    "ternary, five a byte": 243,
-    "levels 1": 0b00001100,
-    "levels 127": 255,
-}
-every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-compiled = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the kernels were not compiled here")
-
-
-def numbers(kind: str, n: int, seed: int) -> Tensor:
-    """Plain ones, or such as loops stumble over."""
-    generator = seeds.generator("numbers", kind, seed)
-    x = torch.randn(n, generator=generator)
-    pick = torch.randint(0, 8, (n,), generator=generator)
-    match kind:
-        case "tiny":
-            return x * 2.0**-140
-        case "huge":
-            return x.clamp(-2, 2) * 2.0**115
-        case "ties":
-            return (x * 4).round() / 2
-        case "zeros":
-            return torch.where(pick < 4, 0.0, -0.0)
-        case "mixed":
-            edges = torch.tensor([0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, -1e-30, 1e30, 1.0])
-            return torch.where(x.abs() < 1, edges[pick], x)
-    return x
-
-
-def bits(x: Tensor) -> Tensor:
-    return x.view(torch.int32) if x.dtype == torch.float32 else x
-
-
-def run(codec: Codec, x: Tensor, before: Tensor | None, sizes: Sequence[int], *, plain: bool) -> list[Tensor] | None:
-    """Everything a codec computes, or None where it refuses."""
-    residual = None if before is None else Residual(before, torch.empty_like(before))
-    try:
-        payload = codec.encode(x, sizes, residual, plain=plain)
-    except NotFinite:
-        return None
-    other = codec.encode(x.flip(0).contiguous(), sizes, None, plain=plain)
-    found = [*payload] if residual is None else [*payload, residual.after]
-    for heard, divisor in (([payload], 1), ([payload, other, payload], 3)):
-        found.append(torch.full_like(x, math.nan))
-        codec.decode(heard, sizes, found[-1], divisor, plain=plain)
-    return found
-
-
-def same(codec: Codec, x: Tensor, before: Tensor | None, sizes: Sequence[int]) -> None:
-    truth, found = (run(codec, x, before, sizes, plain=plain) for plain in (True, False))
-    assert (truth is None) == (found is None)
-    for expected, got in zip(truth or [], found or [], strict=True):
-        assert expected.dtype == got.dtype
-        assert torch.equal(bits(expected), bits(got))
 
 
 @compiled
@@ -262,46 +127,6 @@ def test_sums_that_leave_the_range_are_noticed(plain: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("name", MALFORMED)
-def test_codes_that_no_encoder_writes_are_refused_before_anything_is_written(name: str, plain: bool) -> None:
-    codec, n = CODECS[name], 6000
-    good = codec.encode(numbers("plain", n, 10), [n], None, plain=plain)
-    out = torch.full((n,), 7.0)
-    for place in (0, 700, len(good[1]) - 1):
-        bad = (good[0], good[1].clone())
-        bad[1][place] = MALFORMED[name]
-        with pytest.raises(MalformedError):
-            codec.decode([good, bad], [n], out, 2, plain=plain)
-    assert bool((out == 7).all())
-    codec.decode([good, good], [n], out, 2, plain=plain)
-    assert not bool((out == 7).any())
-
-
-@pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("name", ["onebit", "twobit", "ternary, four a byte", "levels 3", "levels 16384"])
-def test_what_is_left_of_a_byte_is_zero(name: str, plain: bool) -> None:
-    """Payloads that stand for the same are the same."""
-    codec, sizes = CODECS[name], [9, 9]
-    good = codec.encode(numbers("plain", 18, 11), sizes, None, plain=plain)
-    bad = (good[0], good[1].clone())
-    bad[1][len(good[1]) // 2 - 1] |= 1 << 7
-    with pytest.raises(MalformedError):
-        codec.decode([bad], sizes, torch.empty(18), 1, plain=plain)
-
-
-@every_codec
-@pytest.mark.parametrize("plain", [True, False])
-def test_payloads_of_another_size_or_type_are_refused(codec: Codec, plain: bool) -> None:
-    x = numbers("plain", sum(SIZES), 12)
-    scales, codes = codec.encode(x, SIZES, None, plain=plain)
-    out = torch.full_like(x, 7.0)
-    for bad in ((scales[:-1], codes), (scales, codes[1:]), (scales.double(), codes), (scales, codes.int())):
-        with pytest.raises(MalformedError):
-            codec.decode([bad], SIZES, out, 1, plain=plain)
-    assert bool((out == 7).all())
-
-
 @every_codec
 def test_shapes_are_known_without_data(codec: Codec) -> None:
     x = numbers("plain", sum(SIZES), 13)
@@ -324,46 +149,6 @@ def test_zeros_stay_zeros(codec: Codec, plain: bool) -> None:
     assert torch.equal(residual.after, x)
 
 
-def literal(encode: Callable[..., Any], *arguments: object) -> list[int]:
-    found = encode(*arguments)
-    return (found[1] if isinstance(found, tuple) else found).tolist()
-
-
-def test_codes_by_hand() -> None:
-    x = torch.tensor([1.0, -1.0, -0.0, 0.25, -3.0, 0.5, 2.0, -2.0, -1.0])
-    assert literal(onebit.onebit_encode, x, [9], 8) == [0b10010010, 1]
-    assert literal(twobit.twobit_encode, x, [9], 16, torch.tensor([1.0])) == [0b00001011, 0b10110010, 0b10]
-    assert literal(twobit.twobit_encode, x, [9], 8, torch.tensor([1.0, 1.5])) == [0b00001011, 0b10110010, 0]
-    trits = [1, 2, 0, 1, 2]  # scales below every magnitude: everything but zero is sent
-    scale = torch.tensor([0.1])
-    assert literal(ternary.ternary_encode, x[:5], [5], scale, KEY, 5) == [sum(t * 3**k for k, t in enumerate(trits))]
-    assert literal(ternary.ternary_encode, x[:5], [5], scale, KEY, 4) == [0b01001001, 0b10]
-    # One entry is its block's whole norm: level 3 of 3, code 6 or 0 in three bits; the others stay at 3.
-    alone = torch.tensor([0.0, 5.0] + [0.0] * 6 + [-5.0])
-    assert literal(levels.levels_encode, alone, [9], 8, 3, KEY) == [0b11110011, 0b10110110, 0b01101101, 0]
-    scales, codes = quantise.int8_encode(torch.tensor([254.0, -1.0, 1.0, 3.0, 5.0]), [5], 5)
-    assert (scales.tolist(), codes.tolist()) == ([2.0], [127, 0, 0, 2, 2])
-    scales, _ = onebit.onebit_encode(x, [9], 8)
-    assert scales.tolist() == [9.75 / 8, 1.0]
-
-
-def test_five_to_a_byte_lie_64_apart_where_there_are_320() -> None:
-    x = torch.zeros(330)
-    x[[64, 70, 319, 322, 325]] = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
-    packed = literal(ternary.ternary_encode, x, [330], torch.tensor([0.1]), KEY, 5)
-    assert {place: byte for place, byte in enumerate(packed) if byte} == {0: 3, 6: 2 * 3, 63: 81, 64: 9, 65: 2}
-    assert len(packed) == 66
-
-
-def test_measured_thresholds_by_hand() -> None:
-    """sum of w^2 / sum of |w|: 25 / 7 and 2, then nothing, then one entry alone."""
-    x = torch.tensor([3.0, -4.0, 0, 0, 0, 0, 0, 0, 2.0, -2.0, 0.0, -5.0])
-    for module in (twobit, native_quantise):
-        thresholds, codes = module.twobit_measured_encode(x, [10, 1, 1], 8, 0.5)
-        assert thresholds.tolist() == [float(torch.tensor(12.5 / 7)), 1.0, 0.0, 2.5]
-        assert codes.tolist() == [0b00001011, 0, 0b1011, 0b11, 0b10]
-
-
 @compiled
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
@@ -376,23 +161,6 @@ def test_sums_of_squares_equal_plain_torch(sizes: list[int], kind: str, block: i
     sums = native_quantise.squares(x, sizes, block)
     assert torch.equal(sums, ternary.squares(x, sizes, block))
     assert float(sums.sum()) == pytest.approx(float(x.double().square().sum()), rel=1e-12)
-
-
-def test_packed_sizes() -> None:
-    assert packed_bytes([9, 0, 8, 1], 8) == 4
-    assert packed_bytes([9, 0, 8, 1], 5) == 5
-    assert [levels.level_bits(count) for count in (1, 2, 3, 4, 7, 8, 127, 128, 2**15 - 1)] == [
-        2,
-        3,
-        3,
-        4,
-        4,
-        5,
-        8,
-        9,
-        16,
-    ]
-    assert levels.level_bytes([9, 1], 3) == 4 + 1
 
 
 @compiled

@@ -46,15 +46,6 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
     library.gossamer_limit_instructions(2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Plain torch sorts small tensors; handing parts of them round would take longer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def data(n: int, kind: str, seed: int, shift: int = 0) -> Tensor:
     """(n,) of a kind, `shift` elements into its memory."""
     x = KINDS[kind](torch.randn(n, generator=torch.Generator().manual_seed(seed)))

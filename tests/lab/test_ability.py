@@ -7,7 +7,8 @@ import pytest
 from gossamer.lab import LabError, ability
 from gossamer.lab.ability import Plan, needs_switch, plan, reentering
 from gossamer.lab.shell import call
-from gossamer.network import read_network
+from gossamer.network import Host, Network, read_network
+from gossamer.network import Path as NetworkPath
 
 RATES = read_network("100mbit", 2)
 DELAYS = read_network("100mbit,20ms", 2)
@@ -31,6 +32,13 @@ def _linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_kernel_alone_does_rates(spec: str, needs: bool) -> None:
     assert needs_switch(read_network(spec, 2)) is needs
     assert plan(read_network(spec, 2)) == Plan(emulation="switch" if needs else "kernel")
+
+
+def test_the_kernel_alone_has_no_lines_that_hosts_share() -> None:
+    hosts = tuple(Host(up_bits_per_second=1e9, down_bits_per_second=1e9, site=site) for site in "aab")
+    shared = Network(hosts=hosts, paths={frozenset("ab"): NetworkPath(bits_per_second=1e8)})
+    assert plan(shared) == Plan(emulation="switch")
+    assert plan(Network(hosts=hosts[:2], paths=shared.paths)) == Plan(emulation="kernel")  # nobody is at the other end
 
 
 def test_a_world_of_one_needs_no_switch() -> None:

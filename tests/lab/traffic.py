@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from gossamer.lab import Lab
 
@@ -108,6 +108,30 @@ for number in [*range(1, int(sys.argv[2]) + 1), *[0] * 50]:  # the end is told o
     sender.sendto(number.to_bytes(4, "big"), (sys.argv[1], 7002))
 """
 
+SINK = """
+import socket, sys, time
+idle, seconds = float(sys.argv[1]), float(sys.argv[2])
+with socket.create_server(("", 7003)) as server:
+    print("up", flush=True)
+    stream, _ = server.accept()
+def hear(until):
+    heard = 0
+    while time.perf_counter() < until:
+        heard += len(stream.recv(1 << 16))
+    return heard
+hear(time.perf_counter() + idle)
+began = time.perf_counter()
+heard = hear(began + seconds)
+print(heard / 1448 * 1500 * 8 / (time.perf_counter() - began), flush=True)
+"""
+
+SOURCE = """
+import socket, sys
+stream = socket.create_connection((sys.argv[1], 7003))
+while True:
+    stream.sendall(bytes(1 << 16))
+"""
+
 
 @contextmanager
 def on(lab: Lab, host: int, program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
@@ -149,6 +173,19 @@ def bits_per_second(lab: Lab, a: int, b: int, seconds: float = 1.0) -> float:
             lab, a, FLOOD, lab.hosts[b].address, 40 if slowest > 50e6 else 1, max(1 << 17, int(slowest / 8 * 0.02))
         ):
             return float(line(counting))
+
+
+def streams_bits_per_second(lab: Lab, *pairs: tuple[int, int], idle: float = 0.4, seconds: float = 1.0) -> list[float]:
+    """The rates of IP bytes of TCP streams that all go on at once, from a to b for each pair, once they are `idle` old.
+
+    Nobody receives twice.
+    """
+    with ExitStack() as running:
+        sinks = [running.enter_context(on(lab, b, SINK, idle, seconds)) for _, b in pairs]
+        assert [line(sink) for sink in sinks] == ["up"] * len(pairs)
+        for a, b in pairs:
+            running.enter_context(on(lab, a, SOURCE, lab.hosts[b].address))
+        return [float(line(sink)) for sink in sinks]
 
 
 def arrived(lab: Lab, a: int, b: int, count: int) -> list[int]:

@@ -27,11 +27,11 @@ def warm(word, network=NETWORK, rounds=6, collective="engine"):
     """Seconds a word takes over connections that carried it before."""
     lines = Lines(network, collective=collective)
     world = len(network.hosts)
-    ends = [0.0] * world
+    end = 0.0
     for _ in range(rounds):
-        begins = ends
-        ends = lines.answer([word] * world, begins)
-    return max(ends) - max(begins)
+        begin = end
+        end = max(lines.answer([word] * world, [begin] * world))
+    return end - begin
 
 
 def by_engine(word, network=NETWORK):
@@ -127,9 +127,16 @@ def test_neighbours_cost_a_round_trip_and_their_bytes():
     assert max(ends) == pytest.approx(1e6 * OVERHEAD * BYTE, rel=0.01)
 
 
-def test_a_broadcast_goes_down_a_tree():
-    ends = Lines(NETWORK).broadcast(10, [0.0] * 4)
+def test_the_engine_s_broadcast_goes_down_a_tree():
+    ends = Lines(NETWORK, collective="engine").broadcast(10, [0.0] * 4)
     assert max(ends) == pytest.approx(0.03, rel=0.01)  # 1 and 2 were ready and hear at once; 3 hears from 1
+
+
+def test_a_broadcast_is_handed_out_in_parts_that_are_passed_on():
+    assert max(Lines(NETWORK).broadcast(10, [0.0] * 4)) == pytest.approx(0.02, rel=0.01)
+    nbytes = 3 * 10**7
+    ends = Lines(read_network("100mbit", WORKERS)).broadcast(nbytes, [0.0] * WORKERS)
+    assert max(ends) == pytest.approx(nbytes * OVERHEAD * BYTE, rel=0.05)  # hardly more than one copy; a tree takes two
 
 
 def test_jitter_adds_its_deviation_each_way():

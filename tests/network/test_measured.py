@@ -2,9 +2,14 @@ import pytest
 
 from gossamer.network import Path
 from gossamer.network.choose import order_of, sites_of
-from gossamer.network.measured import measured as network_of
+from gossamer.network.measured import measured
+from gossamer.network.measured import sites_of as sites_in
 
 NEAR, FAR = 0.0002, 0.08
+
+
+def network_of(rows, rate):
+    return measured(rows, [rate] * len(rows), [rate] * len(rows))
 
 
 def matrix(sites, near=NEAR, far=FAR):
@@ -93,3 +98,30 @@ def test_round_trips_are_seconds(bad):
 def test_choices_are_made_from_measurements():
     assert sites_of(network_of(matrix("wwee"), 1e9)) == 2
     assert order_of(network_of(matrix("wewe"), 1e9)) == (0, 2, 1, 3)
+
+
+def check_lines(found):
+    """Every host has its own lines, and every path its share of loss."""
+    assert [host.up_bits_per_second for host in found.hosts] == [1e6, 2e6, 3e6, 4e6]
+    assert [host.down_bits_per_second for host in found.hosts] == [5e6, 6e6, 7e6, 8e6]
+    assert found.path(0, 1) == Path(round_trip_seconds=NEAR)
+    assert found.path(0, 3) == Path(round_trip_seconds=FAR, loss=0.01)
+
+
+UP, DOWN = (1e6, 2e6, 3e6, 4e6), (5e6, 6e6, 7e6, 8e6)
+LOST = [[0.01 * (one != other) for other in "wwee"] for one in "wwee"]
+
+
+def test_hosts_have_lines_of_their_own_and_paths_their_loss():
+    check_lines(measured(matrix("wwee"), UP, DOWN, LOST))
+
+
+@pytest.mark.parametrize("broken", [(DOWN, UP, LOST), (UP, DOWN, None), (UP[::-1], DOWN, LOST)])
+def test_other_lines_are_noticed(broken):
+    with pytest.raises(AssertionError):
+        check_lines(measured(matrix("wwee"), *broken))
+
+
+def test_sites_are_hosts_by_number():
+    assert sites_in(matrix("wewe")) == [[0, 2], [1, 3]]
+    assert sites_in(matrix("www")) == [[0, 1, 2]]

@@ -37,29 +37,64 @@ LONG = Path(round_trip_seconds=0.1)
 
 def test_a_full_window_waits_for_a_round_trip():
     assert stream().send(0.0, 14_480, LINE, LONG, TCP) == pytest.approx(0.001448)
-    assert stream().send(0.0, 3 * 14_480 + 10, LINE, LONG, TCP) == pytest.approx(0.2 + 1e-6)
+    assert stream().send(0.0, 14_480 + 10, LINE, LONG, TCP) == pytest.approx(0.1, rel=0.01)
+    assert stream().send(0.0, 3 * 14_480 + 10, LINE, LONG, TCP) == pytest.approx(0.2, rel=0.01)
+    assert stream().send(0.0, 7 * 14_480 + 10, LINE, LONG, TCP) == pytest.approx(0.3, rel=0.02)
     assert stream().send(0.0, 3 * 14_480 + 10, LINE, Path(), TCP) == pytest.approx(3 * 0.001448 + 1e-6)
+
+
+def check_messages(send):
+    """Seven windows' worth, in messages that each fit into one."""
+    now = 0.0
+    for _ in range(70):
+        now = send(now, 1448, LINE, LONG, TCP)
+    assert now == pytest.approx(0.2, rel=0.05)
+
+
+def test_what_is_under_way_fills_a_window_in_many_messages_as_in_one():
+    check_messages(stream().send)
+
+
+def test_messages_that_each_have_a_window_are_noticed():
+    with pytest.raises(AssertionError):
+        check_messages(lambda now, *what: now + stream().send(0.0, *what))
 
 
 def test_a_window_that_grew_is_kept_and_lost_in_silence():
     warm = stream()
     first = warm.send(0.0, 100_000, LINE, LONG, TCP)
-    assert warm.send(first, 100_000, LINE, LONG, TCP) - first == pytest.approx(0.01)
+    again = first + 0.1  # when all has been heard
+    assert warm.send(again, 100_000, LINE, LONG, TCP) - again == pytest.approx(0.01)
     rested = warm.free_seconds + 30
     assert warm.send(rested, 100_000, LINE, LONG, TCP) - rested == pytest.approx(first)
-    assert warm.window_bytes > 100_000
+    assert warm.window_bytes > 50_000
 
 
-def test_a_short_silence_halves_the_window():
+@pytest.mark.parametrize(("silence", "halvings"), [(0.29, 0), (0.31, 1), (0.61, 2), (30.0, 100)])
+def test_every_timeout_of_silence_halves_the_window(silence, halvings):
     warm = stream()
     warm.send(0.0, 1_000_000, LINE, LONG, TCP)
+    warm.send(warm.free_seconds + 0.15, 10, LINE, LONG, TCP)  # all has been heard
     before = warm.window_bytes
-    warm.send(warm.free_seconds + 0.31, 10, LINE, LONG, TCP)
-    assert warm.window_bytes == before / 2
+    assert before > 400_000
+    warm.send(warm.free_seconds + silence, 10, LINE, LONG, TCP)
+    assert warm.window_bytes == pytest.approx(max(before / 2**halvings, TCP.initial_window_bytes), abs=20)
+
+
+def spaced(nbytes):
+    quiet = stream()
+    for place in range(20):
+        quiet.send(0.15 * place, nbytes, LINE, LONG, TCP)
+    return quiet.window_bytes
 
 
 def test_small_messages_do_not_open_the_window():
-    quiet = stream()
-    for _ in range(100):
-        quiet.send(quiet.free_seconds, 1000, LINE, LONG, TCP)
-    assert quiet.window_bytes == TCP.initial_window_bytes
+    assert spaced(1000) == TCP.initial_window_bytes
+    assert spaced(10_000) > TCP.initial_window_bytes
+
+
+def test_the_loss_that_allows_a_rate_is_the_bound_the_other_way_round():
+    for loss in (0.001, 0.01):
+        path = Path(round_trip_seconds=0.05, loss=loss)
+        assert TCP.most_loss(0.05, TCP.most_bits_per_second(path)) == pytest.approx(loss, rel=0.01)
+    assert TCP.most_loss(0.05, 0.0) == TCP.most_loss(0.0, 1e9) == 1.0

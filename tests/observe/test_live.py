@@ -96,6 +96,13 @@ def test_what_every_rank_says_is_shown_once(tmp_path: Path) -> None:
     assert view.progress.checkpoint["directory"] == "d"
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_who_skips_without_a_scaler_hears_how_to_give_one(scaled: bool) -> None:
+    said = Progress().take({"kind": "skipped", "step": 3, "rank": 1, "tensor": "head", "scaled": scaled})
+    assert said is not None
+    assert said.endswith("With a GradScaler write attach(..., scaler=scaler).") is not scaled
+
+
 def test_lines_still_being_written_wait_and_a_file_that_began_anew_is_read_again(tmp_path: Path) -> None:
     path, view = live_path(tmp_path, 0), LiveView(tmp_path, [0])
     assert view.look() == []

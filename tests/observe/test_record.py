@@ -25,7 +25,7 @@ def test_the_record_has_exactly_the_promised_fields() -> None:
         "gossamer", "recipe", "workers", "lost", "network", "emulation", "parameters", "steps", "skipped_steps",
         "seconds", "seconds_per_step", "compute_seconds_per_step", "waiting_seconds_per_step",
         "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes", "metrics", "final", "checkpoints",
-        "collectives", "servers", "workers_agree",
+        "collectives", "servers", "workers_agree", "workers_hold_merged",
     }  # fmt: skip
     assert merged["communication_seconds_per_step"] == {"encode": 0.1, "wire": 0.2, "decode": 0.3}
     assert merged["network"] is merged["emulation"] is merged["servers"] is None
@@ -53,6 +53,16 @@ def test_seconds_and_bytes_are_means_and_memory_is_the_largest() -> None:
 )
 def test_workers_agree_only_where_all_have_shown_the_same(digests: tuple[str | None, str | None], agree: bool) -> None:
     assert merge([ranked(rank, digest=digest) for rank, digest in enumerate(digests)])["workers_agree"] is agree
+
+
+@pytest.mark.parametrize(
+    ("held", "all_hold"), [((True, True), True), ((True, False), False), ((True, None), None), ((None, False), None)]
+)
+def test_whether_each_holds_what_was_merged_is_told_beside(
+    held: tuple[bool | None, bool | None], all_hold: bool | None
+) -> None:
+    merged = merge([ranked(rank, holds_merged=each) for rank, each in enumerate(held)])
+    assert (merged["workers_hold_merged"], merged["workers_agree"]) == (all_hold, True)
 
 
 def test_one_machine_of_several_knows_only_of_disagreement() -> None:

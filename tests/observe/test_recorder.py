@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.events import Attached, Closed, Event, Logged, Noticed, Saved, Skipped, StepEnded
+from gossamer.events import Attached, Closed, CollectivePicked, Event, Logged, Noticed, Saved, Skipped, StepEnded
 from gossamer.observe.record import RankRecord, read_ranks
 from gossamer.observe.recorder import Recorder, live_path, warm_up
 
@@ -58,6 +58,7 @@ def test_times_leave_out_the_warm_up_and_bytes_do_not(tmp_path: Path) -> None:
     assert written.wire_seconds == pytest.approx(0.2)
     assert (written.steps, written.seconds, written.bytes_sent) == (60, 70.0, 8.0)
     assert (written.residual_bytes, written.bucket_bytes, written.digest) == (12, 24, "d")
+    assert written.holds_merged
     assert written.peak_resident_bytes > 1e6
 
 
@@ -69,7 +70,7 @@ def test_warm_up(steps: int, left_out: int) -> None:
 def test_metrics_carry_seconds_since_attach(tmp_path: Path) -> None:
     written = record(tmp_path, attached(), Logged(moment=103.5, step=2, values={"loss": 0.5}))
     assert written.metrics == {"loss": [[2, 3.5, 0.5]]}
-    assert written.digest is None
+    assert written.digest is written.holds_merged is None
 
 
 def test_skipped_steps_and_checkpoints_are_counted(tmp_path: Path) -> None:
@@ -114,6 +115,20 @@ def test_without_a_session_there_is_no_record(tmp_path: Path) -> None:
     assert read_ranks(tmp_path) == []
 
 
+def test_who_came_back_too_late_remains_lost(tmp_path: Path) -> None:
+    """A session that raised Stopped as it began was neither closed nor made a step."""
+    late = Recorder(tmp_path, 1)
+    late(attached())
+    late.write()
+    assert record(tmp_path, attached(), ended(1, 101.0), closed(102.0, 1)).lost == (1,)
+
+
 def test_losses_that_are_no_numbers_are_shown_as_such(tmp_path: Path) -> None:
     record(tmp_path, attached(), Logged(moment=100.0, step=1, values={"loss": float("nan")}), ended(1, 101.0))
     assert live(tmp_path)[-1]["metrics"] == {"loss": "nan"}
+
+
+def test_a_size_that_went_several_ways_says_all_of_them(tmp_path: Path) -> None:
+    picked = [CollectivePicked(nbytes=8, collective=name) for name in ("Ring(order=None)", "Direct()", "Direct()")]
+    written = record(tmp_path, attached(), *picked, CollectivePicked(nbytes=9, collective="Tree()"), closed(101.0, 0))
+    assert written.collectives == {"8": "Ring(order=None), Direct()", "9": "Tree()"}

@@ -99,6 +99,14 @@ def test_on_a_terminal_long_values_stay_in_their_column(tmp_path: Path) -> None:
     assert any("\x1b[1;31mno" in line for line in lines)
 
 
+def test_agreement_on_a_merged_model_is_not_said_of_each_worker_s_own(plain: Shown) -> None:
+    for agree, held in ((True, False), (True, True), (False, False), (None, False)):
+        plain.terminal.table(RECORD | {"workers_agree": agree, "workers_hold_merged": held}, {})
+    said = [line.split(maxsplit=2)[2] for line in plain.out.getvalue().splitlines() if "workers agree" in line]
+    assert said[:3] == ["yes, on the merged model; each holds its own (session.merged)", "yes", "no"]
+    assert said[3].startswith("unknown: only")
+
+
 def test_one_machine_of_several_does_not_claim_to_know_the_others(plain: Shown) -> None:
     plain.terminal.table(RECORD | {"workers_agree": None}, {})
     assert "workers agree             unknown" in plain.out.getvalue()

@@ -24,6 +24,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 Gradient = Callable[[Mapping[str, Tensor], int, int], Mapping[str, Tensor]]
 SHAPES: Shapes = {"embedding": (12, 4), "weight": (5, 6), "bias": (5,), "scale": ()}
 TINY: Shapes = {"weight": (4,)}
+CALM = VirtualNetwork(round_trip_seconds=0.01)
 
 
 def parameters(shapes: Shapes = SHAPES, dtype: torch.dtype = torch.float64) -> dict[str, Parameter]:
@@ -134,7 +135,7 @@ class Run:
     def trace(self, net: VirtualNetwork | None = None, **options: Any) -> Trace:
         workers = {Peer(WORKER, number): partial(self.worker, number) for number in range(self.world)}
         servers = {Peer(SERVER, number): partial(self.server, number) for number in range(self.servers)}
-        net = net or VirtualNetwork(round_trip_seconds=0.01)
+        net = net or CALM
         # A message that comes a second time after its answer carries what the sender's memory holds by then.
         return converse({**workers, **servers}, net, self.seed, checks=not net.duplicate, **options)
 

@@ -15,8 +15,9 @@ import torch
 from serving.direct import Told, same_state
 from serving.runs import sgd
 from torch.optim import AdamW
+from virtual import notices
 
-from gossamer import checkpoint, events
+from gossamer import checkpoint
 from gossamer.errors import CheckpointError
 from gossamer.peers import WORKER, Arrived, Ask, Peer, Push
 from gossamer.serving import Shard, keep, restore
@@ -232,23 +233,21 @@ def test_the_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_disk_the_server_goes_on_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "STATES_PER_LOG", 0)
     monkeypatch.setattr(journals, "SHORTEST_LOG", 3000)
-    heard: list[str] = []
-    stop = events.subscribe(lambda event: heard.append(event.message) if isinstance(event, events.Noticed) else None)
-    told = Told('ParameterServer("sync")', world=1, optimizer=adamw)
-    keep(tmp_path, told.shard)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full_disk)
-        for step in range(9):
+    with notices() as said:
+        told = Told('ParameterServer("sync")', world=1, optimizer=adamw)
+        keep(tmp_path, told.shard)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full_disk)
+            for step in range(9):
+                told.say(0, told.push(0, step))
+        assert len(said) == 1
+        assert "No space left" in said[0]
+        assert told.shard.version == 9
+        assert restore(tmp_path, 0) is None, "an old state would be taken for the present one"
+        assert (tmp_path / "server-0.stopped").is_dir()
+        for step in range(9, 19):
             told.say(0, told.push(0, step))
-    assert len(heard) == 1
-    assert "No space left" in heard[0]
-    assert told.shard.version == 9
-    assert restore(tmp_path, 0) is None, "an old state would be taken for the present one"
-    assert (tmp_path / "server-0.stopped").is_dir()
-    for step in range(9, 19):
-        told.say(0, told.push(0, step))
-    stop()
-    assert "written again" in heard[1]
+    assert "written again" in said[1]
     shard = restore(tmp_path, 0)
     assert shard is not None
     same_state(shard, told.shard)

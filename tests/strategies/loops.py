@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
-from virtual import Worker, batch, cluster, network, parameters
+from virtual import Worker, agree, batch, cluster, heard, network, parameters
 
-from gossamer import events
 from gossamer.layout import Packed
 from gossamer.recipe import Recipe
 from gossamer.session import Session
@@ -135,25 +133,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
 
-def agree(tensors: Sequence[Tensor]) -> Tensor:
-    """Bit for bit."""
-    for tensor in tensors[1:]:
-        assert torch.equal(tensor, tensors[0]), "the workers hold different bits"
-    return tensors[0]
-
-
 def spread(tensors: Sequence[Tensor]) -> float:
     """How far apart the workers are at most."""
     together = torch.stack(list(tensors))
     return float((together.amax(0) - together.amin(0)).max())
-
-
-@contextmanager
-def heard(kind: type[events.Event] = events.Event) -> Iterator[list[Any]]:
-    """Events of a kind that are emitted within the block."""
-    found: list[Any] = []
-    stop = events.subscribe(lambda event: found.append(event) if isinstance(event, kind) else None)
-    try:
-        yield found
-    finally:
-        stop()

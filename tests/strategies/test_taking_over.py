@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from gossamer.converse import converse
 from gossamer.errors import MalformedError
@@ -17,9 +16,11 @@ from gossamer.peers import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulle
 from gossamer.strategies import taking_over
 from gossamer.strategies.pairwise import Partner, answering, initiate
 from gossamer.strategies.taking_over import STATE, opened, sealed, take_over
+from gossamer.words import Payload
 
 LIVE, JOINER = Peer(WORKER, 0), Peer(WORKER, 1)
 NUMBERS = torch.tensor([8.0, -4.0, 2.0], dtype=torch.float64)
+COUNTS = torch.tensor([7, 9], dtype=torch.uint8)
 Change = Callable[[Pulled], Pulled]
 
 
@@ -28,18 +29,22 @@ def unchanged(answer: Pulled) -> Pulled:
 
 
 def one_bit(answer: Pulled) -> Pulled:
-    (shown,) = answer.payload
+    shown, *beside = answer.payload
     other = shown.clone()
     other.view(torch.uint8)[5] ^= 1
-    return replace(answer, payload=(other,))
+    return replace(answer, payload=(other, *beside))
+
+
+def one_count(answer: Pulled) -> Pulled:
+    return replace(answer, payload=(answer.payload[0], answer.payload[1] + 1))
 
 
 def shorter(answer: Pulled) -> Pulled:
-    return sealed(replace(answer, payload=(answer.payload[0][:2].clone(),)))
+    return sealed(replace(answer, payload=(answer.payload[0][:2].clone(), *answer.payload[1:])))
 
 
 def another_dtype(answer: Pulled) -> Pulled:
-    return sealed(replace(answer, payload=(answer.payload[0].float(),)))
+    return sealed(replace(answer, payload=(answer.payload[0].float(), *answer.payload[1:])))
 
 
 def nothing(answer: Pulled) -> Pulled:
@@ -47,12 +52,17 @@ def nothing(answer: Pulled) -> Pulled:
 
 
 def spoilt(answer: Pulled) -> Pulled:
-    return sealed(replace(answer, payload=(answer.payload[0] * torch.inf,)))
+    return sealed(replace(answer, payload=(answer.payload[0] * torch.inf, *answer.payload[1:])))
+
+
+def alone(answer: Pulled) -> Pulled:
+    return sealed(replace(answer, payload=answer.payload[:1]))
 
 
 def joined(change: Change) -> tuple[Partner, Partner]:
     """A worker joins one that trains, whose answers are changed on their way, and they average once."""
     live = Partner(Packed.pack({"weight": NUMBERS}), 0)
+    live.beside = lambda: (COUNTS,)
     found: list[Partner] = []
 
     def answers() -> PeerScript:
@@ -69,7 +79,8 @@ def joined(change: Change) -> tuple[Partner, Partner]:
                 word = script.send(None)
 
     def joins() -> PeerScript:
-        start = yield from take_over(0, torch.zeros_like(NUMBERS), within_seconds=20.0)
+        start, counts = yield from take_over(0, (torch.zeros_like(NUMBERS), torch.zeros_like(COUNTS)), 20.0)
+        assert torch.equal(counts, COUNTS)
         found.append(Partner(Packed.pack({"weight": start}), 1))
         live.drain(NUMBERS + 4)  # which went on meanwhile
         yield from initiate(found[0], 0, 0)
@@ -85,7 +96,8 @@ def test_who_joins_begins_from_what_was_shown() -> None:
     assert torch.equal(new.shown, NUMBERS + 2)
 
 
-CHANGES = {one_bit: "came", shorter: "this worker has", another_dtype: "this worker has", nothing: "this worker has",
+OTHERS = "this worker has"
+CHANGES = {one_bit: "came", one_count: "came", shorter: OTHERS, another_dtype: OTHERS, nothing: OTHERS, alone: OTHERS,
            spoilt: "not finite"}  # fmt: skip
 
 
@@ -96,8 +108,8 @@ def test_who_hears_something_else_does_not_begin(change: Change, why: str) -> No
 
 
 def test_a_joiner_that_does_not_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def credulous(pulled: Pulled, peer: int, like: Tensor) -> Tensor:
-        return pulled.payload[0]
+    def credulous(pulled: Pulled, peer: int, like: Payload) -> Payload:
+        return pulled.payload[0], COUNTS
 
     monkeypatch.setattr(taking_over, "opened", credulous)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
@@ -109,4 +121,6 @@ def test_other_bits_other_dtypes_other_hashes() -> None:
     assert len({sealed(Pulled(version=0, payload=(each,))).about for each in tensors}) == 4
     assert sealed(Pulled(version=3)) == Pulled(version=3)
     kept = sealed(Pulled(version=7, payload=(NUMBERS,)))
-    assert opened(kept, 0, NUMBERS) is NUMBERS
+    assert opened(kept, 0, (NUMBERS,)) == (NUMBERS,)
+    two = [(NUMBERS, NUMBERS[:1]), (NUMBERS[:1], NUMBERS)]
+    assert len({sealed(Pulled(version=0, payload=each)).about for each in two}) == 2

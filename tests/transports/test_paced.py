@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from gossamer.network import read_network
+from gossamer.conveyor import Conveyor
+from gossamer.drive import Performance
+from gossamer.network import Network, read_network
 from gossamer.network.cost import seconds
 from gossamer.transports import paced
 from gossamer.transports.paced import PacedTransport
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import Exchange, Gather, Mean, Mix, Together, Word
+from gossamer.words import Among, Exchange, Gather, Mean, Mix, Script, Together, Word
 
 ONE = torch.ones(2000)
 SLOW = read_network("10mbit,20ms", 1)
@@ -45,6 +47,25 @@ class Instant:
         self.closed = True
 
 
+class Clock:
+    """Virtual: moves on only where somebody sleeps."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(paced, "time", found)
+    return found
+
+
 @pytest.mark.parametrize(
     "word",
     [
@@ -53,22 +74,137 @@ class Instant:
         Gather((ONE,)),
         Exchange((((ONE),),) * 4),
         Mix((ONE,), ((0, 0.5), (2, 0.5))),
+        Among((0, 1), Mean(ONE)),
         Together((Mean(ONE), Gather((ONE[:10],)))),
     ],
     ids=lambda word: type(word).__name__,
 )
-def test_an_answer_takes_as_long_as_on_the_network(word: Word, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock stands still, so the second word waits for the first to leave the line."""
-    slept: list[float] = []
-    monkeypatch.setattr(paced, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    monkeypatch.setattr(paced, "_sleep_until", lambda moment: slept.append(moment - 100.0))
+def test_an_answer_takes_as_long_as_on_the_network(word: Word, clock: Clock) -> None:
     network = read_network("10mbit,20ms", 4)
     transport = PacedTransport(Instant(), network)
-    assert transport.answer(word) is word
-    assert transport.answer(word) is word
-    expected = seconds(word, network)
-    assert expected > 0.01  # half a round trip
-    assert slept == pytest.approx([expected, 2 * expected])
+    for number in (1, 2):
+        assert transport.answer(word) is word
+        assert clock.now == pytest.approx(100.0 + number * seconds(word, network))
+
+
+# -- words under way beside each other ---------------------------------------------------------------------------------
+
+LINE, WAY = 8.0, 3.0  # seconds of a word of ONE; a Mean's way is twice as long
+
+
+def price(word: Word, network: Network, collective: object) -> float:
+    """A line that needs a second for a thousand bytes; a word of one element has none worth mentioning."""
+    tensor, hops = (word.tensor, 2) if isinstance(word, Mean) else (word.payload[0], 1)
+    return tensor.numel() // 1000 * LINE / 2 + hops * WAY
+
+
+Begun = list[tuple[float, Word]]
+
+
+class AllAddedUp(PacedTransport):
+    """Broken: a word's time starts when the one before it is there."""
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        found = super().begin(word)
+        self._left += self._price(word).way_seconds
+        return found
+
+
+class NothingShared(PacedTransport):
+    """Broken: every word has the line for itself."""
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        self._left = 0.0
+        return super().begin(word)
+
+
+class LineKept(PacedTransport):
+    """Broken: who begins late finds the line as if nobody had waited."""
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        self._left = self._left or paced.time.monotonic()
+        left = self._left
+        found = super().begin(word)
+        self._left = left + self._price(word).line_seconds
+        return found
+
+
+def arrivals(rule: type[PacedTransport], clock: Clock, words: Begun) -> list[float]:
+    """When each is answered that was begun so many seconds after 100; they are waited for in turn, at the end."""
+    transport = rule(Instant(), SLOW)
+    waits = []
+    for begun, word in words:
+        clock.now = 100.0 + begun
+        waits.append(transport.begin(word))
+    found = []
+    for wait, (_, word) in zip(waits, words, strict=True):
+        assert wait() is word
+        found.append(clock.now - 100.0)
+    return found
+
+
+MEAN, GATHER, EMPTY = Mean(ONE), Gather((ONE,)), Gather((ONE[:1],))
+TABLE: list[tuple[Begun, list[float]]] = [
+    ([(0.0, MEAN)], [8 + 6]),
+    ([(0.0, MEAN), (0.0, MEAN)], [8 + 6, 16 + 6]),  # bytes add up, ways pass at once
+    ([(0.0, MEAN), (0.0, EMPTY)], [14, 14]),  # there at 8 + 3, and waited for in turn
+    ([(0.0, EMPTY), (0.0, MEAN)], [3, 14]),  # nothing of it is on the line
+    ([(0.0, MEAN), (5.0, GATHER)], [14, 16 + 3]),  # it leaves when the line is free
+    ([(0.0, MEAN), (8.0, GATHER)], [14, 16 + 3]),
+    ([(0.0, MEAN), (10.0, GATHER)], [14, 18 + 3]),  # the line has been free since 8
+    ([(0.0, MEAN), (10.0, GATHER), (11.0, GATHER)], [14, 21, 26 + 3]),
+    ([(0.0, GATHER)] * 4, [11, 19, 27, 35]),
+    ([(0.0, MEAN), (50.0, MEAN)], [50, 64]),  # nobody asked for the first before
+]
+
+
+def check_arrivals(rule: type[PacedTransport], clock: Clock) -> None:
+    for words, expected in TABLE:
+        assert arrivals(rule, clock, words) == pytest.approx(expected)
+
+
+def test_bytes_add_up_and_ways_pass_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced, "seconds", price)
+    check_arrivals(PacedTransport, clock)
+
+
+@pytest.mark.parametrize("rule", [AllAddedUp, NothingShared, LineKept])
+def test_other_ways_to_share_are_noticed(
+    rule: type[PacedTransport], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paced, "seconds", price)
+    with pytest.raises(AssertionError):
+        check_arrivals(rule, clock)
+
+
+def test_two_buckets_that_go_on_at_once_save_round_trips(clock: Clock) -> None:
+    """Two words each, of few bytes: the second ones are begun when the first answers are there."""
+
+    def took(window: int) -> float:
+        began, conveyor = clock.now, Conveyor(window)
+        transport = PacedTransport(Instant(), read_network("1gbit,80ms", 4))
+        for _ in range(2):
+            conveyor.put(Performance(saying(MEAN, MEAN), transport))
+        conveyor.finish()
+        return clock.now - began
+
+    assert took(1) == pytest.approx(4 * 0.08, rel=0.02)
+    assert took(2) == pytest.approx(2 * 0.08, rel=0.02)
+
+
+def saying(*words: Word) -> Script:
+    heard = None
+    for word in words:
+        heard = yield word
+    return heard
+
+
+def test_what_does_not_fill_the_line_is_no_way() -> None:
+    """Loss holds a stream back, and a second one over the same connection as well; a way stays a way."""
+    word = Gather((torch.empty(10**6, device="meta"),))
+    clean, lossy = (PacedTransport(Instant(), read_network(f"1gbit,80ms{loss}", 4)) for loss in ("", ",loss=1%"))
+    assert lossy._price(word).way_seconds == pytest.approx(clean._price(word).way_seconds, rel=0.01)
+    assert lossy._price(word).line_seconds > 2 * clean._price(word).line_seconds
 
 
 def test_it_does_sleep() -> None:
@@ -79,7 +215,8 @@ def test_it_does_sleep() -> None:
 def test_prices_of_unlike_words_are_not_mixed_up() -> None:
     transport = PacedTransport(Instant(), read_network("10mbit,20ms", 4))
     small, large = Mean(ONE[:4]), Mean(ONE)
-    assert transport._price(small) < transport._price(large)
+    assert transport._price(small).line_seconds < transport._price(large).line_seconds
+    assert transport._price(small).way_seconds == transport._price(large).way_seconds
     assert transport._price(Mean(ONE)) == transport._price(large)
 
 
@@ -93,6 +230,7 @@ def test_the_rest_is_handed_on() -> None:
     assert (inner.source, inner.closed) == (2, True)
 
 
-def test_alone_nothing_is_slowed() -> None:
+def test_alone_nothing_is_slowed(clock: Clock) -> None:
     transport = PacedTransport(SimulatedGroup(1).transports[0], SLOW)
-    assert took(lambda: transport.answer(Mean(ONE))) < 0.5 * SLOW.default.round_trip_seconds
+    assert torch.equal(transport.answer(Mean(ONE)), ONE)
+    assert clock.now == 100.0

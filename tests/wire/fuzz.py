@@ -14,10 +14,10 @@ import torch
 from wire.pairs import LIMIT, SERVED, acquainted
 
 from gossamer.errors import MalformedError
+from gossamer.kernels.native_crc import SHORT
 from gossamer.peers import Pull, Push, Stamp
-from gossamer.wire import tensors
 from gossamer.wire.frames import HEADER_BYTES, Message
-from gossamer.wire.protocol import Conversation, Spoken
+from gossamer.wire.protocol import GATHERED_BYTES, Conversation, Spoken
 from gossamer.wire.speech import PING, asked
 
 Frames = Sequence[bytes]
@@ -116,8 +116,9 @@ def hear(listener: Conversation, data: bytes) -> list[Spoken]:
             assert room.nbytes <= LIMIT, "more memory was allocated than agreed on"
             nbytes = min(room.nbytes, left.nbytes)
             room[:nbytes], left = left[:nbytes], left[nbytes:]
-            spoken = listener.filled(nbytes)
-            heard += [] if spoken is None else [spoken]
+            for spoken in listener.filled(nbytes):
+                assert spoken is not None, "a handshake took place"
+                heard.append(spoken)
     except MalformedError:
         pass
     return heard
@@ -133,8 +134,7 @@ class Rehearsed:
 
     def hear(self, data: bytes) -> list[Spoken]:
         self._listener._heard = 0
-        self._listener._reading = self._listener._read()
-        self._listener._room = next(self._listener._reading)
+        self._listener._begin()
         return hear(self._listener, data)
 
 
@@ -142,7 +142,7 @@ def fuzz(count: int, seed: int = 0) -> None:
     """Streams of five frames, each changed in one way."""
     rehearsed = Rehearsed()
     assert len(rehearsed.words) == len(messages())
-    assert max(map(len, rehearsed.frames)) > tensors.SHORT, "no long checksum among them"
+    assert max(map(len, rehearsed.frames)) > max(GATHERED_BYTES, SHORT), "nothing is received where it belongs"
     for number in range(seed, seed + count):
         change = CHANGES[number % len(CHANGES)]
         heard = words(rehearsed.hear(change(random.Random(number), list(rehearsed.frames))))

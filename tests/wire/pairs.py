@@ -27,9 +27,7 @@ def feed(conversation: Conversation, data: bytes) -> list[Spoken]:
         nbytes = min(room.nbytes, left.nbytes)
         room[:nbytes] = left[:nbytes]
         left = left[nbytes:]
-        heard = conversation.filled(nbytes)
-        if heard is not None:
-            spoken.append(heard)
+        spoken += [heard for heard in conversation.filled(nbytes) if heard is not None]
     return spoken
 
 

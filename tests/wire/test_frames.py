@@ -8,7 +8,16 @@ import zlib
 import pytest
 
 from gossamer.errors import MalformedError, MismatchError
-from gossamer.wire.frames import HEADER_BYTES, PROTOCOL, Header, Kind, Message
+from gossamer.wire.frames import (
+    CHECKSUM_BYTES,
+    HEADER_BYTES,
+    PIECE_BYTES,
+    PROTOCOL,
+    Header,
+    Kind,
+    Message,
+    check_payload,
+)
 
 HEADER = Header(
     kind=Kind.PUSH,
@@ -64,9 +73,34 @@ def test_lengths_are_compared_with_the_limit() -> None:
 def test_a_message_is_header_control_and_its_own_memory() -> None:
     memory = bytearray(b"12345678")
     message = Message(kind=Kind.PULLED, control=b"control", payload=[memoryview(memory)], tensors=1)
-    start, payload = message.frame(5, 6)
+    start, payload, checksum = message.frame(5, 6)
     header = Header.parse(start)
     assert (header.epoch, header.sequence, header.control_bytes, header.tensors) == (5, 6, 7, 1)
     assert bytes(start[HEADER_BYTES:]) == b"control"
     assert payload.obj is memory
-    assert message.frame_bytes == HEADER_BYTES + 7 + 8
+    assert bytes(checksum) == zlib.crc32(memory).to_bytes(4, "little")
+    assert message.frame_bytes == HEADER_BYTES + 7 + 8 + CHECKSUM_BYTES
+
+
+def test_a_message_without_tensors_has_no_checksum_of_them() -> None:
+    message = Message(kind=Kind.PULL, control=b"control")
+    (start,) = message.frame(5, 6)
+    assert message.frame_bytes == start.nbytes == HEADER_BYTES + 7
+
+
+def test_a_long_payload_is_read_piece_by_piece_when_it_is_asked_for() -> None:
+    memory = bytearray(2 * PIECE_BYTES + 5)
+    frame = Message(kind=Kind.PUSH, control=b"", payload=[memoryview(memory), memoryview(b"end")], tensors=2).frame(
+        0, 0
+    )
+    sizes = [next(frame).nbytes for _ in range(2)]
+    memory[-1] = 7  # had all been read before, the checksum would not be that of what is sent
+    *pieces, checksum = frame
+    assert sizes + [piece.nbytes for piece in pieces] == [HEADER_BYTES, PIECE_BYTES, PIECE_BYTES, 5, 3]
+    assert bytes(checksum) == zlib.crc32(memory + b"end").to_bytes(4, "little")
+
+
+def test_another_checksum_is_malformed() -> None:
+    check_payload(258, b"\x02\x01\x00\x00")
+    with pytest.raises(MalformedError, match="do not match their checksum"):
+        check_payload(259, b"\x02\x01\x00\x00")

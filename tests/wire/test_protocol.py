@@ -13,9 +13,9 @@ from wire.pairs import LIMIT, SERVED, acquainted, feed
 
 from gossamer.errors import MalformedError
 from gossamer.peers import Pull, Pulled, Push, Receipt, Stamp
-from gossamer.wire import tensors
-from gossamer.wire.frames import HEADER_BYTES, Header, Kind, Message
-from gossamer.wire.protocol import Conversation
+from gossamer.wire import protocol
+from gossamer.wire.frames import CHECKSUM_BYTES, HEADER_BYTES, Header, Kind, Message
+from gossamer.wire.protocol import GATHERED_BYTES, Conversation
 from gossamer.wire.speech import (
     GOODBYE,
     PING,
@@ -75,16 +75,30 @@ def test_bytes_may_come_one_by_one_or_all_at_once() -> None:
     assert [each.kind for each in feed(listener, bytes_of(dialler, *said))] == [Kind.PUSH, Kind.PING, Kind.GOODBYE]
 
 
-def test_tensors_are_received_into_their_own_memory() -> None:
+def test_long_tensors_are_received_into_their_own_memory() -> None:
     dialler, listener = acquainted()
-    data = bytes_of(dialler, asked(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=(torch.ones(8),)), 1))
-    feed(listener, data[:-32])
+    numel = 2 * GATHERED_BYTES
+    data = bytes_of(dialler, asked(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=(torch.ones(numel),)), 1))
+    start = len(data) - 4 * numel - CHECKSUM_BYTES
+    feed(listener, data[:start])
     room = listener.room()
-    room[:] = data[-32:]
-    spoken = listener.filled(32)
-    assert spoken is not None
+    room[:] = data[start:-CHECKSUM_BYTES]
+    assert list(listener.filled(room.nbytes)) == []
+    (spoken,) = feed(listener, data[-CHECKSUM_BYTES:])
     room[:4] = b"\0\0\0\0"
-    assert spoken.payload[0].tolist() == [0.0] + [1.0] * 7
+    assert spoken.payload[0].tolist() == [0.0] + [1.0] * (numel - 1)
+
+
+def test_what_came_before_something_malformed_is_heard() -> None:
+    dialler, listener = acquainted()
+    data = bytes_of(dialler, PING) + bytes(HEADER_BYTES)
+    listener.room()[: len(data)] = data
+    frames = listener.filled(len(data))
+    heard = next(frames)
+    assert heard is not None
+    assert heard.kind is Kind.PING
+    with pytest.raises(MalformedError, match="begins with"):
+        next(frames)
 
 
 # -- what is refused ---------------------------------------------------------------------------------
@@ -93,6 +107,18 @@ def test_tensors_are_received_into_their_own_memory() -> None:
 def refuses(listener: Conversation, data: bytes, why: str) -> None:
     with pytest.raises(MalformedError, match=why):
         feed(listener, data)
+
+
+def test_no_bit_of_a_frame_can_flip() -> None:
+    dialler, listener = acquainted()
+    data = bytes_of(dialler, asked(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=PAYLOAD), 1))
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        listener._heard = 0
+        listener._begin()
+        with pytest.raises(MalformedError):
+            feed(listener, bytes(changed) + bytes(HEADER_BYTES))  # nor make it wait for more
 
 
 def test_a_frame_twice_is_refused() -> None:
@@ -131,10 +157,11 @@ def test_a_hello_in_the_middle_is_refused() -> None:
         (Kind.PULL, b"\xc1"),
         (Kind.PULL, b""),
         (Kind.PULL, b"\x91" * 5000),
-        (Kind.PING, b"\x81\xa7tensors\x91\x93\x63\x90\x00"),
-        (Kind.PING, b"\x81\xa7tensors\x91\x93\x08\x91\xff\x00"),
+        (Kind.PING, b"\x81\xa7tensors\x91\x92\x63\x90"),
+        (Kind.PING, b"\x81\xa7tensors\x91\x92\x08\x91\xff"),
+        (Kind.PING, b"\x81\xa7tensors\x91\x93\x08\x90\x00"),
     ],
-    ids=["missing", "unknown", "nonsense", "empty", "deep", "dtype", "negative"],
+    ids=["missing", "unknown", "nonsense", "empty", "deep", "dtype", "negative", "more"],
 )
 def test_records_that_stand_for_nothing_are_refused(kind: Kind, control: bytes) -> None:
     with pytest.raises(MalformedError, match="cannot be read"):
@@ -174,11 +201,11 @@ def no_control_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Header, "check_control", lambda header, control: None)
 
 
-def no_tensor_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "checksum", lambda data: 0)
+def no_payload_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "check_payload", lambda checksum, said: None)
 
 
-@pytest.mark.parametrize("broken", [no_control_checksum, no_tensor_checksum], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("broken", [no_control_checksum, no_payload_checksum], ids=lambda each: each.__name__)
 def test_fewer_checks_are_found_out(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.cli.run import OUTPUT_FILE, check_parent
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError, RecipeError
 from gossamer.foretell import NOT_FORETOLD, Foretold, foretell, foretellable
@@ -30,7 +31,6 @@ from gossamer.observe.target import Target, read_target
 from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 from gossamer.recipe import resolve
 
-FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 WIDTH = 140  # of a table that goes into a file
 NO_LOSS = "The script logged no loss, so columns about it are empty. Add session.log(loss=loss.item()) to its loop."
 
@@ -68,9 +68,9 @@ def _different(context: click.Context, option: click.Parameter, recipes: tuple[s
 @click.option("--foretell/--no-foretell", "foretelling", default=True, help="Foretell each step before its run.")
 @click.option("--price-per-hour", type=float, help="Of one worker.")
 @click.option("--egress-price-per-gb", type=float, help="Of a sent gigabyte.")
-@click.option("--json", "json_file", type=FILE, help="Write everything there.")
-@click.option("--plot", "plot_file", type=FILE, help="Draw the curves (PNG).")
-@click.option("--page", "page_file", type=FILE, help="Write a page for a browser (HTML).")
+@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Write everything there.")
+@click.option("--plot", "plot_file", type=OUTPUT_FILE, callback=check_parent, help="Draw the curves (PNG).")
+@click.option("--page", "page_file", type=OUTPUT_FILE, callback=check_parent, help="Write a page for a browser (HTML).")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def compare_command(
@@ -147,7 +147,7 @@ def _train(
         tail: list[str] = []
         environment = {**os.environ, **limits}
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as run:
             for line in run.stdout or ():
                 tail = [*tail[-40:], line]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any
 
 import click
 
+from gossamer.cli.run import OUTPUT_FILE, check_parent
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.forecast import Forecast, assumed, attached_by, forecast
@@ -72,7 +74,7 @@ def _first_positional(args: list[str], start: int) -> int:
     is_flag=True,
     help="Each worker has a machine like this one.  [default: all share this one, as with gossamer run]",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write it here.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Also write it here.")
 def explain(
     recipe: str,
     script: Path | None,
@@ -105,9 +107,9 @@ def explain(
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
     for line in _lines(resolved, model, said):
-        click.echo(line)
+        click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
     for line in _time_lines(said, foretold) if foretold is not None else ():
-        click.echo(line)
+        click.echo(line, file=sys.stdout)
     if network is not None and foretold is None:
         click.echo(f"\n{NOT_FORETOLD}")
     if json_file is not None:

@@ -10,6 +10,7 @@ from gossamer.cli.bench import bench
 from gossamer.cli.compare import compare_command
 from gossamer.cli.doctor import doctor
 from gossamer.cli.explain import explain
+from gossamer.cli.plain import write_plainly
 from gossamer.cli.recipes import recipes
 from gossamer.cli.rehearse import rehearse
 from gossamer.cli.run import run
@@ -28,6 +29,7 @@ for command in (run, compare_command, explain, rehearse, doctor, recipes, bench)
 
 
 def main() -> None:
+    write_plainly(sys.stdout, sys.stderr)
     try:
         gossamer(prog_name="gossamer")
     except GossamerError as error:

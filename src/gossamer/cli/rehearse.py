@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -18,7 +19,7 @@ import click
 
 from gossamer import rehearsal
 from gossamer.cli.emulation import enter
-from gossamer.cli.run import OUTPUT_FILE, run
+from gossamer.cli.run import OUTPUT_FILE, check_parent, run
 from gossamer.errors import GossamerError, RecipeError
 from gossamer.foretell import Foretold, foretell, foretellable
 from gossamer.measure import measure
@@ -111,7 +112,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     default=FORWARD_SHARE,
     help="The part of a step before its backward pass.  [default: a third]",
 )
-@click.option("--json", "json_file", type=OUTPUT_FILE, help="Also write it here.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Also write it here.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def rehearse(
     where: str,
@@ -129,8 +130,6 @@ def rehearse(
     A file of shapes is JSON, in forward order, [["name", [shape], share], ...]; share: the part of the backward pass
     that is over when this gradient appears.
     """
-    if json_file is not None and not json_file.parent.is_dir():
-        raise click.UsageError(f"there is no directory {json_file.parent} to write {json_file.name} into")
     try:
         if network is not None:
             enter(read_network(network, workers), faults=())  # before there is anything to leave behind
@@ -158,7 +157,7 @@ def rehearse(
 
 def _show(plan: Plan, rows: Sequence[Row], json_file: Path | None) -> None:
     for line in _lines(plan, rows):
-        click.echo(line)
+        click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
     if json_file is not None:
         write(json_file, _report(plan, rows))
 

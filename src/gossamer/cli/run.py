@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import signal
@@ -70,6 +71,8 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     """A file that could not be written is missed before the run, not after it."""
     if path is not None and not path.parent.is_dir():
         raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise click.BadParameter(f"{path.parent} cannot be written, so there would be no {path.name}: name another")
     return path
 
 
@@ -80,7 +83,8 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Processes of their own that hold the parameters; the loss of a worker then ends no other.",
+    help="Processes of their own that hold the parameters; a worker that a signal ends is then lost alone. One that "
+    "ends with an error or an exit code still ends all.",
 )
 @click.option("--recipe", callback=check_recipe, help="How the workers talk; beats the script's own.")
 @click.option("--collective", callback=check_collective, help=f"How means are taken: {', '.join(WISHES)}.")
@@ -96,7 +100,7 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Restart all workers so often; with --servers, each lost one alone.",
+    help="Restart all workers so often; with --servers or Gossip('pairwise'), each lost one alone.",
 )
 @click.option(
     "--token-file",
@@ -276,7 +280,8 @@ def _explain_failure(job: Job, failure: Failure) -> None:
         click.echo(f"\n{failure.traceback}", err=True)
     others = job.workers - 1
     if others:
-        click.echo(f"The other {others} workers have ended." if others > 1 else "The other worker has ended.", err=True)
+        text = f"The other {others} workers were" if others > 1 else "The other worker was"
+        click.echo(f"{text} stopped, where still at work.", err=True)
     click.echo(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}", err=True)
 
 
@@ -289,15 +294,27 @@ def _new_logs() -> Path:
             name.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            raise _nowhere(name, error) from error
         return name
     raise click.ClickException(f"There are already {len(names)} directories like {stem}. Name another: --logs DIR")
+
+
+def _nowhere(logs: Path, error: OSError) -> click.UsageError:
+    return click.UsageError(
+        f"the logs and the record of this run would go into {logs}, and nothing can be written there "
+        f"({error.strerror}). Name a place for them: write --logs DIRECTORY"
+    )
 
 
 @contextmanager
 def _private_directory(logs: Path) -> Iterator[Path]:
     """On the same disk as the logs, because it holds as much; gone at the end."""
-    logs.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix=".run-", dir=logs)).resolve()
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=".run-", dir=logs)).resolve()
+    except OSError as error:
+        raise _nowhere(logs, error) from error
     try:
         yield directory
     finally:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer import events
-from gossamer.environment.servers import dedicated_servers
+from gossamer.environment.servers import run_name
 from gossamer.lab.counters import sent_bytes
 from gossamer.launch import worker
 from gossamer.launch.files import RUN_DIRECTORY
@@ -24,7 +24,7 @@ def main() -> None:
     recorder = Recorder(
         Path(os.environ[RUN_DIRECTORY]),
         int(os.environ["RANK"]),
-        steps_live=os.environ["LOCAL_RANK"] == "0" or bool(dedicated_servers()),
+        steps_live=os.environ["LOCAL_RANK"] == "0" or bool(run_name()),  # where rank 0 may be lost, others speak
         interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
     )
     events.subscribe(recorder)

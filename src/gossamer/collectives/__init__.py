@@ -1,7 +1,8 @@
-"""Sums over all ranks as tables of hops: who sends which pieces to whom, in which order."""
+"""Sums over all ranks, and what one tells all, as tables of hops: who sends which pieces to whom, in which order."""
 
 from collections.abc import Callable, Mapping
 
+from gossamer.collectives.broadcast import Broadcast
 from gossamer.collectives.direct import Direct
 from gossamer.collectives.halving import HalvingDoubling
 from gossamer.collectives.hierarchical import Hierarchical
@@ -15,6 +16,7 @@ COLLECTIVES: Mapping[str, Callable[..., Collective]] = {
 
 __all__ = [
     "COLLECTIVES",
+    "Broadcast",
     "Collective",
     "Direct",
     "Does",

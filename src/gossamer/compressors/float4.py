@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer.compressors.base import Codec
+from gossamer.compressors.base import Quantiser
 from gossamer.errors import require
 from gossamer.kernels import Residual, float4_decode, float4_encode
 from gossamer.layout import Layout, Packed
@@ -15,7 +15,7 @@ from gossamer.words import At, Payload
 
 
 @dataclass(frozen=True, repr=False)
-class Float4(Codec):
+class Float4(Quantiser):
     """Send each entry in four bits, a sign and an exponent, with one float32 scale per block of each tensor.
 
     C(x)_j = sign(x_j) s m_j, m_j the nearest to |x_j| / s of 0, 1/64, 1/32, ..., 1/2, 1 (of two, the larger); s =
@@ -40,14 +40,6 @@ class Float4(Codec):
             f"block counts the entries that share a scale, and two of them share a byte: an even number, at least 2, "
             f"not {self.block}. Write Float4(block=256).",
         )
-
-    @property
-    def wants_feedback(self) -> bool:
-        return self.feedback
-
-    @property
-    def shards_well(self) -> bool:
-        return True
 
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         return float4_encode(x.flat, x.layout.sizes, self.block, residual)

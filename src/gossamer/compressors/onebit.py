@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Codec
+from gossamer.compressors.base import Quantiser
 from gossamer.compressors.quantise import is_power_of_two
 from gossamer.errors import require
 from gossamer.kernels import Residual, onebit_decode, onebit_encode
@@ -21,7 +21,7 @@ from gossamer.words import At, Payload
 
 
 @dataclass(frozen=True, repr=False)
-class OneBit(Codec):
+class OneBit(Quantiser):
     """Send each entry's sign in one bit, with one magnitude per block, or two values per column of a matrix.
 
     C(x)_j = s sign(x_j), s = mean |x| over the block j is in; by columns: the mean of the entries of j's column that
@@ -46,10 +46,6 @@ class OneBit(Codec):
             f"block counts the entries that share a magnitude, and they are summed by halves: a power of two from 8 to "
             f"{LARGEST_BLOCK}, not {self.block}. Write OneBit(block=2048).",
         )
-
-    @property
-    def wants_feedback(self) -> bool:
-        return self.feedback
 
     @property
     def shards_well(self) -> bool:

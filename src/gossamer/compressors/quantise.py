@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gossamer import seeds
-from gossamer.compressors.base import Codec
+from gossamer.compressors.base import Quantiser
 from gossamer.errors import require
 from gossamer.kernels import Residual, int8_decode, int8_encode, levels_decode, levels_encode
 from gossamer.kernels.spans import LARGEST_BLOCK
@@ -26,7 +26,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 @dataclass(frozen=True, repr=False)
-class Int8(Codec):
+class Int8(Quantiser):
     """Send each entry in eight bits, with one float32 scale per block of each tensor.
 
     C(x)_j = s round(x_j / s), or s floor(x_j / s + u_j); s = max |x| / 127 over the block of `block` entries j is in
@@ -50,10 +50,6 @@ class Int8(Codec):
     def wants_feedback(self) -> bool:
         return self.feedback and not self.stochastic
 
-    @property
-    def shards_well(self) -> bool:
-        return True
-
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         key = noise_key(x, at) if self.stochastic else None
         return int8_encode(x.flat, x.layout.sizes, self.block, key, residual)
@@ -63,7 +59,7 @@ class Int8(Codec):
 
 
 @dataclass(frozen=True, repr=False)
-class QSGD(Codec):
+class QSGD(Quantiser):
     """Send each entry as one of 2 levels + 1 multiples of its block's norm, at random between the two nearest.
 
     C(x)_j = |x| l_j / levels, l_j = floor(levels x_j / |x| + u_j), |x| over the block j is in, u_j as in Int8
@@ -90,14 +86,6 @@ class QSGD(Codec):
             f"block counts the entries that share a norm, and their squares are summed by halves: a power of two, at "
             f"most {LARGEST_BLOCK}, not {self.block}. Write QSGD(block=512).",
         )
-
-    @property
-    def wants_feedback(self) -> bool:
-        return self.feedback
-
-    @property
-    def shards_well(self) -> bool:
-        return True
 
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         return levels_encode(x.flat, x.layout.sizes, self.block, self.levels, noise_key(x, at), residual)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer.compressors.base import Codec
+from gossamer.compressors.base import Quantiser
 from gossamer.compressors.quantise import is_power_of_two
 from gossamer.errors import require
 from gossamer.kernels import Residual, sign_magnitude_decode, sign_magnitude_encode
@@ -17,7 +17,7 @@ from gossamer.words import At, Payload
 
 
 @dataclass(frozen=True, repr=False)
-class SignMagnitude(Codec):
+class SignMagnitude(Quantiser):
     """Send each entry in two bits, its sign and whether it is large, with two magnitudes per block.
 
     C(x)_j = h sign(x_j) if |x_j| > m, else l sign(x_j); m = mean |x| over the block of d entries j is in, h and l the
@@ -40,14 +40,6 @@ class SignMagnitude(Codec):
             f"block counts the entries that share two magnitudes, and they are summed by halves: a power of two from 8 "
             f"to {LARGEST_BLOCK}, not {self.block}. Write SignMagnitude(block=512).",
         )
-
-    @property
-    def wants_feedback(self) -> bool:
-        return self.feedback
-
-    @property
-    def shards_well(self) -> bool:
-        return True
 
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         return sign_magnitude_encode(x.flat, x.layout.sizes, self.block, residual)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Codec
+from gossamer.compressors.base import Quantiser
 from gossamer.compressors.quantise import is_power_of_two
 from gossamer.errors import require
 from gossamer.kernels import Residual, twobit_decode, twobit_encode, twobit_measured_encode
@@ -19,7 +19,7 @@ from gossamer.words import At, Payload
 
 
 @dataclass(frozen=True, repr=False)
-class TwoBit(Codec):
+class TwoBit(Quantiser):
     """Send t for every entry that has reached t, -t for every one that has reached -t, nothing for the others.
 
     C(x)_j = t if x_j >= t, -t if x_j <= -t, else 0; t = threshold, or if adaptive threshold |x|_2^2 / |x|_1 over the
@@ -63,14 +63,6 @@ class TwoBit(Codec):
             f"an adaptive threshold is a fraction of each tensor's own magnitude, below 1, not {self.threshold}: "
             "nothing may reach it otherwise. Write TwoBit(threshold=0.5, adaptive=True).",
         )
-
-    @property
-    def wants_feedback(self) -> bool:
-        return self.feedback
-
-    @property
-    def shards_well(self) -> bool:
-        return True
 
     def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
         sizes = x.layout.sizes

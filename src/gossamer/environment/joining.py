@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import socket
 import time
@@ -44,6 +45,10 @@ TAKEN = (
     "Another program, perhaps an earlier run of yours, already uses this port. Stop it, or choose another: "
     "MASTER_PORT=<a free port>, the same for every worker."
 )
+SPAWNED = (
+    "That is the worker which starts this process: a DataLoader's worker, like any process that is spawned, imports "
+    'the script again, which then joins again. Put the program under `if __name__ == "__main__":`'
+)
 FEW = (
     "Too few workers were started, or some failed before joining: look at their output, and start all of them together."
 )
@@ -51,6 +56,12 @@ BLOCKED = (
     "A firewall blocks connections between the workers, or the interface is not the one that joins the "
     "machines. Open the ports between them, or name the interface: `gossamer run --interface NAME ...`."
 )
+
+
+def _taken() -> str:
+    """Why somebody is there already. `_inheriting` is how multiprocessing knows that it imports the script again; its
+    parent_process() is set only after that."""
+    return SPAWNED if getattr(multiprocessing.current_process(), "_inheriting", False) else TAKEN
 
 
 def _reach(job: Job, address: str, port: int, deadline: float) -> None:
@@ -84,7 +95,7 @@ def _open_store(job: Job, seconds: float) -> Store:
     try:
         store = TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
-        cause = TAKEN if "EADDRINUSE" in str(error) else SILENT
+        cause = _taken() if "EADDRINUSE" in str(error) else SILENT
         raise _failure(job, str(error).splitlines()[0], cause) from error
     # The launcher's store outlives a restart of its workers: what the dead ones wrote must not be read again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -98,7 +109,7 @@ def _everyone(store: Store, job: Job, topic: str, value: str, seconds: float) ->
     try:
         held = store.compare_set(keys[job.rank], "", value).decode()
         if held != value:
-            raise _failure(job, f"another worker ({held}) is there already under rank {job.rank}", TAKEN)
+            raise _failure(job, f"another worker ({held}) is there already under rank {job.rank}", _taken())
         while not store.check(keys):
             if time.monotonic() > deadline:
                 missing = [rank for rank, key in enumerate(keys) if not store.check([key])]

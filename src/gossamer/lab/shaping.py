@@ -29,7 +29,12 @@ def queue_bytes(network: Network, host: int) -> int:
     others = [other for other in range(len(network.hosts)) if other != host]
     longest = max((network.path(host, other).round_trip_seconds for other in others), default=0.0)
     fastest = max(line.up_bits_per_second, line.down_bits_per_second)
-    return max(LEAST_QUEUE_BYTES, int(fastest / 8 * max(longest, QUEUE_SECONDS)))
+    return line_queue_bytes(fastest, longest)
+
+
+def line_queue_bytes(bits_per_second: float, round_trip_seconds: float) -> int:
+    """The same for a line whose longest path is known."""
+    return max(LEAST_QUEUE_BYTES, int(bits_per_second / 8 * max(round_trip_seconds, QUEUE_SECONDS)))
 
 
 def bucket(device: str, bits_per_second: float, limit_bytes: int, header_bytes: int = 0) -> str:

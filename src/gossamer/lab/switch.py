@@ -1,4 +1,4 @@
-"""Rates, delays, jitter and loss by a program of our own, `gossamer-switch`, between the hosts' TUN devices."""
+"""Rates, delays, jitter, loss and shared lines by a program of our own, `gossamer-switch`, between TUN devices."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 from gossamer.lab.errors import LabError
 from gossamer.lab.hosts import DIRECTORY, LabHost, agree_on_tcp
-from gossamer.lab.shaping import MTU_BYTES, SOCKETS_QUEUE_BYTES, bucket, joined_bytes, queue_bytes
+from gossamer.lab.shaping import MTU_BYTES, SOCKETS_QUEUE_BYTES, bucket, joined_bytes, line_queue_bytes, queue_bytes
 from gossamer.lab.shell import ip, tc
 from gossamer.network import Host, Network
+from gossamer.network import Path as NetworkPath
 
 PROGRAM = Path(__file__).with_name("gossamer-switch")
-GREETING = "gossamer-switch 1"
+GREETING = "gossamer-switch 2"
 END_SECONDS = 5.0
 
 
@@ -96,6 +97,7 @@ class SwitchFabric:
         for a, b in permutations(range(count), 2):
             path = network.path(a, b)
             yield f"path {a} {b} {path.round_trip_seconds / 2} {path.jitter_seconds} {path.loss}"
+        yield from shared_lines(network)
         yield "open"
 
     def _host_lines(self, number: int) -> Iterator[str]:
@@ -136,12 +138,29 @@ class SwitchFabric:
         self._switch.close()
 
 
+def shared_lines(network: Network) -> Iterator[str]:
+    """What tells the switch of lines that hosts share: each of them, then which pairs go through it."""
+    numbers: dict[tuple[str, str], int] = {}
+    for a, b in permutations(range(len(network.hosts)), 2):
+        path, way = network.path(a, b), (network.hosts[a].site, network.hosts[b].site)
+        if path.bits_per_second is None:
+            continue
+        if way not in numbers:
+            numbers[way] = len(numbers)
+            yield f"shared {path.bits_per_second} {line_queue_bytes(path.bits_per_second, path.round_trip_seconds)}"
+        yield f"through {a} {b} {numbers[way]}"
+
+
 def slowest(network: Network) -> float:
-    return min(min(host.up_bits_per_second, host.down_bits_per_second) for host in network.hosts)
+    own = [min(host.up_bits_per_second, host.down_bits_per_second) for host in network.hosts]
+    return min(own + [path.bits_per_second for path in _paths(network) if path.bits_per_second is not None])
 
 
 def joins(network: Network) -> bool:
     """Whether hosts may hand over several segments in one packet: not where each has a fate of its own."""
-    paths = [network.path(a, b) for a, b in permutations(range(len(network.hosts)), 2)]
-    alone = any(path.loss or path.jitter_seconds for path in paths)
+    alone = any(path.loss or path.jitter_seconds for path in _paths(network))
     return not alone and joined_bytes(slowest(network)) >= 2 * MTU_BYTES
+
+
+def _paths(network: Network) -> list[NetworkPath]:
+    return [network.path(a, b) for a, b in permutations(range(len(network.hosts)), 2)]

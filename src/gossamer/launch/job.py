@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gossamer.errors import require
+from gossamer.errors import RecipeError, require
 from gossamer.launch.files import RUN_DIRECTORY
+from gossamer.recipe import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,18 @@ class Job:
     def local_ranks(self) -> range:
         """The ranks that this machine's workers have in the whole job."""
         return range(self.node_rank * self.workers, (self.node_rank + 1) * self.workers)
+
+    @property
+    def outlives_losses(self) -> bool:
+        """Whether workers that go on can do without one that is lost, and take it back: where each averages with single
+        neighbours. Only what the command line says is known here, and a lab's workers have no store to meet at."""
+        if self.recipe is None or self.workers == 1 or self.rendezvous is not None or self.prefix:
+            return False
+        try:
+            stages = resolve(self.recipe).strategy.stages
+        except RecipeError:  # the workers say what is wrong with it
+            return False
+        return all(stage.mixing is not None and not stage.mixing.in_lock_step for stage in stages)
 
     @property
     def command(self) -> str:

@@ -1,4 +1,4 @@
-"""Run a job's workers on this machine, on PyTorch's own elastic launcher."""
+"""Run a job's workers on this machine, on PyTorch's own elastic launcher where the loss of one ends all."""
 
 from __future__ import annotations
 
@@ -21,30 +21,18 @@ from gossamer.launch.every import Every
 from gossamer.launch.failure import Failure, cause, from_exit, from_report
 from gossamer.launch.files import RunFiles, read_json
 from gossamer.launch.job import Job
+from gossamer.launch.outcome import LOOK_SECONDS
+from gossamer.launch.outcome import Outcome as Outcome
+from gossamer.launch.peers import launch_peers
 from gossamer.launch.reaper import Reaper
 from gossamer.launch.rendezvous import check_free, free_endpoint, reach
+from gossamer.launch.serving import NO_SERVERS
 from gossamer.launch.tail import Follower, Show
 
-LOOK_SECONDS = 0.05
 REAPER_SECONDS = 0.02
 MONITOR_SECONDS = 0.2
 MEETING_SECONDS = 300
 PORTS_TRIED = 4
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: well, by a failure, or by a signal to the launcher; and after how many restarts."""
-
-    failure: Failure | None = None
-    signal: int | None = None
-    restarts: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        if self.signal is not None:
-            return 128 + self.signal
-        return self.failure.shell_code if self.failure else 0
 
 
 class Stopped(KeyboardInterrupt):
@@ -64,8 +52,11 @@ def launch(
     """Run `job` to its end. directory: private to this run, empty, and the caller's to remove.
 
     show(rank, line) gets every line the workers print, note(sentence) what the launcher has to say, tick() is
-    called some twenty times a second in the same thread as `show`.
+    called some twenty times a second in the same thread as `show`. Where workers may be lost one by one, they are
+    started and watched one by one: see launch_peers.
     """
+    if job.outlives_losses:
+        return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
     if job.rendezvous is not None:
         _prepare_meeting(job, job.rendezvous, note)
     attempts = Attempts(job, RunFiles(directory), show, note)

@@ -7,17 +7,19 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from gossamer.environment import places
 from gossamer.environment.interfaces import interfaces
 from gossamer.errors import ConnectError, require
 from gossamer.launch.every import Every
 from gossamer.launch.files import RunFiles
 from gossamer.launch.guard import Guard
 from gossamer.launch.job import Job
-from gossamer.launch.launcher import LOOK_SECONDS, Outcome
 from gossamer.launch.meeting import free_endpoints, serve_store
+from gossamer.launch.outcome import LOOK_SECONDS, Outcome
 from gossamer.launch.serving import Serving
 from gossamer.launch.supervisor import Supervisor
 from gossamer.launch.tail import Show
@@ -40,20 +42,23 @@ def launch_peers(
     note: Callable[[str], None],
     tick: Callable[[], None],
 ) -> Outcome:
-    """Run `job` beside its servers until no worker is left; arguments as `launch` has them. Call in the main thread.
+    """Run `job` beside its servers, if any, until no worker is left; arguments as `launch` has them. Call in the main
+    thread.
 
     A worker that a signal ends is lost: `note` says so and the others go on; job.max_restarts is how often each may be
-    started again, alone, with GOSSAMER_REJOIN=1. A worker that ends with an error ends the run, and so does the loss
-    of all. A server that ends is started again at the same address with the same journal, at most SERVER_RESTARTS
-    times, by a spare process that waits for that; PeerLost is raised where that does not help.
+    started again, alone, with GOSSAMER_REJOIN=1. A worker that ends with an error ends the run, and so does the loss of
+    all, or, where no server has the parameters, of the last that has any. A server that ends is started again at the
+    same address with the same journal, at most SERVER_RESTARTS times, by a spare process that waits for that; PeerLost
+    is raised where that does not help.
     """
-    require(job.nodes == 1, "servers are started for the workers of one machine")
+    require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
     with heard() as signals, Guard() as guard:
         store, meeting = serve_store(serving.meeting or f"{_host(job)}:0", serving.network)
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
         token = check_token_file(serving.token_file) if serving.token_file else make_token_file(directory)
         surroundings = _surroundings(job, directory, meeting, endpoints, token)
-        supervisor = Supervisor(job, serving, RunFiles(directory), guard, surroundings, show, note)
+        trains = partial(places.trains, store)
+        supervisor = Supervisor(job, serving, RunFiles(directory), guard, surroundings, trains, show, note)
 
         def look() -> None:
             supervisor.look()
@@ -64,7 +69,7 @@ def launch_peers(
                 return supervisor.run(signals)
         finally:
             supervisor.close()
-            del store  # nobody is left to ask it
+            del store, trains  # nobody is left to ask it
 
 
 def _host(job: Job) -> str:

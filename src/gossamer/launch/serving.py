@@ -13,7 +13,7 @@ SERVER = (sys.executable, "-u", "-m", "gossamer.serving")
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """`servers` processes beside a job's workers, which hold the parameters.
+    """`servers` processes beside a job's workers, which hold the parameters; none where those need nobody else.
 
     token_file: the run's secret, None for a new one; command: what a server runs; spare: what a process runs that waits
     to take a lost server's place, nothing where none shall; endpoints: HOST:PORT of each server, none for free ports on
@@ -31,8 +31,11 @@ class Serving:
     network: Path | None = None
 
     def __post_init__(self) -> None:
-        require(self.servers >= 1, f"servers is a count of at least 1, not {self.servers}")
+        require(self.servers >= 0, f"servers is a count of at least 0, not {self.servers}")
         require(
             len(self.endpoints) in (0, self.servers),
             f"{self.servers} servers need {self.servers} endpoints or none, not {len(self.endpoints)}",
         )
+
+
+NO_SERVERS = Serving(servers=0)

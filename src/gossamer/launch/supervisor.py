@@ -12,8 +12,8 @@ from gossamer.launch.failure import Failure, cause, from_exit, from_report
 from gossamer.launch.files import RunFiles, read_json
 from gossamer.launch.guard import Guard
 from gossamer.launch.job import Job
-from gossamer.launch.launcher import Outcome
 from gossamer.launch.member import POLL_SECONDS, Member, end_all, placed
+from gossamer.launch.outcome import Outcome
 from gossamer.launch.reaper import PATIENCE_SECONDS
 from gossamer.launch.serving import Serving
 from gossamer.launch.spare import Spare
@@ -23,10 +23,14 @@ from gossamer.launch.voices import ServerVoice, Voice, WorkerVoice, server_log_p
 SERVER_RESTARTS = 10
 # An error sooner than this is one that the next start would meet again
 SETTLED_SECONDS = 10.0
+STRANDED = "it was lost while no other worker trained, so there is nothing that the others could go on from"
 
 
 class Supervisor:
-    """Starts, watches and ends one run's workers and servers. Of its members the workers come first, by rank."""
+    """Starts, watches and ends one run's workers and servers. Of its members the workers come first, by rank.
+
+    trains(rank, attempt): whether this start of a worker has parameters that another could go on from.
+    """
 
     def __init__(
         self,
@@ -35,12 +39,14 @@ class Supervisor:
         files: RunFiles,
         guard: Guard,
         surroundings: Mapping[str, str],
+        trains: Callable[[int, int], bool],
         show: Show,
         note: Callable[[str], None],
     ) -> None:
         self._job = job
         self._files = files
         self._guard = guard
+        self._trains = trains
         self._note = note
         self._endpoints = surroundings["GOSSAMER_SERVERS"].split(",")
         self._workers = [self._worker(rank, surroundings) for rank in range(job.workers)]
@@ -101,7 +107,9 @@ class Supervisor:
         self._voices[worker.number].note(failure.traceback or str(failure))
         if failure.exit_code > 0:
             self._failed.append(failure)
-        elif worker.attempt < self._job.max_restarts:
+        elif self._stranded:
+            self._failed.append(replace(failure, summary=STRANDED))
+        elif worker.attempt < self._job.max_restarts and not self._over:
             attempt = f"{worker.attempt + 1} of at most {self._job.max_restarts}"
             self._note(f"rank {worker.number} was lost ({failure.ending}). Restarting it alone ({attempt}).")
             self._start(worker)
@@ -110,6 +118,21 @@ class Supervisor:
             left = sum(other.lives for other in self._workers)
             going = {0: "Nobody is left to train", 1: "The other one goes on"}.get(left, f"The other {left} go on")
             self._note(f"rank {worker.number} was lost ({failure.ending}). {going}.")
+
+    @property
+    def _over(self) -> bool:
+        """Without servers nobody is left to go on with, once one worker has come to the end with all others, or all
+        others were lost."""
+        return not self._servers and (bool(self._finished) or not any(worker.lives for worker in self._workers))
+
+    @property
+    def _stranded(self) -> bool:
+        """Whether those that are left have nothing to go on from: they wait to meet who was lost, or came back
+        themselves and look for somebody who was not."""
+        left = [worker for worker in self._workers if worker.lives]
+        if self._servers or self._finished or not left:
+            return False
+        return not any(self._trains(worker.number, worker.attempt) for worker in left)
 
     def _server_ended(self, server: int, member: Member, exit_code: int) -> None:
         end = from_exit(member.number, exit_code, time.time(), stopped=False)
@@ -177,7 +200,8 @@ class Supervisor:
 
     def _kept(self, serving: Serving, surroundings: Mapping[str, str]) -> list[Spare]:
         """One that can take any server's place; where each has a host of its own, one on each."""
-        hosts = range(self._job.workers, self._job.workers + (serving.servers if self._job.prefix else 1))
+        count = serving.servers if self._job.prefix else min(serving.servers, 1)
+        hosts = range(self._job.workers, self._job.workers + count)
         return [
             Spare(
                 placed(number, self._job.prefix, serving.spare) if serving.spare else (),

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import combinations, groupby
 from math import inf
 
 from gossamer.collectives import COLLECTIVES, Collective, Direct, Does, HalvingDoubling, Hierarchical, Ring, Tree
 from gossamer.errors import require
-from gossamer.network.collectives import table_moves
+from gossamer.network.collectives import Moves, table_moves
 from gossamer.network.link import Host, Network, Path
 from gossamer.network.tcp import ETHERNET, Tcp
 from gossamer.network.wires import Wires
 
 SUMMED_BYTES = 4  # of an element at least, where sums may be taken on the way; smaller ones are summed by their owner
 AS_FAST = 1.001  # times the best price is the same price
+LONG_SECONDS = 0.005  # of a round trip, beyond which loss and jitter may hold a stream below what its line carries
+REST_SECONDS = 1.0  # of computing between one mean and the next, in which connections forget how fast they were
+MOST_MEANS = 4  # after which connections are as they will be before the next
+
+Wish = Collective | str  # a table, "auto", or a name in COLLECTIVES
 
 
-def fastest(
-    nbytes: int,
-    itemsize: int,
-    network: Network,
-    candidates: Sequence[Collective] | None = None,
-    tcp: Tcp = ETHERNET,
-) -> Collective:
-    """What sums a tensor of `nbytes` bytes soonest; of several, the one that sends the fewest messages.
+def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = ETHERNET) -> Collective:
+    """What sums a tensor where somebody asked for "auto", for a collective by its name in COLLECTIVES, or for a table.
 
-    Half precision always goes Direct: its owner sums in float32, and rounds once.
-    candidates: None for `candidates(network)`. All ranks must use the same collective: it follows from nothing but the
-    arguments, so that ranks that have measured their network must agree on one measurement first.
-    """
-    if itemsize < SUMMED_BYTES or len(network.hosts) == 1:
-        return Direct()
-    found = None if candidates is None else tuple(candidates)
-    return _fastest(nbytes, itemsize, network.hosts, network.default, frozenset(network.paths.items()), found, tcp)
-
-
-def wished(wish: str, nbytes: int, itemsize: int, network: Network, tcp: Tcp = ETHERNET) -> Collective:
-    """What sums a tensor where somebody asked for "auto", or for a collective by its name in COLLECTIVES.
-
+    Half precision goes Direct whatever is asked for: its owner sums in float32, and rounds once.
     A ring follows fast links. "hierarchical(4)" has nodes of four neighbouring ranks; without a number nodes are as
     large as the first site.
     """
+    if itemsize < SUMMED_BYTES:
+        return Direct()
+    if isinstance(wish, Collective):
+        return wish
     name, _, node = wish.partition("(")
     require(
         name in ("auto", *COLLECTIVES),
@@ -59,6 +50,27 @@ def wished(wish: str, nbytes: int, itemsize: int, network: Network, tcp: Tcp = E
             return COLLECTIVES[name]()
 
 
+def fastest(
+    nbytes: int,
+    itemsize: int,
+    network: Network,
+    among: Sequence[Collective] | None = None,
+    tcp: Tcp = ETHERNET,
+) -> Collective:
+    """What sums a tensor of `nbytes` bytes soonest.
+
+    Of several, the one in which a rank sends to the fewest others: steady streams from one to one leave a switch
+    nothing to queue. Where round trips are long it is the one in which a rank sends to the most: what loss, which
+    nobody has noticed yet, does to one of many streams keeps the line busy with the others.
+    among: None for `candidates(network)`. All ranks must use the same collective: it follows from nothing but the
+    arguments, so that ranks that have measured their network must agree on one measurement first.
+    """
+    if len(network.hosts) == 1:
+        return Direct()
+    found = candidates(network) if among is None else tuple(among)
+    return _fastest(nbytes, itemsize, network.hosts, network.default, frozenset(network.paths.items()), found, tcp)
+
+
 @lru_cache(maxsize=1024)
 def _fastest(
     nbytes: int,
@@ -66,29 +78,57 @@ def _fastest(
     hosts: tuple[Host, ...],
     default: Path,
     paths: frozenset[tuple[frozenset[str], Path]],
-    among: tuple[Collective, ...] | None,
+    among: tuple[Collective, ...],
     tcp: Tcp,
 ) -> Collective:
     network = Network(hosts=hosts, default=default, paths=dict(paths))
-    prices = {
-        each: table_seconds(each, nbytes, itemsize, network, tcp)
-        for each in (candidates(network) if among is None else among)
-    }
+    prices = {each: table_seconds(each, nbytes, itemsize, network, tcp) for each in among}
     best = min(prices.values())
-    return min((each for each in prices if prices[each] <= AS_FAST * best), key=lambda each: messages(each, len(hosts)))
+    sign = -1 if _is_long(network) else 1
+    equals = (each for each in prices if prices[each] <= AS_FAST * best)
+    return min(equals, key=lambda each: sign * most_others(each, len(hosts)))
 
 
-def table_seconds(collective: Collective, nbytes: int, itemsize: int, network: Network, tcp: Tcp = ETHERNET) -> float:
-    """How long a sum takes when all ranks begin at once, over connections that have carried as much before."""
+def _is_long(network: Network) -> bool:
+    pairs = combinations(range(len(network.hosts)), 2)
+    return any(network.path(a, b).round_trip_seconds > LONG_SECONDS for a, b in pairs)
+
+
+def table_seconds(
+    collective: Collective,
+    nbytes: int,
+    itemsize: int,
+    network: Network,
+    tcp: Tcp = ETHERNET,
+    rest_seconds: float = REST_SECONDS,
+) -> float:
+    """How long a sum takes when all ranks begin at once, as they have done before, each time after a rest."""
     world = len(network.hosts)
-    moves = [table_moves(collective, rank, world, nbytes // itemsize, itemsize) for rank in range(world)]
-    return max(Wires(network, tcp, window_bytes=inf).run(moves, [0.0] * world))
+
+    def moves() -> list[list[Moves]]:
+        return [table_moves(collective, rank, world, nbytes // itemsize, itemsize) for rank in range(world)]
+
+    return rested_seconds(moves, network, tcp, rest_seconds)
 
 
-def messages(collective: Collective, world: int) -> int:
-    """How many all ranks send together, where each is short enough to go in one."""
+def rested_seconds(
+    moves: Callable[[], list[list[Moves]]], network: Network, tcp: Tcp = ETHERNET, rest_seconds: float = REST_SECONDS
+) -> float:
+    """What the same moves take in the end, all ranks beginning at once, again and again with a rest in between."""
+    wires, begin, before = Wires(network, tcp), 0.0, inf
+    for _ in range(MOST_MEANS):
+        end = max(wires.run(moves(), [begin] * wires.world))
+        seconds, begin = end - begin, end + rest_seconds
+        if before / AS_FAST <= seconds <= before * AS_FAST:
+            break
+        before = seconds
+    return seconds
+
+
+def most_others(collective: Collective, world: int) -> int:
+    """To how many others a rank sends, at most."""
     tables = (collective.hops(rank, world) for rank in range(world))
-    return sum(hop.does is Does.SEND for table in tables for hop in table)
+    return max(len({hop.peer for hop in table if hop.does is Does.SEND}) for table in tables)
 
 
 def candidates(network: Network) -> tuple[Collective, ...]:

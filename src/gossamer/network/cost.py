@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gossamer.collectives import Collective, Direct
-from gossamer.network.choose import SUMMED_BYTES, wished
+from gossamer.collectives import Broadcast, Collective
+from gossamer.network.choose import SUMMED_BYTES, Wish, wished
 from gossamer.network.collectives import (
     Hear,
     Moves,
@@ -28,7 +28,7 @@ from gossamer.words import Among, Exchange, Gather, Mean, Mix, Together, Word, p
 
 SMALL_BYTES = 2**20  # of a mean that goes straight to its owners, by the engine
 
-Chosen = Collective | str  # one for all means, or a wish: "engine", or what choose.wished knows, such as "auto"
+Chosen = Wish  # or "engine"
 DEFAULT: Chosen = "auto"
 
 
@@ -41,6 +41,8 @@ class Way(Protocol):
         """nbytes[j] to rank j."""
 
     def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves: ...
+
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]: ...
 
     def among(self, ranks: Sequence[int]) -> Way:
         """The same for a group of these."""
@@ -66,6 +68,9 @@ class Engine:
     def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
         return neighbours(rank, tells, hears, nbytes)
 
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
+        return [tree_broadcast(rank, world, nbytes, source)]
+
     def among(self, ranks: Sequence[int]) -> Way:
         return self
 
@@ -74,15 +79,14 @@ class Engine:
 class Eager:
     """By a table of hops, or in one hop; messages leave at once.
 
-    choose: which table sums a tensor of (bytes, itemsize) in a group of these ranks; half precision goes Direct.
+    choose: which table sums a tensor of (bytes, itemsize) in a group of these ranks.
     """
 
     choose: Callable[[int, int, Sequence[int]], Collective]
     ranks: Sequence[int]
 
     def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
-        whole = itemsize >= SUMMED_BYTES
-        collective = self.choose(numel * itemsize, itemsize, self.ranks) if whole else Direct()
+        collective = self.choose(numel * itemsize, itemsize, self.ranks)
         return table_moves(collective, rank, world, numel, itemsize)
 
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
@@ -90,6 +94,9 @@ class Eager:
 
     def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
         return eager_neighbours(rank, tells, hears, nbytes)
+
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
+        return table_moves(Broadcast(source=source), rank, world, nbytes, 1)
 
     def among(self, ranks: Sequence[int]) -> Way:
         return replace(self, ranks=[self.ranks[rank] for rank in ranks])
@@ -102,8 +109,6 @@ def way_of(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> Way:
     """engine: Gloo's; else eager, by one collective for all means, or by what a wish comes to for each of them."""
 
     def choose(nbytes: int, itemsize: int, ranks: Sequence[int]) -> Collective:
-        if isinstance(collective, Collective):
-            return collective
         hosts = tuple(network.hosts[rank] for rank in ranks)
         return wished(collective, nbytes, itemsize, replace(network, hosts=hosts), tcp)
 
@@ -159,6 +164,7 @@ class Lines:
         return self._wires.run([parts_of(word, rank, self.world, self._way) for rank, word in enumerate(words)], starts)
 
     def broadcast(self, nbytes: int, starts: Sequence[float], source: int = 0) -> list[float]:
+        """The moments at which they have what `source` had: `nbytes` bytes."""
         return self._wires.run(
-            [[tree_broadcast(rank, self.world, nbytes, source)] for rank in range(self.world)], starts
+            [self._way.broadcast(rank, self.world, nbytes, source) for rank in range(self.world)], starts
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 from gossamer.errors import require
 
@@ -34,23 +34,31 @@ class Path:
     """What lies between two hosts: seconds there and back, how much each way varies, and the share of packets lost.
 
     Half of the round trip is spent each way; jitter is the standard deviation of one way's seconds.
+    bits_per_second: of the line between two sites, which all hosts of the one share when they send to the other, each
+    direction for itself, headers of IP included. None: as much as the hosts' own lines carry.
     """
 
     round_trip_seconds: float = 0.0
     jitter_seconds: float = 0.0
     loss: float = 0.0
+    bits_per_second: float | None = None
 
     def __post_init__(self) -> None:
         require(self.round_trip_seconds >= 0, f"a round trip takes at least 0 seconds, not {self.round_trip_seconds}")
         require(self.jitter_seconds >= 0, f"jitter is at least 0 seconds, not {self.jitter_seconds}")
         require(0 <= self.loss < 1, f"loss is a share of packets in [0, 1), not {self.loss}. Write loss=0.1%.")
+        require(
+            self.bits_per_second is None or (isfinite(self.bits_per_second) and self.bits_per_second > 0),
+            "what hosts share between two sites is a positive number of bits per second, not "
+            f'{self.bits_per_second}. Write rate = "100mbit", or leave it out where there is no limit.',
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """Hosts by number, and a path for every pair of sites; pairs that are not named take `default`.
 
-    text: how a user wrote it, for records.
+    Only the path between two different sites may have a rate. text: how a user wrote it, for records.
     """
 
     hosts: tuple[Host, ...]
@@ -58,13 +66,27 @@ class Network:
     paths: Mapping[frozenset[str], Path] = field(default_factory=dict)
     text: str = ""
 
+    def __post_init__(self) -> None:
+        require(
+            self.default.bits_per_second is None,
+            "the default path has no two ends whose hosts could share a line, so its rate would limit nobody. Name the "
+            'sites: between = ["west", "east"] in [[paths]], or give the hosts that rate.',
+        )
+        for ends, path in self.paths.items():
+            require(
+                path.bits_per_second is None or len(ends) == 2,
+                f"a line is shared between two sites, and this path's ends are {sorted(ends)}: what hosts of one site "
+                "send each other passes their own lines only. Give the hosts that rate.",
+            )
+
     def path(self, a: int, b: int) -> Path:
         """What lies between hosts a and b; the two ends of one site are the pair of the site with itself."""
         return self.paths.get(frozenset((self.hosts[a].site, self.hosts[b].site)), self.default)
 
     def bits_per_second(self, sender: int, receiver: int) -> float:
-        """The most that one host can send to another: its own line or the other's, whichever is slower."""
-        return min(self.hosts[sender].up_bits_per_second, self.hosts[receiver].down_bits_per_second)
+        """The most that one host can send to another alone: the slowest of its line, the other's, and a shared one."""
+        shared = self.path(sender, receiver).bits_per_second or inf
+        return min(self.hosts[sender].up_bits_per_second, shared, self.hosts[receiver].down_bits_per_second)
 
     @property
     def is_uniform(self) -> bool:

@@ -14,26 +14,48 @@ FAR_APART = 4.0  # times the longest round trip to the nearest neighbour: what l
 NOISE_SECONDS = 1e-4  # round trips below are the machine's own doing, and tell no sites
 
 
-def measured(round_trips: Sequence[Sequence[float]], bits_per_second: float) -> Network:
-    """The network whose hosts see `round_trips[i][j]` seconds between i and j, on lines of one rate each way.
+def measured(
+    round_trips: Sequence[Sequence[float]],
+    up: Sequence[float],
+    down: Sequence[float],
+    losses: Sequence[Sequence[float]] | None = None,
+) -> Network:
+    """The network whose hosts see `round_trips[i][j]` seconds between i and j, and `losses[i][j]` of packets lost.
 
-    Both directions of a pair are measurements of the same path, of which the shorter counts. Hosts are joined to their
-    nearest ones until the next that would join is more than 4 times as far: what is joined then is a site. A path
-    takes the median of its pairs.
+    up, down: bits per second that each host sends and receives. losses: None where nothing is lost.
+    Both directions of a pair are measurements of the same path, of which the shorter counts. A path takes the median
+    of its pairs.
     """
     seconds = _symmetric(round_trips)
     sites = _sites(seconds)
     names = ["" if len(sites) == 1 else f"site {number}" for number in range(len(sites))]
     of = {host: name for name, site in zip(names, sites, strict=True) for host in site}
-    rates = {"up_bits_per_second": bits_per_second, "down_bits_per_second": bits_per_second}
-    found: dict[frozenset[str], list[float]] = {}
+    found: dict[frozenset[str], list[tuple[int, int]]] = {}
     for a, b in combinations(range(len(seconds)), 2):
-        found.setdefault(frozenset((of[a], of[b])), []).append(seconds[a][b])
-    paths = {pair: Path(round_trip_seconds=median(measurements)) for pair, measurements in found.items()}
-    hosts = tuple(Host(site=of[host], **rates) for host in range(len(seconds)))
+        found.setdefault(frozenset((of[a], of[b])), []).append((a, b))
+    paths = {
+        ends: Path(
+            round_trip_seconds=median(seconds[a][b] for a, b in pairs),
+            loss=median(losses[a][b] for a, b in pairs) if losses else 0.0,
+        )
+        for ends, pairs in found.items()
+    }
+    hosts = tuple(
+        Host(site=of[host], up_bits_per_second=up[host], down_bits_per_second=down[host])
+        for host in range(len(seconds))
+    )
     if len(sites) == 1:
         return Network(hosts=hosts, default=paths.get(frozenset(("",)), Path()))
     return Network(hosts=hosts, paths=paths)
+
+
+def sites_of(round_trips: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Hosts by site, ascending, in the order of their first.
+
+    Hosts are joined to their nearest ones until the next that would join is more than 4 times as far: what is joined
+    then is a site.
+    """
+    return _sites(_symmetric(round_trips))
 
 
 def _symmetric(round_trips: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -52,7 +74,7 @@ def _sound(seconds: float) -> bool:
 
 
 def _sites(seconds: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Hosts by site, ascending, in the order of their first: single linkage, cut where distances grow most.
+    """Single linkage, cut where distances grow most.
 
     source: Gower & Ross 1969, JRSS C (what joins is the edges of a minimum spanning tree, by length)
     """

@@ -15,7 +15,8 @@ BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 UNLIMITED_BITS_PER_SECOND = 100e9
 HOST_KEYS = {"count", "site", "rate", "up", "down"}
-PATH_KEYS = {"between", "round_trip", "jitter", "loss"}
+DEFAULT_KEYS = {"round_trip", "jitter", "loss"}
+PATH_KEYS = DEFAULT_KEYS | {"between", "rate"}
 
 
 class NetworkError(GossamerError, ValueError):
@@ -56,14 +57,35 @@ def _from_spec(text: str, workers: int) -> Network:
 def _from_toml(file: File) -> Network:
     try:
         table = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise NetworkError(f"{file} cannot be read as a network: {error}") from error
     if unknown := table.keys() - {"hosts", "paths", "default"}:
         raise NetworkError(f"{file} has {sorted(unknown)}; a network has [[hosts]], [[paths]] and [default].")
-    hosts = [host for entry in table.get("hosts", []) for host in _hosts(entry, file)]
-    sites = {host.site for host in hosts}
-    paths = dict(_between(entry, sites, file) for entry in table.get("paths", []))
-    return Network(hosts=tuple(hosts), default=_path(table.get("default", {})), paths=paths)
+    default = _table(table.get("default", {}), "[default]", file)
+    if unknown := default.keys() - DEFAULT_KEYS - {"rate"}:  # which Network refuses, with its reason
+        raise NetworkError(f"{file}: [default] has {sorted(DEFAULT_KEYS)}, not {sorted(unknown)}")
+    hosts = [host for entry in _tables(table, "hosts", file) for host in _hosts(entry, file)]
+    sites, paths = {host.site for host in hosts}, dict[frozenset[str], Path]()
+    for entry in _tables(table, "paths", file):
+        ends, path = _between(entry, sites, file)
+        if ends in paths:
+            raise NetworkError(f"{file}: {sorted(ends)} have two paths, and a pair of sites has one. Leave one out.")
+        paths[ends] = path
+    network: Network = _checked(Network, hosts=tuple(hosts), default=_path(default), paths=paths)
+    return network
+
+
+def _tables(table: Mapping[str, Any], name: str, file: File) -> Sequence[Mapping[str, Any]]:
+    entries = table.get(name, [])
+    if not isinstance(entries, list):
+        raise NetworkError(f"{file}: there may be several {name}. Write [[{name}]], in two brackets.")
+    return [_table(entry, f"[[{name}]]", file) for entry in entries]
+
+
+def _table(entry: object, heading: str, file: File) -> Mapping[str, Any]:
+    if not isinstance(entry, dict):
+        raise NetworkError(f"{file}: {heading} is a heading, with lines such as `rate = ...` below it, not {entry!r}")
+    return entry
 
 
 def _hosts(entry: Mapping[str, Any], file: File) -> Sequence[Host]:
@@ -75,24 +97,30 @@ def _hosts(entry: Mapping[str, Any], file: File) -> Sequence[Host]:
     host = _checked(
         Host, up_bits_per_second=_rate(up), down_bits_per_second=_rate(down), site=str(entry.get("site", ""))
     )
-    return (host,) * int(entry.get("count", 1))
+    count = entry.get("count", 1)
+    if not isinstance(count, int) or count < 1:
+        raise NetworkError(f"{file}: how many hosts are alike is a count of at least 1, not {count!r}")
+    return (host,) * count
 
 
 def _between(entry: Mapping[str, Any], sites: set[str], file: File) -> tuple[frozenset[str], Path]:
-    ends = entry.get("between", ())
+    ends: Any = entry.get("between")
     if unknown := entry.keys() - PATH_KEYS:
         raise NetworkError(f"{file}: paths have {sorted(PATH_KEYS)}, not {sorted(unknown)}")
-    if not ends or not set(ends) <= sites:
-        raise NetworkError(f"{file}: a path is between sites of hosts, {sorted(sites)}, not {list(ends)}")
+    named = isinstance(ends, list) and all(isinstance(end, str) and end in sites for end in ends)
+    if not named or len(ends) not in (1, 2):
+        raise NetworkError(f"{file}: a path is between two sites of hosts, {sorted(sites)}, not {ends!r}")
     return frozenset(ends), _path({key: value for key, value in entry.items() if key != "between"})
 
 
 def _path(options: Mapping[str, str]) -> Path:
+    rate = options.get("rate", "unlimited")
     path: Path = _checked(
         Path,
         round_trip_seconds=_quantity(options.get("round_trip", "0s"), SECONDS, "a time", "20ms"),
         jitter_seconds=_quantity(options.get("jitter", "0s"), SECONDS, "a time", "2ms"),
         loss=_share(options.get("loss", "0%")),
+        bits_per_second=None if rate == "unlimited" else _rate(rate),
     )
     return path
 
@@ -104,10 +132,10 @@ def _rate(text: str) -> float:
 
 
 def _share(text: str) -> float:
-    number = text.removesuffix("%")
+    number = str(text).removesuffix("%")
     if not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", number):
         raise NetworkError(f"{text!r} is no share of packets. Write loss=0.1%.")
-    return float(number) / (100 if text.endswith("%") else 1)
+    return float(number) / (100 if str(text).endswith("%") else 1)
 
 
 def _quantity(text: str, units: Mapping[str, float], what: str, example: str) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from math import ceil, inf, sqrt
 
 from gossamer.network.link import Path
@@ -10,6 +11,7 @@ from gossamer.network.link import Path
 HEADER_BYTES = 20 + 20 + 12  # IPv4, TCP, timestamps
 INITIAL_WINDOW_SEGMENTS = 10
 LEAST_TIMEOUT_SECONDS = 0.2
+PARTS = 4  # of a window, each acknowledged by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,38 +51,66 @@ class Tcp:
         cubic: float = 1.054 * (path.round_trip_seconds / path.loss) ** 0.75
         return max(reno, cubic) * self.segment_bytes * 8 / path.round_trip_seconds
 
+    def most_loss(self, round_trip_seconds: float, bits_per_second: float) -> float:
+        """The share of packets beyond which one stream would not reach a rate: the bound of Reno, the other way round.
+
+        1 where nothing is known.
+        """
+        segments = bits_per_second * round_trip_seconds / (8 * self.segment_bytes)
+        return min(1.0, (1.22 / segments) ** 2) if segments else 1.0
+
 
 ETHERNET = Tcp()
 
 
 @dataclass
 class Stream:
-    """One direction of a connection: when it is free again, and how much it dares to have under way."""
+    """One direction of a connection: when it is free again, and how much it dares to have under way.
+
+    Slow start: the window grows by what is acknowledged, while it is used, until the line is full (RFC 5681). Where
+    CUBIC leaves slow start before (RFC 9406), sending on for some seconds opens the window all the same (RFC 9438):
+    this is what a connection comes to that goes on being used.
+    """
 
     window_bytes: float
     free_seconds: float = 0.0
+    _unheard: deque[tuple[float, float]] = field(default_factory=deque)  # when it is acknowledged, bytes
+    _under_way_bytes: float = 0.0
+    _most_bytes: float = 0.0  # that were under way since nothing was
 
     def send(self, start: float, nbytes: float, line_bits_per_second: float, path: Path, tcp: Tcp) -> float:
-        """The moment at which the last of `nbytes` leaves, on a line that has nothing else to carry.
-
-        Slow start: the window doubles each round trip until the line is full (RFC 5681). A stream that was idle for
-        a retransmission timeout halves its window, once for every such time, down to the initial one.
-        """
+        """The moment at which the last of `nbytes` leaves, on a line that has nothing else to carry."""
         self._rest(start, path, tcp)
         rate = min(line_bits_per_second, tcp.most_bits_per_second(path)) / 8
-        full, left, seconds = rate * path.round_trip_seconds, nbytes, 0.0
-        grows = nbytes >= self.window_bytes / 2
-        while left > self.window_bytes and self.window_bytes < full:
-            left -= self.window_bytes
-            seconds += path.round_trip_seconds
-            self.window_bytes *= 2
-        if grows and self.window_bytes < full:
-            self.window_bytes += left
-        self.free_seconds = start + seconds + left / rate
+        now, left = start, nbytes
+        while left > 0 and self.window_bytes < rate * path.round_trip_seconds:
+            self._hear(now)
+            part = min(left, self.window_bytes / PARTS)
+            if self._under_way_bytes + part > self.window_bytes + 1:
+                now = self._unheard[0][0]
+                continue
+            now, left = now + part / rate, left - part
+            self._unheard.append((now + path.round_trip_seconds, part))
+            self._under_way_bytes += part
+            self._most_bytes = max(self._most_bytes, self._under_way_bytes)
+        self.free_seconds = now + left / rate
         return self.free_seconds
 
+    def _hear(self, now: float) -> None:
+        """Take what is acknowledged by now. A window of which not even half was used does not grow: RFC 7661."""
+        while self._unheard and self._unheard[0][0] <= now:
+            _, heard = self._unheard.popleft()
+            self._under_way_bytes -= heard
+            if 2 * self._most_bytes >= self.window_bytes:
+                self.window_bytes += heard
+        if not self._unheard:
+            self._under_way_bytes = self._most_bytes = 0.0
+
     def _rest(self, start: float, path: Path, tcp: Tcp) -> None:
+        """Halve the window once for each retransmission timeout of silence, down to the initial one: RFC 2861."""
         timeout = LEAST_TIMEOUT_SECONDS + path.round_trip_seconds
         halvings = int((start - self.free_seconds) / timeout)
-        if halvings > 0 and self.window_bytes > tcp.initial_window_bytes:
-            self.window_bytes = max(tcp.initial_window_bytes, self.window_bytes / 2.0 ** min(halvings, 60))
+        if halvings > 0:
+            self._hear(start)
+            least = min(self.window_bytes, tcp.initial_window_bytes)
+            self.window_bytes = max(least, self.window_bytes / 2.0 ** min(halvings, 60))

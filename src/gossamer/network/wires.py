@@ -1,25 +1,28 @@
 """The moves of every rank in virtual time, on lines that carry one thing at a time.
 
-A message takes its path's latency and its bytes over the rate of the slower of two lines (Hockney 1994). It leaves
-once its receiver has said that it is ready: Gloo sends nothing before, so a message costs a round trip unless it was
-awaited. An eager one leaves as soon as what went the same way before has left.
+A message takes its path's latency and its bytes over the rate of the slowest of its lines (Hockney 1994): the sender's,
+the receiver's, and one between their sites where others send too. It leaves once its receiver has said that it is
+ready: Gloo sends nothing before, so a message costs a round trip unless it was awaited. An eager one leaves as soon as
+what went the same way before has left.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 
+from gossamer.network.clock import Clock
 from gossamer.network.collectives import Hear, Move, Moves, Receive, Received, Send, Sent, Turn
 from gossamer.network.link import Network, Path
+from gossamer.network.shared import SharedLine, SharedLines
 from gossamer.network.tcp import ETHERNET, Stream, Tcp
 
 ENVELOPE_BYTES = 48  # what Gloo puts before a message, and all there is to "ready to receive"
 EAGER_ENVELOPE_BYTES = 16  # before what leaves at once
+
+Carried = Callable[[int, int, int, float, float], None]  # sender, receiver, bytes, when its first and last bit came
 
 
 @dataclass
@@ -30,6 +33,7 @@ class _Connection:
     path: Path
     bits_per_second: float
     latency_seconds: float
+    shared: SharedLine | None
     queue: deque[Callable[[float], None]] = field(default_factory=deque)
 
 
@@ -45,6 +49,7 @@ class Wires:
         self.world = len(network.hosts)
         self._up = [0.0] * self.world
         self._down = [0.0] * self.world
+        self._shared = SharedLines(network)
         self._connections: dict[tuple[int, int], _Connection] = {}
 
     def run(self, moves: Sequence[Sequence[Moves]], starts: Sequence[float]) -> list[float]:
@@ -54,7 +59,7 @@ class Wires:
         """
         if self.world == 1:
             return list(starts)
-        clock, ends = _Clock(), list(starts)
+        clock, ends = Clock(), list(starts)
         for place in range(max(map(len, moves))):
             parts = [each[place] if place < len(each) else iter(()) for each in moves]
             _Exchange(self, clock, parts, starts, ends)
@@ -64,8 +69,9 @@ class Wires:
     def connection(self, sender: int, receiver: int) -> _Connection:
         found = self._connections.get((sender, receiver))
         if found is None:
-            path, slower = self._network.path(sender, receiver), self._network.bits_per_second(sender, receiver)
-            found = _Connection(Stream(self._window_bytes), path, slower, _latency_seconds(path))
+            path, slowest = self._network.path(sender, receiver), self._network.bits_per_second(sender, receiver)
+            shared = self._shared.between(sender, receiver)
+            found = _Connection(Stream(self._window_bytes), path, slowest, _latency_seconds(path), shared)
             self._connections[sender, receiver] = found
         return found
 
@@ -81,6 +87,18 @@ class Wires:
         stream.free_seconds = max(self._up[sender], stream.free_seconds)
         return begin, stream.free_seconds
 
+    def cross(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> tuple[float, float]:
+        """When it begins and has `left` as seen behind the line that sites share, where others may hold it up.
+
+        What follows on the connection waits as long, so that those who share a line take turns.
+        """
+        connection = self.connection(sender, receiver)
+        if connection.shared is None:
+            return begin, left
+        passed = max(left, connection.shared.carry(8 * self._tcp.wire_bytes(nbytes), begin))
+        connection.stream.free_seconds = max(connection.stream.free_seconds, passed)
+        return begin + (passed - left), passed
+
     def arrive(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> float:
         """Take a message that left from `begin` to `left` off the lines; the moment at which its last byte is there."""
         bits = 8 * self._tcp.wire_bytes(nbytes)
@@ -89,32 +107,21 @@ class Wires:
         return max(self._down[receiver], left) + self.connection(sender, receiver).latency_seconds
 
     def notice(self, sender: int, receiver: int, now: float) -> float:
-        """When a message of a few bytes arrives: it waits for what is queued before its sender's line."""
-        line = self._network.hosts[sender].up_bits_per_second
-        queued = min(max(0.0, self._up[sender] - now), 8 * self._tcp.queue_bytes / line)
-        bits, connection = 8 * self._tcp.wire_bytes(ENVELOPE_BYTES), self.connection(sender, receiver)
-        return now + queued + bits / connection.bits_per_second + connection.latency_seconds
+        """When a message of a few bytes arrives: it waits for what is queued before all lines but the receiver's."""
+        connection = self.connection(sender, receiver)
+        at = self._queued_until(now, self._up[sender], self._network.hosts[sender].up_bits_per_second)
+        if connection.shared is not None:
+            at = self._queued_until(at, connection.shared.free_at(at), connection.shared.bits_per_second)
+        bits = 8 * self._tcp.wire_bytes(ENVELOPE_BYTES)
+        return at + bits / connection.bits_per_second + connection.latency_seconds
+
+    def _queued_until(self, now: float, free_at: float, bits_per_second: float) -> float:
+        return now + min(max(0.0, free_at - now), 8 * self._tcp.queue_bytes / bits_per_second)
 
 
 def _latency_seconds(path: Path) -> float:
     """One way. Exchanges go on when the last of several messages is there, so jitter mostly costs its deviation."""
     return path.round_trip_seconds / 2 + path.jitter_seconds
-
-
-@dataclass
-class _Clock:
-    """What happens next, in the order of time, and of turns where several things happen at one moment."""
-
-    events: list[tuple[float, int, int, Callable[[float], None]]] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=count)
-
-    def at(self, moment: float, happen: Callable[[float], None], turn: int = 0) -> None:
-        heappush(self.events, (moment, turn, next(self.numbers), happen))
-
-    def run(self) -> None:
-        while self.events:
-            moment, _, _, happen = heappop(self.events)
-            happen(moment)
 
 
 @dataclass
@@ -132,7 +139,7 @@ class _Exchange:
     """The moves of all ranks in one exchange; `ends` is moved to when each is done with them, where that is later."""
 
     def __init__(
-        self, wires: Wires, clock: _Clock, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
+        self, wires: Wires, clock: Clock, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
     ) -> None:
         self._wires, self._clock, self._ends = wires, clock, ends
         self._ranks = [_Rank(each) for each in moves]
@@ -175,6 +182,14 @@ class _Exchange:
                     self._ends[rank] = max(self._ends[rank], now)
                     return
 
+    def _cross(self, sender: int, receiver: int, nbytes: int, begin: float, then: Carried, now: float) -> None:
+        """What nobody holds up goes on at once, in its turn among what happens now."""
+        begin, passed = self._wires.cross(sender, receiver, nbytes, begin, now)
+        if passed > now:
+            self._clock.at(passed, partial(then, sender, receiver, nbytes, begin))
+        else:
+            then(sender, receiver, nbytes, begin, now)
+
     # -- messages that leave when both ends have said so
 
     def _match(self, sender: int, receiver: int) -> None:
@@ -185,7 +200,7 @@ class _Exchange:
 
     def _leave(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
         begin, left = self._wires.depart(sender, receiver, nbytes, now)
-        self._clock.at(left, partial(self._arrive, sender, receiver, nbytes, begin))
+        self._clock.at(left, partial(self._cross, sender, receiver, nbytes, begin, self._arrive))
 
     def _arrive(self, sender: int, receiver: int, nbytes: int, begin: float, now: float) -> None:
         arrived = self._wires.arrive(sender, receiver, nbytes, begin, now)
@@ -208,7 +223,7 @@ class _Exchange:
 
     def _start(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
         begin, left = self._wires.depart(sender, receiver, nbytes, now)
-        self._clock.at(left, partial(self._posted, sender, receiver, nbytes, begin))
+        self._clock.at(left, partial(self._cross, sender, receiver, nbytes, begin, self._posted))
 
     def _posted(self, sender: int, receiver: int, nbytes: int, begin: float, now: float) -> None:
         arrived = self._wires.arrive(sender, receiver, nbytes, begin, now)

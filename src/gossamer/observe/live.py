@@ -16,6 +16,7 @@ from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 WINDOW_LINES = 40
 SILENT_SECONDS = 2.0
+WITHOUT_SCALER = " With a GradScaler write attach(..., scaler=scaler)."
 
 
 class LiveFile:
@@ -98,7 +99,7 @@ class Progress:
             case {"kind": "skipped", "step": step, "rank": rank, "tensor": tensor}:
                 return self._once(
                     f"Step {step} was skipped on every worker, because the gradient of {tensor!r} was not "
-                    f"finite on rank {rank}."
+                    f"finite on rank {rank}.{'' if line.get('scaled') else WITHOUT_SCALER}"
                 )
         return None
 

@@ -24,10 +24,11 @@ class RankRecord:
 
     interface_bytes: that the kernel counted, whoever sent them, None where nobody looked; metrics: name -> (step,
     seconds since the session began, value); checkpoints: (step, directory); digest: None where the session was not
-    closed. median_seconds: over whole periods of a schedule, of their mean steps. Of the times per step the first ten,
-    or a fifth of fewer than fifty, are left out as warm-up; bytes and totals count every step. bytes_pulled: from
-    parameter servers; servers: what those said at the end, None without them; lost: ranks that began on this machine
-    and left no record; collectives: which table of hops means of so many bytes took.
+    closed, and so holds_merged: whether its own model is what was merged. median_seconds: over whole periods of a
+    schedule, of their mean steps. Of the times per step the first ten, or a fifth of fewer than fifty, are left out as
+    warm-up; bytes and totals count every step. bytes_pulled: from parameter servers; servers: what those said at the
+    end, None without them; lost: ranks that began on this machine and left no record; collectives: which table of hops
+    means of so many bytes took.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class RankRecord:
     bucket_bytes: int = 0
     peak_resident_bytes: int = 0
     digest: str | None = None
+    holds_merged: bool | None = None
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
     servers: dict[str, Any] | None = None
@@ -126,6 +128,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None) -> Record:
         "collectives": dict(sorted(first.collectives.items(), key=lambda item: int(item[0]))),
         "servers": _servers(ranks, mean("bytes_pulled")),
         "workers_agree": _agree(ranks),
+        "workers_hold_merged": _hold_merged(ranks),
     }
 
 
@@ -142,6 +145,12 @@ def _agree(ranks: Sequence[RankRecord]) -> bool | None:
     digests = {rank.digest for rank in ranks}
     agree = len(digests) == 1 and None not in digests
     return None if agree and len(ranks) + len(ranks[0].lost) < ranks[0].world else agree
+
+
+def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:
+    """Whether every worker's own model is what was merged, on which all agree; None where one did not say."""
+    held = [rank.holds_merged for rank in ranks]
+    return None if None in held else all(held)
 
 
 def _servers(ranks: Sequence[RankRecord], bytes_pulled: float) -> Record | None:

@@ -75,6 +75,16 @@ class Tally:
         self.bytes_sent += ended.bytes_sent
         self.bytes_pulled += ended.bytes_pulled
 
+    @property
+    def took_part(self) -> bool:
+        return self.closed is not None or bool(self.times["seconds"] or self.metrics)
+
+    def pick(self, nbytes: str, collective: str) -> None:
+        """One size may go several ways: of numbers of unlike formats, or in other groups."""
+        before = self.collectives.get(nbytes, "")
+        if collective not in before:
+            self.collectives[nbytes] = f"{before}, {collective}" if before else collective
+
     def count(self, counter: int) -> None:
         """Of an interface's counter after every step, the first and the last matter."""
         self.counted[1:] = [counter]
@@ -107,6 +117,7 @@ class Tally:
             bucket_bytes=self.closed.bucket_bytes if self.closed else 0,
             peak_resident_bytes=peak_resident_bytes(),
             digest=self.closed.digest if self.closed else None,
+            holds_merged=self.closed.holds_merged if self.closed else None,
             metrics=self.metrics,
             checkpoints=self.checkpoints,
             servers=_servers(self.servers),
@@ -152,9 +163,10 @@ class Recorder:
             self._take(event)
 
     def write(self) -> None:
-        """Leave this rank's record; nothing where no session was ever attached."""
+        """Leave this rank's record; nothing where no session was ever attached, or only for nothing: a worker that came
+        back when the others had come to the end remains lost."""
         with self._lock:
-            if self._tally is not None:
+            if self._tally is not None and self._tally.took_part:
                 write_rank(self._directory, self._tally.record())
             self._live.close()
 
@@ -189,7 +201,7 @@ class Recorder:
 
     @_take.register
     def _(self, event: Skipped) -> None:
-        self._say("skipped", step=event.step, rank=event.rank, tensor=event.tensor)
+        self._say("skipped", step=event.step, rank=event.rank, tensor=event.tensor, scaled=event.scaled)
 
     @_take.register
     def _(self, event: Noticed) -> None:
@@ -204,7 +216,7 @@ class Recorder:
     @_take.register
     def _(self, event: CollectivePicked) -> None:
         if self._tally is not None:
-            self._tally.collectives[str(event.nbytes)] = event.collective
+            self._tally.pick(str(event.nbytes), event.collective)
 
     @_take.register
     def _(self, event: ServersTold) -> None:

@@ -19,6 +19,7 @@ from gossamer.observe.units import bytes_text, count_text, seconds_text, share_t
 RANK_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
 PLAIN_SECONDS = 5.0
 AGREE = {True: "yes", False: "no", None: "unknown: only this machine's workers are in this record"}
+APART = ", on the merged model; each holds its own (session.merged)"
 
 
 class Terminal:
@@ -106,7 +107,8 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "peak memory", bytes_text(memory["peak_resident"])
     for name, value in record["final"].items():
         yield f"final {name}", short(value) if value is not None else "not a number"
-    yield "workers agree", AGREE[record["workers_agree"]]
+    apart = APART if record["workers_agree"] is True and record.get("workers_hold_merged") is False else ""
+    yield "workers agree", AGREE[record["workers_agree"]] + apart
     yield from files.items()
 
 

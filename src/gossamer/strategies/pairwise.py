@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from gossamer.peers import (
     Reply,
     Stamp,
 )
+from gossamer.strategies.lives import life_in, numbered, read_life, written_life
 from gossamer.strategies.taking_over import STATE, sealed
 from gossamer.topologies import Topology
 from gossamer.words import At, Payload
@@ -79,10 +81,19 @@ class Partner:
 
     Two workers that ask each other at the same moment would trade places, and a pair in step would never agree. So the
     lower rank declines then, and one of the two exchanges takes place. What longer circles trade, chance undoes.
+
+    A worker that was lost and came back is in its next `life`, and remembers nothing of the one before. So its stamps
+    are beyond those of all its lives before, words say which life they are meant for, and whoever hears of a new life
+    abandons what it had begun with the old one: no exchange is begun with one life and ended with another. What two
+    lives had in common is lost with the first; so is the sum, since who comes back begins from somebody's parameters.
+    beside: what goes to who begins from these parameters, with them.
     """
 
-    def __init__(self, parameters: Packed, rank: int, compressor: Compressor | None = None, seed: int = 0) -> None:
-        self.rank, self._seed, self._layout = rank, seed, parameters.layout
+    def __init__(
+        self, parameters: Packed, rank: int, compressor: Compressor | None = None, seed: int = 0, life: int = 0
+    ) -> None:
+        self.rank, self.life, self._seed, self._layout = rank, life, seed, parameters.layout
+        self.beside: Callable[[], Payload] = tuple
         self.shown = parameters.flat.to("cpu", wide(parameters.flat.dtype), copy=True)
         self.owed = torch.zeros_like(self.shown)
         self._owes = False  # whether anything of that is not zero
@@ -92,6 +103,7 @@ class Partner:
         self.gone: set[int] = set()
         self._asked: dict[int, Asked] = {}
         self._answered: dict[int, Answered] = {}
+        self._lives: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def drain(self, parameters: Tensor) -> None:
@@ -132,13 +144,20 @@ class Partner:
     def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
         """The word that begins an exchange, or, where one with this peer has not ended, that word again.
 
-        step: ascends, also when a worker starts again from older parameters. Raises NotFinite.
+        step: ascends within a life, also when a worker starts again from older parameters. Raises NotFinite.
         """
         with self._lock:
             if peer not in self._asked:
-                letter = self._write(step)
-                stamp, to = Stamp(self.rank, step, self.version), Peer(WORKER, peer)
-                push = Push(to=to, key=AVERAGE, stamp=stamp, payload=letter.payload, within_seconds=within_seconds)
+                number = numbered(self.life, step)
+                letter = self._write(number)
+                push = Push(
+                    to=Peer(WORKER, peer),
+                    key=AVERAGE,
+                    stamp=Stamp(self.rank, number, self.version),
+                    payload=letter.payload,
+                    about=written_life(self._lives.get(peer, 0)),
+                    within_seconds=within_seconds,
+                )
                 self._asked[peer] = Asked(push, letter.own)
             return self._asked[peer].push
 
@@ -149,10 +168,10 @@ class Partner:
             asked = self._asked.get(peer)
             if asked is None or asked.push is not push:
                 return False
-            del self._asked[peer]
             if receipt.version < 0:
-                self.declined += 1
+                self._end_declined(peer, receipt)
                 return False
+            del self._asked[peer]
             try:
                 theirs = self._read(receipt.payload, peer, push.stamp.step)
             except MalformedError:
@@ -161,9 +180,23 @@ class Partner:
             self._move(theirs, asked.sent())
             return True
 
+    def _end_declined(self, peer: int, receipt: Receipt) -> None:
+        if not self._met(peer, read_life(receipt.about)):
+            del self._asked[peer]
+            self.declined += 1
+
+    def hear(self, push: Push) -> Receipt:
+        """Answer a word that begins an exchange; one that was meant for another life is told which this is."""
+        if read_life(push.about) != self.life:
+            return Receipt(version=-1, about=written_life(self.life))
+        return self.answer(push.stamp, push.payload)
+
     def answer(self, stamp: Stamp, payload: Payload) -> Receipt:
         """Have one's part in an exchange that another worker began; version -1 where none takes place."""
         with self._lock:
+            self._met(stamp.worker, life_in(stamp.step))
+            if life_in(stamp.step) < self._lives.get(stamp.worker, 0):
+                return NO_EXCHANGE
             last = self._answered.get(stamp.worker)
             if last is not None and stamp.step <= last.stamp.step:
                 return last.receipt if stamp == last.stamp else NO_EXCHANGE
@@ -187,12 +220,34 @@ class Partner:
         with self._lock:
             return Pulled(version=self.version, payload=() if known == self.version else (self.shown,))
 
+    def meet(self, peer: int, life: int) -> None:
+        """Hear that a worker is in this life: with the one before, nothing that was begun will end."""
+        with self._lock:
+            self._met(peer, life)
+
+    def life_of(self, peer: int) -> int:
+        """The newest that was heard of."""
+        with self._lock:
+            return self._lives.get(peer, 0)
+
+    def _met(self, peer: int, life: int) -> bool:
+        """Whether that is news."""
+        if life <= self._lives.get(peer, 0):
+            return False
+        self._lives[peer] = life
+        self._answered.pop(peer, None)
+        self._abandon(peer)
+        return True
+
     def abandon(self, peer: int) -> bool:
         """Give up an exchange whose end will never be heard; whether there was one."""
         with self._lock:
-            found = self._asked.pop(peer, None) is not None
-            self.abandoned += found
-            return found
+            return self._abandon(peer)
+
+    def _abandon(self, peer: int) -> bool:
+        found = self._asked.pop(peer, None) is not None
+        self.abandoned += found
+        return found
 
     @property
     def open(self) -> tuple[int, ...]:
@@ -267,12 +322,14 @@ def answering(partner: Partner) -> PeerScript:
     """
     while True:
         match (yield Await()):
-            case Arrived(token=token, sender=sender, word=Push(key=key, stamp=stamp, payload=payload)):
+            case Arrived(token=token, sender=sender, word=Push(key=key, stamp=stamp) as push):
                 understood = key == AVERAGE and sender.number == stamp.worker
-                yield Reply(token=token, answer=partner.answer(stamp, payload) if understood else NO_EXCHANGE)
-            case Arrived(token=token, word=Pull(key=key, known=known)):
-                shown = partner.snapshot(known)
-                yield Reply(token=token, answer=sealed(shown) if key == STATE else shown)
+                yield Reply(token=token, answer=partner.hear(push) if understood else NO_EXCHANGE)
+            case Arrived(token=token, word=Pull(key=key)) if key == STATE:
+                shown = partner.snapshot(-1)
+                yield Reply(token=token, answer=sealed(replace(shown, payload=(*shown.payload, *partner.beside()))))
+            case Arrived(token=token, word=Pull(known=known)):
+                yield Reply(token=token, answer=partner.snapshot(known))
             case Left(peer=Peer(kind, number)) if kind == WORKER:
                 partner.gone.add(number)
             case Joined(peer=Peer(kind, number)) if kind == WORKER:

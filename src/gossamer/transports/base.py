@@ -30,6 +30,9 @@ class Transport(Protocol):
         Several may be under way. They are begun, and waited for, in the same order on every rank.
         """
 
+    def move_on(self) -> bool:
+        """Let what was begun go on for a moment, where that is left to this thread; False where nothing is."""
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Overwrite `tensors` with those of `source`, bit for bit."""
 

@@ -50,7 +50,9 @@ def connect(rank: int, world: int, address: str, gather_text: Gather) -> list[so
         failing.callback(_hang_up, found)
 
         def listen() -> str:
-            listener.append(ours.enter_context(socket.create_server((address, 0), backlog=world)))
+            listener.append(
+                ours.enter_context(socket.create_server((address, 0), family=_family(address), backlog=world))
+            )
             return f"{address} {listener[0].getsockname()[1]} {secret.hex()}"
 
         def call() -> str:
@@ -75,6 +77,10 @@ def connect(rank: int, world: int, address: str, gather_text: Gather) -> list[so
     for each in filter(None, found):
         _settle(each)
     return found
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _hang_up(found: list[socket.socket | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 
@@ -18,23 +18,28 @@ class Batch:
     """Asks that were said at once by one thread, which waits until all are settled or one has failed."""
 
     def __init__(self, size: int) -> None:
-        self._changed = threading.Condition()
         self._unsettled = size
         self._failure: GossamerError | None = None
+        self._waits = threading.Lock()  # free once there is nothing to wait for: the cheapest thing to wake up by
+        if size:
+            self._waits.acquire()
 
     def wait(self, until: float) -> bool:
         """Whether all are answered, by `until` on time.monotonic's clock. Raises the first failure."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure or not self._unsettled, _seconds_until(until))
-            if self._failure is not None:
-                raise self._failure
-            return not self._unsettled
+        seconds = _seconds_until(until)
+        if not self._waits.acquire(timeout=-1 if seconds is None else seconds):
+            return False
+        self._waits.release()
+        if self._failure is not None:
+            raise self._failure
+        return True
 
     def settle(self, failure: GossamerError | None = None) -> None:
-        with self._changed:
-            self._unsettled -= 1
-            self._failure = self._failure or failure
-            self._changed.notify_all()
+        """To be said once for each, by one thread at a time."""
+        self._unsettled -= 1
+        if self._failure is None and (failure or not self._unsettled):
+            self._failure = failure
+            self._waits.release()
 
 
 @dataclass(eq=False)
@@ -49,7 +54,6 @@ class Pending:
     answer: Answer | None = None
     held_back_at: float = 0.0
     settled: bool = False
-    released: threading.Event = field(default_factory=threading.Event)
 
     def settle(self, answer: Answer | None = None, failure: GossamerError | None = None) -> None:
         if not self.settled:
@@ -84,14 +88,19 @@ class Letterbox:
     # -- said by the thread that serves the connections -------------------------------------------
 
     def arrived(self, asker: Asker, word: Ask) -> None:
-        """Somebody asks. What comes twice is kept once, as long as nobody has heard it."""
+        """Somebody asks: `wake` is to follow. What comes twice is kept once, as long as nobody has heard it."""
         with self._changed:
             if asker in self._unopened:
                 return
             token = next(self._tokens)
             self._askers[token] = asker
             self._unopened.add(asker)
-            self._hear(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, word=word))
+            self._heard.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, word=word))
+
+    def wake(self) -> None:
+        """Let those who wait hear what has arrived."""
+        with self._changed:
+            self._changed.notify(len(self._heard))
 
     def joined(self, peer: Peer) -> None:
         with self._changed:
@@ -153,4 +162,4 @@ def closed(me: Peer) -> PeerLost:
 
 
 def _seconds_until(moment: float) -> float | None:
-    return None if moment == inf else max(0.0, moment - time.monotonic())
+    return None if moment == inf else min(max(0.0, moment - time.monotonic()), threading.TIMEOUT_MAX)

@@ -15,6 +15,8 @@ from gossamer.wire.frames import Message
 from gossamer.wire.protocol import Conversation, Spoken
 
 READ_AT_ONCE = 2**23  # bytes; then other connections have their turn
+WRITTEN_AT_ONCE = 2**23
+_READY_BYTES = 2**19  # where fewer are ready to be handed to the kernel, more are summed
 _BEGUN_AT_ONCE = 16
 
 
@@ -24,15 +26,31 @@ class Closed(Exception):
 
 @dataclass(eq=False)
 class Parcel:
-    """One message on its way through one connection. left: what the kernel has not taken, once it began to."""
+    """One message on its way through one connection.
+
+    ready: what the kernel may take; coming: what follows that; left_bytes: of both.
+    """
 
     message: Message
-    left: deque[memoryview] = field(default_factory=deque)
+    ready: deque[memoryview] = field(default_factory=deque)
+    coming: Iterator[memoryview] = iter(())
+    left_bytes: int = 0
     begun: bool = False
+
+    def begin(self, buffers: Iterator[memoryview]) -> None:
+        self.coming, self.left_bytes, self.begun = buffers, self.message.frame_bytes, True
+
+    def make_ready(self, nbytes: int) -> int:
+        """Have so many bytes ready, or all. Returns how many are missing."""
+        missing = nbytes - sum([each.nbytes for each in self.ready])
+        while missing > 0 and (buffer := next(self.coming, None)) is not None:
+            self.ready.append(buffer)
+            missing -= buffer.nbytes
+        return missing
 
     def give_back_memory(self) -> None:
         """Keep a copy of what is left, so that the tensors belong to whoever owns them again."""
-        self.left = deque(memoryview(bytes(each)) for each in self.left)
+        self.ready = deque(memoryview(bytes(each)) for each in (*self.ready, *self.coming))
 
 
 class Line:
@@ -64,9 +82,9 @@ class Line:
 
     def take_back(self, parcel: Parcel) -> None:
         """Do not send what was not begun; what was is copied and goes on. Its memory is not read again."""
-        if parcel.begun:
+        if parcel.left_bytes:
             parcel.give_back_memory()
-        else:
+        elif not parcel.begun:
             self._queue.remove(parcel)
             self.queued_bytes -= parcel.message.frame_bytes
 
@@ -83,11 +101,13 @@ class Line:
     # -- in ----------------------------------------------------------------------------------------
 
     def read(self) -> Iterator[Spoken | None]:
-        """Frames that have arrived, or None where the handshake went on. Raises Closed, or why nothing more is read."""
+        """Frames that have arrived, None for one of the handshake. Raises Closed, or why nothing more is read."""
         budget = READ_AT_ONCE
-        while budget > 0 or self._channel.holds_bytes():
+        more = True
+        while more and (budget > 0 or self._channel.holds_bytes()):
+            room = self.conversation.room()
             try:
-                nbytes = self._channel.receive(self.conversation.room())
+                nbytes = self._channel.receive(room)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as fault:
@@ -96,9 +116,8 @@ class Line:
                 raise Closed("it was closed")
             self.heard_at = time.monotonic()
             budget -= nbytes
-            spoken = self.conversation.filled(nbytes)
-            if spoken is not None or self.peer is None:
-                yield spoken
+            more = not self._channel.is_drained(nbytes, room)
+            yield from self.conversation.filled(nbytes)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -106,7 +125,8 @@ class Line:
         """Send what can be sent now; returns the parcels that are gone whole."""
         self._courtesies.extend(self.conversation.courtesies())
         gone: list[Parcel] = []
-        while buffers := self._next_buffers():
+        budget = WRITTEN_AT_ONCE
+        while budget > 0 and (buffers := self._next_buffers()):
             try:
                 nbytes = self._channel.send(buffers)
             except (BlockingIOError, InterruptedError):
@@ -114,6 +134,7 @@ class Line:
             except OSError as fault:
                 raise Closed(str(fault)) from None
             self.said_at = time.monotonic()
+            budget -= nbytes
             self._account(nbytes, gone)
         return gone
 
@@ -122,20 +143,29 @@ class Line:
             return list(self._courtesies)
         while self._queue and len(self._begun) < _BEGUN_AT_ONCE and self.conversation.met is not None:
             parcel = self._queue.popleft()
-            parcel.left.extend(self.conversation.frame(parcel.message))
-            parcel.begun = True
+            parcel.begin(self.conversation.frame(parcel.message))
             self._begun.append(parcel)
-        return [buffer for parcel in self._begun for buffer in parcel.left]
+        buffers: list[memoryview] = []
+        missing = _READY_BYTES
+        for parcel in self._begun:
+            missing = parcel.make_ready(missing)
+            buffers += parcel.ready
+            if missing <= 0:
+                break
+        return buffers
 
     def _account(self, nbytes: int, gone: list[Parcel]) -> None:
         if self._courtesies:
             _drop(self._courtesies, nbytes)
             return
         self.queued_bytes -= nbytes
-        while self._begun:
+        while nbytes:
             parcel = self._begun[0]
-            nbytes = _drop(parcel.left, nbytes)
-            if parcel.left:
+            taken = min(nbytes, parcel.left_bytes)
+            _drop(parcel.ready, taken)
+            parcel.left_bytes -= taken
+            nbytes -= taken
+            if parcel.left_bytes:
                 return
             gone.append(self._begun.popleft())
 
@@ -143,11 +173,12 @@ class Line:
         self.connection.close()
 
 
-def _drop(buffers: deque[memoryview], nbytes: int) -> int:
-    """Forget the first `nbytes`; returns how many of them are still to be forgotten."""
-    while buffers and nbytes >= buffers[0].nbytes:
-        nbytes -= buffers.popleft().nbytes
-    if buffers and nbytes:
-        buffers[0] = buffers[0][nbytes:]
-        return 0
-    return nbytes
+def _drop(buffers: deque[memoryview], nbytes: int) -> None:
+    """Forget the first `nbytes`."""
+    while nbytes:
+        first = buffers[0]
+        if nbytes < first.nbytes:
+            buffers[0] = first[nbytes:]
+            return
+        buffers.popleft()
+        nbytes -= first.nbytes

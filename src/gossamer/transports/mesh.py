@@ -1,7 +1,7 @@
 """Every worker connected to every other, and programs of messages that run over these connections.
 
 The loops are compiled (kernels-src/mesh.hpp). A message leaves at once, whether its receiver waits for it or not; a
-peer that ends is noticed at once, and one that says another word is named.
+peer that ends is noticed at once, one that says another word is named, and so is one that says nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -16,17 +17,23 @@ from contextlib import suppress
 
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.native import Count, Function, Pointer, library
+from gossamer.transports.patience import Patience, Silence
 from gossamer.transports.programs import Program
+from gossamer.transports.shared_memory import Memories
 
 FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
-PATIENCE_MILLISECONDS = 500  # after which whoever closes has a turn
+SHARED = 0
+TURN_MILLISECONDS = 500  # after which whoever closes has a turn, and silence is looked at
+MOMENT_MILLISECONDS = 1  # within which a thread with nothing better to do looks for something
 
 _OPEN = Function("gossamer_mesh_open", Count, Pointer, Count)
 _CLOSE = Function("gossamer_mesh_close", Pointer)
+_SHARE = Function("gossamer_mesh_share", Pointer, Count, Pointer, Count)
 _BEGIN = Function(
     "gossamer_mesh_begin", Pointer, Pointer, Count, Pointer, Pointer, Count, Count, ctypes.c_double, Count
 )
 _WAIT = Function("gossamer_mesh_wait", Pointer, Count, Count, Pointer, Pointer)
+_WAITS_FOR = Function("gossamer_mesh_waits_for", Pointer, Count, Pointer, Pointer)
 
 _open_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
 
@@ -42,16 +49,28 @@ class Mesh:
     Any thread may close it; whoever waits then has a PeerLost.
     """
 
-    def __init__(self, rank: int, sockets: Sequence[socket.socket | None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        sockets: Sequence[socket.socket | None],
+        patience: Patience | None = None,
+        shared: Memories | None = None,
+    ) -> None:
         self.rank, self.world = rank, len(sockets)
-        self._sockets = sockets
+        self._patience = patience or Patience()
+        self._sockets, self._shared = sockets, shared or {}
         numbers = (ctypes.c_int32 * len(sockets))(*[-1 if each is None else each.fileno() for each in sockets])
         self._handle = _OPEN(rank, numbers, len(sockets))
         if not self._handle:
             raise MemoryError("there is no memory left for the connections between workers")
+        for peer, memory in self._shared.items():
+            if _SHARE(self._handle, peer, ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)) != SHARED:
+                raise AssertionError(f"memory shared with rank {peer} has {len(memory)} bytes, which is no size of it")
         self._peer, self._error = ctypes.c_int32(), ctypes.c_int32()
         self._closed, self._running = False, threading.Lock()  # while the loops run, nobody may free what they use
+        self._closing = threading.Lock()  # or two threads at once would free it twice
         self._kept: dict[int, object] = {}
+        self._answered: set[int] = set()  # of those, what is done and nobody has waited for yet
         _open_meshes.add(self)
 
     def begin(self, program: Program, places: Sequence[int], keep: object) -> int:
@@ -71,8 +90,9 @@ class Mesh:
 
     def wait(self, word: int) -> None:
         """Return when the word's program is done. Raises PeerLost, and MismatchError where a peer says another word."""
-        while (answer := self._move_on(word)) == NOT_YET:
-            pass
+        answer = FINISHED if word in self._answered else self._turn(word)
+        if answer == NOT_YET:
+            answer = self._wait_long(word)
         if answer == MISMATCH:
             raise MismatchError(
                 f"rank {self._peer.value} said another word than rank {self.rank} at the same place, as number {word}: "
@@ -86,12 +106,47 @@ class Mesh:
         if answer != FINISHED:
             raise AssertionError(f"word {word} is not under way: it was waited for before")
         self._kept.pop(word, None)
+        self._answered.discard(word)
 
-    def _move_on(self, word: int) -> int:
+    def move_on(self) -> bool:
+        """Let what was begun go on for a moment though nobody waits for it; False where that is no use.
+
+        What goes wrong is told to whoever waits for a word.
+        """
+        word = next((each for each in list(self._kept) if each not in self._answered), None)
+        if word is None:
+            return False
+        with suppress(PeerLost):  # closed meanwhile
+            answer = self._run(word, MOMENT_MILLISECONDS)
+            if answer == FINISHED:
+                self._answered.add(word)
+            return answer in (FINISHED, NOT_YET)
+        return False
+
+    def _wait_long(self, word: int) -> int:
+        silence = Silence(self.rank, self._patience)
+        while (answer := self._turn(word)) == NOT_YET:
+            silence.look(*self._waits_for(word))
+        if answer == FINISHED:
+            silence.end()
+        return answer
+
+    def _waits_for(self, word: int) -> tuple[list[int], list[int]]:
+        """Numbers that change with every byte of those whom the word needs; and whose part comes next, by rank."""
+        moved, following = (ctypes.c_int64 * self.world)(), (ctypes.c_int32 * self.world)()
+        with self._running:
+            self._refuse_closed()
+            _WAITS_FOR(self._handle, word, moved, following)
+        return list(moved), [rank for rank in range(self.world) if following[rank]]
+
+    def _turn(self, word: int) -> int:
+        return self._run(word, TURN_MILLISECONDS)
+
+    def _run(self, word: int, milliseconds: int) -> int:
         with self._running:
             self._refuse_closed()
             peer, error = ctypes.byref(self._peer), ctypes.byref(self._error)
-            return _WAIT(self._handle, word, PATIENCE_MILLISECONDS, peer, error)
+            return _WAIT(self._handle, word, milliseconds, peer, error)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -102,9 +157,10 @@ class Mesh:
         return [0.0 if each is None else _round_trip_seconds(each) for each in self._sockets]
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         for each in filter(None, self._sockets):
             with suppress(OSError):  # the peer has hung up before
                 each.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in the loops
@@ -122,6 +178,8 @@ class Mesh:
 
     def _leave(self) -> None:
         self._kept.clear()
+        for memory in self._shared.values():
+            memory.close()
         for each in filter(None, self._sockets):
             each.close()
 
@@ -131,8 +189,10 @@ def _round_trip_seconds(connection: socket.socket) -> float:
     if not hasattr(socket, "TCP_INFO"):
         return 0.0
     at = 8 + 15 * 4
-    answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 4)
-    return int.from_bytes(answer[at : at + 4], "little") / 1e6
+    with suppress(OSError):  # kernels that only imitate Linux do not all know it
+        answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 4)
+        return int.from_bytes(answer[at : at + 4], sys.byteorder) / 1e6
+    return 0.0
 
 
 def _leave_in_child() -> None:

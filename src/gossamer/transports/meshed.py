@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,15 +19,24 @@ from gossamer.transports.base import Transport
 from gossamer.transports.greeting import connect
 from gossamer.transports.links import Links, measure
 from gossamer.transports.mesh import Mesh, available
+from gossamer.transports.packets import packets
+from gossamer.transports.patience import patience_asked_for
 from gossamer.transports.payloads import into, join, split
 from gossamer.transports.picker import AUTO, ENGINE, Picker, check_wish
-from gossamer.transports.programs import FORMATS, Program, Ranks, form_of, mean_program, straight_program
+from gossamer.transports.programs import (
+    FORMATS,
+    Program,
+    Ranks,
+    broadcast_program,
+    form_of,
+    mean_program,
+    straight_program,
+)
+from gossamer.transports.shared_memory import share
 from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 ALIGNED_BYTES = 64  # so that whatever is heard may be viewed as wider numbers
 Wait = Callable[[], Any]
-
-DIRECT = Direct()
 
 
 def meshed(engine: Transport, address: str, wish: str = AUTO, known: Links | None = None) -> Transport:
@@ -37,6 +47,7 @@ def meshed(engine: Transport, address: str, wish: str = AUTO, known: Links | Non
     Raises MismatchError where they ask for different collectives.
     """
     check_wish(wish)
+    patience = patience_asked_for()
     if engine.world == 1:
         return engine
     wishes = engine.gather_text(wish if available() else ENGINE)
@@ -53,19 +64,24 @@ def meshed(engine: Transport, address: str, wish: str = AUTO, known: Links | Non
         if engine.rank == 0:
             events.notice(f"{error}: the engine's own collectives are used, which take longer on slow links")
         return engine
-    mesh = Mesh(engine.rank, sockets)
+    mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.gather_text))
     again = partial(meshed, address=address, wish=wish)
-    unknown = Links(((0.0,) * engine.world,) * engine.world, 1.0)
-    links = known or measure(MeshTransport(engine, mesh, Picker("direct", unknown), again), mesh.round_trips())
-    return MeshTransport(engine, mesh, Picker(wish, links), again)
+    links = known or _measured(engine, mesh, sockets, again)
+    return MeshTransport(engine, mesh, Picker(wish, links, says=engine.rank == 0), again)
+
+
+def _measured(
+    engine: Transport, mesh: Mesh, sockets: Sequence[socket.socket | None], again: Callable[..., Transport]
+) -> Links:
+    unknown = Links.alike(((0.0,) * engine.world,) * engine.world, 1.0)
+    transport = MeshTransport(engine, mesh, Picker(Direct(), unknown), again)
+    return measure(transport, mesh.round_trips(), lambda: packets(sockets))
 
 
 class MeshTransport:
     """Answers words over a mesh, next to the `engine` that made the group.
 
     pick: which table of hops a mean takes; again: makes such a transport over another engine with links that are known.
-    Means of half precision go straight to their owners whatever is picked: these add up in float32 and round once, and
-    the bytes are the same.
     """
 
     def __init__(self, engine: Transport, mesh: Mesh, pick: Picker, again: Callable[..., Transport]) -> None:
@@ -102,7 +118,7 @@ class MeshTransport:
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
         mean = into(out, tensor)
         flat = mean.contiguous()
-        chosen = DIRECT if mean.dtype.itemsize < 4 else self._pick(mean.nbytes, mean.dtype.itemsize, ranks)
+        chosen = self._pick(mean.nbytes, mean.dtype.itemsize, ranks)
         program = mean_program(chosen, mean.numel(), mean.dtype, ranks.index(self.rank), ranks)
         start = flat.data_ptr()
         places = [start + offset for offset in program.offsets]
@@ -160,8 +176,23 @@ class MeshTransport:
 
         return wait
 
+    def move_on(self) -> bool:
+        return self._mesh.move_on()
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        self._engine.broadcast_(tensors, source)
+        """All of them as one word: what each one's way takes is waited for once."""
+        filled = [tensor.detach() for tensor in tensors if tensor.numel()]
+        if not _is_here(filled):
+            self._engine.broadcast_(tensors, source)
+            return
+        dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in filled]
+        sizes = tuple(tensor.nbytes for tensor in dense)
+        program, parts = broadcast_program(sizes, source, self.rank, self._everyone)
+        places = [dense[part.tensor].data_ptr() + part.offset for part in parts]
+        self._run(program, places, dense, lambda: None)()
+        for tensor, heard in zip(filled, dense, strict=True):
+            if heard is not tensor:
+                tensor.copy_(heard)
 
     def gather_text(self, text: str) -> list[str]:
         return self._engine.gather_text(text)
@@ -198,7 +229,8 @@ class MeshTransport:
         except PeerLost as failure:
             raise PeerLost(
                 f"the group broke while rank {self.rank} of {self.world} waited for an answer: {failure}. That rank's "
-                "own output says why. Ranks that merely ran out of data at different times need "
+                f"own output says why. If it merely ended its session while rank {self.rank} went on, stop all ranks "
+                "together: session.ask_to_stop(). Where ranks run out of data at different times, write "
                 "`with session.epoch():` around the loop over batches."
             ) from failure
 
@@ -214,5 +246,5 @@ def _is_served(word: Mean | Gather | Exchange | Mix) -> bool:
             return _is_here(payload)
 
 
-def _is_here(payload: Payload) -> bool:
+def _is_here(payload: Sequence[Tensor]) -> bool:
     return all(tensor.device.type == "cpu" for tensor in payload)

@@ -8,7 +8,7 @@ import re
 from gossamer import events
 from gossamer.collectives import COLLECTIVES, Collective
 from gossamer.errors import require
-from gossamer.network.choose import wished
+from gossamer.network.choose import SUMMED_BYTES, Wish, wished
 from gossamer.transports.links import Links
 from gossamer.transports.programs import Ranks
 
@@ -30,11 +30,15 @@ def check_wish(wish: str) -> None:
 
 
 class Picker:
-    """Picks by size, once for each. Every rank picks alike, because all know the same links."""
+    """Picks by size, once for each. Every rank picks alike, because all know the same links.
 
-    def __init__(self, wish: str, links: Links) -> None:
-        check_wish(wish)
-        self._wish, self._links = wish, links
+    says: whether this rank tells the user where a mean cannot go as was asked.
+    """
+
+    def __init__(self, wish: Wish, links: Links, says: bool = True) -> None:
+        if isinstance(wish, str):
+            check_wish(wish)
+        self._wish, self._links, self._says = wish, links, says
         self._picked: dict[tuple[int, int, Ranks], Collective] = {}
 
     @property
@@ -52,4 +56,14 @@ class Picker:
         if key not in self._picked:
             self._picked[key] = wished(self._wish, nbytes, itemsize, self._links.among(ranks).network)
             events.emit(events.CollectivePicked(nbytes=nbytes, collective=repr(self._picked[key])))
+            self._explain(itemsize, self._picked[key])
         return self._picked[key]
+
+    def _explain(self, itemsize: int, picked: Collective) -> None:
+        if self._says and itemsize < SUMMED_BYTES and self._wish not in (AUTO, picked.name, picked):
+            self._says = False
+            events.notice(
+                f"{self._wish} was asked for, but numbers of {itemsize} bytes go straight to their owners, who sum in "
+                "float32 and round once: on any other way sums would be rounded at every hop. For means that go by "
+                f'{self._wish}, let gradients travel as float32: Dense(dtype="float32").'
+            )

@@ -180,6 +180,10 @@ class ProcessGroupTransport:
 
         return wait
 
+    def move_on(self) -> bool:
+        """The engine's own threads do."""
+        return False
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         with self._translated(), torch.no_grad():
             for tensor in tensors:
@@ -222,8 +226,9 @@ class ProcessGroupTransport:
         except (RuntimeError, ValueError) as failure:
             raise PeerLost(
                 f"the group broke while rank {self.rank} of {self.world} waited for an answer: another worker ended, "
-                "failed, or could not be reached. Its own output says why. Ranks that merely ran out of data at "
-                f"different times need `with session.epoch():` around the loop over batches. ({failure})"
+                "failed, or could not be reached. Its own output says why. Where it merely ended its session, stop all "
+                "ranks together: session.ask_to_stop(). Ranks that ran out of data at different times need "
+                f"`with session.epoch():` around the loop over batches. ({failure})"
             ) from failure
 
 

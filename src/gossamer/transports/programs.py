@@ -7,15 +7,16 @@ of integers; every rank makes the rows that fit the others'.
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
 from gossamer import seeds
-from gossamer.collectives import Collective, Does
+from gossamer.collectives import Broadcast, Collective, Does, bounds
 
 BYTES, FORMATS = 0, {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4}  # kernels-src/sums.hpp
 CODES = {Does.SEND: 0, Does.ADD: 1, Does.KEEP: 2}  # Does in kernels-src/mesh.hpp
@@ -66,6 +67,50 @@ def table_rows(collective: Collective, rank: int, ranks: Ranks) -> list[Row]:
             if hop.does != Does.SEND:
                 changed.add(piece)
     return rows
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Bytes of one of several tensors: `nbytes` of number `tensor`, from `offset` on."""
+
+    tensor: int
+    offset: int
+    nbytes: int
+
+
+@lru_cache(maxsize=256)
+def broadcast_program(sizes: tuple[int, ...], source: int, rank: int, ranks: Ranks) -> tuple[Program, list[Segment]]:
+    """What `source` has in tensors of `sizes` bytes, to all of `ranks`; and the segments that are the program's pieces.
+
+    rank, source: their places among `ranks`.
+    """
+    table = Broadcast(source=source)
+    pieces = table.pieces(len(ranks))
+    parts = segments(sizes, pieces)
+    found = [segment for part in parts for segment in part]
+    first = list(accumulate(map(len, parts), initial=0))
+    rows = [
+        (does, peer, first[piece] + place, stage, tag // pieces * len(found) + first[piece] + place)
+        for does, peer, piece, stage, tag in table_rows(table, rank, ranks)
+        for place in range(len(parts[piece]))
+    ]
+    form = form_of("broadcast", sizes, source, ranks)
+    return _program(rows, [segment.nbytes for segment in found], (), form), found
+
+
+def segments(sizes: Sequence[int], pieces: int) -> list[list[Segment]]:
+    """What of tensors that lie one after another in mind, `sizes` bytes each, belongs to each of equal pieces."""
+    at = bounds(sum(sizes), pieces)
+    begins = list(accumulate(sizes, initial=0))
+    found: list[list[Segment]] = [[] for _ in range(pieces)]
+    for tensor, (begin, end) in enumerate(pairwise(begins)):
+        for piece in range(bisect_right(at, begin) - 1, pieces):
+            low, high = max(begin, at[piece]), min(end, at[piece + 1])
+            if low < high:
+                found[piece].append(Segment(tensor, low - begin, high - low))
+            if at[piece + 1] >= end:
+                break
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,8 @@ from gossamer.words import Word
 
 
 class ReturnedTransport:
-    """Rank `rank` of `world`, which was lost and came back. What ranks have in common it takes from servers.
+    """Rank `rank` of `world`, which was lost and came back. What ranks have in common it takes from servers or
+    a neighbour.
 
     So it is alike with everyone, as far as it is asked, and its tensors stay as they are. Words have no answer.
     """
@@ -26,8 +27,12 @@ class ReturnedTransport:
     def begin(self, word: Word) -> NoReturn:
         raise self._gone()
 
+    def move_on(self) -> bool:
+        """Nothing is under way."""
+        return False
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """They come from the servers instead."""
+        """They come from the servers, or from a neighbour, instead."""
 
     def gather_text(self, text: str) -> list[str]:
         """Its own text for everyone's."""
@@ -42,5 +47,6 @@ class ReturnedTransport:
     def _gone(self) -> PeerLost:
         return PeerLost(
             f"rank {self.rank} of {self.world} was lost and came back, and the group that it belonged to is gone, so "
-            "nobody answers it. Only parameter servers of their own take a worker back: ParameterServer()."
+            "nobody answers it. Only parameter servers of their own, or single neighbours, take a worker back: "
+            "ParameterServer(), or Gossip('pairwise')."
         )

@@ -166,6 +166,10 @@ class SimulatedTransport:
         answer = self.answer(word)
         return lambda: answer
 
+    def move_on(self) -> bool:
+        """Everything is answered at once."""
+        return False
+
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         def hand_out(said: list[Any]) -> list[Any]:
             for theirs in said:

@@ -45,6 +45,9 @@ class Channel(Protocol):
     def receive(self, room: memoryview) -> int:
         """Fill the beginning of `room`; 0 means that the other end has closed."""
 
+    def is_drained(self, nbytes: int, room: memoryview) -> bool:
+        """Whether no more is there, having received `nbytes` into `room`; what comes later makes itself known."""
+
     def waits_to_read(self) -> bool:
         """Nothing can be sent before something was received."""
 
@@ -61,6 +64,9 @@ class PlainChannel:
 
     def receive(self, room: memoryview) -> int:
         return self._connection.recv_into(room)
+
+    def is_drained(self, nbytes: int, room: memoryview) -> bool:
+        return nbytes < room.nbytes
 
     def waits_to_read(self) -> bool:
         return False
@@ -97,6 +103,9 @@ class TlsChannel:
             return 0
         except ssl.SSLCertVerificationError as fault:
             raise _unverified(fault) from None
+
+    def is_drained(self, nbytes: int, room: memoryview) -> bool:
+        return False  # what came is one record, and the next may be there
 
     def waits_to_read(self) -> bool:
         return self._waits

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from selectors import EVENT_READ
+from threading import Event
 
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError
 from gossamer.events import notice
@@ -26,7 +28,7 @@ STRIKES = 3  # malformed answers to a call, one after the other, before whoever 
 
 
 class Switchboard:
-    """Serves all peers of one endpoint. Every method but `run` is to be posted to `loop`.
+    """Serves all peers of one endpoint. Every method but `run` and `traffic` is to be posted to `loop`, or acted by it.
 
     A connection that breaks is dialled again while asks wait for their answer, and as long as its peer does not count
     as gone; what was asked through it and not answered is sent again, the same bytes.
@@ -48,12 +50,12 @@ class Switchboard:
             while self._close_at == inf or (self._connections.lines and time.monotonic() < self._close_at):
                 self.loop.turn(min(self._tick_at, self._close_at))
                 if time.monotonic() >= self._tick_at:
-                    self._tick(time.monotonic())
+                    self.loop.act_alone(self._tick)
         except BaseException as fault:
             self._failure = ConnectError(f"The endpoint of {self._papers.me} cannot go on: {fault!r}.")
             raise
         finally:
-            self._end()
+            self.loop.act_alone(self._end)
 
     def traffic(self) -> dict[Peer, Traffic]:
         """May be called by any thread."""
@@ -61,20 +63,24 @@ class Switchboard:
 
     # -- what scripts want -----------------------------------------------------------------------------
 
-    def ask(self, pending: Pending) -> None:
-        """Send it as soon as there is a connection and room in its queue, and again until it is answered."""
+    def ask(self, pendings: Sequence[Pending]) -> None:
+        """Send them as soon as there are connections and room in their queues, and again until they are answered."""
         if self._close_at < inf:
-            pending.settle(failure=self._failure)
+            for pending in pendings:
+                pending.settle(failure=self._failure)
             return
-        correspondent = self._correspondent(pending.peer)
-        correspondent.ask(pending)
-        self._feed(correspondent)
-        self._dial_if_missed(correspondent)
+        asked = [(self._correspondent(pending.peer), pending) for pending in pendings]
+        for correspondent, pending in asked:
+            correspondent.ask(pending)
+        for correspondent in dict.fromkeys(correspondent for correspondent, _ in asked):
+            self._feed(correspondent)
+            self._dial_if_missed(correspondent)
 
-    def give_up(self, pending: Pending) -> None:
-        """Nobody waits for it any more; afterwards its tensors are not read again."""
-        self._correspondent(pending.peer).give_up(pending)
-        pending.released.set()
+    def give_up(self, pendings: Sequence[Pending], released: Event) -> None:
+        """Nobody waits for them any more; once `released` is set their tensors are not read again."""
+        for pending in pendings:
+            self._correspondent(pending.peer).give_up(pending)
+        released.set()
 
     def reply(self, asker: Asker, message: Message) -> None:
         """Answer whoever asks, unless it left or was started anew. Answers go past the limit of the queue."""
@@ -138,7 +144,9 @@ class Switchboard:
         if place is None or not correspondent.wants_a_connection or self._close_at < inf:
             return
         if time.monotonic() < correspondent.dial_at:
-            self._tick_at = min(self._tick_at, correspondent.dial_at)
+            if correspondent.dial_at < self._tick_at:
+                self._tick_at = correspondent.dial_at
+                self.loop.wake()  # which waits for a later moment
             return
         correspondent.is_dialling = True
         self._connections.dial(correspondent.peer, place, partial(self._opened, correspondent))
@@ -149,7 +157,8 @@ class Switchboard:
             correspondent.dial_later(time.monotonic())
             self._dial_if_missed(correspondent)
 
-    def _tick(self, now: float) -> None:
+    def _tick(self) -> None:
+        now = time.monotonic()
         self._tick_at = now + self._habits.heartbeat_seconds / 2
         self._connections.check(now)
         for correspondent in list(self._correspondents.values()):
@@ -189,10 +198,11 @@ class Switchboard:
             case PushRecord() | PullRecord() as record:
                 word = record.word(self._papers.me, spoken.payload)
                 self._letterbox.arrived(Asker(line.peer, correspondent.instance, record.request), word)
+                self.loop.afterwards(self._letterbox.wake)
             case ReceiptRecord() | PulledRecord() as record:
                 pending = correspondent.answered(record.request)
                 if pending is not None:
-                    pending.settle(record.answer(spoken.payload))
+                    self.loop.afterwards(partial(pending.settle, record.answer(spoken.payload)))
             case _ if spoken.kind is Kind.GOODBYE:
                 self._connections.drop(line)
                 correspondent.lose(time.monotonic())

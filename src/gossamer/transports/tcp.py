@@ -112,7 +112,7 @@ class TcpEndpoint:
             case Reply(token=token, answer=answer):
                 asker = self._letterbox.asker(token)
                 if asker is not None:
-                    self._switchboard.loop.post(
+                    self._switchboard.loop.act(
                         partial(self._switchboard.reply, asker, self._fits(answered(answer, asker.request)))
                     )
                 return None
@@ -155,8 +155,7 @@ class TcpEndpoint:
         batch = Batch(len(words))
         pendings = [self._pending(word, batch) for word in words]
         try:
-            for pending in pendings:
-                self._switchboard.loop.post(partial(self._switchboard.ask, pending))
+            self._switchboard.loop.act(partial(self._switchboard.ask, pendings))
             self._letterbox.check_open()  # or nobody grants any wish
             while not batch.wait(_first_due(pendings)):
                 late = [pending for pending in pendings if pending.until <= time.monotonic() and not pending.settled]
@@ -184,11 +183,10 @@ class TcpEndpoint:
 
     def _give_up(self, pendings: list[Pending]) -> None:
         """Returns once no tensor of theirs is read any more."""
-        for pending in pendings:
-            self._switchboard.loop.post(partial(self._switchboard.give_up, pending))
-        for pending in pendings:
-            while not pending.released.wait(0.05) and self._thread.is_alive():
-                pass
+        released = threading.Event()
+        self._switchboard.loop.post(partial(self._switchboard.give_up, pendings, released))
+        while not released.wait(0.05) and self._thread.is_alive():
+            pass
 
     def _nobody_answered(self, pending: Pending) -> PeerLost:
         return PeerLost(

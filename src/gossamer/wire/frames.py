@@ -1,30 +1,38 @@
-"""Frames: a header of fixed size, a control record, and the bytes of tensors.
+"""Frames: a header of fixed size, a control record, and where there are tensors their bytes and a checksum of those.
 
     magic  protocol  kind  flags  epoch  sequence  control bytes  tensors  payload bytes  control crc  header crc
     4 s    u8        u8    u16    u64    u64       u32            u32      u64            u32          u32
 
-Little endian. The header's checksum covers the control's, and the control holds one of each tensor, so that no bit of
-a frame can flip unnoticed. Every length is compared with a limit before memory is allocated for it.
+    control record   the tensors' bytes   payload crc
+                                          u32
+
+Little endian; checksums are CRC-32, and the header's covers the control's: no bit of a frame can flip unnoticed. The
+payload's comes after it: a long one is summed piece by piece, each before it is sent and when it has come, so that both
+ends sum while bytes travel. Every length is compared with a limit before memory is allocated for it.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from gossamer.errors import MalformedError, MismatchError
+from gossamer.kernels.native_crc import crc32
 
 MAGIC = b"GSMR"
 PROTOCOL = 1
+PIECE_BYTES = 2**22  # of a payload, summed and then sent; after fewer than so many the loop over them is cold again
 STRANGERS_LIMIT = 2**16  # bytes of a frame from somebody who has not shown the token
 
 _FIELDS = struct.Struct("<4sBBHQQIIQI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+CHECKSUM_BYTES = _CHECKSUM.size
 
 
 class Kind(IntEnum):
@@ -42,7 +50,7 @@ class Kind(IntEnum):
 class Message:
     """What a frame carries, whichever connection it goes through and however often.
 
-    payload: buffers of bytes, one after the other; `tensors` of them stand for something, the rest is padding.
+    payload: buffers of bytes, one after the other: those of `tensors` tensors, and padding between them.
     """
 
     kind: Kind
@@ -50,26 +58,57 @@ class Message:
     payload: Sequence[memoryview] = ()
     tensors: int = 0
 
-    @property
+    @cached_property
     def payload_bytes(self) -> int:
-        return sum(each.nbytes for each in self.payload)
+        return sum([each.nbytes for each in self.payload])
 
-    @property
+    @cached_property
     def frame_bytes(self) -> int:
-        return HEADER_BYTES + len(self.control) + self.payload_bytes
+        return frame_bytes(len(self.control), self.payload_bytes)
 
-    def frame(self, epoch: int, sequence: int) -> list[memoryview]:
-        """The buffers to send, one after the other, as the `sequence`-th of this direction of a connection."""
+    def frame(self, epoch: int, sequence: int) -> Iterator[memoryview]:
+        """The buffers to send, one after the other, as the `sequence`-th of this direction of a connection.
+
+        Each is read and summed when it is asked for, and is to be sent soon after.
+        """
         header = Header(
-            kind=self.kind,
-            epoch=epoch,
-            sequence=sequence,
-            control_bytes=len(self.control),
-            tensors=self.tensors,
-            payload_bytes=self.payload_bytes,
-            control_checksum=zlib.crc32(self.control),
+            self.kind,
+            epoch,
+            sequence,
+            len(self.control),
+            self.tensors,
+            self.payload_bytes,
+            zlib.crc32(self.control),
         )
-        return [memoryview(header.pack() + self.control), *self.payload]
+        yield memoryview(header.pack() + self.control)
+        if self.payload_bytes:
+            checksum = 0
+            for piece in _pieces(self.payload):
+                checksum = crc32(piece, checksum)
+                yield piece
+            yield memoryview(_CHECKSUM.pack(checksum))
+
+
+def frame_bytes(control_bytes: int, payload_bytes: int) -> int:
+    """How many bytes a frame has on the wire."""
+    return HEADER_BYTES + control_bytes + payload_bytes + (CHECKSUM_BYTES if payload_bytes else 0)
+
+
+def check_payload(checksum: int, said: bytes | bytearray | memoryview) -> None:
+    """Refuse a payload whose bytes have another checksum than the one that came after it."""
+    if checksum != _CHECKSUM.unpack(said)[0]:
+        raise MalformedError(
+            "The tensors of a frame do not match their checksum: bytes changed on their way, or while being sent."
+        )
+
+
+def _pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+    for buffer in buffers:
+        if buffer.nbytes <= PIECE_BYTES:
+            yield buffer
+            continue
+        for start in range(0, buffer.nbytes, PIECE_BYTES):
+            yield buffer[start : start + PIECE_BYTES]
 
 
 class Header(NamedTuple):

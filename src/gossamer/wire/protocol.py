@@ -1,22 +1,36 @@
 """One end of a connection as a machine that is fed bytes: no sockets, no threads, no clock.
 
 send conversation.courtesies()                      what the handshake says; ask again after every filled()
-read n bytes into conversation.room()               -> conversation.filled(n) -> a Spoken, where one is complete
+read n bytes into conversation.room()               -> conversation.filled(n) -> every Spoken that is complete
 send conversation.frame(message)                    once conversation.met, whole, in the order of the calls
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
+from torch import Tensor
+
 from gossamer.errors import GossamerError, MalformedError, MismatchError
+from gossamer.kernels.native_crc import crc32
 from gossamer.peers import Peer
-from gossamer.wire.frames import HEADER_BYTES, STRANGERS_LIMIT, Header, Kind, Message
+from gossamer.wire.frames import (
+    CHECKSUM_BYTES,
+    HEADER_BYTES,
+    STRANGERS_LIMIT,
+    Header,
+    Kind,
+    Message,
+    check_payload,
+    frame_bytes,
+)
 from gossamer.wire.handshake import Handshake, Met, Papers
 from gossamer.wire.speech import PING, Record, payload_of, record_of
 from gossamer.wire.tensors import room
 from gossamer.words import Payload
+
+GATHERED_BYTES = 2**14  # short parts are received together and copied to their places, longer ones into theirs
 
 _HANDSHAKE = frozenset({Kind.HELLO, Kind.PROOF})
 
@@ -37,14 +51,19 @@ class Conversation:
     After an error nothing more may be read: where a frame ends is not known any more.
     """
 
+    _reading: Generator[memoryview, None, Spoken | None]  # the frame that comes
+    _part: memoryview  # of it, yet to be filled
+    _sums: bool  # whether the part belongs to the payload
+    _checksum: int
+
     def __init__(self, papers: Papers, calls: Peer | None = None) -> None:
         self._handshake = Handshake(papers, calls)
         self._limit_bytes = STRANGERS_LIMIT
         self._saying_epoch = self._hearing_epoch = 0
         self._said = self._heard = 0  # frames in this epoch
         self._courtesies = [part for message in self._handshake.begin() for part in self.frame(message)]
-        self._reading = self._read()
-        self._room = next(self._reading)
+        self._gathered = memoryview(bytearray(GATHERED_BYTES))
+        self._begin()
 
     @property
     def met(self) -> Met | None:
@@ -61,27 +80,48 @@ class Conversation:
         owed, self._courtesies = self._courtesies, []
         return owed
 
-    def frame(self, message: Message) -> list[memoryview]:
+    def frame(self, message: Message) -> Iterator[memoryview]:
         """The buffers of the next frame."""
         self._said += 1
         return message.frame(self._saying_epoch, self._said - 1)
 
     def room(self) -> memoryview:
         """Where the bytes that come next belong; never empty."""
-        return self._room
+        return self._gathered if self._part.nbytes < GATHERED_BYTES else self._part
 
-    def filled(self, nbytes: int) -> Spoken | None:
-        """So many bytes of room() were received. Returns the frame that they complete, unless it was a handshake's."""
-        self._room = self._room[nbytes:]
-        while not self._room.nbytes:
-            try:
-                self._room = next(self._reading)
-            except StopIteration as done:
-                self._reading = self._read()
-                self._room = next(self._reading)
-                spoken: Spoken | None = done.value
-                return spoken
-        return None
+    def filled(self, nbytes: int) -> Iterator[Spoken | None]:
+        """So many bytes of room() were received. Yields the frames that they complete; None for one of a handshake."""
+        if self._part.nbytes >= GATHERED_BYTES:
+            came = self._part[:nbytes]
+            self._taken(came)
+            left = came[nbytes:]
+        else:
+            left = self._gathered[:nbytes]
+        while True:
+            while not self._part.nbytes:
+                try:
+                    self._part = next(self._reading)
+                except StopIteration as done:
+                    self._begin()
+                    yield done.value
+            if not left.nbytes:
+                return
+            came = left[: self._part.nbytes]
+            self._part[: came.nbytes] = came
+            self._taken(came)
+            left = left[came.nbytes :]
+
+    def _taken(self, came: memoryview) -> None:
+        """These bytes are in their place."""
+        self._part = self._part[came.nbytes :]
+        if self._sums:
+            self._checksum = crc32(came, self._checksum)
+
+    def _begin(self) -> None:
+        """Expect a frame."""
+        self._sums, self._checksum = False, 0
+        self._reading = self._read()
+        self._part = next(self._reading)
 
     def _read(self) -> Generator[memoryview, None, Spoken | None]:
         """One frame: yields memory to fill, part by part."""
@@ -94,13 +134,27 @@ class Conversation:
         record = record_of(header.kind, control)
         if header.tensors != len(record.tensors):
             raise MalformedError(f"A frame announces {header.tensors} tensors and describes {len(record.tensors)}.")
-        received = room(record.tensors, header.payload_bytes)
-        yield received.numpy().data
+        payload: Payload = ()
+        if record.tensors or header.payload_bytes:
+            received = room(record.tensors, header.payload_bytes)
+            yield from self._payload(received)
+            payload = payload_of(record, received)
         if header.kind in _HANDSHAKE:
             self._greet(record, bytes(control))
             return None
-        frame_bytes = HEADER_BYTES + header.control_bytes + header.payload_bytes
-        return Spoken(header.kind, record, payload_of(record, received), header.payload_bytes, frame_bytes)
+        nbytes = frame_bytes(header.control_bytes, header.payload_bytes)
+        return Spoken(header.kind, record, payload, header.payload_bytes, nbytes)
+
+    def _payload(self, received: Tensor) -> Generator[memoryview, None, None]:
+        """Summed as it comes, and compared with what the other end has summed."""
+        if not received.numel():
+            return
+        self._sums = True
+        yield received.numpy().data
+        self._sums = False
+        said = bytearray(CHECKSUM_BYTES)
+        yield memoryview(said)
+        check_payload(self._checksum, said)
 
     def _parse(self, start: memoryview) -> Header:
         try:

@@ -1,0 +1,39 @@
+"""Which of the ways to average what a compressor chose sends least: everyone's to everyone, or by parts."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from gossamer.compressors import Codec, Compressor, Sharded, SparseSum
+from gossamer.compressors.sparse import Sparse
+from gossamer.drive import price
+from gossamer.layout import Layout, Packed
+from gossamer.words import At
+
+SAMPLE = Layout.of({"weight": (1024, 1024)})
+SUMS_SAVE = 2.0  # times the bytes
+
+
+def cheapest(compressor: Compressor, world: int | None) -> Compressor:
+    """A bare compressor, or around it Sharded or SparseSum, where so many workers then send less; None: nobody knows.
+
+    A sum of few entries tells k of them, where everyone's together are up to n k: for as many bytes both learn about
+    as much, and for as many entries the sum learns less. So it has to send less than half.
+    """
+    if world is None:
+        return compressor
+    ways = [(1.0, compressor)]
+    if isinstance(compressor, Sparse) and compressor.wants_feedback:
+        ways.append((SUMS_SAVE, SparseSum(compressor)))
+    if isinstance(compressor, Codec) and compressor.shards_well:
+        ways.append((1.0, Sharded(compressor)))
+    return min(ways, key=lambda way: way[0] * bytes_sent(way[1], world))[1]
+
+
+@lru_cache(maxsize=256)
+def bytes_sent(compressor: Compressor, world: int) -> float:
+    """What each of so many workers sends for a matrix of a million entries."""
+    x, at = Packed.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta")), At(world=world)
+    return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))

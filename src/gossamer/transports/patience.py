@@ -1,0 +1,90 @@
+"""How long a worker waits for others that are connected and say nothing: frozen, cut off, or busy."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gossamer import events
+from gossamer.errors import PeerLost, require
+
+NOTICE_SECONDS = 60.0
+TIMEOUT_SECONDS = 1800.0  # as torch's process groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """notice_seconds: of silence, after which the user hears of it; timeout_seconds: after which the group is broken.
+
+    Any byte of those who are waited for ends a silence. clock: seconds.
+    """
+
+    notice_seconds: float = NOTICE_SECONDS
+    timeout_seconds: float = TIMEOUT_SECONDS
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        require(self.timeout_seconds > 0, f"timeout_seconds is a time to wait, more than 0, not {self.timeout_seconds}")
+
+
+def patience_asked_for() -> Patience:
+    """As long as GOSSAMER_TIMEOUT says, in seconds ("inf": for ever), or the usual time where it is not set."""
+    text = os.environ.get("GOSSAMER_TIMEOUT") or str(TIMEOUT_SECONDS)
+    try:
+        return Patience(timeout_seconds=float(text))
+    except ValueError:
+        raise ValueError(
+            f"GOSSAMER_TIMEOUT={text}: that is no number of seconds above 0, so nobody knows how long a worker waits "
+            "for one that says nothing. Write GOSSAMER_TIMEOUT=3600 for an hour, or leave it unset."
+        ) from None
+
+
+class Silence:
+    """Of those whom one word waits for; looked at now and then, until the word is answered."""
+
+    def __init__(self, rank: int, patience: Patience) -> None:
+        self._rank, self._patience = rank, patience
+        self._since = patience.clock()
+        self._moved: Sequence[int] = ()
+        self._told = False
+
+    def look(self, moved: Sequence[int], waited_for: Sequence[int]) -> None:
+        """Raises PeerLost where it has lasted too long.
+
+        moved: numbers that change with every byte of those whom the word needs; waited_for: ranks to name.
+        """
+        now, patience = self._patience.clock(), self._patience
+        if moved != self._moved:
+            self._moved = moved
+            self.end()
+            self._since = now
+        silent = now - self._since
+        if silent >= patience.timeout_seconds:
+            raise PeerLost(
+                f"{_named(waited_for)} said nothing for {silent:.0f} s, though connected, and without that nobody goes "
+                "on: frozen, cut off, or busy for too long. If that was meant, "
+                f"GOSSAMER_TIMEOUT={2 * patience.timeout_seconds:g} has all wait for twice as many seconds"
+            )
+        if silent >= patience.notice_seconds and not self._told:
+            self._told = True
+            events.notice(
+                f"rank {self._rank} has waited {silent:.0f} s for {_named(waited_for)}: it may be busy (validating, "
+                "saving), frozen or cut off, or wait itself. "
+                f"GOSSAMER_TIMEOUT={patience.timeout_seconds:g} says how many seconds to wait at most"
+            )
+
+    def end(self) -> None:
+        """Something came."""
+        if self._told:
+            seconds = self._patience.clock() - self._since
+            events.notice(f"rank {self._rank} went on after {seconds:.0f} s")
+        self._told = False
+
+
+def _named(ranks: Sequence[int]) -> str:
+    numbers = [str(rank) for rank in ranks]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -1,0 +1,35 @@
+"""Compressors between nodes, and how many workers make how large ones."""
+
+from __future__ import annotations
+
+from gossamer.compressors import (
+    QSGD,
+    Compressor,
+    Dense,
+    Feedback,
+    Hierarchical,
+    Int8,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    Route,
+    Sharded,
+    TopK,
+    Warmup,
+)
+
+FED_BACK = Feedback(TopK(density=0.1))
+BETWEEN: list[Compressor] = [
+    Dense(),
+    TopK(density=0.1),
+    FED_BACK,
+    Route(FED_BACK),
+    Feedback(OneBit(block=16)),
+    Feedback(PowerSGD(rank=2)),
+    RandomK(density=0.1),
+    QSGD(),
+    Sharded(Int8(block=16)),
+    Warmup(FED_BACK, steps=2),
+    Hierarchical(FED_BACK, per_node=1),
+]
+NODES = [(4, 2), (6, 3), (4, 4)]  # workers, in each node

@@ -1,0 +1,311 @@
+"""Adam's momentum travels once its variance stands still: what training comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from virtual import Worker, agree, batch, cluster, joined, loss_of, network, notices, parameters, seeded
+
+from gossamer.errors import AttachError, LoopError
+from gossamer.momentum import FromAdam
+from gossamer.session import Session
+
+WARMUP = 4
+BETAS = (0.8, 0.95)
+
+
+def adam(model: nn.Module, kind: type[torch.optim.Adam] = torch.optim.AdamW, **options: Any) -> torch.optim.Adam:
+    return kind(model.parameters(), **{"lr": 0.01, "betas": BETAS, "weight_decay": 0.1, **options})
+
+
+def bare(seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A model without biases: every tensor is one that the compressor takes."""
+    with seeded(seed):
+        return nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)).to(dtype)
+
+
+def recipe(inner: str = "Dense()", warmup: int = WARMUP) -> str:
+    return f"Route(OneBitAdam(warmup={warmup}, inner={inner}), smallest=0)"
+
+
+def first_beta(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """As OneCycleLR moves it."""
+    for group in optimizer.param_groups:
+        group["betas"] = (0.8 - 0.05 * (step % 3), group["betas"][1])
+
+
+def together(kind: type[torch.optim.Adam], inner: str = "Dense()", cycle: bool = False, steps: int = 10) -> Tensor:
+    def work(worker: Worker) -> Tensor:
+        model = bare(worker.rank)
+        optimizer = adam(model, kind)
+        worker.attach(model, optimizer, recipe(inner))
+        for step in range(steps):
+            if cycle:
+                first_beta(optimizer, step)
+            optimizer.zero_grad()
+            loss_of(model, step, worker.rank).backward()
+            optimizer.step()
+        return parameters(model)
+
+    return agree(cluster(work, 3))
+
+
+def by_hand(kind: type[torch.optim.Adam], cycle: bool = False, steps: int = 10) -> Tensor:
+    """One process on the joined batch: Adam at first, then momentum SGD in the units of a frozen variance."""
+    model = bare(0)
+    optimizer = adam(model, kind)
+    for step in range(steps):
+        if cycle:
+            first_beta(optimizer, step)
+        b1 = optimizer.param_groups[0]["betas"][0]
+        optimizer.zero_grad()
+        inputs, targets = joined(batch(step, rank) for rank in range(3))
+        mse_loss(model(inputs), targets).backward()
+        if step < WARMUP:
+            optimizer.step()
+            continue
+        with torch.no_grad():
+            for p in model.parameters():
+                m, v = optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]
+                assert p.grad is not None
+                coupled = kind is torch.optim.Adam
+                m.copy_(b1 * m + (1 - b1) * (p.grad + 0.1 * p * coupled))
+                p.copy_(p * (1.0 if coupled else 1 - 0.01 * 0.1) - 0.01 * m / (v.sqrt() + 1e-8))
+    return parameters(model)
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_sending_all_is_preconditioned_momentum_sgd(kind: type[torch.optim.Adam], cycle: bool) -> None:
+    torch.testing.assert_close(together(kind, cycle=cycle), by_hand(kind, cycle), atol=1e-12, rtol=1e-12)
+
+
+def test_a_variance_that_moves_on_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FromAdam, "step", lambda self, group, owned: [group | {"params": owned}])
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(together(torch.optim.Adam), by_hand(torch.optim.Adam), atol=1e-12, rtol=1e-12)
+
+
+def test_the_optimizers_own_state_goes_on() -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        optimizer = adam(model)
+        session = worker.attach(model, optimizer, "OneBitAdam(2)")  # one matrix of three has 256 entries
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(model, step, worker.rank).backward()
+            kept = {p: {key: t.clone() for key, t in state.items()} for p, state in optimizer.state.items()}
+            optimizer.step()
+            for name, p in model.named_parameters():
+                frozen = name == "2.weight" and step >= 2
+                now = optimizer.state[p]
+                assert int(now["step"]) == step + 1
+                if step:
+                    assert not torch.equal(now["exp_avg"], kept[p]["exp_avg"])
+                    assert torch.equal(now["exp_avg_sq"], kept[p]["exp_avg_sq"]) == frozen
+        moment = optimizer.state[model.get_parameter("2.weight")]["exp_avg"]
+        told = session.state_dict()["state"]["2.weight"]["0.momentum"]
+        assert told.norm() > 0
+        assert float((moment - told).norm()) < float(moment.norm())  # but for the warm-up's, which fades
+        session.close()
+        assert [len(group["params"]) for group in optimizer.param_groups] == [6]
+
+    cluster(work, 2)
+
+
+class Words(nn.Module):
+    """An embedding of which most rows are never looked up; OneBit's signs make noise of their zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(0):
+            self.table, self.head = nn.Embedding(40, 8), nn.Linear(8, 3, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        found: Tensor = self.head(self.table(words))
+        return found
+
+
+def rows_after_training(inner: str = "OneBit(block=8)") -> tuple[Tensor, Tensor]:
+    """The rows that nobody looked up, before and after."""
+
+    def work(worker: Worker) -> tuple[Tensor, Tensor]:
+        model = Words()
+        before = model.table.weight.detach()[10:].clone()
+        optimizer = adam(model, weight_decay=0.0)
+        worker.attach(model, optimizer, recipe(inner))
+        for step in range(12):
+            optimizer.zero_grad()
+            words = torch.randint(0, 10, (6,), generator=torch.Generator().manual_seed(10 * step + worker.rank))
+            model(words).square().mean().backward()
+            optimizer.step()
+        return before, model.table.weight.detach()[10:].clone()
+
+    return cluster(work, 2)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inner", ["OneBit(block=8)", "OneBit(block=2048)", "OneBit(columns=True)", "Int8()"])
+def test_rows_that_nobody_used_stay_bit_for_bit(inner: str) -> None:
+    before, after = rows_after_training(inner)
+    assert torch.equal(before, after)
+
+
+def test_rows_would_move_without_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FromAdam._move
+
+    def unmasked(self: FromAdam, parameter: nn.Parameter, group: Any) -> None:
+        state = self.optimizer.state[parameter]
+        kept = state["exp_avg_sq"]
+        state["exp_avg_sq"] = kept.clamp(min=1e-20)
+        honest(self, parameter, group)
+        state["exp_avg_sq"] = kept
+
+    monkeypatch.setattr(FromAdam, "_move", unmasked)
+    before, after = rows_after_training("OneBit(block=2048)")
+    assert not torch.equal(before, after)
+
+
+REAL = [recipe("OneBit()"), "Route(OneBitAdam(warmup=3, inner=Int8(), clip=1.0), rest=Int8(), smallest=0)"]
+
+
+def everything(session: Session) -> Tensor:
+    state = session.state_dict()["state"]
+    mine = [t for each in state.values() for t in each.values()]
+    theirs = [t for each in session.optimizer.state.values() for t in each.values()]
+    return torch.cat([t.flatten().double() for t in (*mine, *theirs, *session.model.parameters())]).detach()
+
+
+@pytest.mark.parametrize("text", REAL)
+@pytest.mark.parametrize("bad", [1, 5])
+def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(text: str, bad: int) -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(0)
+        optimizer = adam(model)
+        session = worker.attach(model, optimizer, text)
+        for step in range(8):
+            before = everything(session)
+            optimizer.zero_grad()
+            (loss_of(model, step, worker.rank) * (float("nan") if (step, worker.rank) == (bad, 1) else 1.0)).backward()
+            optimizer.step()
+            now = everything(session)
+            assert (len(now) == len(before) and torch.equal(now, before)) == (step == bad)
+        assert session.steps == 7
+        return parameters(model)
+
+    agree(cluster(work, 3))
+
+
+@pytest.mark.parametrize("text", REAL)
+@pytest.mark.parametrize("stop", [2, 4, 6])
+def test_a_resumed_run_has_the_same_bits(text: str, stop: int, tmp_path: Path) -> None:
+    def work(worker: Worker, steps: int) -> Tensor:
+        model = network(worker.rank)
+        optimizer = adam(model)
+        session = worker.attach(model, optimizer, text)
+        session.load(tmp_path)
+        for step in range(session.steps, steps):
+            first_beta(optimizer, step)
+            optimizer.zero_grad()
+            loss_of(model, step, worker.rank).backward()
+            optimizer.step()
+        if steps == stop:
+            session.save(tmp_path)
+        return parameters(model)
+
+    whole = agree(cluster(lambda worker: work(worker, 9), 3))
+    assert not torch.equal(agree(cluster(lambda worker: work(worker, stop), 3)), whole)
+    assert torch.equal(agree(cluster(lambda worker: work(worker, 9), 3)), whole)
+
+
+@pytest.mark.parametrize("text", REAL)
+def test_the_loss_scale_does_not_show(text: str) -> None:
+    def work(worker: Worker, scale: float) -> Tensor:
+        model = network(0, torch.float32)
+        optimizer = adam(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+        worker.attach(model, optimizer, text, scaler=scaler)
+        for step in range(8):
+            optimizer.zero_grad()
+            loss = loss_of(model, step, worker.rank)
+            scaler.scale(loss * 1e38 * 1e38 if (step, worker.rank) == (5, 1) else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return parameters(model)
+
+    one, many = (agree(cluster(lambda worker, s=scale: work(worker, s), 2)) for scale in (2.0, 4096.0))
+    assert torch.equal(one, many)
+
+
+def test_ranks_that_run_out_of_data_agree_in_the_end() -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(0)
+        optimizer = adam(model)
+        session = worker.attach(model, optimizer, REAL[0])
+        for epoch in range(3):
+            with session.epoch():
+                for step in range([5, 2, 1][worker.rank]):
+                    first_beta(optimizer, step)
+                    optimizer.zero_grad()
+                    loss_of(model, 10 * epoch + step, worker.rank).backward()
+                    optimizer.step()
+        return parameters(model)
+
+    agree(cluster(work, 3))
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "wrong"),
+    [
+        (lambda m: torch.optim.SGD(m.parameters()), {}, r"torch\.optim\.Adam\(model\.parameters\(\)"),
+        (lambda m: adam(m, amsgrad=True), {}, "amsgrad=True"),
+        (lambda m: adam(m, maximize=True), {}, "maximize=True"),
+        (adam, {"clip_norm": 1.0}, r"write clip=1\.0"),
+    ],
+)
+def test_optimizers_that_do_not_fit_are_refused(
+    make: Callable[[nn.Module], torch.optim.Optimizer], options: dict[str, Any], wrong: str
+) -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        worker.attach(model, make(model), recipe(), **options)
+
+    with pytest.raises(AttachError, match=wrong):
+        cluster(work, 2)
+
+
+def test_a_first_gradient_after_the_warm_up_is_refused() -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        assert isinstance(model, nn.Sequential)
+        optimizer = adam(model)
+        worker.attach(model, optimizer, recipe(warmup=2))
+        for step in range(4):
+            optimizer.zero_grad()
+            part = model if step == 3 else model[:2]
+            part(batch(step, worker.rank)[0]).square().mean().backward()
+            optimizer.step()
+
+    with pytest.raises(LoopError, match=r'"[24]\.weight" has its first gradient after the warm-up'):
+        cluster(work, 2)
+
+
+@pytest.mark.parametrize(("warmup", "lines"), [(2, 2), (100, 1)])
+def test_a_short_warm_up_is_noticed(warmup: int, lines: int) -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        worker.attach(model, adam(model), recipe(warmup=warmup))
+
+    with notices() as said:
+        cluster(work, 2)
+    assert len(said) == lines
+    assert f"stand still, after {warmup} steps" in said[0]
+    assert all("3.2 times as long" in line for line in said[1:])

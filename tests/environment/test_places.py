@@ -1,0 +1,50 @@
+"""Where workers listen, for whoever comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.environment.places import has_ended, mark_end, publish, published
+from gossamer.errors import ConnectError
+from gossamer.launch.meeting import serve_store
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> object:
+    store, meeting = serve_store("127.0.0.1:0")
+    host, _, port = meeting.rpartition(":")
+    for name, text in {
+        "GOSSAMER_RUN": "a run",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }.items():
+        monkeypatch.setenv(name, text)
+    return store
+
+
+@pytest.mark.usefixtures("launched")
+def test_who_comes_back_finds_where_the_others_said_last_that_they_are() -> None:
+    publish(0, ("127.0.0.1", 1000))
+    publish(2, ("10.0.0.2", 2000))
+    publish(0, ("127.0.0.1", 3000))
+    assert published(3) == {0: ("127.0.0.1", 3000), 2: ("10.0.0.2", 2000)}
+    assert published(2) == {0: ("127.0.0.1", 3000)}
+
+
+@pytest.mark.usefixtures("launched")
+def test_who_came_to_the_end_says_so() -> None:
+    assert not has_ended()
+    mark_end()
+    assert has_ended()
+
+
+@pytest.mark.parametrize("name", ["GOSSAMER_RUN", "TORCHELASTIC_USE_AGENT_STORE"])
+@pytest.mark.usefixtures("launched")
+def test_where_nobody_is_taken_back_nobody_keeps_a_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name)
+    publish(0, ("127.0.0.1", 1000))
+    mark_end()
+    assert not has_ended()
+    with pytest.raises(ConnectError, match=r"cannot come back.*gossamer run"):
+        published(3)

@@ -1,0 +1,54 @@
+"""What a loop logs: numbers, or tensors as they come out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import gossamer
+from gossamer import events, guards
+
+
+def logged(**metrics: Any) -> dict[str, float]:
+    heard: list[dict[str, float]] = []
+    end = events.subscribe(lambda each: heard.append(dict(each.values)) if isinstance(each, events.Logged) else None)
+    model = nn.Linear(3, 2)
+    try:
+        with gossamer.attach(model, SGD(model.parameters(), 0.1)) as session:
+            session.log(**metrics)
+    finally:
+        end()
+    (values,) = heard
+    return values
+
+
+def test_a_loss_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch warns of numbers out of a graph, and warnings are errors here."""
+    loss = torch.tensor(2.0, requires_grad=True) * 3
+    assert logged(loss=loss, rate=0.5, count=3, accuracy=torch.tensor([0.25])) == {
+        "loss": 6.0,
+        "rate": 0.5,
+        "count": 3.0,
+        "accuracy": 0.25,
+    }
+    monkeypatch.setattr(guards, "_number", lambda name, value: float(value))
+    with pytest.raises(UserWarning):
+        logged(loss=torch.tensor(2.0, requires_grad=True) * 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("x", "'x'"),
+        (None, "None"),
+        (torch.zeros(2, 3), r"a tensor of shape \(2, 3\)"),
+        (torch.zeros(2, requires_grad=True), r"a tensor of shape \(2,\)"),
+    ],
+)
+def test_what_is_no_number_is_named(value: Any, shown: str) -> None:
+    with pytest.raises(TypeError, match=rf"session\.log\(name=\.\.\.\) was given {shown}.*session\.log\(name=loss"):
+        logged(name=value)

@@ -1,0 +1,86 @@
+"""Ranks in threads of one process, connected over loopback."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from gossamer.collectives import Direct
+from gossamer.transports.greeting import connect
+from gossamer.transports.links import Links
+from gossamer.transports.mesh import Mesh
+from gossamer.transports.meshed import MeshTransport, meshed
+from gossamer.transports.picker import Picker
+from gossamer.transports.shared_memory import share
+from gossamer.transports.simulated import SimulatedGroup
+
+MESSAGE = 2**18  # bytes
+
+
+class Always(Picker):
+    """Picks the same table for all means, but for those of half precision."""
+
+    def __init__(self, table, world):
+        super().__init__(table, Links.alike(((0.0,) * world,) * world, 1e9))
+
+
+class Group:
+    """`world` ranks on loopback, each with a thread of its own."""
+
+    def __init__(self, world, collective=None):
+        self.world = world
+        self.pool = ThreadPoolExecutor(world)
+        self.engines = SimulatedGroup(world, patience_seconds=20.0).transports
+        self.sockets = self.all(lambda rank: connect(rank, world, "127.0.0.1", self.engines[rank].gather_text))
+        picker = Always(collective or Direct(), world)
+        self.meshes = self.all(self.mesh)
+        self.transports = [
+            MeshTransport(engine, mine, picker, meshed) for engine, mine in zip(self.engines, self.meshes, strict=True)
+        ]
+
+    def mesh(self, rank):
+        return Mesh(rank, self.sockets[rank])
+
+    def all(self, act):
+        return [ticket.result(30) for ticket in [self.pool.submit(act, rank) for rank in range(self.world)]]
+
+    def answers(self, words):
+        return self.all(lambda rank: self.transports[rank].answer(words[rank]))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for transport in self.transports:
+            transport.close()
+        self.pool.shutdown()
+
+
+class SharedGroup(Group):
+    """As workers of one machine: messages lie in memory that both ends see."""
+
+    def mesh(self, rank):
+        return Mesh(rank, self.sockets[rank], shared=share(rank, self.sockets[rank], self.engines[rank].gather_text))
+
+
+def whole_numbers(world, numel, dtype=torch.float32):
+    return [torch.arange(numel).mul(rank + 3).remainder(113).mul(world).to(dtype) for rank in range(world)]
+
+
+def payload(rank, extra=0):
+    return torch.full((3,), rank, dtype=torch.uint8), torch.full((MESSAGE // 8 + extra, 2), 1.5 + rank)
+
+
+def same(heard, expected):
+    return all(
+        torch.equal(a, b) for one, other in zip(heard, expected, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def both(act):
+    """What two ranks come to, in threads of their own."""
+    engines = SimulatedGroup(2, patience_seconds=10.0).transports
+    with ThreadPoolExecutor(2) as pool:
+        tickets = [pool.submit(act, engine) for engine in engines]
+        return [ticket.exception(20) or ticket.result() for ticket in tickets]

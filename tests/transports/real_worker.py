@@ -1,0 +1,16 @@
+"""One of several real workers on loopback."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import gossamer
+from gossamer.checkpoint import digest
+from gossamer.transports.process_group import ProcessGroupTransport
+
+world = gossamer.init()
+
+
+def same_everywhere(tensor: Tensor, transport: ProcessGroupTransport) -> None:
+    digests = transport.gather_text(digest([tensor]))
+    assert len(set(digests)) == 1, "ranks hold different bits"

@@ -1,0 +1,139 @@
+"""Who acts, where, in which order: one at a time, in the caller's thread where nobody else is at it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from selectors import EVENT_READ
+from time import monotonic
+
+import pytest
+
+from gossamer.transports.loop import Loop, Wish
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def thread_of(act: Callable[[Wish], None]) -> list[int]:
+    found: list[int] = []
+    act(lambda: found.append(threading.get_ident()))
+    return found
+
+
+def elsewhere(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_who_is_alone_acts_at_once(loop: Loop) -> None:
+    assert thread_of(loop.act) == [threading.get_ident()]
+
+
+def test_what_is_posted_is_left_to_the_loops_thread(loop: Loop) -> None:
+    found = thread_of(loop.post)
+    assert found == []
+    elsewhere(lambda: loop.turn(monotonic() + 10))
+    assert len(found) == 1
+    assert found != [threading.get_ident()]
+
+
+def test_who_is_not_alone_has_it_done_after_what_others_wished(loop: Loop) -> None:
+    done: list[str] = []
+
+    def first() -> None:
+        elsewhere(lambda: loop.act(lambda: done.append("while another acts")))
+        done.append("first")
+
+    loop.act(first)
+    loop.act(lambda: done.append("behind it"))
+    assert done == ["first"]
+    loop.turn(monotonic() + 10)
+    assert done == ["first", "while another acts", "behind it"]
+    assert thread_of(loop.act) == [threading.get_ident()]
+
+
+def test_others_are_woken_once_they_may_act(loop: Loop) -> None:
+    found: list[int] = []
+
+    def call() -> None:
+        elsewhere(lambda: found.append(thread_of(loop.act)[0] == threading.get_ident()))
+
+    loop.act(lambda: loop.afterwards(call))
+    loop.post(lambda: loop.afterwards(call))
+    assert found == [True]
+    loop.turn(monotonic() + 10)
+    assert found == [True, True]
+
+
+def test_what_fails_leaves_the_loop_to_others(loop: Loop) -> None:
+    with pytest.raises(ZeroDivisionError):
+        loop.act(lambda: 1 // 0)  # type: ignore[arg-type]
+    assert thread_of(loop.act) == [threading.get_ident()]
+
+
+def test_what_was_forgotten_while_it_became_ready_is_not_served(loop: Loop) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        other, beside = socket.socketpair()
+        with other, beside:
+            served: list[str] = []
+
+            def serve(mine: str, theirs: socket.socket) -> None:
+                served.append(mine)
+                loop.forget(theirs)
+
+            loop.watch(here, EVENT_READ, lambda ready: serve("here", other))
+            loop.watch(other, EVENT_READ, lambda ready: serve("other", here))
+            there.send(b"x")
+            beside.send(b"x")
+            loop.turn(monotonic() + 10)
+            assert len(served) == 1
+
+
+# -- one at a time ---------------------------------------------------------------------------------------
+
+
+class Together(Loop):
+    """A broken one: whoever comes acts."""
+
+    def act(self, wish: Wish) -> None:
+        wish()
+
+
+def check_one_at_a_time(loop: Loop, start: Callable[[Wish], None]) -> None:
+    """While a wish is granted, another thread wishes something."""
+    inside: list[int] = []
+    most: list[int] = []
+
+    def second() -> None:
+        most.append(1 + len(inside))
+
+    def first() -> None:
+        inside.append(1)
+        elsewhere(lambda: loop.act(second))
+        inside.pop()
+
+    start(first)
+    loop.turn(monotonic() + 10)
+    assert most == [1]
+
+
+def test_one_acts_at_a_time(loop: Loop) -> None:
+    check_one_at_a_time(loop, loop.act)
+    check_one_at_a_time(loop, loop.act_alone)
+    check_one_at_a_time(loop, loop.post)
+
+
+def test_without_a_lock_two_would() -> None:
+    loop = Together()
+    loop.wake()
+    with pytest.raises(AssertionError):
+        check_one_at_a_time(loop, loop.act)
+    loop.close()
