@@ -47,6 +47,7 @@ from gossamer.transports.mesh import Mesh
 from gossamer.transports.meshed import MeshTransport, meshed
 from gossamer.transports.picker import Picker
 from gossamer.transports.process_group import ProcessGroupTransport
+from gossamer.transports.shared_memory import share
 from gossamer.words import Gather, Mean
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +91,8 @@ def rows(megabytes: float, small: bool) -> tuple[list[Row], Callable[[], None], 
     began = time.perf_counter()
     automatic = meshed(engine, own_address())
     known = {"seconds": time.perf_counter() - began, "links": automatic.links}
-    mesh = Mesh(world.rank, connect(world.rank, world.size, own_address(), engine.gather_text))
+    sockets = connect(world.rank, world.size, own_address(), engine.gather_text)
+    mesh = Mesh(world.rank, sockets, shared=share(world.rank, sockets, engine.gather_text))
     links = Links.of(automatic.links)
 
     def by(wish: Collective | str) -> MeshTransport:

@@ -18,6 +18,7 @@ from gossamer.peers import Peer
 from gossamer.wire.frames import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
+    PIECE_BYTES,
     STRANGERS_LIMIT,
     Header,
     Kind,
@@ -32,6 +33,7 @@ from gossamer.words import Payload
 
 GATHERED_BYTES = 2**14  # short parts are received together and copied to their places, longer ones into theirs
 
+_NOTHING = memoryview(b"")
 _HANDSHAKE = frozenset({Kind.HELLO, Kind.PROOF})
 
 
@@ -53,7 +55,7 @@ class Conversation:
 
     _reading: Generator[memoryview, None, Spoken | None]  # the frame that comes
     _part: memoryview  # of it, yet to be filled
-    _sums: bool  # whether the part belongs to the payload
+    _unsummed: memoryview  # the payload, where the part belongs to it, from where its checksum has not come to
     _checksum: int
 
     def __init__(self, papers: Papers, calls: Peer | None = None) -> None:
@@ -114,12 +116,14 @@ class Conversation:
     def _taken(self, came: memoryview) -> None:
         """These bytes are in their place."""
         self._part = self._part[came.nbytes :]
-        if self._sums:
-            self._checksum = crc32(came, self._checksum)
+        there = self._unsummed.nbytes - self._part.nbytes
+        if there >= PIECE_BYTES or (there > 0 and not self._part.nbytes):
+            self._checksum = crc32(self._unsummed[:there], self._checksum)
+            self._unsummed = self._unsummed[there:]
 
     def _begin(self) -> None:
         """Expect a frame."""
-        self._sums, self._checksum = False, 0
+        self._unsummed, self._checksum = _NOTHING, 0
         self._reading = self._read()
         self._part = next(self._reading)
 
@@ -149,9 +153,8 @@ class Conversation:
         """Summed as it comes, and compared with what the other end has summed."""
         if not received.numel():
             return
-        self._sums = True
-        yield received.numpy().data
-        self._sums = False
+        self._unsummed = received.numpy().data
+        yield self._unsummed
         said = bytearray(CHECKSUM_BYTES)
         yield memoryview(said)
         check_payload(self._checksum, said)
