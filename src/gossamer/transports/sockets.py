@@ -19,6 +19,7 @@ LOOPBACK_BUFFER_BYTES = (
     2**20
 )  # what fits a processor's cache is copied fastest; networks need what the kernel finds out
 BACKLOG = 512
+ASKED_ONCE_BYTES = 2**14  # who has room for so few is not asked in vain
 _GATHERED = 64  # buffers in one system call
 
 
@@ -66,7 +67,8 @@ class PlainChannel:
         return self._connection.recv_into(room)
 
     def is_drained(self, nbytes: int, room: memoryview) -> bool:
-        return nbytes < room.nbytes
+        # In the midst of a long message it is not: asking in vain lets the kernel tell the other end of its room.
+        return nbytes < room.nbytes <= ASKED_ONCE_BYTES
 
     def waits_to_read(self) -> bool:
         return False

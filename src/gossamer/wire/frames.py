@@ -26,7 +26,7 @@ from gossamer.kernels.native_crc import crc32
 
 MAGIC = b"GSMR"
 PROTOCOL = 1
-PIECE_BYTES = 2**22  # of a payload, summed and then sent; after fewer than so many the loop over them is cold again
+PIECE_BYTES = 2**22  # of a payload, summed at a time; shorter pieces cost more, longer ones are waited for
 STRANGERS_LIMIT = 2**16  # bytes of a frame from somebody who has not shown the token
 
 _FIELDS = struct.Struct("<4sBBHQQIIQI")
