@@ -43,10 +43,11 @@ class Proxy:
     def close(self) -> None:
         for passes in (self._passes, *self._held):
             passes.set()
-        for each in (self._listening, *self._open):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        accepting, *_ = self._threads
+        _end(self._listening)
+        accepting.join()  # nothing is opened after that, which would stay open
+        for each in self._open:
+            _end(each)
         for thread in self._threads:
             thread.join()
 
@@ -79,9 +80,14 @@ class Proxy:
                 if not left:
                     break
         for each in (source, sink):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+            _end(each)
+
+
+def _end(each: socket.socket) -> None:
+    """Also for whoever waits for it."""
+    with suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+    each.close()
 
 
 def _set() -> threading.Event:
