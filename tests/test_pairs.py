@@ -132,7 +132,7 @@ def test_exchanges_move_nothing_in_sum(world: int) -> None:
 def test_rules_that_lose_something_are_found(broken: type[Partner], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "Partner", broken)
     with pytest.raises(AssertionError):
-        check_conserved(2)
+        [check_conserved(2) for _ in range(4)]  # threads may meet in an order in which nothing is lost
 
 
 # -- what training comes to --------------------------------------------------------------------------------------------
