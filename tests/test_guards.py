@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from virtual import Worker, agree, cluster, loss_of, network, parameters
+from virtual import Worker, agree, closure_of, cluster, loss_of, network, parameters
 
 from gossamer import checkpoint
 from gossamer.errors import CheckpointError, LoopError, MismatchError
@@ -97,14 +97,7 @@ def test_clip_norm_with_a_closure_is_an_error() -> None:
         model = network(0)
         optimizer = sgd(model)
         worker.attach(model, optimizer, clip_norm=0.1)
-
-        def closure() -> float:
-            optimizer.zero_grad()
-            loss = loss_of(model, 0, worker.rank)
-            loss.backward()
-            return float(loss.detach())
-
-        optimizer.step(closure)
+        optimizer.step(closure_of(model, optimizer, worker.rank))
 
     with pytest.raises(LoopError, match="clip_grad_norm_"):
         cluster(work, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from momenta import ALL, MIXED, REAL, close, one_cycle, sgd
 from torch import Tensor, nn
-from virtual import Worker, agree, batch, cluster, loss_of, network, parameters
+from virtual import Worker, agree, batch, cluster, grow, loss_of, network, parameters
 
 from gossamer.session import Session
 
@@ -149,9 +149,7 @@ def test_resizing_keeps_the_momentum_of_the_others() -> None:
         session = worker.attach(model, optimizer, "Route(DGC(density=0.2), smallest=0)")
         for step in range(4):
             if step == 2:
-                last = model[4]
-                last.weight = nn.Parameter(torch.cat([last.weight.detach(), last.weight.detach()[:1]]))
-                last.bias = nn.Parameter(torch.cat([last.bias.detach(), last.bias.detach()[:1]]))
+                grow(model[4])
                 optimizer.param_groups[1]["params"] = list(model.parameters())[1:]
                 kept = {key: t.clone() for key, t in session.state_dict()["state"]["2.weight"].items()}
                 session.reset("4.weight", "4.bias")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from momenta import ALL, sgd, together
 from torch import nn
-from virtual import Worker, cluster, loss_of, network, notices
+from virtual import Worker, closure_of, cluster, loss_of, network, notices
 
 from gossamer.attach import ddp_hook
 from gossamer.errors import AttachError, LoopError
@@ -165,14 +165,7 @@ def test_closures_are_refused() -> None:
         model = network(0)
         optimizer = sgd(model)
         worker.attach(model, optimizer, recipe)
-
-        def closure() -> float:
-            optimizer.zero_grad()
-            loss = loss_of(model, 0, worker.rank)
-            loss.backward()
-            return float(loss.detach())
-
-        optimizer.step(closure)
+        optimizer.step(closure_of(model, optimizer, worker.rank))
 
     cluster(lambda worker: work(worker, "Dense()"), 2)
     with pytest.raises(LoopError, match="without a closure"):

@@ -10,7 +10,7 @@ from sessions import sgd, train
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
-from virtual import Worker, agree, batch, cluster, network, parameters, seeded
+from virtual import Worker, agree, batch, cluster, grow, network, parameters, seeded
 
 from gossamer.errors import LayoutError, LoopError
 
@@ -140,9 +140,7 @@ def test_resizing_asks_for_a_reset() -> None:
         session = worker.attach(model, optimizer, "TopK(0.2)")
         for step in range(4):
             if step == 2:
-                last = model[4]
-                last.weight = nn.Parameter(torch.cat([last.weight.detach(), last.weight.detach()[:1]]))
-                last.bias = nn.Parameter(torch.cat([last.bias.detach(), last.bias.detach()[:1]]))
+                grow(model[4])
                 optimizer.param_groups[0]["params"] = list(model.parameters())
                 kept = session.state_dict()["state"].get("0.weight", {})
                 if reset:

@@ -106,6 +106,24 @@ def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     return mse_loss(model(inputs), targets)
 
 
+def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Callable[[], float]:
+    """What optimizers that look at the loss themselves are given."""
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model, 0, rank)
+        loss.backward()
+        return float(loss.detach())
+
+    return closure
+
+
+def grow(layer: nn.Linear) -> None:
+    """One more output, like the first."""
+    layer.weight = nn.Parameter(torch.cat([layer.weight.detach(), layer.weight.detach()[:1]]))
+    layer.bias = nn.Parameter(torch.cat([layer.bias.detach(), layer.bias.detach()[:1]]))
+
+
 def parameters(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
 

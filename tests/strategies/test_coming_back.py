@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from fault_seeds import block_name, blocks, replayed
+from strategies.machines import CALLER, TRAINER, of_machines
 from torch import Tensor
 
 from gossamer import seeds
 from gossamer.converse import Trace, compute, converse
 from gossamer.errors import MalformedError, PeerLost
 from gossamer.layout import Packed
-from gossamer.network.virtual import Cut, Fault, Kill, Restart, VirtualNetwork
+from gossamer.network.virtual import Kill, Restart, VirtualNetwork
 from gossamer.parting import Parting
 from gossamer.peers import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.strategies.lives import LIFE_STEPS, life_in, numbered, read_life, written_life
@@ -28,8 +29,6 @@ from gossamer.topologies import Complete
 
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact
 WORLD = 3
-TRAINER, CALLER = "trainer", "caller"  # of the same machine as the worker, which answers
-ROLES = (WORKER, TRAINER, CALLER)
 
 
 # -- what happens is written down ----------------------------------------------------------------------------------
@@ -198,19 +197,6 @@ class Machine:
                     yield from initiate(one, peer, asked, patience_seconds)
 
 
-def of_machines(fault: Fault) -> Iterator[Fault]:
-    """A fault of a worker is one of all that runs on its machine."""
-    match fault:
-        case Cut(peers_a, peers_b):
-            yield replace(fault, peers_a=every_role(peers_a), peers_b=every_role(peers_b))
-        case _:
-            yield from (replace(fault, peer=peer) for peer in every_role([fault.peer]))
-
-
-def every_role(peers: Sequence[Peer]) -> tuple[Peer, ...]:
-    return tuple(Peer(role, peer.number) for peer in peers for role in ROLES)
-
-
 def train(
     seed: int,
     net: VirtualNetwork,
@@ -230,7 +216,7 @@ def train(
         scripts[Peer(WORKER, rank)] = each.live
         scripts[Peer(TRAINER, rank)] = partial(each.train, steps, moves)
         scripts[Peer(CALLER, rank)] = partial(each.call, steps, patience_seconds)
-    net = replace(net, faults=tuple(each for fault in net.faults for each in of_machines(fault)))
+    net = of_machines(net)
     answerers = [Peer(WORKER, rank) for rank in range(world)]
     trace = converse(scripts, net, seed, servers=answerers, checks=True, keep=keep, most_seconds=500.0)
     return machines, book, trace

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fault_seeds import block_name, blocks, replayed
+from strategies.machines import CALLER, TRAINER, of_machines
 from torch import Tensor
 
 from gossamer import seeds
@@ -32,7 +32,7 @@ from gossamer.compressors import (
 from gossamer.converse import Trace, compute, converse
 from gossamer.errors import MalformedError, PeerLost, RecipeError
 from gossamer.layout import Packed
-from gossamer.network.virtual import Cut, Fault, VirtualNetwork
+from gossamer.network.virtual import VirtualNetwork
 from gossamer.peers import (
     WORKER,
     Arrived,
@@ -654,9 +654,6 @@ def test_workers_agree(topology: Topology) -> None:
 
 # -- virtual time ----------------------------------------------------------------------------------
 
-ROLES = (WORKER, "trainer", "caller")  # one machine's: who answers, who trains, who asks
-TRAINER, CALLER = ROLES[1:]
-
 
 class Machine:
     """A worker with a speed of its own. What it remembers survives a kill, as if it were read back."""
@@ -687,19 +684,6 @@ class Machine:
                     yield from initiate(self.partner, peer, self.asked, patience_seconds)
 
 
-def of_machines(fault: Fault) -> Iterator[Fault]:
-    """A fault of a worker is one of all that runs on its machine."""
-    match fault:
-        case Cut(peers_a, peers_b):
-            yield replace(fault, peers_a=every_role(peers_a), peers_b=every_role(peers_b))
-        case _:
-            yield from (replace(fault, peer=peer) for peer in every_role([fault.peer]))
-
-
-def every_role(peers: Sequence[Peer]) -> tuple[Peer, ...]:
-    return tuple(Peer(role, peer.number) for peer in peers for role in ROLES)
-
-
 def train(
     seed: int,
     net: VirtualNetwork,
@@ -718,7 +702,7 @@ def train(
         scripts[Peer(WORKER, rank)] = partial(answering, each.partner)
         scripts[Peer(TRAINER, rank)] = partial(each.train, steps, size)
         scripts[Peer(CALLER, rank)] = partial(each.call, world, topology or Complete(), steps, patience_seconds)
-    net = replace(net, faults=tuple(each for fault in net.faults for each in of_machines(fault)))
+    net = of_machines(net)
     answerers = [Peer(WORKER, rank) for rank in range(world)]
     trace = converse(scripts, net, seed, servers=answerers, checks=True, most_seconds=10_000.0)
     for each in machines:

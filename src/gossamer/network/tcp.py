@@ -11,6 +11,7 @@ from gossamer.network.link import Path
 HEADER_BYTES = 20 + 20 + 12  # IPv4, TCP, timestamps
 INITIAL_WINDOW_SEGMENTS = 10
 LEAST_TIMEOUT_SECONDS = 0.2
+RENO = 1.22  # segments under way, times the root of the share of packets lost
 PARTS = 4  # of a window, each acknowledged by itself
 
 
@@ -42,12 +43,12 @@ class Tcp:
     def most_bits_per_second(self, path: Path) -> float:
         """The rate, headers included, that random loss leaves one stream, however fast the line.
 
-        Reno's window is 1.22 / sqrt(p) segments on average: Mathis et al. 1997, CCR. CUBIC keeps up with it, and
+        Reno's window is RENO / sqrt(p) segments on average: Mathis et al. 1997, CCR. CUBIC keeps up with it, and
         holds 1.054 (round trip / p)^(3/4) where that is more: RFC 9438, section 5.1, with C = 0.4.
         """
         if not path.loss or not path.round_trip_seconds:
             return inf
-        reno = 1.22 / sqrt(path.loss)
+        reno = RENO / sqrt(path.loss)
         cubic: float = 1.054 * (path.round_trip_seconds / path.loss) ** 0.75
         return max(reno, cubic) * self.segment_bytes * 8 / path.round_trip_seconds
 
@@ -57,7 +58,7 @@ class Tcp:
         1 where nothing is known.
         """
         segments = bits_per_second * round_trip_seconds / (8 * self.segment_bytes)
-        return min(1.0, (1.22 / segments) ** 2) if segments else 1.0
+        return min(1.0, (RENO / segments) ** 2) if segments else 1.0
 
 
 ETHERNET = Tcp()
