@@ -18,20 +18,21 @@ from torch.nn import Parameter
 
 from gossamer.compressors import Compressor, Dense, OneBit, TopK
 from gossamer.converse import Trace, compute, converse
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Packed
+from gossamer.core.op_semantics import meta_answer
+from gossamer.core.ops import Mix, Script, Word
+from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import RecipeError
-from gossamer.layout import Packed
 from gossamer.network.collectives import Send
 from gossamer.network.cost import parts_of
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.peers import SERVER, WORKER, Peer, PeerScript
 from gossamer.recipe import resolve
 from gossamer.serving import Client, host
 from gossamer.strategies import Gossip
 from gossamer.strategies.pairwise import Partner, answering, initiate
 from gossamer.strategies.server import ParameterServer
 from gossamer.topologies import Complete, Exponential, Ring, Topology
-from gossamer.transports.simulated import meta_answer
-from gossamer.words import At, Mix, Script, Word
 
 COLUMNS = 264
 COMPRESSORS: tuple[Compressor, ...] = (Dense(), TopK(density=0.01), OneBit())

@@ -36,6 +36,7 @@ from torch import Tensor
 import gossamer
 from gossamer import events
 from gossamer.collectives import COLLECTIVES, Collective, Direct, Hop
+from gossamer.core.ops import Gather, Mean
 from gossamer.environment.servers import own_address
 from gossamer.network import read_network
 from gossamer.network.choose import rested_seconds, table_seconds
@@ -48,7 +49,6 @@ from gossamer.transports.meshed import MeshTransport, meshed
 from gossamer.transports.picker import Picker
 from gossamer.transports.process_group import ProcessGroupTransport
 from gossamer.transports.shared_memory import share
-from gossamer.words import Gather, Mean
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = "gloo"

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from gossamer.compressors import Compressor, Dense, Sharded, SparseSum, TopK
-from gossamer.drive import price
-from gossamer.layout import Layout, Packed
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
 from gossamer.observe.units import bytes_text
-from gossamer.words import At
+from gossamer.runtime.runner import price
 
 Curves = Mapping[str, Sequence[float]]  # bytes a worker sends, by number of workers
 

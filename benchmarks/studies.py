@@ -9,8 +9,8 @@ from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, BASE, SGD_TASK, TASKS, Tas
 
 from gossamer.bench import roster
 from gossamer.compressors import Compressor
+from gossamer.core.term import Term
 from gossamer.recipe import parse
-from gossamer.terms import Term
 
 DENSE = "Dense()"
 COMPRESSORS = {

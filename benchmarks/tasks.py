@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 
-from gossamer import seeds
+from gossamer.core import rng
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from examples.bytelm import SIZES, ByteLM, windows  # found only after the line above
@@ -52,7 +52,7 @@ class Task:
         learn, *_ = self.samples()
         taken = workers * self.batch
         for epoch in range(2**31):
-            order = torch.randperm(len(learn[0]), generator=seeds.generator(seed, "order", epoch))
+            order = torch.randperm(len(learn[0]), generator=rng.generator(seed, "order", epoch))
             for start in range(0, len(order) - taken + 1, taken):
                 parts = order[start : start + taken].view(workers, self.batch)
                 yield [tuple(tensor[part] for tensor in learn) for part in parts]

@@ -12,10 +12,11 @@ from torch import Tensor
 from gossamer import momentum
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
-from gossamer.drive import simulate
+from gossamer.core.aggregation import At, Staged
+from gossamer.core.ops import Word, bytes_sent
 from gossamer.errors import NotFinite
 from gossamer.recipe import resolve
-from gossamer.words import At, Staged, Word, bytes_sent
+from gossamer.runtime.runner import simulate
 
 POINTS = 24  # of a curve
 

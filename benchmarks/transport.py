@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.bench.machine import machine
-from gossamer.peers import SERVER, WORKER, Arrived, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
+from gossamer.core.peer_ops import SERVER, WORKER, Arrived, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.transports.tcp import TcpEndpoint
 
 ROOT = Path(__file__).resolve().parent.parent

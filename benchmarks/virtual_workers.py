@@ -17,12 +17,12 @@ from benchmarks.tasks import Task
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gossamer.core.ops import Word, bytes_sent
 from gossamer.errors import NonFiniteError, PeerLost
 from gossamer.recipe import resolve
+from gossamer.runtime.transport import Transport
 from gossamer.session import Session
-from gossamer.transports.base import Transport
 from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
-from gossamer.words import Word, bytes_sent
 
 APART = "apart"  # in the place of a recipe: nobody talks
 POINTS = 10  # of a curve

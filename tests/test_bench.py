@@ -34,10 +34,11 @@ from gossamer.bench.suite import build
 from gossamer.bench.switch import available, using
 from gossamer.bench.worker import serve
 from gossamer.compressors import Compressor, Dense, Feedback, Int8, PowerSGD, TopK
-from gossamer.drive import simulate
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Gather
 from gossamer.kernels.native import wanted_kernels
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Gather, Staged, State
+from gossamer.runtime.runner import simulate
 
 LAYOUT = Layout.of({"weight": (40, 30), "bias": (7,)})
 

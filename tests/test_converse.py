@@ -14,9 +14,8 @@ from gossamer.converse import conversation as conversation_module
 from gossamer.converse.actors import Actor, Asked, Asking, Listening, Message, Turn
 from gossamer.converse.post import Post
 from gossamer.converse.presence import Presence
-from gossamer.errors import MismatchError, PeerLost
-from gossamer.network.virtual import Cut, Fault, Kill, Link, Pause, Restart, VirtualNetwork
-from gossamer.peers import (
+from gossamer.core.ops import Mean
+from gossamer.core.peer_ops import (
     Answer,
     Arrived,
     AtOnce,
@@ -34,7 +33,8 @@ from gossamer.peers import (
     Reply,
     Stamp,
 )
-from gossamer.words import Mean
+from gossamer.errors import MismatchError, PeerLost
+from gossamer.network.virtual import Cut, Fault, Kill, Link, Pause, Restart, VirtualNetwork
 
 SERVER, ONE, TWO = Peer("server", 0), Peer("worker", 0), Peer("worker", 1)
 HALF = VirtualNetwork(round_trip_seconds=0.5, bits_per_second=64.0)

@@ -13,13 +13,14 @@ import torch
 from laws.laws import in_threads
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor, Feedback, Int8, PowerSGD, Sharded
-from gossamer.conveyor import Conveyor, order
-from gossamer.drive import Performance, Performed
-from gossamer.layout import Packed
+from gossamer.core import rng
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Exchange, Gather, Mean, Mix, Script, Word
+from gossamer.runtime.pipeline import Conveyor, order
+from gossamer.runtime.runner import Performance, Performed
 from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
-from gossamer.words import Aggregation, At, Exchange, Gather, Mean, Mix, Script, Staged, State, Word
 
 WORLD = 3
 ROUND_TRIP = 1.0
@@ -227,7 +228,7 @@ def buckets(rank: int) -> list[Packed]:
     for number in range(4):
         shapes = {"matrix": (8, 16 + 2 * number), "vector": (3 + number,)}
         packed = Packed.pack({name: torch.empty(shape) for name, shape in shapes.items()})
-        generator = seeds.generator(rank, "bucket", number)
+        generator = rng.generator(rank, "bucket", number)
         packed.flat.copy_(torch.randint(-8, 8, packed.flat.shape, generator=generator))
         found.append(packed)
     return found
@@ -247,7 +248,7 @@ def travelled(
 ) -> list[tuple[list[Performed], float]]:
     """By rank: what came of all buckets, and the moment at which all was over."""
     clock = Clock()
-    monkeypatch.setattr("gossamer.drive.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("gossamer.runtime.runner.time", SimpleNamespace(perf_counter=lambda: clock.now))
     group = SimulatedGroup(WORLD)
 
     def work(rank: int) -> tuple[list[Performed], float]:

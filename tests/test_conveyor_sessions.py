@@ -6,7 +6,8 @@ import pytest
 import torch
 from virtual import Worker, batch, cluster, network
 
-from gossamer.conveyor import FIRST_TRIAL, TRIED, WINDOW, Conveyor, Trials
+from gossamer.runtime.pipeline import WINDOW, Conveyor
+from gossamer.runtime.pipeline_tuner import FIRST_TRIAL, TRIED, Trials
 
 FIRST = FIRST_TRIAL + len(TRIED)  # exchanges until the first comparison
 

@@ -16,24 +16,26 @@ import pytest
 import torch
 from laws.laws import in_threads
 
-from gossamer import conveyor
 from gossamer.buckets import Bucket
 from gossamer.compressors import PowerSGD
 from gossamer.control import NOBODY, Presence, Report
-from gossamer.conveyor import TRIAL_PERIOD, TRIED, WINDOW, Trials
-from gossamer.drive import simulate
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout
+from gossamer.core.ops import Gather, Word, bytes_sent
 from gossamer.forecast import conversation
 from gossamer.foretell import Measured, MeasuredBucket
-from gossamer.layout import Layout
 from gossamer.network import cost, read_network
 from gossamer.recipe import resolve
 from gossamer.rounds import NOTHING, Closing, Round
+from gossamer.runtime import pipeline_tuner
+from gossamer.runtime.pipeline import WINDOW
+from gossamer.runtime.pipeline_tuner import TRIAL_PERIOD, TRIED, Trials
+from gossamer.runtime.runner import simulate
 from gossamer.transports.simulated import SimulatedGroup
 from gossamer.virtual_steps import Job, Lines, run_step
-from gossamer.words import At, Gather, Word, bytes_sent
 
 WORLD = 4
-FIRST = conveyor.FIRST_TRIAL + len(TRIED)  # exchanges until the first comparison
+FIRST = pipeline_tuner.FIRST_TRIAL + len(TRIED)  # exchanges until the first comparison
 
 # -- which exchange tries what -----------------------------------------------------------------------------------------
 
@@ -291,7 +293,7 @@ def test_rules_that_lose_are_noticed(rule: type[Trials]) -> None:
 
 
 def test_a_hiccup_would_spoil_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conveyor, "median", fmean)
+    monkeypatch.setattr(pipeline_tuner, "median", fmean)
     with pytest.raises(AssertionError):
         check_choices(Trials)
 
@@ -305,7 +307,7 @@ def check_drift() -> None:
 
 def test_a_drift_favours_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     check_drift()
-    monkeypatch.setattr(conveyor, "TRIED", (1, 1, 1, 1, 2, 2, 2, 2))
+    monkeypatch.setattr(pipeline_tuner, "TRIED", (1, 1, 1, 1, 2, 2, 2, 2))
     with pytest.raises(AssertionError):
         check_drift()
 

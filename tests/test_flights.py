@@ -15,10 +15,10 @@ from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import events
 from gossamer.control import MEETING_BYTES
+from gossamer.core.ops import Word
 from gossamer.errors import Stopped
+from gossamer.runtime.transport import Transport
 from gossamer.session import Session
-from gossamer.transports.base import Transport
-from gossamer.words import Word
 
 
 def backward(model: nn.Module, step: int, rank: int) -> None:

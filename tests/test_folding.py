@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, notices, parameters
 
-from gossamer import folding, seeds
+from gossamer import folding
 from gossamer.attach import Memory
 from gossamer.compressors import Compressor, Feedback, Int8, Sharded, SparseSum, TopK
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
+from gossamer.core import rng
+from gossamer.core.aggregation import State
+from gossamer.core.layout import Layout, Packed
 from gossamer.errors import CheckpointError
-from gossamer.layout import Layout, Packed
 from gossamer.recipe import resolve
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import State
 from gossamer.world import Shard
 
 SEVERAL = "Route(Int8(block=16), smallest=10)"  # sharded among three or more
@@ -286,7 +287,7 @@ def test_debts_follow_tensors_into_other_buckets() -> None:
         given, sent = {name: torch.zeros(shape) for name, shape in shapes.items()}, dict[str, Tensor]()
         for step, buckets in enumerate([["abc"], ["abc"], ["cb", "a"], ["ca", "b"]]):
             for bucket in buckets:
-                generator = seeds.generator(step, rank, bucket)
+                generator = rng.generator(step, rank, bucket)
                 x = Packed.pack({name: torch.randn(shapes[name], generator=generator).double() for name in bucket})
                 for name, view in x.items():
                     given[name] = given[name] + view
@@ -314,7 +315,7 @@ def check_one_memory(compressor: Compressor, world: int = 4) -> None:
         memory = Memory(compressor, transports[rank])
         given, sent = (dict.fromkeys("abc", torch.zeros(8, 32)) for _ in range(2))
         for step, names in enumerate(["ab", "a", "ab", "bc", "a", "ab", "cba"]):
-            draws = seeds.generator(step, rank, names)
+            draws = rng.generator(step, rank, names)
             x = Packed.pack({name: torch.randint(-9, 9, (8, 32), generator=draws) * 8.0 * world for name in names})
             given |= {name: given[name] + view for name, view in x.items()}
             memory.average_(x)

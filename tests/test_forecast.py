@@ -8,14 +8,15 @@ import torch
 from foretold import WORKERS, other, ring
 
 from gossamer.control import WEIGHT_BYTES, control_bytes
-from gossamer.drive import simulate
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Gather, Mean, Together, bytes_sent
 from gossamer.errors import AttachError
 from gossamer.events import Attached
 from gossamer.forecast import assumed, assumed_shapes, conversation, forecast
 from gossamer.kernels import coded_bytes
-from gossamer.layout import Layout, Packed
 from gossamer.recipe import resolve
-from gossamer.words import At, Gather, Mean, Together, bytes_sent
+from gossamer.runtime.runner import simulate
 
 SHAPES = {"a": (64, 32), "b": (7,), "c": (10, 20), "d": (16, 3, 5, 5), "e": (300,), "f": ()}
 MATRICES = {"a": (64, 32), "d": (16, 75)}  # "c" has fewer than 256 entries

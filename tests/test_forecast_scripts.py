@@ -17,7 +17,7 @@ from gossamer.recipe import resolve
 ATTACHES = """
 import os, sys
 from gossamer import events
-from gossamer.layout import Layout
+from gossamer.core.layout import Layout
 import neighbour
 print("chatter")
 size = int(sys.argv[sys.argv.index("--size") + 1])

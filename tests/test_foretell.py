@@ -5,6 +5,7 @@ import torch
 from click.testing import CliRunner
 
 from gossamer.cli.explain import explain
+from gossamer.core.ops import Gather, Mean, Together
 from gossamer.errors import GossamerError
 from gossamer.foretell import Foretold, Measured, MeasuredBucket, foretell, plan
 from gossamer.network import read_network
@@ -13,7 +14,6 @@ from gossamer.recipe import resolve
 from gossamer.strategies import Periodic
 from gossamer.virtual_steps import Job, run_step
 from gossamer.virtual_turns import Trip, run_sites, run_turns
-from gossamer.words import Gather, Mean, Together
 
 
 def floats(numel):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gossamer.buckets import Bucket
+from gossamer.core.aggregation import At
 from gossamer.errors import GossamerError
 from gossamer.forecast import assumed
 from gossamer.foretell import foretell, plan
@@ -11,7 +12,6 @@ from gossamer.measure import MeasureError, assume, measure
 from gossamer.network import read_network
 from gossamer.recipe import resolve
 from gossamer.stopwatch import turn
-from gossamer.words import At
 
 SCRIPT = """
 import sys, time, torch, gossamer

@@ -24,6 +24,7 @@ from gossamer.announce import begun
 from gossamer.checkpoint import digest
 from gossamer.cli.explain import explain
 from gossamer.control import Presence
+from gossamer.core.aggregation import At
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
 from gossamer.forecast import forecast
 from gossamer.mixes import Mixes
@@ -35,7 +36,6 @@ from gossamer.strategies import Gossip
 from gossamer.strategies.mixing import MASS
 from gossamer.topologies import Topology
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import At
 
 # -- what neighbours come to ------------------------------------------------------------------------------------------
 

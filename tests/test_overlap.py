@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from virtual import Worker, batch, cluster
 
 from gossamer import events
-from gossamer.transports.base import Transport
-from gossamer.words import Word
+from gossamer.core.ops import Word
+from gossamer.runtime.transport import Transport
 
 
 class Slow:

@@ -18,12 +18,13 @@ from virtual import Worker, batch, cluster, network, parameters
 from gossamer import circle, events, pairs, parting
 from gossamer.announce import begun
 from gossamer.checkpoint import digest
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Packed
+from gossamer.core.peer_ops import WORKER, Arrived, Await, Heard, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.errors import AttachError, ConnectError, LoopError, NonFiniteError, PeerLost, RecipeError, Stopped
 from gossamer.forecast import forecast
-from gossamer.layout import Packed
 from gossamer.pairs import Pairs
 from gossamer.parting import Agreed, Parting, Sums
-from gossamer.peers import WORKER, Arrived, Await, Heard, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.recipe import resolve
 from gossamer.session import Session
 from gossamer.staging import laid_out
@@ -32,7 +33,6 @@ from gossamer.strategies.pairwise import NO_EXCHANGE, Partner
 from gossamer.topologies import Topology
 from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import At
 
 RECIPE = "Gossip('pairwise')"
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact

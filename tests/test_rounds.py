@@ -18,15 +18,16 @@ from gossamer import events
 from gossamer.buckets import Bucket, divide
 from gossamer.compressors import Compressor, PowerSGD
 from gossamer.control import NOBODY, Presence, Report, conclude
-from gossamer.conveyor import Conveyor
-from gossamer.drive import simulate
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Mean, Together, Word
 from gossamer.errors import PeerLost
-from gossamer.lane import Lane, Ticket
-from gossamer.layout import Packed
 from gossamer.rounds import NOTHING, Closing, Round, with_own
-from gossamer.transports.base import Transport
+from gossamer.runtime.comm_thread import Lane, Ticket
+from gossamer.runtime.pipeline import Conveyor
+from gossamer.runtime.runner import simulate
+from gossamer.runtime.transport import Transport
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import Aggregation, At, Mean, Staged, State, Together, Word
 
 RECIPES = [
     "Dense()",

@@ -15,9 +15,9 @@ from served_training import ROUNDS, begun, check_joined, trained
 from virtual import Worker, cluster, heard, network
 
 from gossamer import circle, events, served, serving
+from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.environment.servers import run_token
 from gossamer.errors import AttachError, ConnectError, LoopError, PeerLost, RecipeError
-from gossamer.peers import SERVER, Peer
 from gossamer.recipe import resolve
 from gossamer.serving.shard import Shard
 from gossamer.transports.tcp import TcpEndpoint

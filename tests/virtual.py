@@ -15,8 +15,8 @@ from torch.nn.functional import mse_loss
 
 from gossamer import events
 from gossamer.recipe import resolve
+from gossamer.runtime.transport import Transport
 from gossamer.session import Session
-from gossamer.transports.base import Transport
 from gossamer.transports.simulated import SimulatedGroup
 
 

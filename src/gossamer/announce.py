@@ -15,9 +15,9 @@ from gossamer.exchange import Exchange
 from gossamer.neighbours import HEAD_BYTES
 from gossamer.recipe import Recipe
 from gossamer.riders import momenta_kept, numbers_bytes
+from gossamer.runtime.transport import Transport
 from gossamer.strategies import AVERAGE, Stage
 from gossamer.timetable import schedule_of
-from gossamer.transports.base import Transport
 
 
 def begun(

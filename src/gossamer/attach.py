@@ -20,27 +20,28 @@ from gossamer.buckets import trainable
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.sharded import is_owed, settle
-from gossamer.drive import perform
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Gather, Word
+from gossamer.core.term import Term, Terms
 from gossamer.environment import choose_interface, here, interfaces
 from gossamer.environment.servers import dedicated_servers, own_address, returns
 from gossamer.errors import AttachError, ConnectError, LayoutError
 from gossamer.guards import Scaler
-from gossamer.lane import Lane
-from gossamer.layout import Layout, Packed
 from gossamer.momentum import ownership
 from gossamer.network import read_network
 from gossamer.recipe import Recipe, resolve
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.runner import perform
+from gossamer.runtime.transport import Transport
 from gossamer.session import Session, open_sessions
 from gossamer.strategies import Stage
-from gossamer.terms import Term, Terms
-from gossamer.transports.base import Transport
 from gossamer.transports.meshed import meshed
 from gossamer.transports.paced import PacedTransport
 from gossamer.transports.picker import ENGINE, asked_for
 from gossamer.transports.process_group import ProcessGroupTransport
 from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import At, Gather, Staged, State, Word
 from gossamer.world import World, current
 
 

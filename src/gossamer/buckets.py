@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Layout, Packed, Slot, dense_stride
 from gossamer.errors import AttachError
 from gossamer.kernels import all_finite
-from gossamer.layout import Layout, Packed, Slot, dense_stride
-from gossamer.words import At, State
 
 BUCKET_BYTES = 25 * 2**20
 

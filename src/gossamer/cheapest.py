@@ -8,9 +8,9 @@ import torch
 
 from gossamer.compressors import Codec, Compressor, Sharded, SparseSum
 from gossamer.compressors.sparse import Sparse
-from gossamer.drive import price
-from gossamer.layout import Layout, Packed
-from gossamer.words import At
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.runtime.runner import price
 
 SAMPLE = Layout.of({"weight": (1024, 1024)})
 SUMS_SAVE = 2.0  # times the bytes

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from gossamer.core.peer_ops import SERVER, WORKER, Await, Elapsed, Heard, Joined, Left, Peer, PeerScript
 from gossamer.environment.places import publish, published
 from gossamer.environment.servers import (
     LARGEST_FRAME_BYTES,
@@ -24,7 +25,6 @@ from gossamer.environment.servers import (
 )
 from gossamer.errors import AttachError, ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
-from gossamer.peers import SERVER, WORKER, Await, Elapsed, Heard, Joined, Left, Peer, PeerScript
 from gossamer.serving.host import host
 
 if TYPE_CHECKING:

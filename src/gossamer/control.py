@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gossamer.core.ops import Gather
 from gossamer.errors import LoopError
 from gossamer.strategies import Stage
-from gossamer.words import Gather
 
 NOBODY = -1
 HEAD = Struct("<dqiBB")  # weight, settings, culprit, presence, stop: the same on every machine

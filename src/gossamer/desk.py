@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from gossamer.control import Presence, meet, refuse_to_save_apart
-from gossamer.drive import Performed, perform
-from gossamer.lane import Lane
-from gossamer.transports.base import Transport
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.runner import Performed, perform
+from gossamer.runtime.transport import Transport
 
 
 class Desk:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gossamer.layout import Layout
+from gossamer.core.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gossamer import seeds
 from gossamer.buckets import Bucket, copy_state, state_by_name
 from gossamer.compressors import Compressor
 from gossamer.control import NOBODY, Flags, Meeting, Presence, Report
+from gossamer.core import rng
+from gossamer.core.aggregation import At
 from gossamer.desk import Desk
-from gossamer.drive import Performed
 from gossamer.exchange import Costs, Exchange, Loop, Remembered
 from gossamer.kernels import all_finite
-from gossamer.lane import Lane
 from gossamer.parcels import Arrival, Flight, Fragment, Parcel, arrived
 from gossamer.passes import Passes
 from gossamer.riders import Riders
 from gossamer.rounds import NOTHING, Closing, Round, with_own, without_own
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.runner import Performed
+from gossamer.runtime.transport import Transport
 from gossamer.strategies import Periodic, Turn
-from gossamer.transports.base import Transport
-from gossamer.words import At
 
 NO_FLAGS = np.zeros(0, dtype=bool)
 
@@ -156,7 +156,7 @@ class Flights(Exchange):
         report = Report(
             weight=weight,
             presence=presence,
-            settings=seeds.address(settings),
+            settings=rng.address(settings),
             culprit=NOBODY,
             used=self._used(fragment, presence),
             moved=NO_FLAGS,

@@ -16,10 +16,10 @@ from gossamer.compressors.feedback import RESIDUAL, Feedback
 from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.compressors.sharded import OWED, Sharded, is_owed
 from gossamer.compressors.sparse_sum import SparseSum
+from gossamer.core.term import Term
 from gossamer.errors import CheckpointError, RecipeError
 from gossamer.merges import AGREED_KEY
 from gossamer.recipe import resolve
-from gossamer.terms import Term
 
 State = Mapping[str, Any]  # what Session.state_dict gives
 Remembered = dict[str, Tensor]  # about one parameter, by key

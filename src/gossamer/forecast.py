@@ -22,20 +22,22 @@ from gossamer.compressors.base import wide
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
 from gossamer.control import MEETING_BYTES, WEIGHT_BYTES
-from gossamer.drive import Priced, price
+from gossamer.core.aggregation import At, State
+from gossamer.core.coalesce import fuse
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.op_semantics import meta_answer
+from gossamer.core.ops import Gather, Payload, Script, Word, payload_bytes
 from gossamer.errors import AttachError
 from gossamer.events import Attached, Event, subscribe
-from gossamer.fuse import fuse
-from gossamer.layout import Layout, Packed
 from gossamer.recipe import Recipe
+from gossamer.runtime.runner import Priced, price
 from gossamer.serving.price import price as price_servers
 from gossamer.serving.ways import ways_of
 from gossamer.staging import laid_out, site_size
 from gossamer.strategies import Mixing, Stage
 from gossamer.timetable import schedule_of
 from gossamer.topologies import Topology
-from gossamer.transports.simulated import SimulatedGroup, meta_answer
-from gossamer.words import At, Gather, Payload, Script, State, Word, payload_bytes
+from gossamer.transports.simulated import SimulatedGroup
 
 WIDTH_PER_LAYER = 64
 STEADY = 2**40  # a step after any warm-up: what a training pays for most of its time

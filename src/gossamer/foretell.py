@@ -10,21 +10,21 @@ from typing import Any
 import torch
 
 from gossamer.control import MEETING_BYTES
-from gossamer.conveyor import WINDOW
+from gossamer.core.layout import Layout
+from gossamer.core.ops import Gather, Mean, Mix, Word
 from gossamer.errors import GossamerError
 from gossamer.forecast import conversation, letter, mean_told
-from gossamer.layout import Layout
 from gossamer.network import Network
 from gossamer.network.cost import Lines
 from gossamer.network.tcp import ETHERNET, Tcp
 from gossamer.recipe import Recipe
+from gossamer.runtime.pipeline import WINDOW
 from gossamer.staging import site_size
 from gossamer.strategies import Stage
 from gossamer.timetable import schedule_of
 from gossamer.transports.picker import asked_for, check_wish
 from gossamer.virtual_steps import Job, run_step
 from gossamer.virtual_turns import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
-from gossamer.words import Gather, Mean, Mix, Word
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,20 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.accumulation import SUM, Sums
 from gossamer.buckets import Bucket, copy_state, state_by_name
 from gossamer.compressors import Compressor
 from gossamer.control import NOBODY, Presence, Report, Verdict, refuse_to_save_apart
-from gossamer.conveyor import Trials
+from gossamer.core import rng
+from gossamer.core.aggregation import At
 from gossamer.errors import LayoutError, LoopError
 from gossamer.exchange import Blame, Costs, Exchange, Loop, Remembered
 from gossamer.guards import kept_gradients
-from gossamer.lane import Lane, Ticket
 from gossamer.passes import refuse_reentrant
 from gossamer.rounds import NOTHING, Closing, Fresh, Round
-from gossamer.transports.base import Transport
-from gossamer.words import At
+from gossamer.runtime.comm_thread import Lane, Ticket
+from gossamer.runtime.pipeline_tuner import Trials
+from gossamer.runtime.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class GradientExchange(Exchange):
         report = Report(
             weight=weight,
             presence=presence,
-            settings=seeds.address(settings),
+            settings=rng.address(settings),
             culprit=NOBODY,
             stop=self.asked_to_stop,
             used=np.array([name in self._sums.used or grad is not None for name, grad in self._gradients()]) & training,

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from gossamer.errors import CheckpointError, LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
-from gossamer.lane import Lane
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.transport import Transport
 from gossamer.saving import Stateful
-from gossamer.transports.base import Transport
 
 PATIENCE = 5  # steps in a row that may be skipped without a GradScaler, which needs more to find its scale
 

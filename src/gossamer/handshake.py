@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gossamer import seeds
 from gossamer.checkpoint import digest
+from gossamer.core import rng
 from gossamer.errors import MismatchError
 from gossamer.events import notice
 from gossamer.version import __version__
@@ -88,7 +88,7 @@ def hand_out(
 def _described(tensors: Sequence[Tensor]) -> str:
     """A hash of what they are like, then one of each one's values."""
     form = repr([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-    return " ".join([f"{seeds.address(form):x}", *(digest([tensor]) for tensor in tensors)])
+    return " ".join([f"{rng.address(form):x}", *(digest([tensor]) for tensor in tensors)])
 
 
 def _once(tensor: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class FirstBatch:
             return
         if self.hash == NOT_SEEN and model.training and os.getpid() == self._pid:
             inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            self.hash = seeds.address(digest(inputs)) if inputs else NO_BATCH
+            self.hash = rng.address(digest(inputs)) if inputs else NO_BATCH
             if self.hook is not None:
                 self.hook.remove()
 

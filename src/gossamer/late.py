@@ -14,11 +14,11 @@ from gossamer.control import Flags, Presence
 from gossamer.errors import LoopError
 from gossamer.exchange import Loop
 from gossamer.flights import Flights
-from gossamer.lane import Lane
 from gossamer.parcels import Arrival, Flight, Fragment
 from gossamer.riders import Riders
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.transport import Transport
 from gossamer.strategies import Periodic
-from gossamer.transports.base import Transport
 
 
 class LateGradients(Flights):

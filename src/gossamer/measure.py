@@ -20,16 +20,16 @@ from torch import nn
 
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor, Dense
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.forecast import STEADY
 from gossamer.foretell import Measured, MeasuredBucket
-from gossamer.layout import Layout
 from gossamer.probe import AT_ONCE, results
 from gossamer.recipe import Recipe
 from gossamer.stopwatch import time_stage
 from gossamer.strategies import Stage
-from gossamer.words import At
 
 FEWEST_STEPS = 12
 LINES_OF_ERROR = 8

@@ -12,16 +12,16 @@ from torch.optim import Optimizer
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.control import Presence
+from gossamer.core.layout import Packed
 from gossamer.exchange import Loop, Remembered
 from gossamer.flights import Flights
 from gossamer.kernels import room_like
-from gossamer.lane import Lane
-from gossamer.layout import Packed
 from gossamer.parcels import Arrival, Flight
 from gossamer.passes import without_spoilt
 from gossamer.riders import Riders, momenta, momenta_kept
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.transport import Transport
 from gossamer.strategies import AGREED, AVERAGE, RESET, Memory, Merging
-from gossamer.transports.base import Transport
 
 PREFIX = "merging."  # before the keys of what a strategy remembers, beside what a compressor does
 AGREED_KEY = PREFIX + AGREED

@@ -17,21 +17,22 @@ from gossamer import events
 from gossamer.buckets import Bucket, copy_state, state_by_name
 from gossamer.compressors import Compressor
 from gossamer.control import Presence, first_batches
-from gossamer.drive import Performed, perform
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Mean, Script, Together
 from gossamer.errors import GossamerError, Stopped
 from gossamer.exchange import Exchange, Loop, Remembered
 from gossamer.kernels import all_finite, room_like
-from gossamer.lane import Lane
-from gossamer.layout import Layout, Packed
 from gossamer.merges import AGREED_KEY
 from gossamer.neighbours import Graph, Head, Part, mix
 from gossamer.passes import Passes, without_spoilt
 from gossamer.riders import Riders
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.runner import Performed, perform
+from gossamer.runtime.transport import Transport
 from gossamer.strategies import Mixing, Turn
 from gossamer.strategies.mixing import MASS
 from gossamer.topologies import Topology
-from gossamer.transports.base import Transport
-from gossamer.words import At, Mean, Script, Together
 
 PREFIX = "mixing."  # before the keys of what a rule remembers, beside what a compressor does
 BUFFERS = "buffers"

@@ -18,9 +18,9 @@ from torch.optim import SGD, Adam, Optimizer
 from gossamer.buckets import slot_of
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import Ownership
+from gossamer.core.aggregation import At
 from gossamer.errors import AttachError, LoopError
 from gossamer.events import notice
-from gossamer.words import At
 
 Group = dict[str, Any]
 

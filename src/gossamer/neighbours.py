@@ -12,12 +12,13 @@ from torch import Tensor
 
 from gossamer.buckets import Bucket
 from gossamer.control import Presence
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Gather, Mix, Payload, Together
 from gossamer.errors import LoopError
-from gossamer.layout import Packed
 from gossamer.strategies import Memory
 from gossamer.strategies.mixing import Heard, Offer, Rule
 from gossamer.topologies import Topology
-from gossamer.words import At, Gather, Mix, Payload, State, Together
 
 HEAD_BYTES = 32
 

@@ -19,24 +19,24 @@ from gossamer.buckets import Bucket, copy_parameters
 from gossamer.circle import Tell, assemble_again, assemble_workers, leave, moved
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
 from gossamer.environment.places import has_ended, mark_end, mark_training
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost, Stopped
 from gossamer.exchange import Exchange, Loop, Remembered
 from gossamer.kernels import all_finite
-from gossamer.layout import Packed
 from gossamer.parting import Agreed, Parting
 from gossamer.passes import Passes, without_spoilt
-from gossamer.peers import PeerScript
 from gossamer.riders import Riders
+from gossamer.runtime.peer_thread import Handle, speak
+from gossamer.runtime.transport import Transport
 from gossamer.strategies import Mixing, Turn
 from gossamer.strategies.pairwise import Partner, initiate
 from gossamer.strategies.taking_over import TakenOver, come_back
 from gossamer.topologies import Topology
-from gossamer.transports.base import Transport
 from gossamer.transports.payloads import join, split
-from gossamer.transports.scripts import Handle, speak
-from gossamer.words import Payload
 
 if TYPE_CHECKING:
     from gossamer.transports.tcp import TcpEndpoint  # needs msgspec

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gossamer.buckets import Bucket
+from gossamer.core.aggregation import State
+from gossamer.core.layout import Layout, Packed
 from gossamer.exchange import Blame, Costs
-from gossamer.lane import Ticket
-from gossamer.layout import Layout, Packed
+from gossamer.runtime.comm_thread import Ticket
 from gossamer.strategies import Turn
-from gossamer.words import State
 
 
 @dataclass

@@ -13,15 +13,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import (
+    WORKER,
+    Arrived,
+    Await,
+    Heard,
+    Peer,
+    PeerScript,
+    Pull,
+    Pulled,
+    Push,
+    Receipt,
+    Reply,
+    Stamp,
+)
 from gossamer.errors import ConnectError
 from gossamer.events import notice
 from gossamer.kernels import all_finite
-from gossamer.peers import WORKER, Arrived, Await, Heard, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
+from gossamer.runtime.peer_thread import Handle
 from gossamer.strategies.lives import life_in, numbered
 from gossamer.strategies.pairwise import AVERAGE, Partner, answering
 from gossamer.strategies.taking_over import ROLL, Roll, read_roll
-from gossamer.transports.scripts import Handle
-from gossamer.words import Payload
 
 if TYPE_CHECKING:
     from gossamer.transports.tcp import TcpEndpoint  # needs msgspec

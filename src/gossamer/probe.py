@@ -25,16 +25,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gossamer.announce import begun
 from gossamer.buckets import Bucket, divide, trainable
 from gossamer.compressors import Dense
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Packed
 from gossamer.forecast import STEADY, as_main
 from gossamer.foretell import Measured, MeasuredBucket
-from gossamer.layout import Packed
 from gossamer.recipe import resolve
 from gossamer.session import Session, open_sessions
 from gossamer.staging import Fragments, laid_out
 from gossamer.stopwatch import Gradients, time_stage
 from gossamer.strategies import Stage
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import At
 
 AT_ONCE = Stage(0, averages=True)
 WARM_UP_STEPS = 3

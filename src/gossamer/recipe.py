@@ -18,10 +18,10 @@ from gossamer import compressors, strategies, topologies
 from gossamer.cheapest import cheapest
 from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, Route, TopK
 from gossamer.compressors.sparse import Sparse
+from gossamer.core.layout import Slot
+from gossamer.core.term import Term, Terms
 from gossamer.errors import RecipeError
-from gossamer.layout import Slot
 from gossamer.strategies import EveryStep, Strategy
-from gossamer.terms import Term, Terms
 from gossamer.topologies import Complete, Topology
 
 __all__ = ["KINDS", "LONGEST_TEXT", "PRESETS", "Recipe", "describe", "parse", "resolve", "signature"]

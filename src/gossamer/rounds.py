@@ -14,14 +14,16 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.control import NOBODY, Presence, Report, Verdict, all_weights, conclude, first_batches
-from gossamer.conveyor import WINDOW, Conveyor, Trials
-from gossamer.drive import Performance, Performed, broadcast, perform
-from gossamer.fuse import fuse
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.coalesce import fuse
+from gossamer.core.layout import Layout, Packed, Slot
+from gossamer.core.ops import Gather, Mean, Script
 from gossamer.handshake import compare_settings
 from gossamer.kernels import all_finite
-from gossamer.layout import Layout, Packed, Slot
-from gossamer.transports.base import Transport
-from gossamer.words import At, Gather, Mean, Script, Staged, State
+from gossamer.runtime.pipeline import WINDOW, Conveyor
+from gossamer.runtime.pipeline_tuner import Trials
+from gossamer.runtime.runner import Performance, Performed, broadcast, perform
+from gossamer.runtime.transport import Transport
 
 
 class Cargo(Protocol):

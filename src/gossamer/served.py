@@ -15,16 +15,16 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.buckets import Bucket
 from gossamer.circle import Tell, assemble, leave
+from gossamer.core.layout import Layout
 from gossamer.errors import AttachError, LoopError
 from gossamer.exchange import Exchange, Loop, Remembered
-from gossamer.layout import Layout
 from gossamer.recipe import Recipe
+from gossamer.runtime.peer_thread import Handle, speak
+from gossamer.runtime.transport import Transport
 from gossamer.serving.client import Client, Exchanged, Told
 from gossamer.serving.partition import servers_for
 from gossamer.serving.share import Share
 from gossamer.strategies.server import ASYNC, SYNC, ParameterServer
-from gossamer.transports.base import Transport
-from gossamer.transports.scripts import Handle, speak
 
 WIDEST_BYTES = 8
 

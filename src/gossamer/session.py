@@ -21,17 +21,17 @@ from gossamer import announce, events, folding, saving, uneven
 from gossamer.beside import Beside, Watch
 from gossamer.buckets import Buffers, copy_parameters, copy_state, layout_text, lent, trainable
 from gossamer.compressors.sharded import is_owed, settle
+from gossamer.core.aggregation import At
 from gossamer.errors import AttachError, LayoutError, LoopError, Stopped, require
 from gossamer.exchange import Blame, Costs, Exchange, Loop
 from gossamer.guards import Patience, Scaler, check_norm, clip, leave, numbers, refuse_misfit, refuse_strangers
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, hand_out, settings
-from gossamer.lane import Lane
 from gossamer.momentum import take_over
 from gossamer.recipe import Recipe
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.transport import Transport
 from gossamer.staging import Stages
-from gossamer.transports.base import Transport
 from gossamer.version import __version__
-from gossamer.words import At
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from gossamer.compressors import Compressor
 from gossamer.control import Presence
 from gossamer.exchange import Blame, Loop
 from gossamer.gradients import GradientExchange
-from gossamer.lane import Lane
 from gossamer.merges import Merges
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.transport import Transport
 from gossamer.strategies import Merging
-from gossamer.transports.base import Transport
 
 
 class SiteMerges(Merges):

@@ -11,20 +11,20 @@ from torch.optim import Optimizer
 
 from gossamer.buckets import Bucket, divide, fragments_of
 from gossamer.compressors import Compressor, Dense
+from gossamer.core.aggregation import At
 from gossamer.errors import AttachError
 from gossamer.exchange import Exchange, Loop
 from gossamer.gradients import GradientExchange
-from gossamer.lane import Lane
 from gossamer.late import LateGradients
 from gossamer.merges import Merges
 from gossamer.mixes import Mixes
 from gossamer.pairs import Pairs
 from gossamer.recipe import Recipe
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.transport import Transport
 from gossamer.served import Served
 from gossamer.sites import SiteMerges
 from gossamer.strategies import Mixing, Stage
-from gossamer.transports.base import Transport
-from gossamer.words import At
 
 Fragments = Sequence[Sequence[Bucket]]
 Parameters = Mapping[str, Parameter]

@@ -15,15 +15,16 @@ from torch import Tensor
 from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.control import NOBODY, Presence, Report
+from gossamer.core.aggregation import At, Staged
+from gossamer.core.layout import Packed
+from gossamer.core.op_semantics import mean_of, meta_answer
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Payload, Together, Word
 from gossamer.forecast import STEADY
-from gossamer.layout import Packed
 from gossamer.parcels import Parcel
 from gossamer.rounds import NOTHING, Cargo, Closing, Fresh, Round, with_own, without_own
 from gossamer.staging import Fragments
 from gossamer.strategies import Memory, Merging, Stage
 from gossamer.strategies.mixing import Heard, Rule
-from gossamer.transports.simulated import mean_of, meta_answer
-from gossamer.words import Among, At, Exchange, Gather, Mean, Payload, Staged, Together, Word
 
 EXCHANGES = 4  # the first is not counted
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gossamer.conveyor import WINDOW, Conveyor
-from gossamer.words import Word
+from gossamer.core.ops import Word
+from gossamer.runtime.pipeline import WINDOW, Conveyor
 
 
 @dataclass(frozen=True, kw_only=True)

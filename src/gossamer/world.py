@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Sampler
 
-from gossamer import environment, seeds
+from gossamer import environment
+from gossamer.core import rng
 from gossamer.errors import CheckpointError
 
 Labels = Iterable[Hashable] | Tensor
@@ -76,20 +77,20 @@ class Shard(Sampler[int]):
         if isinstance(self._source, Sampler):
             return self._sampled(self._source)
         order = torch.randperm(
-            _length(self._source), generator=seeds.generator("shard", self._seed, self.epoch), device="cpu"
+            _length(self._source), generator=rng.generator("shard", self._seed, self.epoch), device="cpu"
         )
         if self._classes is None:
             return order[self.rank :: self._size].tolist()
         # Dealt out class by class, then shuffled again: a rank would otherwise see its data in class order.
         mine = order[self._classes[order].argsort(stable=True)][self.rank :: self._size]
-        own = seeds.generator("shard", self._seed, self.epoch, self.rank)
+        own = rng.generator("shard", self._seed, self.epoch, self.rank)
         return mine[torch.randperm(len(mine), generator=own, device="cpu")].tolist()
 
     def _sampled(self, sampler: Sampler[int]) -> list[int]:
         before = torch.get_rng_state()
         try:
             # Not torch.manual_seed, which would reseed the GPUs as well.
-            torch.default_generator.manual_seed(seeds.address("shard", self._seed, self.epoch))
+            torch.default_generator.manual_seed(rng.address("shard", self._seed, self.epoch))
             return list(sampler)[self.rank :: self._size]
         finally:
             torch.set_rng_state(before)

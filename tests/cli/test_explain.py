@@ -12,7 +12,7 @@ from gossamer.kernels import coded_bytes
 SCRIPT = """
 import os, sys
 from gossamer import events
-from gossamer.layout import Layout
+from gossamer.core.layout import Layout
 size = int(sys.argv[sys.argv.index("--workers") + 1])
 events.emit(events.Attached(
     recipe=os.environ["GOSSAMER_RECIPE"], layouts=(("float32", Layout.of({"w": (size, size)})),),

@@ -7,7 +7,6 @@ import torch
 from laws.laws import check_conservation, check_own
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import (
     QSGD,
     Chain,
@@ -24,11 +23,12 @@ from gossamer.compressors import (
     TopK,
     TwoBit,
 )
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
 from gossamer.errors import MalformedError
 from gossamer.kernels import Residual, decode_places
-from gossamer.layout import Layout, Packed
 from gossamer.recipe import parse
-from gossamer.words import At
 
 LAYOUT = Layout.of({"matrix": (20, 30), "empty": (0,), "one": (1,), "vector": (400,)})
 AT = At(step=3, seed=1, rank=1, world=2)
@@ -38,7 +38,7 @@ SECOND += [TopK(density=0.5), Threshold(value=1.0, capacity=0.5)]
 
 
 def numbers(seed: int = 0) -> Tensor:
-    return torch.randn(LAYOUT.numel, generator=seeds.generator("chain", seed))
+    return torch.randn(LAYOUT.numel, generator=rng.generator("chain", seed))
 
 
 def test_the_second_codec_sees_the_values_of_each_tensor() -> None:

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor, Dense
-from gossamer.drive import simulate
+from gossamer.core import rng
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Mean
 from gossamer.errors import NotFinite
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Mean, Staged, State
+from gossamer.runtime.runner import simulate
 
 N = 3000
 LAYOUT = Layout.of({"w": (N,)})
@@ -21,7 +22,7 @@ HALVES = ["bfloat16", "float16"]
 
 
 def numbers(name: object, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(N, generator=seeds.generator("dense", str(name)), dtype=torch.float64).to(dtype)
+    return torch.randn(N, generator=rng.generator("dense", str(name)), dtype=torch.float64).to(dtype)
 
 
 def aggregate(compressor: Compressor, inputs: list[Tensor], outs: list[Tensor | None]) -> list[Staged]:

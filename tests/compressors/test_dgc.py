@@ -14,11 +14,12 @@ from torch import Tensor
 from gossamer.compressors import DGC, Compressor, Route
 from gossamer.compressors.dgc import MOMENTUM
 from gossamer.compressors.feedback import RESIDUAL
-from gossamer.drive import price, simulate
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Mean
 from gossamer.errors import NotFinite
 from gossamer.kernels import coded_bytes
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Mean, Staged, State
+from gossamer.runtime.runner import price, simulate
 
 SIZES = LAYOUT.sizes
 

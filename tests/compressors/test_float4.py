@@ -12,13 +12,13 @@ from laws.laws import LAYOUT, check_bytes, check_conservation, check_own, check_
 from laws.sparse import chained
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Chain, Codec, Compressor, Feedback, Float4, OneBit, Sharded, SignMagnitude, TopK
-from gossamer.drive import simulate
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
 from gossamer.kernels.float4 import MAGNITUDES
-from gossamer.layout import Layout, Packed
 from gossamer.recipe import parse, resolve
-from gossamer.words import At
+from gossamer.runtime.runner import simulate
 
 CHAINED = Chain(TopK(density=0.1), SignMagnitude())
 
@@ -29,7 +29,7 @@ def sent(codec: Codec, x: Tensor) -> Tensor:
 
 
 def normal(count: int, seed: int = 0) -> Tensor:
-    return torch.randn(count, generator=seeds.generator("float4", seed), dtype=torch.float64)
+    return torch.randn(count, generator=rng.generator("float4", seed), dtype=torch.float64)
 
 
 # -- Float4

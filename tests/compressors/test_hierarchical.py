@@ -29,8 +29,8 @@ from gossamer.compressors import (
     TopK,
 )
 from gossamer.compressors.hierarchical import _piece
-from gossamer.layout import Packed, Slot
-from gossamer.words import Aggregation, At, State
+from gossamer.core.aggregation import Aggregation, At, State
+from gossamer.core.layout import Packed, Slot
 
 
 @pytest.mark.parametrize(("world", "per_node"), NODES)

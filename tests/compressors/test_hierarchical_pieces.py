@@ -29,9 +29,10 @@ from gossamer.compressors import (
     hierarchical,
 )
 from gossamer.compressors.hierarchical import _part, _piece, _Place
-from gossamer.drive import simulate
-from gossamer.layout import Layout, Packed, Slot, dense_stride
-from gossamer.words import Aggregation, Among, At, Staged, Together, Word
+from gossamer.core.aggregation import Aggregation, At, Staged
+from gossamer.core.layout import Layout, Packed, Slot, dense_stride
+from gossamer.core.ops import Among, Together, Word
+from gossamer.runtime.runner import simulate
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 

@@ -23,10 +23,10 @@ from gossamer.compressors import (
     Int8,
     Sharded,
 )
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Packed
 from gossamer.errors import RecipeError
-from gossamer.layout import Packed
 from gossamer.recipe import resolve
-from gossamer.words import At
 
 
 def test_nodes_must_be_full() -> None:

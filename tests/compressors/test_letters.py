@@ -9,9 +9,9 @@ from laws import sparse as sparse_family
 from laws.laws import LAYOUT
 
 from gossamer.compressors import QSGD, Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK, letters
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Packed, Slot
 from gossamer.errors import MalformedError
-from gossamer.layout import Packed, Slot
-from gossamer.words import At, State
 
 EVERY = [
     Dense(),

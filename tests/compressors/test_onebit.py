@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Codec, Compressor, Feedback, OneBit
-from gossamer.drive import simulate
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Payload
 from gossamer.errors import NotFinite
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Payload
+from gossamer.runtime.runner import simulate
 
 
 def send(codec: Codec, x: Tensor) -> tuple[Payload, Tensor]:

@@ -14,10 +14,10 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Dense, Feedback, Int8, OneBit, OneBitAdam, Route, Sharded
 from gossamer.compressors.dgc import MOMENTUM
 from gossamer.compressors.feedback import RESIDUAL
-from gossamer.drive import price
-from gossamer.layout import Packed
+from gossamer.core.aggregation import At, Staged
+from gossamer.core.layout import Packed
 from gossamer.recipe import resolve
-from gossamer.words import At, Staged
+from gossamer.runtime.runner import price
 
 
 class Accelerated(Group):

@@ -7,10 +7,11 @@ import torch
 from laws.unbiased import check_unbiased, draws_of
 
 from gossamer.compressors import QSGD, Codec, Compressor, Int8, OneBit, TwoBit
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.kernels import Residual
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Payload
 
 RANDOM: list[Codec] = [Int8(block=64, stochastic=True), QSGD(block=64), QSGD(levels=3, block=64)]
 CODECS: list[Codec] = [*RANDOM, Int8(), OneBit(), OneBit(columns=True), TwoBit(), TwoBit(adaptive=True)]

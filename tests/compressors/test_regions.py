@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gossamer.compressors import regions
 from gossamer.compressors.regions import Regions
-from gossamer.layout import Layout, Packed
-from gossamer.words import At
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
 
 CPU = torch.device("cpu")
 

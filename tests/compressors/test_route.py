@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gossamer.compressors import Dense, PowerSGD, Route, TopK
-from gossamer.drive import price
-from gossamer.layout import Layout, Packed
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
 from gossamer.recipe import parse, resolve
-from gossamer.words import At
+from gossamer.runtime.runner import price
 
 LAYOUT = Layout.of(
     {

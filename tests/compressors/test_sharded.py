@@ -14,10 +14,11 @@ from torch import Tensor
 from gossamer.compressors import QSGD, Codec, Compressor, Feedback, Int8, OneBit, Route, Sharded, TopK, TwoBit, sharded
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED, settle
-from gossamer.drive import price, simulate
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Exchange, Gather
 from gossamer.kernels import Residual
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Exchange, Gather, Staged, State
+from gossamer.runtime.runner import price, simulate
 
 CODECS = [Int8(block=16), QSGD(), OneBit(), TwoBit(), TwoBit(adaptive=True), TopK(density=0.1)]
 

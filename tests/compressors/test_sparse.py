@@ -10,23 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Dense, Feedback, RandomK, Threshold, TopK
 from gossamer.compressors.randomk import draw
 from gossamer.compressors.sparse import dearer_than_dense, share
-from gossamer.drive import simulate
+from gossamer.core import rng
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Gather, Mean
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import Residual, encode_places
 from gossamer.kernels.noise import uniform
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Gather, Mean, Staged, State
+from gossamer.runtime.runner import simulate
 
 LAYOUT = Layout.of({"matrix": (5, 8), "empty": (0, 3), "one": (1,), "vector": (9,)})
 TWO = At(world=2)
 
 
 def numbers(seed: int = 0, layout: Layout = LAYOUT) -> Tensor:
-    return torch.randn(layout.numel, generator=seeds.generator("numbers", seed))
+    return torch.randn(layout.numel, generator=rng.generator("numbers", seed))
 
 
 def room(layout: Layout = LAYOUT) -> Residual:
@@ -134,18 +135,18 @@ def worst_frequency(places: list[Tensor], n: int, k: int) -> float:
 
 @pytest.mark.parametrize(("n", "k"), [(50, 20), (37, 1), (16, 8), (50, 49)])
 def test_every_place_is_drawn_equally_often(n: int, k: int) -> None:
-    keys = [seeds.address("frequency", n, trial) for trial in range(3000)]
+    keys = [rng.address("frequency", n, trial) for trial in range(3000)]
     assert worst_frequency([draw([n], [k], key) for key in keys], n, k) <= 4.5
 
 
 def test_the_frequencies_catch_runs_that_are_not_turned() -> None:
-    keys = [seeds.address("frequency", 50, trial) for trial in range(3000)]
+    keys = [rng.address("frequency", 50, trial) for trial in range(3000)]
     assert worst_frequency([without_turning([50], [20], key) for key in keys], 50, 20) > 9
 
 
 def test_places_reach_all_of_a_large_tensor() -> None:
     n, trials = 2**31 - 1, 400
-    places = torch.cat([draw([5, n], [2, 10], seeds.address("large", trial))[2:] for trial in range(trials)]) - 5
+    places = torch.cat([draw([5, n], [2, 10], rng.address("large", trial))[2:] for trial in range(trials)]) - 5
     assert 0 <= int(places.min()) <= int(places.max()) < n
     assert len(set((places % 256).tolist())) == 256, "places keep to a grid"
     tenths = torch.bincount(places * 10 // n, minlength=10)

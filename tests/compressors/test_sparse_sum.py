@@ -10,16 +10,17 @@ import torch
 from laws.laws import LAYOUT, Group, check_conservation, check_own, perform_together
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor, Dense, Feedback, Int8, RandomK, Sharded, SparseSum, TopK, letters, regions
 from gossamer.compressors import sparse_sum as module
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.regions import Regions
-from gossamer.drive import price, simulate
+from gossamer.core import rng
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Exchange, Gather, Mean, Payload
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import coded_bytes
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Exchange, Gather, Mean, Payload, Staged, State
+from gossamer.runtime.runner import price, simulate
 
 SUM = Feedback(SparseSum(TopK(density=0.01)))
 MILLION = Layout.of({"w": (2**20,)})
@@ -115,7 +116,7 @@ TENTH = Feedback(SparseSum(TopK(density=0.05)))
 
 def supports(pattern: str) -> list[Tensor]:
     """Which entries each worker has: those of nobody else, half of them everyone's, the same, or one region's."""
-    order = torch.randperm(NUMEL, generator=seeds.generator("supports"))
+    order = torch.randperm(NUMEL, generator=rng.generator("supports"))
     if pattern == "one region":
         drawn = Regions.drawn(Packed(torch.empty(NUMEL), ONE), At(seed=7, world=WORLD))
         return [drawn.members(0, torch.device("cpu"))[:205]] * WORLD
@@ -130,7 +131,7 @@ def integers(pattern: str) -> list[Tensor]:
     """Multiples of the number of workers: every sum and mean is exact, in any order."""
     found = []
     for rank, places in enumerate(supports(pattern)):
-        draws = torch.randint(1, 1000, (len(places),), generator=seeds.generator("integers", rank))
+        draws = torch.randint(1, 1000, (len(places),), generator=rng.generator("integers", rank))
         found.append(torch.zeros(NUMEL).index_copy_(0, places, WORLD * draws.float()))
     return found
 
@@ -218,7 +219,7 @@ def test_the_laws_catch_sums_that_are_dropped(monkeypatch: pytest.MonkeyPatch) -
 def distance(compressor: Compressor, world: int = 5, steps: int = 70) -> float:
     """How far gradient descent on unequal quadratics is from the common minimum, of how far it was at first."""
     group = Group(compressor, world, layout=Layout.of({"w": (20, 30)}))
-    goals = [1 + 3 * torch.randn(600, generator=seeds.generator(rank), dtype=torch.float64) for rank in range(world)]
+    goals = [1 + 3 * torch.randn(600, generator=rng.generator(rank), dtype=torch.float64) for rank in range(world)]
     goal, w = torch.stack(goals).mean(0), torch.zeros(600, dtype=torch.float64)
     for _ in range(steps):
         w = w - 0.1 * group.aggregate([w - mine for mine in goals])[0].mean
@@ -392,7 +393,7 @@ def test_a_row_beyond_the_region_is_refused() -> None:
 
 
 def test_one_worker_alone_can_be_read_by_another() -> None:
-    x = Packed(torch.randn(LAYOUT.numel, generator=seeds.generator("letter")), LAYOUT)
+    x = Packed(torch.randn(LAYOUT.numel, generator=rng.generator("letter")), LAYOUT)
     letter = letters.write(SparseSum(TopK(density=0.1)), x, State(), At())
     out = torch.empty(LAYOUT.numel)
     letters.read(SparseSum(TopK(density=0.1)), letter.payload, LAYOUT, At(), out)

@@ -11,12 +11,13 @@ from laws.unbiased import check_unbiased, draws_of
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Feedback, Route, TernGrad
-from gossamer.drive import simulate
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.op_semantics import answers
+from gossamer.core.ops import Gather, Together
 from gossamer.errors import NotFinite
 from gossamer.kernels import ternary_decode, ternary_encode
-from gossamer.layout import Layout, Packed
-from gossamer.transports.simulated import answers
-from gossamer.words import At, Gather, Staged, State, Together
+from gossamer.runtime.runner import simulate
 
 SPREAD = torch.linspace(-1.37, 1.61, 64)
 OUTLIER = torch.cat([torch.linspace(-0.5, 0.5, 63), torch.tensor([-7.0])])

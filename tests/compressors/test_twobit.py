@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Feedback, TwoBit
-from gossamer.drive import simulate
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Layout, Packed
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, State
+from gossamer.runtime.runner import simulate
 
 ADAPTIVE = TwoBit(adaptive=True)
 

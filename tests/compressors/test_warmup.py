@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from laws.laws import LAYOUT, Group
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK, Warmup
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.warmup import ramp
-from gossamer.drive import price, simulate
+from gossamer.core import rng
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.layout import Layout, Packed
 from gossamer.kernels import Residual
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Staged, State
+from gossamer.runtime.runner import price, simulate
 
 SMALL = Layout.of({"a": (3, 4), "b": (5,)})
 
 
 def numbers(seed: int = 0) -> Tensor:
-    return torch.randn(SMALL.numel, generator=seeds.generator("warmup", seed))
+    return torch.randn(SMALL.numel, generator=rng.generator("warmup", seed))
 
 
 def bytes_at(compressor: Compressor, step: int) -> float:

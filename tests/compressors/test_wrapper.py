@@ -10,9 +10,9 @@ from laws.laws import LAYOUT
 
 from gossamer.compressors import Compressor, Feedback, Int8, OneBitAdam, PowerSGD, Route, Sharded, Warmup
 from gossamer.compressors.wrapper import beside
-from gossamer.drive import simulate
-from gossamer.layout import Packed
-from gossamer.words import Aggregation, Staged, State
+from gossamer.core.aggregation import Aggregation, Staged, State
+from gossamer.core.layout import Packed
+from gossamer.runtime.runner import simulate
 
 WRAPPERS = [Feedback, lambda inner: Warmup(inner, steps=2), lambda inner: OneBitAdam(inner=inner)]
 

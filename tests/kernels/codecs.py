@@ -11,21 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer import seeds
+from gossamer.core import rng
 from gossamer.errors import NotFinite
-from gossamer.kernels import (
-    levels,
-    native,
-    native_quantise,
-    onebit,
-    packed_bytes,
-    quantise,
-    ternary,
-    twobit,
-)
+from gossamer.kernels import levels, native, native_quantise, onebit, packed_bytes, quantise, ternary, twobit
 from gossamer.kernels.residual import Residual
 
-KEY = seeds.address("tests", "quantise")
+KEY = rng.address("tests", "quantise")
 SIZES = (12, 0, 1, 37, 300, 8)
 
 
@@ -123,7 +114,7 @@ compiled = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the kernels w
 
 def numbers(kind: str, n: int, seed: int = 0) -> Tensor:
     """Plain ones, or such as loops stumble over."""
-    generator = seeds.generator("numbers", kind, seed)
+    generator = rng.generator("numbers", kind, seed)
     x = torch.randn(n, generator=generator)
     pick = torch.randint(0, 8, (n,), generator=generator)
     match kind:

@@ -17,7 +17,7 @@ from kernels import codecs
 from kernels.codecs import bits, compiled
 from torch import Tensor
 
-from gossamer import seeds
+from gossamer.core import rng
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import float4, native, native_float4, sign_magnitude
 from gossamer.kernels.residual import Residual
@@ -73,7 +73,7 @@ def numbers(kind: str, n: int, seed: int = 0) -> Tensor:
     """Those of all codecs, and such as lie where codes of four bits meet, and their neighbours."""
     if kind != "midpoints":
         return codecs.numbers(kind, n, seed)
-    generator = seeds.generator("midpoints", seed)
+    generator = rng.generator("midpoints", seed)
     x = torch.randn(n, generator=generator)
     pick = torch.randint(0, 8, (n,), generator=generator)
     near = torch.tensor([0.0, 1.0, -1.0])[pick % 3]

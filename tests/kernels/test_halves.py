@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer import kernels, seeds
+from gossamer import kernels
+from gossamer.core import rng
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import checks, halves, native, native_checks, native_halves, reuse
 
@@ -44,7 +45,7 @@ def around(dtype: torch.dtype) -> Tensor:
 
 
 def draws(n: int, name: object) -> Tensor:
-    return torch.randn(n, generator=seeds.generator("halves", str(name)))
+    return torch.randn(n, generator=rng.generator("halves", str(name)))
 
 
 # -- to the bit ----------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer import seeds
+from gossamer.core import rng
 from gossamer.kernels.noise import LOW, paired, stochastic, uniform
 
 N = 1 << 20
-KEYS = [seeds.address("noise", step) for step in range(4)]
+KEYS = [rng.address("noise", step) for step in range(4)]
 
 
 def hash_by_hand(key: int, place: int) -> int:

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor
-from gossamer.drive import perform, price, simulate
+from gossamer.core import rng
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.layout import Layout, Packed
 from gossamer.errors import NotFinite
-from gossamer.layout import Layout, Packed
+from gossamer.runtime.runner import perform, price, simulate
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import At, Staged, State
 
 SHAPES = {
     "matrix": (12, 20),
@@ -53,8 +53,8 @@ class Group:
         """Unequal data: each rank leans its own way."""
         return [
             (
-                torch.randn(self.layout.numel, generator=seeds.generator(seed, rank, self.step), dtype=self.dtype)
-                + torch.randn(self.layout.numel, generator=seeds.generator(seed, rank), dtype=self.dtype)
+                torch.randn(self.layout.numel, generator=rng.generator(seed, rank, self.step), dtype=self.dtype)
+                + torch.randn(self.layout.numel, generator=rng.generator(seed, rank), dtype=self.dtype)
             )
             for rank in range(self.world)
         ]

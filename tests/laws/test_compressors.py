@@ -29,9 +29,10 @@ from torch import Tensor
 from gossamer import compressors
 from gossamer.compressors import Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK
 from gossamer.compressors.feedback import RESIDUAL
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Gather, Payload
 from gossamer.kernels import Residual
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
 
 EXACT = [
     Dense(),

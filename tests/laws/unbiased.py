@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.drive import simulate
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Staged
+from gossamer.core.aggregation import At, Staged
+from gossamer.core.layout import Layout, Packed
+from gossamer.runtime.runner import simulate
 
 LARGEST_Z = 4.5
 

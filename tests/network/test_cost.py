@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Together
 from gossamer.network import Host, Network, Path, collectives, read_network
 from gossamer.network.choose import fastest
 from gossamer.network.cost import ENGINE, Lines, parts_of, seconds, way_of
-from gossamer.words import Among, Exchange, Gather, Mean, Mix, Together
 
 WORKERS = 4
 ROUND_TRIP = 0.02

@@ -11,7 +11,7 @@ from serving.runs import SHAPES, Shapes, parameters, sgd, whole
 from torch import Tensor
 
 from gossamer.checkpoint import flatten
-from gossamer.peers import WORKER, Answer, Arrived, Ask, Left, Peer, Pull, Push, Reply, Stamp
+from gossamer.core.peer_ops import WORKER, Answer, Arrived, Ask, Left, Peer, Pull, Push, Reply, Stamp
 from gossamer.recipe import resolve
 from gossamer.serving import Rule, Shard
 from gossamer.serving.rules import GRADIENT, PARAMETERS

@@ -18,8 +18,8 @@ from torch.nn import Parameter
 from torch.optim import LBFGS, SGD, Adafactor, AdamW, SparseAdam
 
 from gossamer.converse import converse
+from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError
-from gossamer.peers import SERVER, WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.recipe import resolve
 from gossamer.serving import Client, Shard
 from gossamer.serving.description import Description

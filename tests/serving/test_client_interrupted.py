@@ -14,9 +14,9 @@ from serving.runs import CALM, Run, flat, parameters, run, whole_gradient
 from torch import Tensor
 
 from gossamer.converse import compute, converse
+from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import LoopError, PeerLost
 from gossamer.network.virtual import Cut, Kill, Restart
-from gossamer.peers import SERVER, WORKER, Peer, PeerScript
 from gossamer.serving import host
 
 # -- being cut off -----------------------------------------------------------------------------------------------------

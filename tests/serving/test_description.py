@@ -13,8 +13,8 @@ from serving.runs import run
 from torch.nn import Parameter
 from torch.optim import SGD, Adagrad, AdamW
 
+from gossamer.core.layout import Packed
 from gossamer.errors import MalformedError
-from gossamer.layout import Packed
 from gossamer.serving.description import ELEMENTWISE, Block, Description, options_of
 from gossamer.serving.optimizer import FlatOptimizer
 from gossamer.serving.shards import shard_of

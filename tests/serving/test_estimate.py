@@ -25,12 +25,12 @@ from gossamer.compressors import (
     TwoBit,
     Warmup,
 )
+from gossamer.core.layout import Packed
+from gossamer.core.ops import payload_bytes
+from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError
-from gossamer.layout import Packed
-from gossamer.peers import Pulled
 from gossamer.serving.estimate import Copy, Estimate, Public, Snapshot
 from gossamer.strategies.server import share_lost
-from gossamer.words import payload_bytes
 
 PULLS: list[Compressor] = [
     Dense(dtype="bfloat16"),

@@ -15,8 +15,8 @@ from serving.runs import Run, run
 from torch import Tensor
 from torch.nn import Parameter
 
+from gossamer.core.peer_ops import SERVER, WORKER, Peer, Push, Receipt
 from gossamer.network.virtual import Kill, Pause, VirtualNetwork
-from gossamer.peers import SERVER, WORKER, Peer, Push, Receipt
 from gossamer.serving import OnArrival, Rounds, Shard
 
 WORLD, SERVERS, STEPS = 3, 2, 5

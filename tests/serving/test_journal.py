@@ -18,8 +18,8 @@ from torch.optim import AdamW
 from virtual import notices
 
 from gossamer import checkpoint
+from gossamer.core.peer_ops import WORKER, Arrived, Ask, Peer, Push
 from gossamer.errors import CheckpointError
-from gossamer.peers import WORKER, Arrived, Ask, Peer, Push
 from gossamer.serving import Shard, keep, restore
 from gossamer.serving import journal as journals
 from gossamer.serving.entries import Entry

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
+from gossamer.core.peer_ops import Push, Receipt
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.peers import Push, Receipt
 from gossamer.serving import OnArrival, Rounds, Shard
 
 START = flat(parameters())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from serving.runs import SHAPES, parameters, whole
 
-from gossamer.layout import Layout, Packed
+from gossamer.core.layout import Layout, Packed
 from gossamer.serving import Part, gather, scatter, split
 from gossamer.serving.partition import servers_for
 

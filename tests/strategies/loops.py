@@ -12,11 +12,11 @@ from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 from virtual import Worker, agree, batch, cluster, heard, network, parameters
 
-from gossamer.layout import Packed
+from gossamer.core.layout import Packed
+from gossamer.core.op_semantics import mean_of
 from gossamer.recipe import Recipe
 from gossamer.session import Session
 from gossamer.strategies import Strategy
-from gossamer.transports.simulated import mean_of
 
 __all__ = [
     "LR",

@@ -15,13 +15,13 @@ from fault_seeds import block_name, blocks, replayed
 from strategies.machines import CALLER, TRAINER, of_machines
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.converse import Trace, compute, converse
+from gossamer.core import rng
+from gossamer.core.layout import Packed
+from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.errors import MalformedError, PeerLost
-from gossamer.layout import Packed
 from gossamer.network.virtual import Kill, Restart, VirtualNetwork
 from gossamer.parting import Parting
-from gossamer.peers import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.strategies.lives import LIFE_STEPS, life_in, numbered, read_life, written_life
 from gossamer.strategies.pairwise import Partner, initiate
 from gossamer.strategies.taking_over import ROLL, Roll, TakenOver, come_back, read_roll
@@ -175,7 +175,7 @@ class Machine:
 
     def train(self, steps: int, moves: bool) -> PeerScript:
         one: Noted = yield from self.born()
-        draw = seeds.generator("gradients", self.seed, self.rank, self.life)
+        draw = rng.generator("gradients", self.seed, self.rank, self.life)
         for _ in range(steps):
             yield from compute(0.7 + 0.2 * self.rank)
             gradient = UNIT * torch.randint(-8, 8, (2,), generator=draw).double() * moves

@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Dense, letters
-from gossamer.drive import simulate
+from gossamer.core import rng
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Mix, Payload, bytes_sent
 from gossamer.errors import AttachError, MismatchError, RecipeError
-from gossamer.layout import Layout, Packed
 from gossamer.recipe import parse, resolve
+from gossamer.runtime.runner import simulate
 from gossamer.strategies import Gossip
 from gossamer.strategies.gossip import kept_share, safe_step_size
 from gossamer.strategies.mixing import HAT, MASS, NUMBERS, PULL, Averaging, Choco, Heard, Memory, Offer, PushSum, Rule
 from gossamer.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, Topology, Torus
-from gossamer.words import At, Mix, Payload, State, bytes_sent
 
 RING = Ring()
 LAYOUT = Layout.of({"weight": (24, 32), "bias": (32,)})
@@ -94,7 +95,7 @@ class Flock:
 
 
 def draws(world: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    return [torch.randn(LAYOUT.numel, generator=seeds.generator("draws", rank), dtype=dtype) for rank in range(world)]
+    return [torch.randn(LAYOUT.numel, generator=rng.generator("draws", rank), dtype=dtype) for rank in range(world)]
 
 
 # -- averaging --------------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def check_choco_is_averaging(step_size: float) -> None:
     theirs = Flock(Averaging(), Torus(), draws(6))
     for number in range(20):
         for rank in range(6):
-            step = torch.randn(LAYOUT.numel, generator=seeds.generator("steps", rank, number), dtype=torch.float64)
+            step = torch.randn(LAYOUT.numel, generator=rng.generator("steps", rank, number), dtype=torch.float64)
             ours.xs[rank] = ours.xs[rank] + step
             theirs.xs[rank] = theirs.xs[rank] + step
         ours.round()

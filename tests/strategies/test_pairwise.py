@@ -15,7 +15,6 @@ from fault_seeds import block_name, blocks, replayed
 from strategies.machines import CALLER, TRAINER, of_machines
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import (
     QSGD,
     Compressor,
@@ -30,10 +29,10 @@ from gossamer.compressors import (
     TopK,
 )
 from gossamer.converse import Trace, compute, converse
-from gossamer.errors import MalformedError, PeerLost, RecipeError
-from gossamer.layout import Packed
-from gossamer.network.virtual import VirtualNetwork
-from gossamer.peers import (
+from gossamer.core import rng
+from gossamer.core.layout import Packed
+from gossamer.core.ops import payload_bytes
+from gossamer.core.peer_ops import (
     WORKER,
     Arrived,
     Await,
@@ -49,9 +48,10 @@ from gossamer.peers import (
     Reply,
     Stamp,
 )
+from gossamer.errors import MalformedError, PeerLost, RecipeError
+from gossamer.network.virtual import VirtualNetwork
 from gossamer.strategies.pairwise import Partner, answering, initiate
 from gossamer.topologies import Complete, Ring, Topology
-from gossamer.words import payload_bytes
 
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact
 SCHEDULES = 10_000
@@ -659,7 +659,7 @@ class Machine:
     """A worker with a speed of its own. What it remembers survives a kill, as if it were read back."""
 
     def __init__(self, rank: int, seed: int, rule: type[Partner], step_seconds: float) -> None:
-        self.draw = random.Random(seeds.address("machine", seed, rank))
+        self.draw = random.Random(rng.address("machine", seed, rank))
         self.parameters = torch.tensor([self.draw.gauss(0, 1) for _ in range(2)], dtype=torch.float64)
         self.partner = partner(rank, self.parameters, rule, seed=seed)
         self.given = self.parameters.clone()

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from gossamer.converse import converse
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Reply
 from gossamer.errors import MalformedError
-from gossamer.layout import Packed
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.peers import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Reply
 from gossamer.strategies import taking_over
 from gossamer.strategies.pairwise import Partner, answering, initiate
 from gossamer.strategies.taking_over import STATE, opened, sealed, take_over
-from gossamer.words import Payload
 
 LIVE, JOINER = Peer(WORKER, 0), Peer(WORKER, 1)
 NUMBERS = torch.tensor([8.0, -4.0, 2.0], dtype=torch.float64)

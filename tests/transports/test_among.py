@@ -8,14 +8,15 @@ import pytest
 import torch
 from laws.laws import in_threads
 
-from gossamer.drive import price, simulate
+from gossamer.core.coalesce import fuse
+from gossamer.core.op_semantics import answers, meta_answer
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Script, Together, Word, among, bytes_sent
 from gossamer.errors import MismatchError
-from gossamer.fuse import fuse
 from gossamer.network import read_network
 from gossamer.network.cost import seconds
+from gossamer.runtime.runner import price, simulate
 from gossamer.transports.paced import PacedTransport
-from gossamer.transports.simulated import SimulatedGroup, answers, meta_answer
-from gossamer.words import Among, Exchange, Gather, Mean, Mix, Script, Together, Word, among, bytes_sent
+from gossamer.transports.simulated import SimulatedGroup
 
 EVEN, ODD = (0, 2), (1, 3)
 FAST = read_network("1gbit", 4)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transports.proxy import between
 
-from gossamer.peers import WORKER, Arrived, AtOnce, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
+from gossamer.core.peer_ops import WORKER, Arrived, AtOnce, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.transports.tcp import TcpEndpoint
 
 CROWD = [Peer(WORKER, number) for number in range(4)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from wire.pairs import ASKING, SERVED, feed, papers, said
 
-from gossamer.peers import Push, Stamp
+from gossamer.core.peer_ops import Push, Stamp
 from gossamer.transports.lines import Closed, Line, Parcel
 from gossamer.wire.frames import Message
 from gossamer.wire.protocol import Conversation, Spoken

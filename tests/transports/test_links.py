@@ -7,6 +7,7 @@ import pytest
 import torch
 from transports.mesh_group import Group
 
+from gossamer.core.ops import Mean
 from gossamer.kernels.native import library
 from gossamer.network import Path
 from gossamer.network.tcp import ETHERNET
@@ -15,7 +16,6 @@ from gossamer.transports.links import MOST_LOST, Links, losses, measure, meet
 from gossamer.transports.packets import packets
 from gossamer.transports.rates import Rates
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import Mean
 
 FAR = 0.08
 TRIPS = tuple(tuple(0.0 if a == b else 0.001 if a % 2 == b % 2 else FAR for b in range(4)) for a in range(4))

@@ -12,9 +12,9 @@ import torch
 from transports.mesh_group import Group, SharedGroup
 
 from gossamer.collectives import Ring
+from gossamer.core.ops import Gather, Mean, Mix
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.native import library
-from gossamer.words import Gather, Mean, Mix
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled loops are not there"),

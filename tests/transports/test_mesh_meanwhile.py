@@ -8,12 +8,12 @@ import pytest
 import torch
 from transports.mesh_group import Group
 
+from gossamer.core.ops import Mean
 from gossamer.errors import PeerLost
 from gossamer.guards import leave
 from gossamer.kernels.native import library
-from gossamer.lane import Lane
+from gossamer.runtime.comm_thread import Lane
 from gossamer.transports import mesh
-from gossamer.words import Mean
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 

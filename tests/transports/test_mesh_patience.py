@@ -15,13 +15,13 @@ from transports.mesh_group import Group
 
 from gossamer import events
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.core.ops import Mean
 from gossamer.errors import PeerLost
 from gossamer.kernels.native import library
 from gossamer.transports import mesh as loops
 from gossamer.transports.mesh import Mesh
 from gossamer.transports.patience import Patience, Silence, patience_asked_for
 from gossamer.transports.programs import straight_program
-from gossamer.words import Mean
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 

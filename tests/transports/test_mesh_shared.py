@@ -15,6 +15,8 @@ import torch
 from transports.mesh_group import MESSAGE, Group, SharedGroup, both, payload, same, whole_numbers
 
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.core.op_semantics import answers
+from gossamer.core.ops import Exchange, Gather, Mean
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.native import library
 from gossamer.transports import mesh as loops
@@ -22,8 +24,6 @@ from gossamer.transports import shared_memory
 from gossamer.transports.mesh import Mesh
 from gossamer.transports.meshed import meshed
 from gossamer.transports.shared_memory import MARK_BYTES, NAME, SEALS, TURNS_BYTES, Offer
-from gossamer.transports.simulated import answers
-from gossamer.words import Exchange, Gather, Mean
 
 pytestmark = pytest.mark.skipif(
     library() is None or sys.platform != "linux", reason="the compiled loops are not there, or no such memory"

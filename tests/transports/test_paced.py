@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.conveyor import Conveyor
-from gossamer.drive import Performance
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Script, Together, Word
 from gossamer.network import Network, read_network
 from gossamer.network.cost import seconds
+from gossamer.runtime.pipeline import Conveyor
+from gossamer.runtime.runner import Performance
 from gossamer.transports import paced
 from gossamer.transports.paced import PacedTransport
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import Among, Exchange, Gather, Mean, Mix, Script, Together, Word
 
 ONE = torch.ones(2000)
 SLOW = read_network("10mbit,20ms", 1)

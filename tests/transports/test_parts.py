@@ -7,9 +7,9 @@ import torch
 from laws.laws import in_threads
 from torch import Tensor
 
+from gossamer.core.ops import Exchange, Gather, Mean
 from gossamer.errors import PeerLost
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.words import Exchange, Gather, Mean
 
 
 @pytest.mark.parametrize(("world", "size"), [(4, 2), (6, 2), (6, 3), (3, 3), (3, 1)])

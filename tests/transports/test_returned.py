@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gossamer.core.ops import Mean
 from gossamer.errors import PeerLost
-from gossamer.transports.base import Transport
+from gossamer.runtime.transport import Transport
 from gossamer.transports.returned import ReturnedTransport
-from gossamer.words import Mean
 
 
 def test_who_came_back_is_alike_with_everyone_and_keeps_its_tensors() -> None:

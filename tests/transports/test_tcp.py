@@ -23,9 +23,7 @@ from torch import Tensor
 from transports.proxy import between
 
 from gossamer import events
-from gossamer.environment.servers import run_tls
-from gossamer.errors import ConnectError, MismatchError, PeerLost
-from gossamer.peers import (
+from gossamer.core.peer_ops import (
     SERVER,
     WORKER,
     Arrived,
@@ -44,6 +42,8 @@ from gossamer.peers import (
     Reply,
     Stamp,
 )
+from gossamer.environment.servers import run_tls
+from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.transports import connections
 from gossamer.transports.correspondent import Correspondent
 from gossamer.transports.sockets import Tls, find

@@ -16,11 +16,11 @@ from transports.real_worker import same_everywhere, world
 import gossamer
 from gossamer.checkpoint import digest
 from gossamer.compressors import Compressor, Dense, Int8, PowerSGD, TopK
-from gossamer.drive import perform
-from gossamer.layout import Layout, Packed
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.op_semantics import answers
+from gossamer.core.ops import Exchange, Gather, Mean, Mix, Word
+from gossamer.runtime.runner import perform
 from gossamer.transports.process_group import ProcessGroupTransport
-from gossamer.transports.simulated import answers
-from gossamer.words import Exchange, Gather, Mean, Mix, Word
 
 
 def compressors_over_gloo() -> None:

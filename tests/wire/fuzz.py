@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from wire.pairs import LIMIT, SERVED, acquainted
 
+from gossamer.core.peer_ops import Pull, Push, Stamp
 from gossamer.errors import MalformedError
 from gossamer.kernels.native_crc import SHORT
-from gossamer.peers import Pull, Push, Stamp
 from gossamer.wire.frames import HEADER_BYTES, Message
 from gossamer.wire.protocol import GATHERED_BYTES, Conversation, Spoken
 from gossamer.wire.speech import PING, asked

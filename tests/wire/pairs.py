@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from gossamer.peers import SERVER, WORKER, Peer
+from gossamer.core.peer_ops import SERVER, WORKER, Peer
 from gossamer.wire.handshake import Papers
 from gossamer.wire.protocol import Conversation, Spoken
 

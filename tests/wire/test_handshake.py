@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from wire.pairs import ASKING, SERVED, acquainted, feed, papers, said, shake
 
+from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, MalformedError, MismatchError, PeerLost
-from gossamer.peers import Peer
 from gossamer.wire import frames, handshake
 from gossamer.wire.protocol import Conversation
 

@@ -11,8 +11,8 @@ import torch
 from wire import fuzz
 from wire.pairs import LIMIT, SERVED, acquainted, feed
 
+from gossamer.core.peer_ops import Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError
-from gossamer.peers import Pull, Pulled, Push, Receipt, Stamp
 from gossamer.wire import protocol
 from gossamer.wire.frames import CHECKSUM_BYTES, HEADER_BYTES, Header, Kind, Message
 from gossamer.wire.protocol import GATHERED_BYTES, Conversation

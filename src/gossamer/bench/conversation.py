@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor
-from gossamer.drive import simulate
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Exchange, Gather, Mean, Staged, State, Together, Word, payload_bytes
+from gossamer.core import rng
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Exchange, Gather, Mean, Together, Word, payload_bytes
+from gossamer.runtime.runner import simulate
 
 SEED = 11
 MOMENTUM = 0.9
@@ -94,7 +95,7 @@ def _remembered(compressor: Compressor, layout: Layout, world: int) -> object:
 
 
 def gradient(layout: Layout) -> Packed:
-    draws = torch.randn(layout.numel, generator=seeds.generator(SEED, "gradient"))
+    draws = torch.randn(layout.numel, generator=rng.generator(SEED, "gradient"))
     return Packed(draws, layout)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gossamer.compressors import Compressor, Feedback
+from gossamer.core.term import Term
 from gossamer.recipe import NOUNS, parse
-from gossamer.terms import Term
 
 Variants = Mapping[str, Sequence[str]]
 

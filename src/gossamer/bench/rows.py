@@ -11,8 +11,8 @@ from gossamer.bench.clock import Timer, seconds_of
 from gossamer.bench.conversation import Conversation, gradient, prepare
 from gossamer.bench.switch import available, using
 from gossamer.compressors import Compressor
+from gossamer.core.layout import Layout
 from gossamer.kernels import encode_places, sparse_decode
-from gossamer.layout import Layout
 
 COPY, ADD, PRODUCTS, ONTO = "copy_", "add", "matrix products", "sparse_decode onto"
 ENCODE, DECODE, WHOLE = "encode", "decode", "whole"

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed, Slot
+from gossamer.core.ops import Gather, Payload
+from gossamer.core.term import Term
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, room_for, room_like, within_range
-from gossamer.layout import Layout, Packed, Slot
-from gossamer.terms import Term
-from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
 
 HEADROOM = 1024  # by how much what a payload stands for may exceed the numbers in it
 

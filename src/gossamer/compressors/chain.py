@@ -10,10 +10,11 @@ from torch import Tensor
 
 from gossamer.compressors.base import Codec
 from gossamer.compressors.sparse import Sparse, chosen, require_places
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, encode_places, sparse_decode
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Payload
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder, room_for_mean, told, wide
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Mean, Payload
 from gossamer.errors import MalformedError, NotFinite, require
 from gossamer.kernels import half_decode, half_encode, room_like, within_range
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Mean, Payload, Staged, State
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -23,10 +23,11 @@ from gossamer.compressors.sparse import (
     shares,
 )
 from gossamer.compressors.warmup import ramp
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed, Slot
+from gossamer.core.ops import Gather, Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, encode_places, largest_with_momentum, sparse_decode
-from gossamer.layout import Layout, Packed, Slot
-from gossamer.words import Aggregation, At, Gather, Payload, Staged, State
 
 MOMENTUM = "momentum"
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder, wide
 from gossamer.compressors.wrapper import Wrapper
+from gossamer.core.aggregation import Aggregation, At, State
+from gossamer.core.layout import Layout, Packed
 from gossamer.kernels import Residual
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, State
 
 RESIDUAL = "residual"
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gossamer.compressors.base import Quantiser
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, float4_decode, float4_encode
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Payload
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,15 +10,16 @@ from math import nan, prod
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors.base import Compressor, aggregate_finite, room_for_mean, told, wide
 from gossamer.compressors.route import Route
 from gossamer.compressors.sharded import is_owed
+from gossamer.core import rng
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.coalesce import fuse
+from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
+from gossamer.core.ops import Among, Exchange, Gather, Payload, Script, among
 from gossamer.errors import NotFinite, RecipeError, require
-from gossamer.fuse import fuse
 from gossamer.kernels import room_for, room_like, within_range
-from gossamer.layout import Layout, Packed, Slot, contiguous_stride
-from gossamer.words import Aggregation, Among, At, Exchange, Gather, Payload, Script, Staged, State, among
 
 FILLED = 16  # rows of a tensor, for each that may be added to it so that it can be cut between rows
 
@@ -153,7 +154,7 @@ class _Place:
 
     def at(self, at: At) -> At:
         """Where `between` stands. The pieces of one tensor share its name, and would share noise."""
-        seed = seeds.address(at.seed, "place", self.place)
+        seed = rng.address(at.seed, "place", self.place)
         return replace(at, seed=seed, rank=self.node, world=self.nodes)
 
 

@@ -16,11 +16,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors.base import Compressor, Decoder, sums_stay_finite
+from gossamer.core import rng
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 from gossamer.errors import MalformedError
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, Among, At, Exchange, Gather, Mean, Mix, Payload, Staged, State, Together, Word
 
 T = TypeVar("T")
 
@@ -152,7 +153,7 @@ def _check_count(compressor: Compressor, came: int, due: int) -> None:
 
 def _by_itself(at: At) -> At:
     """Where a worker stands that is a group of its own; its draws are still no other worker's."""
-    return replace(at, world=1, rank=0, seed=seeds.address("letter", at.seed, at.rank))
+    return replace(at, world=1, rank=0, seed=rng.address("letter", at.seed, at.rank))
 
 
 def _alone(script: Aggregation, answered: Callable[[Word], Any]) -> Staged:

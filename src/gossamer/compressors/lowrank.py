@@ -9,12 +9,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors.base import HEADROOM, Compressor, wide
+from gossamer.core import rng
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed, Slot
+from gossamer.core.ops import Mean
 from gossamer.errors import NotFinite, require
 from gossamer.kernels import all_finite, orthonormal, within_range
-from gossamer.layout import Layout, Packed, Slot
-from gossamer.words import Aggregation, At, Mean, Staged, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +54,7 @@ class PowerSGD(Compressor):
         shapes = {slot.name: (prod(slot.shape[1:]), self.rank) for slot in like.layout if self.suits(slot.shape)}
         q = Packed.zeros(Layout.of(shapes), dtype=wide(like.flat.dtype), device=like.flat.device)
         for name, view in q.items():
-            draws = seeds.generator(at.seed, name, "q")
+            draws = rng.generator(at.seed, name, "q")
             view.copy_(torch.randn(view.shape, generator=draws, dtype=view.dtype, device="cpu"))
         return State({"q": q})
 

@@ -14,9 +14,9 @@ from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import MOMENTUM, clipped, require_clip
 from gossamer.compressors.onebit import OneBit
 from gossamer.compressors.wrapper import Wrapper, beside
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Packed, Slot
 from gossamer.errors import require
-from gossamer.layout import Packed, Slot
-from gossamer.words import Aggregation, At, Staged, State
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors.base import Quantiser
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, int8_decode, int8_encode, levels_decode, levels_encode
 from gossamer.kernels.spans import LARGEST_BLOCK
-from gossamer.layout import Layout, Packed
-from gossamer.words import At, Payload
 
 
 def noise_key(x: Packed, at: At) -> int:
     """The address of what this worker draws for x in this step: no two workers, steps or buckets share their noise."""
-    return seeds.address(at.seed, at.step, at.rank, next(iter(x.layout.names), ""))
+    return rng.address(at.seed, at.step, at.rank, next(iter(x.layout.names), ""))
 
 
 def is_power_of_two(number: int) -> bool:

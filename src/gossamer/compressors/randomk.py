@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors.base import Compressor, wide
 from gossamer.compressors.sparse import require_density, share
+from gossamer.core import rng
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Mean
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, within_range
 from gossamer.kernels.noise import uniform
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Mean, Staged, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +43,7 @@ class RandomK(Compressor):
 
     def places(self, layout: Layout, at: At, device: torch.device | str = "cpu") -> Tensor:
         """(k,) int64: the places drawn for this step, the same on every rank, ascending in the whole buffer."""
-        key = seeds.address(at.seed, at.step, layout.names[0], "places")
+        key = rng.address(at.seed, at.step, layout.names[0], "places")
         return draw(layout.sizes, self._counts(layout), key, device)
 
     def _counts(self, layout: Layout) -> list[int]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer import seeds
-from gossamer.layout import Packed
-from gossamer.words import At
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Packed
 
 BLOCK = 16  # neighbours that stay together: a cache line
 STEPS = 64  # until regions are drawn anew
@@ -32,7 +32,7 @@ class Regions:
     @classmethod
     def drawn(cls, x: Packed, at: At) -> Regions:
         """The same on every rank, for as many steps."""
-        key = seeds.address(at.seed, at.step // STEPS, x.layout.names[0], "regions")
+        key = rng.address(at.seed, at.step // STEPS, x.layout.names[0], "regions")
         return cls(x.layout.numel, at.world, key)
 
     @property

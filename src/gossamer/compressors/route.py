@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder, Ownership, wide
 from gossamer.compressors.dense import Dense
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.coalesce import fuse
+from gossamer.core.layout import Layout, Packed, Slot
 from gossamer.errors import require
-from gossamer.fuse import fuse
 from gossamer.kernels import room_for, room_like
-from gossamer.layout import Layout, Packed, Slot
-from gossamer.words import Aggregation, At, Staged, State
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer import seeds
 from gossamer.compressors.base import Codec, room_for_mean, sums_stay_finite, told, wide
 from gossamer.compressors.feedback import RESIDUAL
 from gossamer.compressors.wrapper import Wrapper
+from gossamer.core import rng
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Exchange, Gather, Payload
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, room_like
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Exchange, Gather, Payload, Staged, State
 
 OWED = "owed"
 
@@ -192,4 +193,4 @@ def _cut(layout: Layout, start: int, stop: int) -> Part:
 
 def _at(at: At, stage: str, number: int) -> At:
     """An address of its own for each part and stage: the pieces of one tensor share its name, and would share noise."""
-    return replace(at, seed=seeds.address(at.seed, stage, number))
+    return replace(at, seed=rng.address(at.seed, stage, number))

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from gossamer.compressors.base import Codec, wide
 from gossamer.compressors.dense import Dense
+from gossamer.core.aggregation import Aggregation, At, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, require
 from gossamer.kernels import (
     Residual,
@@ -23,8 +26,6 @@ from gossamer.kernels import (
     scatter,
     sparse_decode,
 )
-from gossamer.layout import Layout, Packed
-from gossamer.words import Aggregation, At, Payload, State
 
 LONGEST = 2**31 - 1  # places are 32-bit integers
 

@@ -15,6 +15,9 @@ from gossamer.compressors.dense import Dense
 from gossamer.compressors.regions import Regions
 from gossamer.compressors.sparse import Sparse, dearer_than_dense, expect_values, require_places
 from gossamer.compressors.wrapper import Wrapper
+from gossamer.core.aggregation import Aggregation, At, Staged, State
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Exchange, Gather, Payload
 from gossamer.errors import MalformedError, NotFinite, require
 from gossamer.kernels import (
     Residual,
@@ -26,8 +29,6 @@ from gossamer.kernels import (
     room_like,
     scatter,
 )
-from gossamer.layout import Packed
-from gossamer.words import Aggregation, At, Exchange, Gather, Payload, Staged, State
 
 DEVIATIONS = 2  # of chance, by which a region may be fuller than the average one
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from gossamer.compressors.base import Compressor
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.wrapper import Wrapper, beside
+from gossamer.core.aggregation import Aggregation, At, State
+from gossamer.core.layout import Packed
 from gossamer.errors import require
 from gossamer.kernels import Residual
-from gossamer.layout import Packed
-from gossamer.words import Aggregation, At, State
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gossamer.compressors.base import Compressor
-from gossamer.layout import Slot
-from gossamer.words import Aggregation, State
+from gossamer.core.aggregation import Aggregation, State
+from gossamer.core.layout import Slot
 
 
 class Wrapper(Compressor):

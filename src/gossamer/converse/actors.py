@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 
 from gossamer.converse.trace import Ended
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Answer, Ask, Elapsed, Heard, Peer, PeerScript, PeerWord, Pull, Push
 from gossamer.errors import PeerLost
 from gossamer.network.virtual import Link
-from gossamer.peers import Answer, Ask, Elapsed, Heard, Peer, PeerScript, PeerWord, Pull, Push
-from gossamer.words import Payload
 
 UNSEALED = 0
 

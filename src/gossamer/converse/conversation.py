@@ -24,11 +24,11 @@ from gossamer.converse.clock import Clock
 from gossamer.converse.post import Post
 from gossamer.converse.presence import Presence
 from gossamer.converse.trace import Diary, Ended, Trace
+from gossamer.core.ops import payload_bytes
+from gossamer.core.peer_ops import SERVER, Ask, AtOnce, Await, Heard, Peer, PeerScript, PeerWord, Pull, Push, Reply
+from gossamer.core.rng import address
 from gossamer.errors import GossamerError
 from gossamer.network.virtual import Restart, Target, VirtualNetwork
-from gossamer.peers import SERVER, Ask, AtOnce, Await, Heard, Peer, PeerScript, PeerWord, Pull, Push, Reply
-from gossamer.seeds import address
-from gossamer.words import payload_bytes
 
 Scripts = Mapping[Peer, Callable[[], PeerScript]]
 

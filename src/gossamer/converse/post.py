@@ -11,9 +11,9 @@ from typing import Any
 from gossamer.converse.actors import UNSEALED, Actor, Asked, Message, seal
 from gossamer.converse.clock import Clock
 from gossamer.converse.trace import Diary
+from gossamer.core.ops import payload_bytes
+from gossamer.core.peer_ops import Answer, Arrived
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.peers import Answer, Arrived
-from gossamer.words import payload_bytes
 
 SURVIVES = 0.5  # how likely what a killed peer had sent still arrives
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gossamer.converse.actors import Actor
 from gossamer.converse.clock import Clock
-from gossamer.peers import Joined, Left
+from gossamer.core.peer_ops import Joined, Left
 
 
 class Presence:

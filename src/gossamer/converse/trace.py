@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.converse.clock import Clock
+from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError
-from gossamer.peers import Peer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from gossamer import seeds
+from gossamer.core import rng
 from gossamer.errors import ConnectError
 
 DEFAULT_PORT = 29500
@@ -188,7 +188,7 @@ def _find(environ: Mapping[str, str]) -> Found:
 
 def _port(identity: str | None) -> int:
     """A port that all ranks of a job agree on without talking, below those that systems hand out."""
-    return DEFAULT_PORT if identity is None else 20000 + seeds.address("port", identity) % 9000
+    return DEFAULT_PORT if identity is None else 20000 + rng.address("port", identity) % 9000
 
 
 def detect(environ: Mapping[str, str]) -> Job:

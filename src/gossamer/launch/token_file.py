@@ -7,9 +7,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from gossamer.environment.servers import TOKEN_BYTES
 from gossamer.errors import ConnectError
-
-TOKEN_BYTES = 32
 
 
 def make_token_file(directory: Path) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gossamer.collectives import Broadcast, Collective
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Together, Word, payload_bytes
 from gossamer.network.choose import SUMMED_BYTES, Wish, wished
 from gossamer.network.collectives import (
     Hear,
@@ -24,7 +25,6 @@ from gossamer.network.collectives import (
 from gossamer.network.link import Network
 from gossamer.network.tcp import ETHERNET, Tcp
 from gossamer.network.wires import Wires
-from gossamer.words import Among, Exchange, Gather, Mean, Mix, Together, Word, payload_bytes
 
 SMALL_BYTES = 2**20  # of a mean that goes straight to its owners, by the engine
 

@@ -12,9 +12,9 @@ from math import inf
 from random import Random
 from typing import Any, Protocol
 
+from gossamer.core.peer_ops import Peer
+from gossamer.core.rng import address
 from gossamer.errors import require
-from gossamer.peers import Peer
-from gossamer.seeds import address
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.environment.servers import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_tls, run_token
 from gossamer.errors import ConnectError
-from gossamer.peers import SERVER, Peer
 from gossamer.serving.host import host
 from gossamer.serving.spare import called, rehearse
 from gossamer.transports.sockets import Tls

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor, letters
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.kernels import all_finite
-from gossamer.layout import Packed
-from gossamer.words import At, Payload, State
 
 
 class Bundle(NamedTuple):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gossamer.core.ops import Payload, payload_bytes
+from gossamer.core.peer_ops import AtOnce, Peer, PeerScript, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import GossamerError, LoopError, MalformedError, MismatchError, NotFinite, PeerLost
-from gossamer.peers import AtOnce, Peer, PeerScript, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.recipe import Recipe
 from gossamer.serving.bundle import Bundle
 from gossamer.serving.description import options_of
@@ -21,7 +22,6 @@ from gossamer.serving.rules import AGREED, BEGIN, END, EXACT, GRADIENT, JOIN, LE
 from gossamer.serving.share import Share, shares
 from gossamer.serving.ways import ways_of
 from gossamer.strategies.server import ASYNC
-from gossamer.words import Payload, payload_bytes
 
 __all__ = ["Client", "Exchanged", "Told"]
 

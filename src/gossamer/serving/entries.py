@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gossamer.peers import Stamp
-from gossamer.words import Payload
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Stamp
 
 NOBODY = Stamp(worker=0, step=-1)
 

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Payload, payload_bytes
+from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.layout import Packed
-from gossamer.peers import Pulled
 from gossamer.serving import bundle
-from gossamer.words import At, Payload, payload_bytes
 
 WHOLE = json.dumps({"links": None})
 NOTHING = json.dumps({"links": []})
@@ -84,7 +85,7 @@ class Link(NamedTuple):
 
 def link_at(seed: int, version: int) -> At:
     """Where the link to `version` stands."""
-    return At(step=version, seed=seeds.address(seed, "pull"))
+    return At(step=version, seed=rng.address(seed, "pull"))
 
 
 class Estimate(Public):

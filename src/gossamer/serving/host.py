@@ -8,8 +8,21 @@ from collections.abc import Callable, Generator, Sequence
 from math import inf
 from typing import Any
 
+from gossamer.core.peer_ops import (
+    WORKER,
+    Arrived,
+    Await,
+    Heard,
+    Joined,
+    Left,
+    Peer,
+    PeerScript,
+    PeerWord,
+    Pull,
+    Push,
+    Reply,
+)
 from gossamer.errors import MalformedError
-from gossamer.peers import WORKER, Arrived, Await, Heard, Joined, Left, Peer, PeerScript, PeerWord, Pull, Push, Reply
 from gossamer.serving.journal import keep, restore
 from gossamer.serving.rules import BEGIN, Rule, forgotten, refused
 from gossamer.serving.shard import Shard

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossamer.peers import Stamp
+from gossamer.core.peer_ops import Stamp
 
 REMEMBERED = 64  # answers of a worker, so that one that comes again is answered as before
 LATE = -1  # the version of what came too late to count

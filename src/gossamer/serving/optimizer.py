@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer.layout import Packed
+from gossamer.core.layout import Packed
 from gossamer.serving.description import Description, Options
 
 

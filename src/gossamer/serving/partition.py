@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.layout import Layout, Packed, Slot
+from gossamer.core.layout import Layout, Packed, Slot
 
 WHOLE_BELOW = 8  # a tensor smaller than a server's share over this is never cut
 

@@ -9,10 +9,11 @@ import torch
 
 from gossamer.compressors import Compressor, letters
 from gossamer.compressors.base import wide
-from gossamer.layout import Layout, Packed, Slot, contiguous_stride
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
+from gossamer.core.ops import payload_bytes
 from gossamer.serving.partition import Part, split
 from gossamer.serving.ways import Ways
-from gossamer.words import At, State, payload_bytes
 
 
 class Priced(NamedTuple):

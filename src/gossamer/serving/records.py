@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gossamer.checkpoint.tree import chunks
+from gossamer.core.peer_ops import Stamp
 from gossamer.errors import MalformedError
-from gossamer.peers import Stamp
 from gossamer.serving.entries import Entry
 
 FRONT = struct.Struct("<QI")  # bytes of the body, and their checksum

@@ -7,8 +7,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gossamer.core.peer_ops import (
+    WORKER,
+    Answer,
+    Arrived,
+    Heard,
+    Joined,
+    Left,
+    Peer,
+    Pull,
+    Pulled,
+    Push,
+    Receipt,
+    Reply,
+    Stamp,
+)
 from gossamer.errors import MalformedError
-from gossamer.peers import WORKER, Answer, Arrived, Heard, Joined, Left, Peer, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.serving.description import Description
 from gossamer.serving.ledger import LATE
 from gossamer.serving.shard import Shard, Waiting

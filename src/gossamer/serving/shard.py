@@ -9,18 +9,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Peer, Pull, Stamp
 from gossamer.errors import MalformedError
-from gossamer.peers import Peer, Pull, Stamp
 from gossamer.serving import bundle
 from gossamer.serving.description import Description, Options, checked_options
 from gossamer.serving.entries import Entry, Forgetful, Journal
 from gossamer.serving.estimate import Estimate, Public, Snapshot
 from gossamer.serving.ledger import LATE, Ledger
 from gossamer.serving.optimizer import FlatOptimizer
-from gossamer.words import At, Payload
 
 
 class Contribution(NamedTuple):
@@ -42,7 +43,7 @@ class Waiting(NamedTuple):
 
 def push_at(seed: int, stamp: Stamp) -> At:
     """Where a worker's gradients of one step stand."""
-    return At(step=stamp.step, seed=seeds.address(seed, "push"), rank=stamp.worker)
+    return At(step=stamp.step, seed=rng.address(seed, "push"), rank=stamp.worker)
 
 
 class Shard:
@@ -76,7 +77,7 @@ class Shard:
         self.met: set[int] = set()
         self.gone: set[Peer] = set()
         self.journal: Journal = Forgetful()
-        seed = seeds.address(description.seed, description.number)
+        seed = rng.address(description.seed, description.number)
         self.public: Public = Snapshot(self.blocks) if pull is None else Estimate(pull, self.blocks, seed)
         self._push, self._seed = push, seed
         self._optimizer = FlatOptimizer(description, self.blocks)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.recipe import resolve
 from gossamer.serving.description import Description
 from gossamer.serving.rules import Rule, rule_of
 from gossamer.serving.shard import Shard
 from gossamer.serving.ways import ways_of
-from gossamer.words import Payload
 
 
 def shard_of(text: str, values: Payload) -> Shard:

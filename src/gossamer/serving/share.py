@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gossamer import seeds
 from gossamer.compressors import Compressor
+from gossamer.core import rng
+from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import SERVER, Peer, Stamp
 from gossamer.errors import AttachError, MalformedError
-from gossamer.layout import Layout, Packed, Slot, contiguous_stride
-from gossamer.peers import SERVER, Peer, Stamp
 from gossamer.serving import bundle
 from gossamer.serving.bundle import Bundle
 from gossamer.serving.description import Block, Description, Options, name_of, options_of
@@ -21,7 +22,6 @@ from gossamer.serving.estimate import Copy
 from gossamer.serving.partition import Part, gather, scatter, split
 from gossamer.serving.shard import push_at
 from gossamer.serving.ways import Ways
-from gossamer.words import Payload
 
 
 class Share:
@@ -35,7 +35,7 @@ class Share:
         self.peer = Peer(SERVER, description.number)
         self.landed = -1
         self._parts = [[parts[name] for name, _ in block.tensors] for block in description.blocks]
-        self._push, self._seed = ways.push, seeds.address(description.seed, description.number)
+        self._push, self._seed = ways.push, rng.address(description.seed, description.number)
         self.gradients = description.zeros(device)
         self.states = bundle.begin(ways.push, self.gradients, push_at(self._seed, Stamp(0, 0)))
         self.copy = Copy(self.gradients, ways.pull, self._seed)

@@ -12,7 +12,7 @@ from typing import TextIO
 import torch
 from torch.nn import Parameter
 
-from gossamer.peers import Stamp
+from gossamer.core.peer_ops import Stamp
 from gossamer.recipe import resolve
 from gossamer.serving.description import options_of
 from gossamer.serving.journal import keep, restore

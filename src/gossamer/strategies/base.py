@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, Hierarchical
+from gossamer.core.term import Term
 from gossamer.errors import RecipeError
 from gossamer.strategies.mixing import Memory as Memory
 from gossamer.strategies.mixing import Rule
 from gossamer.strategies.schedule import Periodic
-from gossamer.terms import Term
 from gossamer.topologies import Topology
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from functools import lru_cache
 
 import torch
 
-from gossamer import seeds
 from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum, letters
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
 from gossamer.errors import RecipeError, require
-from gossamer.layout import Layout, Packed
 from gossamer.strategies.base import Mixing
 from gossamer.strategies.mixing import Averaging, Choco, PushSum, Rule
 from gossamer.strategies.pairwise import refuse_loss
 from gossamer.topologies import Topology
-from gossamer.words import At
 
 SYMMETRIC, PUSH_SUM, PAIRWISE = "symmetric", "push-sum", "pairwise"
 MANY = 64  # workers: of so many every topology shows whether its edges change
@@ -113,7 +113,7 @@ def kept_share(compressor: Compressor) -> float:
 
 
 def _kept(compressor: Compressor) -> float:
-    numbers = torch.randn(SAMPLE.numel, generator=seeds.generator("share kept by a letter"), device="cpu")
+    numbers = torch.randn(SAMPLE.numel, generator=rng.generator("share kept by a letter"), device="cpu")
     x, at = Packed(numbers, SAMPLE), At()
     own = letters.write(compressor, x, letters.begin(compressor, x, at), at).own()
     return 1 - float((numbers - own).double().square().sum() / numbers.double().square().sum())

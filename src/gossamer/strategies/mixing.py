@@ -15,11 +15,12 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
 from gossamer.compressors.letters import read, write
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Payload
 from gossamer.errors import AttachError, NotFinite
 from gossamer.kernels import all_finite, room_like
-from gossamer.layout import Layout, Packed
 from gossamer.topologies import Topology
-from gossamer.words import At, Payload, State
 
 Memory = dict[str, Tensor]
 HAT, PULL, NUMBERS, MASS = "hat", "pull", "numbers", "mass"

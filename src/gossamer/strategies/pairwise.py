@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer import seeds
 from gossamer.compressors import Compressor, Dense, letters
 from gossamer.compressors.base import wide
-from gossamer.errors import MalformedError, NotFinite, RecipeError
-from gossamer.kernels import all_finite, room_like
-from gossamer.layout import Layout, Packed
-from gossamer.peers import (
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import (
     WORKER,
     Arrived,
     Await,
@@ -32,10 +32,11 @@ from gossamer.peers import (
     Reply,
     Stamp,
 )
+from gossamer.errors import MalformedError, NotFinite, RecipeError
+from gossamer.kernels import all_finite, room_like
 from gossamer.strategies.lives import life_in, numbered, read_life, written_life
 from gossamer.strategies.taking_over import STATE, sealed
 from gossamer.topologies import Topology
-from gossamer.words import At, Payload
 
 AVERAGE = "average"
 NO_EXCHANGE = Receipt(version=-1)
@@ -139,7 +140,7 @@ class Partner:
         with self._lock:
             waiting = sorted(self._asked.keys() - self.gone)
             here = waiting[:1] or [peer for peer in topology.peers(self.rank, world) if peer not in self.gone]
-        return here[seeds.address(self._seed, "neighbour", self.rank, step) % len(here)] if here else None
+        return here[rng.address(self._seed, "neighbour", self.rank, step) % len(here)] if here else None
 
     def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
         """The word that begins an exchange, or, where one with this peer has not ended, that word again.
@@ -289,7 +290,7 @@ def refuse_loss(compressor: Compressor) -> None:
 
 
 def _refuse_loss(term: Compressor, compressor: Compressor) -> None:
-    numbers = torch.randn(SAMPLE.numel, generator=seeds.generator("lost by a letter"), device="cpu")
+    numbers = torch.randn(SAMPLE.numel, generator=rng.generator("lost by a letter"), device="cpu")
     x, at = Packed(numbers, SAMPLE), At()
     state = letters.begin(term, x, at)
     lost = (numbers - letters.write(term, x, state, at).own()).square().sum() / numbers.square().sum()

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer import seeds
 from gossamer.compressors import Compressor, Dense, Feedback, letters
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Packed, Slot
 from gossamer.errors import RecipeError, require
-from gossamer.layout import Packed, Slot
 from gossamer.strategies.base import Stage, Strategy
 from gossamer.topologies import Complete, Topology
-from gossamer.words import At
 
 SYNC, ASYNC, STALE = "sync", "async", "stale"
 MATRIX = Slot("weight", (64, 64), 0, (64, 1))
@@ -124,6 +124,6 @@ class ParameterServer(Strategy):
 
 def share_lost(compressor: Compressor) -> float:
     """|x - C(x)|^2 / |x|^2 for random x."""
-    x, at = Packed.pack({"weight": torch.randn(MATRIX.shape, generator=seeds.generator("lost"), device="cpu")}), At()
+    x, at = Packed.pack({"weight": torch.randn(MATRIX.shape, generator=rng.generator("lost"), device="cpu")}), At()
     own = letters.write(compressor, x, letters.begin(compressor, x, at), at).own()
     return float((x.flat - own).square().sum() / x.flat.square().sum())

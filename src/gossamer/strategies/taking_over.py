@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import WORKER, Peer, PeerScript, Pull, Pulled
 from gossamer.errors import ConnectError, GossamerError, MalformedError, PeerLost
 from gossamer.kernels import all_finite
-from gossamer.peers import WORKER, Peer, PeerScript, Pull, Pulled
-from gossamer.words import Payload
 
 STATE, ROLL = "state", "roll"
 HASH_BYTES = 16

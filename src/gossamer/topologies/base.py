@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.terms import Term
+from gossamer.core.term import Term
 
 Weights = tuple[tuple[int, float], ...]  # (peer, weight), ascending by peer
 

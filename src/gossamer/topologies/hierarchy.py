@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import cos, pi, sin
 
+from gossamer.core.term import Term
 from gossamer.errors import require
-from gossamer.terms import Term
 from gossamer.topologies.base import Crossing, Topology
 
 TURNED = 1.1  # radians, so that in a picture no edge between nodes runs along one inside a node

@@ -9,7 +9,7 @@ from math import fsum
 
 import torch
 
-from gossamer import seeds
+from gossamer.core import rng
 from gossamer.errors import require
 from gossamer.topologies.base import Topology
 
@@ -59,7 +59,7 @@ class RandomPeers(Topology):
 @lru_cache(maxsize=256)  # a rank asks about itself, then about each of its peers
 def _partners(world: int, round: int, seed: int, draw: int) -> tuple[int, ...]:
     """Whom each rank is paired with; itself where it rests."""
-    source = seeds.generator(seed, "random peers", round, draw)
+    source = rng.generator(seed, "random peers", round, draw)
     order = torch.randperm(world, generator=source, device="cpu").tolist()
     partners = list(range(world))
     for one, other in zip(order[::2], order[1::2], strict=False):  # where the number is odd, the last one rests

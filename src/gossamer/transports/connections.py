@@ -10,8 +10,8 @@ from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import NamedTuple, Protocol
 
+from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError, PeerLost
-from gossamer.peers import Peer
 from gossamer.transports.lines import Closed, Line, Parcel
 from gossamer.transports.loop import Loop
 from gossamer.transports.sockets import Channel, Place, PlainChannel, Tls, TlsChannel, check_connected, dial, tune

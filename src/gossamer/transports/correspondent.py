@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 
+from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError
-from gossamer.peers import Peer
 from gossamer.transports.letterbox import Pending
 from gossamer.transports.lines import Line, Parcel
 from gossamer.transports.sockets import Place

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 
+from gossamer.core.peer_ops import Answer, Arrived, Ask, Elapsed, Heard, Joined, Left, Peer
 from gossamer.errors import GossamerError, PeerLost
-from gossamer.peers import Answer, Arrived, Ask, Elapsed, Heard, Joined, Left, Peer
 from gossamer.wire.frames import Message
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gossamer.peers import Peer
+from gossamer.core.peer_ops import Peer
 from gossamer.transports.loop import Served
 from gossamer.transports.sockets import Channel
 from gossamer.wire.frames import Message

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from gossamer.core.ops import Gather, Mix
 from gossamer.network import Network
 from gossamer.network.measured import NOISE_SECONDS, measured, sites_of
 from gossamer.network.tcp import ETHERNET
+from gossamer.runtime.transport import Transport
 from gossamer.transports import rates
-from gossamer.transports.base import Transport
 from gossamer.transports.rates import Flow, Rates
-from gossamer.words import Gather, Mix
 
 Matrix = tuple[tuple[float, ...], ...]
 LOST_ENOUGH = 5  # packets of a path, at least, to tell the share that it loses

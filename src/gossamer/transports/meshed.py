@@ -13,9 +13,10 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.collectives import Direct
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.kernels.reuse import empty
-from gossamer.transports.base import Transport
+from gossamer.runtime.transport import Transport
 from gossamer.transports.greeting import connect
 from gossamer.transports.links import Links, measure
 from gossamer.transports.mesh import Mesh, available
@@ -33,7 +34,6 @@ from gossamer.transports.programs import (
     straight_program,
 )
 from gossamer.transports.shared_memory import share
-from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 ALIGNED_BYTES = 64  # so that whatever is heard may be viewed as wider numbers
 Wait = Callable[[], Any]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 from gossamer.network import Network
 from gossamer.network.cost import DEFAULT, Chosen, Lines, seconds
-from gossamer.transports.base import Transport
-from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.runtime.transport import Transport
 
 
 class PacedTransport:

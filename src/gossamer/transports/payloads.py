@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gossamer.words import Payload
+from gossamer.core.ops import Payload
 
 
 def into(out: Tensor | None, tensor: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gossamer.core.op_semantics import mean_of
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 from gossamer.errors import PeerLost
 from gossamer.kernels import half_decode, room_like
 from gossamer.transports.payloads import into, join, split
-from gossamer.transports.simulated import mean_of
-from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from gossamer import seeds
 from gossamer.collectives import Broadcast, Collective, Does, bounds
+from gossamer.core import rng
 
 BYTES, FORMATS = 0, {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4}  # kernels-src/sums.hpp
 CODES = {Does.SEND: 0, Does.ADD: 1, Does.KEEP: 2}  # Does in kernels-src/mesh.hpp
@@ -128,7 +128,7 @@ def straight_program(told: tuple[int, ...], heard: tuple[int, ...], form: int) -
 @lru_cache(maxsize=4096)
 def form_of(*what: object) -> int:
     """32 bits of what all ranks say alike."""
-    return seeds.address(repr(what)) & 0xFFFFFFFF
+    return rng.address(repr(what)) & 0xFFFFFFFF
 
 
 def _program(

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from gossamer.core.ops import Word
 from gossamer.errors import PeerLost
-from gossamer.words import Word
 
 
 class ReturnedTransport:

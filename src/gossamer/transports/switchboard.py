@@ -10,9 +10,9 @@ from math import inf
 from selectors import EVENT_READ
 from threading import Event
 
+from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError
 from gossamer.events import notice
-from gossamer.peers import Peer
 from gossamer.transports.connections import Connections, Habits
 from gossamer.transports.correspondent import Correspondent, Traffic
 from gossamer.transports.letterbox import Asker, Letterbox, Pending, closed

@@ -11,20 +11,20 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from gossamer.core.peer_ops import Answer, Ask, AtOnce, Await, Peer, PeerScript, PeerWord, Pull, Push, Reply
+from gossamer.environment.servers import TOKEN_BYTES
 from gossamer.errors import ConnectError, GossamerError, PeerLost, require
-from gossamer.peers import Answer, Ask, AtOnce, Await, Peer, PeerScript, PeerWord, Pull, Push, Reply
+from gossamer.runtime.peer_thread import Handle as Handle
+from gossamer.runtime.peer_thread import speak as speak
 from gossamer.transports.connections import Habits
 from gossamer.transports.correspondent import Traffic
 from gossamer.transports.letterbox import Batch, Letterbox, Pending
-from gossamer.transports.scripts import Handle as Handle
-from gossamer.transports.scripts import speak as speak
 from gossamer.transports.sockets import Address, Tls, find, is_loopback, listen
 from gossamer.transports.switchboard import Switchboard
 from gossamer.wire.frames import Message
 from gossamer.wire.handshake import Papers
 from gossamer.wire.speech import answered, asked
 
-TOKEN_BYTES = 32
 QUEUED_FRAMES = 4
 JOIN_SECONDS = 10.0  # for a script that computes; one that waits ends at once
 

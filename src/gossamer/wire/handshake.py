@@ -19,8 +19,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
-from gossamer.peers import Peer
 from gossamer.version import __version__
 from gossamer.wire.frames import Kind, Message
 from gossamer.wire.speech import HelloRecord, ProofRecord, Record, message_of

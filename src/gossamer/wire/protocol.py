@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError, MalformedError, MismatchError
 from gossamer.kernels.native_crc import crc32
-from gossamer.peers import Peer
 from gossamer.wire.frames import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
@@ -29,7 +30,6 @@ from gossamer.wire.frames import (
 from gossamer.wire.handshake import Handshake, Met, Papers
 from gossamer.wire.speech import PING, Record, payload_of, record_of
 from gossamer.wire.tensors import room
-from gossamer.words import Payload
 
 GATHERED_BYTES = 2**14  # short parts are received together and copied to their places, longer ones into theirs
 

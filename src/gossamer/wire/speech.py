@@ -7,11 +7,11 @@ from typing import Annotated
 import msgspec
 from torch import Tensor
 
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Answer, Ask, Peer, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError
-from gossamer.peers import Answer, Ask, Peer, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.wire.frames import Kind, Message
 from gossamer.wire.tensors import Count, Laid, lay, views
-from gossamer.words import Payload
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.kernels import reuse
-from gossamer.words import Payload
 
 ALIGNMENT = 8
 MOST_DIMENSIONS = 8

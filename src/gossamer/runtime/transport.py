@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gossamer.words import Word
+from gossamer.core.ops import Word
 
 
 class Transport(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gossamer.words import Payload
+from gossamer.core.ops import Payload
 
 WORKER, SERVER = "worker", "server"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
+from gossamer.core.peer_ops import PeerScript, PeerWord
 from gossamer.errors import GossamerError
-from gossamer.peers import PeerScript, PeerWord
 
 
 class Answering(Protocol):

@@ -17,20 +17,13 @@ any order, and no checkpoint says which it was.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import isfinite, nan
-from statistics import median
-from typing import Any, Protocol
-
-import torch
+from typing import Protocol
 
 from gossamer.errors import require
-from gossamer.words import Gather
 
 WINDOW = 2
-TRIED = (1, 2, 2, 1, 1, 2, 2, 1)  # their middles lie together: what changes from step to step favours neither
-FIRST_TRIAL, TRIAL_PERIOD = 3, 1000  # exchanges before the first, and from the beginning of one to that of the next
 
 
 def moment(script: int, round_: int, window: int) -> tuple[int, int]:
@@ -90,49 +83,3 @@ class Conveyor:
             (_, round_), script, going = heappop(self._turns)
             if going.go_on():
                 heappush(self._turns, (moment(script, round_ + 1, self._window), script, going))
-
-
-class Trials:
-    """How many scripts go on at once, one or WINDOW, where that has to be tried: whichever let exchanges end sooner.
-
-    After a few exchanges, and after every thousand, TRIED is gone through; then all ranks tell each other what either
-    window took them (medians, so that a hiccup counts little) and keep the one whose sum over ranks is smaller. It
-    follows from nothing but how many exchanges there were and what everyone has heard, so it is the same on every rank.
-    """
-
-    def __init__(self) -> None:
-        self._ended, self._kept = 0, WINDOW
-        self._took: dict[int, list[float]] = {window: [] for window in (1, WINDOW)}
-
-    @property
-    def window(self) -> int:
-        """Of the exchange that is next, or goes on."""
-        return TRIED[self._place] if self._place in range(len(TRIED)) else self._kept
-
-    @property
-    def over(self) -> bool:
-        """Whether the exchange that ended was the last of a trial, so that ranks compare now."""
-        return self._place == len(TRIED)
-
-    def ended(self, seconds: float | None) -> None:
-        """An exchange took so long from its beginning on; None where that says nothing, as on a rank without data."""
-        if self._place == 0:
-            self._took = {window: [] for window in self._took}
-        if seconds is not None:
-            self._took[self.window].append(seconds)
-        self._ended += 1
-
-    def compare(self) -> Generator[Gather, Any, None]:
-        """Keep what all ranks together found to be faster; who has not seen both has no say. 16 bytes to everyone."""
-        mine = [median(seconds or [nan]) for seconds in self._took.values()]
-        heard = yield Gather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
-        found = [both for both in (numbers.tolist() for (numbers,) in heard) if all(map(isfinite, both))]
-        if found:
-            one, several = map(sum, zip(*found, strict=True))
-            self._kept = WINDOW if several < one else 1
-
-    @property
-    def _place(self) -> int:
-        """In the trial that goes on, or was the last to begin; below 0 before the first."""
-        since = self._ended - FIRST_TRIAL
-        return since % TRIAL_PERIOD if since >= 0 else since

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gossamer.words import Among, Exchange, Gather, Mean, Mix, Payload, Script, Together, Word
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Script, Together, Word
 
 Fused = Generator[Word, Any, list[Any]]
 

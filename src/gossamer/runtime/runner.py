@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.transports.base import Transport
-from gossamer.transports.simulated import answers, meta_answer
-from gossamer.words import Among, Script, Together, Word, bytes_sent
+from gossamer.core.op_semantics import answers, meta_answer
+from gossamer.core.ops import Among, Script, Together, Word, bytes_sent
+from gossamer.runtime.transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
