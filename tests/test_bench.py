@@ -33,11 +33,12 @@ from gossamer.bench.rows import (
 from gossamer.bench.suite import build
 from gossamer.bench.switch import available, using
 from gossamer.bench.worker import serve
-from gossamer.compressors import Compressor, Dense, Feedback, Int8, PowerSGD, TopK
+from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, TopK
+from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Gather
-from gossamer.kernels.native import wanted_kernels
+from gossamer.kernels.library import wanted_kernels
 from gossamer.runtime.runner import simulate
 
 LAYOUT = Layout.of({"weight": (40, 30), "bias": (7,)})

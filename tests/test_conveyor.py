@@ -13,7 +13,8 @@ import torch
 from laws.laws import in_threads
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Feedback, Int8, PowerSGD, Sharded
+from gossamer.compressors import Compressor, Feedback, PowerSGD, Sharded
+from gossamer.compressors.int8 import Int8
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Packed

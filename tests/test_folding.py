@@ -15,8 +15,9 @@ from virtual import Worker, batch, cluster, network, notices, parameters
 
 from gossamer import folding
 from gossamer.attach import Memory
-from gossamer.compressors import Compressor, Feedback, Int8, Sharded, SparseSum, TopK
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors import Compressor, Feedback, Sharded, SparseSum, TopK
+from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.int8 import Int8
 from gossamer.compressors.sharded import OWED
 from gossamer.core import rng
 from gossamer.core.aggregation import State

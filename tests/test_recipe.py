@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gossamer import compressors, topologies
 from gossamer import strategies as whens
-from gossamer.compressors import Dense, Feedback, Int8, PowerSGD, Route, TopK
+from gossamer.compressors import Dense, Feedback, PowerSGD, Route, TopK
+from gossamer.compressors.int8 import Int8
 from gossamer.errors import RecipeError
 from gossamer.recipe import KINDS, LONGEST_TEXT, NOUNS, PRESETS, Recipe, describe, parse, resolve
 from gossamer.strategies import EveryStep

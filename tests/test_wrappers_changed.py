@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, agree, batch, cluster, network, notices, parameters
 
 from gossamer import folding
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.errors import CheckpointError
 from gossamer.recipe import describe, resolve
 

@@ -1,7 +1,8 @@
 """Gossamer trains PyTorch models across machines that talk less."""
 
 from gossamer.attach import attach, average_, ddp_hook
-from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK
+from gossamer.compressors import Codec, Compressor, Dense, Feedback, PowerSGD, Route, TopK
+from gossamer.compressors.int8 import Int8
 from gossamer.recipe import Recipe
 from gossamer.session import Session
 from gossamer.strategies import EveryStep

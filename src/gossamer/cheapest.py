@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 
 from gossamer.compressors import Codec, Compressor, Sharded, SparseSum
-from gossamer.compressors.sparse import Sparse
+from gossamer.compressors.topk import Sparse
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.runtime.runner import price

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gossamer import events
-from gossamer.compressors.feedback import RESIDUAL, Feedback
+from gossamer.compressors.error_feedback import RESIDUAL, Feedback
 from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.compressors.sharded import OWED, Sharded, is_owed
-from gossamer.compressors.sparse_sum import SparseSum
+from gossamer.compressors.sparse_allreduce import SparseSum
 from gossamer.core.term import Term
 from gossamer.errors import CheckpointError, RecipeError
 from gossamer.merges import AGREED_KEY

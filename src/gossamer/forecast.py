@@ -19,7 +19,7 @@ from torch.optim import AdamW
 
 from gossamer.announce import begun
 from gossamer.compressors.base import wide
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
 from gossamer.control import MEETING_BYTES, WEIGHT_BYTES
 from gossamer.core.aggregation import At, State

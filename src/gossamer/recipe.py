@@ -16,8 +16,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from gossamer import compressors, strategies, topologies
 from gossamer.cheapest import cheapest
-from gossamer.compressors import Codec, Compressor, Dense, Feedback, Int8, Route, TopK
-from gossamer.compressors.sparse import Sparse
+from gossamer.compressors import Codec, Compressor, Dense, Feedback, Route, TopK
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.topk import Sparse
 from gossamer.core.layout import Slot
 from gossamer.core.term import Term, Terms
 from gossamer.errors import RecipeError

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from gossamer.compressors import (
-    QSGD,
     Compressor,
     Dense,
     Feedback,
     Hierarchical,
-    Int8,
     OneBit,
     PowerSGD,
     RandomK,
@@ -17,6 +15,8 @@ from gossamer.compressors import (
     TopK,
     Warmup,
 )
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
 
 FED_BACK = Feedback(TopK(density=0.1))
 BETWEEN: list[Compressor] = [

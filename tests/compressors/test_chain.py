@@ -8,21 +8,21 @@ from laws.laws import check_conservation, check_own
 from torch import Tensor
 
 from gossamer.compressors import (
-    QSGD,
     Chain,
     Codec,
     Compressor,
     Dense,
     Feedback,
-    Int8,
     OneBit,
     RandomK,
     Sharded,
     TernGrad,
-    Threshold,
     TopK,
     TwoBit,
 )
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
+from gossamer.compressors.threshold import Threshold
 from gossamer.core import rng
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.compressors import DGC, Compressor, Route
 from gossamer.compressors.dgc import MOMENTUM
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Mean

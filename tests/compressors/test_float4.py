@@ -16,7 +16,7 @@ from gossamer.compressors import Chain, Codec, Compressor, Feedback, Float4, One
 from gossamer.core import rng
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
-from gossamer.kernels.float4 import MAGNITUDES
+from gossamer.kernels.reference.float4 import MAGNITUDES
 from gossamer.recipe import parse, resolve
 from gossamer.runtime.runner import simulate
 

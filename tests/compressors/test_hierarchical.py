@@ -19,16 +19,9 @@ from laws.laws import (
 )
 from torch import Tensor
 
-from gossamer.compressors import (
-    Compressor,
-    Feedback,
-    Hierarchical,
-    Int8,
-    PowerSGD,
-    Route,
-    TopK,
-)
+from gossamer.compressors import Compressor, Feedback, Hierarchical, PowerSGD, Route, TopK
 from gossamer.compressors.hierarchical import _piece
+from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import Aggregation, At, State
 from gossamer.core.layout import Packed, Slot
 

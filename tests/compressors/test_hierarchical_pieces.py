@@ -17,18 +17,10 @@ from laws.laws import (
 )
 from torch import Tensor
 
-from gossamer.compressors import (
-    QSGD,
-    Compressor,
-    Dense,
-    Feedback,
-    Hierarchical,
-    Int8,
-    PowerSGD,
-    Route,
-    hierarchical,
-)
+from gossamer.compressors import Compressor, Dense, Feedback, Hierarchical, PowerSGD, Route, hierarchical
 from gossamer.compressors.hierarchical import _part, _piece, _Place
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
 from gossamer.core.aggregation import Aggregation, At, Staged
 from gossamer.core.layout import Layout, Packed, Slot, dense_stride
 from gossamer.core.ops import Among, Together, Word

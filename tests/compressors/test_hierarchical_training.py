@@ -17,12 +17,8 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import checkpoint
-from gossamer.compressors import (
-    Feedback,
-    Hierarchical,
-    Int8,
-    Sharded,
-)
+from gossamer.compressors import Feedback, Hierarchical, Sharded
+from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Packed
 from gossamer.errors import RecipeError

@@ -8,7 +8,9 @@ from laws import momentum, quantisers, sharded
 from laws import sparse as sparse_family
 from laws.laws import LAYOUT
 
-from gossamer.compressors import QSGD, Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK, letters
+from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK, point_to_point
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
 from gossamer.core.aggregation import At, State
 from gossamer.core.layout import Packed, Slot
 from gossamer.errors import MalformedError
@@ -31,13 +33,13 @@ def numbers(step: int) -> Packed:
 
 @pytest.mark.parametrize("compressor", EVERY, ids=repr)
 def test_the_reader_has_the_writers_bits(compressor: Compressor) -> None:
-    state = letters.begin(compressor, numbers(0), AT)
+    state = point_to_point.begin(compressor, numbers(0), AT)
     for step in range(3):
         x = numbers(step)
-        letter = letters.write(compressor, x, state, AT)
+        letter = point_to_point.write(compressor, x, state, AT)
         out = torch.full((LAYOUT.numel,), float("nan"))
         payload = tuple(tensor.clone() for tensor in letter.payload)
-        letters.read(compressor, payload, LAYOUT, AT, out)
+        point_to_point.read(compressor, payload, LAYOUT, AT, out)
         assert torch.equal(out, letter.own().to(out.dtype))
         assert torch.equal(x.flat, numbers(step).flat)
         state = letter.next_state.after(state)
@@ -46,8 +48,8 @@ def test_the_reader_has_the_writers_bits(compressor: Compressor) -> None:
 def hashed_slots(monkeypatch: pytest.MonkeyPatch, reads: int = 5) -> int:
     """How many slots are hashed while the same reader reads again."""
     compressor, x, out = Int8(), numbers(0), torch.empty(LAYOUT.numel)
-    payload = letters.write(compressor, x, State(), AT).payload
-    letters.read(compressor, payload, LAYOUT, AT, out)
+    payload = point_to_point.write(compressor, x, State(), AT).payload
+    point_to_point.read(compressor, payload, LAYOUT, AT, out)
     by_content, hashed = Slot.__hash__, list[str]()
 
     def counted(slot: Slot) -> int:
@@ -57,8 +59,8 @@ def hashed_slots(monkeypatch: pytest.MonkeyPatch, reads: int = 5) -> int:
     with monkeypatch.context() as patch:
         patch.setattr(Slot, "__hash__", counted)
         for _ in range(reads):
-            letters.read(compressor, payload, LAYOUT, AT, out)
-        assert torch.equal(out, letters.write(compressor, x, State(), AT).own())
+            point_to_point.read(compressor, payload, LAYOUT, AT, out)
+        assert torch.equal(out, point_to_point.write(compressor, x, State(), AT).own())
     return len(hashed)
 
 
@@ -68,7 +70,9 @@ def test_a_reader_finds_what_it_found_without_a_look_at_every_name(monkeypatch: 
 
 def test_a_reader_that_looks_at_all_of_them_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        letters, "_parts_of", lambda compressor, layout, dtype: letters._parts(compressor.item, layout.item, dtype)
+        point_to_point,
+        "_parts_of",
+        lambda compressor, layout, dtype: point_to_point._parts(compressor.item, layout.item, dtype),
     )
     assert hashed_slots(monkeypatch) == 5 * len(LAYOUT)
 
@@ -77,10 +81,14 @@ def test_a_reader_that_looks_at_all_of_them_is_found(monkeypatch: pytest.MonkeyP
     "compressor", [Feedback(TopK(density=0.1)), Feedback(Int8()), Route(Feedback(TopK(0.1)))], ids=repr
 )
 def test_what_was_written_and_what_is_left_are_what_was_given(compressor: Compressor) -> None:
-    state, given, sent = letters.begin(compressor, numbers(0), AT), torch.zeros(LAYOUT.numel), torch.zeros(LAYOUT.numel)
+    state, given, sent = (
+        point_to_point.begin(compressor, numbers(0), AT),
+        torch.zeros(LAYOUT.numel),
+        torch.zeros(LAYOUT.numel),
+    )
     for step in range(20):
         x = Packed(numbers(step).flat.mul_(64).round_(), LAYOUT)
-        letter = letters.write(compressor, x, state, AT)
+        letter = point_to_point.write(compressor, x, state, AT)
         given += x.flat
         sent += letter.own()
         state = letter.next_state.after(state)
@@ -93,17 +101,17 @@ def test_what_was_written_and_what_is_left_are_what_was_given(compressor: Compre
 
 def test_workers_draw_for_themselves() -> None:
     x = Packed(torch.full((LAYOUT.numel,), 0.3), LAYOUT)
-    here, there = (letters.write(QSGD(levels=3), x, State(), At(rank=rank, world=2)).own() for rank in range(2))
+    here, there = (point_to_point.write(QSGD(levels=3), x, State(), At(rank=rank, world=2)).own() for rank in range(2))
     assert not torch.equal(here, there)
-    assert torch.equal(here, letters.write(QSGD(levels=3), x, State(), At(rank=0, world=5)).own())
+    assert torch.equal(here, point_to_point.write(QSGD(levels=3), x, State(), At(rank=0, world=5)).own())
 
 
 @pytest.mark.parametrize(
     "compressor", [Dense(), Feedback(TopK(density=0.1)), Route(Int8()), PowerSGD(rank=2)], ids=repr
 )
 def test_a_letter_that_nobody_wrote_is_refused(compressor: Compressor) -> None:
-    payload = letters.write(compressor, numbers(1), letters.begin(compressor, numbers(1), AT), AT).payload
+    payload = point_to_point.write(compressor, numbers(1), point_to_point.begin(compressor, numbers(1), AT), AT).payload
     out = torch.zeros(LAYOUT.numel)
     for wrong in (payload[:-1], (*payload, payload[0]), (payload[0].flatten()[:-1], *payload[1:]), ()):
         with pytest.raises(MalformedError):
-            letters.read(compressor, wrong, LAYOUT, AT, out)
+            point_to_point.read(compressor, wrong, LAYOUT, AT, out)

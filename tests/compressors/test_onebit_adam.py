@@ -11,9 +11,10 @@ from laws.formulas import ring
 from laws.laws import LAYOUT, Group, close
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense, Feedback, Int8, OneBit, OneBitAdam, Route, Sharded
+from gossamer.compressors import Compressor, Dense, Feedback, OneBit, OneBitAdam, Route, Sharded
 from gossamer.compressors.dgc import MOMENTUM
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import At, Staged
 from gossamer.core.layout import Packed
 from gossamer.recipe import resolve

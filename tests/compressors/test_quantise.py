@@ -6,7 +6,9 @@ import pytest
 import torch
 from laws.unbiased import check_unbiased, draws_of
 
-from gossamer.compressors import QSGD, Codec, Compressor, Int8, OneBit, TwoBit
+from gossamer.compressors import Codec, Compressor, OneBit, TwoBit
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Payload

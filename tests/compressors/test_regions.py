@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.compressors import regions
-from gossamer.compressors.regions import Regions
+from gossamer.compressors import index_regions
+from gossamer.compressors.index_regions import Regions
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 
@@ -35,7 +35,7 @@ def test_every_place_is_in_one_region_under_one_row(numel: int, world: int) -> N
 # -- balance -----------------------------------------------------------------------------------------------------------
 
 WORLD = 8
-SPAN = WORLD * regions.BLOCK
+SPAN = WORLD * index_regions.BLOCK
 SIDE = 8 * SPAN  # a matrix whose columns lie in the same block of every group
 PATTERNS: dict[str, Callable[[], Tensor]] = {
     "a range": lambda: torch.arange(5000, 9000),
@@ -64,7 +64,7 @@ class Ranges(Regions):
 def check_balance(kind: type[Regions], pattern: str) -> None:
     """No region has many more entries of a pattern than one would have by chance, in none of several draws."""
     places = PATTERNS[pattern]()
-    clumps = len(places) / len((places // regions.BLOCK).unique())
+    clumps = len(places) / len((places // index_regions.BLOCK).unique())
     for key in range(8):
         owners, _ = kind(1024 * SIDE, WORLD, key * 0x9E3779B97F4A7C15 % 2**63).locate(places)
         fullest, fair = int(owners.bincount(minlength=WORLD).amax()), len(places) / WORLD
@@ -85,8 +85,8 @@ def test_the_check_catches_regions_that_patterns_fill(twin: type[Regions], patte
 def test_regions_are_drawn_anew_and_alike_on_every_rank() -> None:
     x = Packed(torch.empty(4096), Layout.of({"w": (4096,)}))
     first = Regions.drawn(x, At(step=0, world=4))
-    assert all(Regions.drawn(x, At(step=regions.STEPS - 1, rank=rank, world=4)) == first for rank in range(4))
-    for other in (At(step=regions.STEPS, world=4), At(seed=1, world=4)):
+    assert all(Regions.drawn(x, At(step=index_regions.STEPS - 1, rank=rank, world=4)) == first for rank in range(4))
+    for other in (At(step=index_regions.STEPS, world=4), At(seed=1, world=4)):
         moved = Regions.drawn(x, other).locate(torch.arange(4096))[0] != first.locate(torch.arange(4096))[0]
         assert 0.5 < float(moved.float().mean()) < 1
 

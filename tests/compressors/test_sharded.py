@@ -11,8 +11,10 @@ import torch
 from laws.laws import LAYOUT, Group, check_conservation, check_own
 from torch import Tensor
 
-from gossamer.compressors import QSGD, Codec, Compressor, Feedback, Int8, OneBit, Route, Sharded, TopK, TwoBit, sharded
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors import Codec, Compressor, Feedback, OneBit, Route, Sharded, TopK, TwoBit, sharded
+from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.sharded import OWED, settle
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Layout, Packed

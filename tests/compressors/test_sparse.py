@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.compressors import Dense, Feedback, RandomK, Threshold, TopK
+from gossamer.compressors import Dense, Feedback, RandomK, TopK
 from gossamer.compressors.randomk import draw
-from gossamer.compressors.sparse import dearer_than_dense, share
+from gossamer.compressors.threshold import Threshold
+from gossamer.compressors.topk import dearer_than_dense, share
 from gossamer.core import rng
 from gossamer.core.aggregation import At, Staged, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Gather, Mean
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import Residual, encode_places
-from gossamer.kernels.noise import uniform
+from gossamer.kernels.reference.counter_rng import uniform
 from gossamer.runtime.runner import simulate
 
 LAYOUT = Layout.of({"matrix": (5, 8), "empty": (0, 3), "one": (1,), "vector": (9,)})

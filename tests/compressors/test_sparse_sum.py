@@ -10,10 +10,21 @@ import torch
 from laws.laws import LAYOUT, Group, check_conservation, check_own, perform_together
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense, Feedback, Int8, RandomK, Sharded, SparseSum, TopK, letters, regions
-from gossamer.compressors import sparse_sum as module
-from gossamer.compressors.feedback import RESIDUAL
-from gossamer.compressors.regions import Regions
+from gossamer.compressors import (
+    Compressor,
+    Dense,
+    Feedback,
+    RandomK,
+    Sharded,
+    SparseSum,
+    TopK,
+    index_regions,
+    point_to_point,
+)
+from gossamer.compressors import sparse_allreduce as module
+from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.index_regions import Regions
+from gossamer.compressors.int8 import Int8
 from gossamer.core import rng
 from gossamer.core.aggregation import At, Staged, State
 from gossamer.core.layout import Layout, Packed
@@ -170,7 +181,7 @@ def test_the_same_entries_are_told_as_soon_as_the_regions_are_large_enough() -> 
 
 def test_what_crowds_one_region_is_told_sooner_where_regions_move(monkeypatch: pytest.MonkeyPatch) -> None:
     still = check_exact(TENTH, "one region")
-    monkeypatch.setattr(regions, "STEPS", 1)
+    monkeypatch.setattr(index_regions, "STEPS", 1)
     assert check_exact(TENTH, "one region") < still
 
 
@@ -238,7 +249,7 @@ def run(group: Group, steps: int) -> list[Tensor]:
 
 
 def test_going_on_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "STEPS", 3)
+    monkeypatch.setattr(index_regions, "STEPS", 3)
     whole, first, second = (Group(Feedback(SparseSum(TopK(density=0.05))), 3) for _ in range(3))
     means = run(whole, 8)
     before = run(first, 4)
@@ -394,8 +405,8 @@ def test_a_row_beyond_the_region_is_refused() -> None:
 
 def test_one_worker_alone_can_be_read_by_another() -> None:
     x = Packed(torch.randn(LAYOUT.numel, generator=rng.generator("letter")), LAYOUT)
-    letter = letters.write(SparseSum(TopK(density=0.1)), x, State(), At())
+    letter = point_to_point.write(SparseSum(TopK(density=0.1)), x, State(), At())
     out = torch.empty(LAYOUT.numel)
-    letters.read(SparseSum(TopK(density=0.1)), letter.payload, LAYOUT, At(), out)
+    point_to_point.read(SparseSum(TopK(density=0.1)), letter.payload, LAYOUT, At(), out)
     assert torch.equal(out, letter.own())
     assert int(out.count_nonzero()) == sum(TopK(density=0.1).counts(LAYOUT.sizes))

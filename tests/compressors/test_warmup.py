@@ -10,7 +10,7 @@ from laws.laws import LAYOUT, Group
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK, Warmup
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.warmup import ramp
 from gossamer.core import rng
 from gossamer.core.aggregation import At, Staged, State

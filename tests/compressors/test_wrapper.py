@@ -8,7 +8,8 @@ import pytest
 import torch
 from laws.laws import LAYOUT
 
-from gossamer.compressors import Compressor, Feedback, Int8, OneBitAdam, PowerSGD, Route, Sharded, Warmup
+from gossamer.compressors import Compressor, Feedback, OneBitAdam, PowerSGD, Route, Sharded, Warmup
+from gossamer.compressors.int8 import Int8
 from gossamer.compressors.wrapper import beside
 from gossamer.core.aggregation import Aggregation, Staged, State
 from gossamer.core.layout import Packed

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from gossamer.core import rng
 from gossamer.errors import NotFinite
-from gossamer.kernels import levels, native, native_quantise, onebit, packed_bytes, quantise, ternary, twobit
-from gossamer.kernels.residual import Residual
+from gossamer.kernels import library, packed_bytes, quantize
+from gossamer.kernels.reference import levels, onebit, ternary, twobit
+from gossamer.kernels.reference import quantize as quantise
+from gossamer.kernels.reference.residual import Residual
 
 KEY = rng.address("tests", "quantise")
 SIZES = (12, 0, 1, 37, 300, 8)
@@ -83,7 +85,7 @@ class Int8Nearest(Codec):
         return module.int8_encode(x, sizes, *self.options, None, residual)
 
 
-fast = native_quantise
+fast = quantize
 CODECS = {
     "int8": Int8Nearest(fast, quantise, "int8", (16,)),
     "int8, blocks of 7": Int8Nearest(fast, quantise, "int8", (7,)),
@@ -109,7 +111,7 @@ MALFORMED = {  # a byte that no encoder writes, by codec; every byte means somet
     "levels 127": 255,
 }
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-compiled = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the kernels were not compiled here")
+compiled = pytest.mark.skipif(not library.LIBRARY.exists(), reason="the kernels were not compiled here")
 
 
 def numbers(kind: str, n: int, seed: int = 0) -> Tensor:

@@ -10,15 +10,9 @@ import torch
 from kernels.codecs import CODECS, KEY, MALFORMED, SIZES, Codec, every_codec, numbers
 
 from gossamer.errors import MalformedError
-from gossamer.kernels import (
-    levels,
-    native_quantise,
-    onebit,
-    packed_bytes,
-    quantise,
-    ternary,
-    twobit,
-)
+from gossamer.kernels import packed_bytes, quantize
+from gossamer.kernels.reference import levels, onebit, ternary, twobit
+from gossamer.kernels.reference import quantize as quantise
 
 
 def literal(encode: Callable[..., Any], *arguments: object) -> list[int]:
@@ -55,7 +49,7 @@ def test_five_to_a_byte_lie_64_apart_where_there_are_320() -> None:
 def test_measured_thresholds_by_hand() -> None:
     """sum of w^2 / sum of |w|: 25 / 7 and 2, then nothing, then one entry alone."""
     x = torch.tensor([3.0, -4.0, 0, 0, 0, 0, 0, 0, 2.0, -2.0, 0.0, -5.0])
-    for module in (twobit, native_quantise):
+    for module in (twobit, quantize):
         thresholds, codes = module.twobit_measured_encode(x, [10, 1, 1], 8, 0.5)
         assert thresholds.tolist() == [float(torch.tensor(12.5 / 7)), 1.0, 0.0, 2.5]
         assert codes.tolist() == [0b00001011, 0, 0b1011, 0b11, 0b10]

@@ -15,19 +15,21 @@ import pytest
 import torch
 
 from gossamer import kernels
-from gossamer.kernels import Residual, native, native_select, places, select
+from gossamer.kernels import Residual, library
+from gossamer.kernels import select as native_select
+from gossamer.kernels.reference import index_coding, select
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = [
     (native_select.largest, select.largest),
     (native_select.largest_with_momentum, select.largest_with_momentum),
     (native_select.above, select.above),
-    (native_select.encode_places, places.encode_places),
-    (native_select.decode_places, places.decode_places),
-    (native_select.sparse_decode, places.sparse_decode),
-    (native_select.scatter, places.scatter),
+    (native_select.encode_places, index_coding.encode_places),
+    (native_select.decode_places, index_coding.decode_places),
+    (native_select.sparse_decode, index_coding.sparse_decode),
+    (native_select.scatter, index_coding.scatter),
 ]
-built = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the compiled loops were not built")
+built = pytest.mark.skipif(not library.LIBRARY.exists(), reason="the compiled loops were not built")
 
 
 @pytest.fixture
@@ -35,8 +37,8 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], N
     """Begin anew with GOSSAMER_KERNELS as given."""
 
     def forget() -> None:
-        native.wanted_kernels.cache_clear()
-        native.library.cache_clear()
+        library.wanted_kernels.cache_clear()
+        library.library.cache_clear()
 
     def chosen(name: str | None) -> None:
         forget()
@@ -53,8 +55,8 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], N
 @pytest.mark.parametrize("name", [None, "", "native"])
 def test_compiled_loops_serve_where_they_can(choose: Callable[[str | None], None], name: str | None) -> None:
     choose(name)
-    assert native.serves(torch.zeros(3), torch.zeros(3, dtype=torch.int8))
-    assert native.serves(torch.zeros(9)[1:])
+    assert library.serves(torch.zeros(3), torch.zeros(3, dtype=torch.int8))
+    assert library.serves(torch.zeros(9)[1:])
 
 
 @pytest.mark.parametrize(
@@ -69,13 +71,13 @@ def test_compiled_loops_serve_where_they_can(choose: Callable[[str | None], None
     ids=["float64", "bfloat16", "strided", "meta", "sparse"],
 )
 def test_plain_torch_serves_the_rest(tensor: torch.Tensor) -> None:
-    assert not native.serves(torch.zeros(3), tensor)
+    assert not library.serves(torch.zeros(3), tensor)
 
 
 def test_plain_torch_can_be_asked_for(choose: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
     choose("reference")
-    monkeypatch.setattr(native, "LIBRARY", ROOT / "nowhere.so")  # which nobody looks for
-    assert not native.serves(torch.zeros(3))
+    monkeypatch.setattr(library, "LIBRARY", ROOT / "nowhere.so")  # which nobody looks for
+    assert not library.serves(torch.zeros(3))
     assert kernels.largest(torch.arange(5.0), [5], [2])[0].tolist() == [3, 4]
 
 
@@ -83,7 +85,7 @@ def test_plain_torch_can_be_asked_for(choose: Callable[[str | None], None], monk
 def test_other_names_are_refused(choose: Callable[[str | None], None], name: str, says: str) -> None:
     choose(name)
     for x in (torch.arange(5.0), torch.arange(5.0, device="meta")):
-        with pytest.raises(native.KernelsError, match=says):
+        with pytest.raises(library.KernelsError, match=says):
             kernels.largest(x, [5], [2])
 
 
@@ -91,7 +93,7 @@ def test_without_a_library_one_warning_and_the_same_result(
     choose: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose(None)
-    monkeypatch.setattr(native, "LIBRARY", ROOT / "nowhere.so")
+    monkeypatch.setattr(library, "LIBRARY", ROOT / "nowhere.so")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -104,8 +106,8 @@ def test_without_a_library_a_wish_for_it_is_refused(
     choose: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose("native")
-    monkeypatch.setattr(native, "LIBRARY", ROOT / "nowhere.so")
-    with pytest.raises(native.KernelsError, match=r"pip install -e \."):
+    monkeypatch.setattr(library, "LIBRARY", ROOT / "nowhere.so")
+    with pytest.raises(library.KernelsError, match=r"pip install -e \."):
         kernels.largest(torch.arange(5.0), [5], [2])
 
 
@@ -114,12 +116,12 @@ def test_a_library_of_other_sources_does_not_serve(
     choose: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose(None)
-    monkeypatch.setattr(native, "ABI", native.ABI + 1)
+    monkeypatch.setattr(library, "ABI", library.ABI + 1)
     with pytest.warns(UserWarning, match="other sources"):
-        assert not native.serves(torch.zeros(3))
+        assert not library.serves(torch.zeros(3))
     choose("native")
-    with pytest.raises(native.KernelsError, match="other sources"):
-        native.serves(torch.zeros(3))
+    with pytest.raises(library.KernelsError, match="other sources"):
+        library.serves(torch.zeros(3))
 
 
 @pytest.mark.parametrize(("fast", "plain"), PAIRS, ids=lambda function: function.__module__.split(".")[-1])
@@ -170,8 +172,8 @@ def test_without_a_compiler_the_build_says_what_is_missing() -> None:
 
 
 def test_a_compiler_that_fails_leaves_the_library_as_it_was() -> None:
-    before = native.LIBRARY.stat().st_mtime_ns if native.LIBRARY.exists() else None
+    before = library.LIBRARY.stat().st_mtime_ns if library.LIBRARY.exists() else None
     done = build("kernels", compiler=str(shutil.which("false")))
     assert done.returncode
     assert "failed" in done.stderr
-    assert before == (native.LIBRARY.stat().st_mtime_ns if native.LIBRARY.exists() else None)
+    assert before == (library.LIBRARY.stat().st_mtime_ns if library.LIBRARY.exists() else None)

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from gossamer.core import rng
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.kernels import float4, native, native_float4, sign_magnitude
-from gossamer.kernels.residual import Residual
-from gossamer.kernels.spans import LARGEST_BLOCK
+from gossamer.kernels import float4 as native_float4
+from gossamer.kernels import library
+from gossamer.kernels.reference import float4, sign_magnitude
+from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.segments import LARGEST_BLOCK
 
 SIZES = (12, 0, 1, 37, 300, 9)
 
@@ -63,7 +65,7 @@ both = pytest.mark.parametrize("plain", [True, False], ids=["torch", "compiled"]
 @pytest.fixture(params=[0, 1, 2], ids=["portable", "AVX2", "AVX-512"])
 def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
     """At most this instruction set where loops are written for one."""
-    limit = ctypes.CDLL(str(native.LIBRARY)).gossamer_limit_instructions
+    limit = ctypes.CDLL(str(library.LIBRARY)).gossamer_limit_instructions
     limit(ctypes.c_int64(request.param))
     yield
     limit(ctypes.c_int64(2))

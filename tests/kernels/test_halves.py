@@ -13,7 +13,11 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.core import rng
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.kernels import checks, halves, native, native_checks, native_halves, reuse
+from gossamer.kernels import buffer_pool, library
+from gossamer.kernels import finite as native_checks
+from gossamer.kernels import half as native_halves
+from gossamer.kernels.reference import finite
+from gossamer.kernels.reference import half as halves
 
 HALVES = [torch.bfloat16, torch.float16]
 MODULES = [halves, native_halves]
@@ -23,7 +27,7 @@ MAX = torch.finfo(torch.float32).max
 
 every_module = pytest.mark.parametrize("module", MODULES, ids=["plain", "compiled"])
 every_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
-compiled = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the compiled loops were not built")
+compiled = pytest.mark.skipif(not library.LIBRARY.exists(), reason="the compiled loops were not built")
 
 
 def bits(x: Tensor) -> Tensor:
@@ -209,7 +213,7 @@ def test_what_is_not_served_comes_to_the_same(dtype: torch.dtype, other: Any) ->
 PAIRS = [
     (native_halves.half_encode, halves.half_encode),
     (native_halves.half_decode, halves.half_decode),
-    (native_checks.within_range, checks.within_range),
+    (native_checks.within_range, finite.within_range),
 ]
 
 
@@ -230,13 +234,13 @@ def test_both_know_the_range(dtype: torch.dtype, terms: int) -> None:
     for number in (0.0, float(limit), -float(limit), math.inf, -math.inf, math.nan, torch.finfo(dtype).max):
         x = torch.zeros(3, 5, dtype=dtype)
         x[2, 3] = number
-        assert native_checks.within_range(x, terms) == checks.within_range(x, terms) == (abs(number) <= limit)
+        assert native_checks.within_range(x, terms) == finite.within_range(x, terms) == (abs(number) <= limit)
     assert native_checks.within_range(torch.empty(0, dtype=dtype), terms)
     assert native_checks.within_range(torch.empty(5, device="meta", dtype=dtype), terms)
 
 
 def test_room_is_like_what_it_is_for() -> None:
-    x = torch.zeros(reuse.LARGE)
-    assert (reuse.room_like(x).shape, reuse.room_like(x).dtype) == (x.shape, x.dtype)
-    assert reuse.room_like(x, torch.bfloat16).dtype == torch.bfloat16
-    assert reuse.room_like(x.to("meta"), torch.float16).is_meta
+    x = torch.zeros(buffer_pool.LARGE)
+    assert (buffer_pool.room_like(x).shape, buffer_pool.room_like(x).dtype) == (x.shape, x.dtype)
+    assert buffer_pool.room_like(x, torch.bfloat16).dtype == torch.bfloat16
+    assert buffer_pool.room_like(x.to("meta"), torch.float16).is_meta

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core import rng
-from gossamer.kernels.noise import LOW, paired, stochastic, uniform
+from gossamer.kernels.reference.counter_rng import LOW, paired, stochastic, uniform
 
 N = 1 << 20
 KEYS = [rng.address("noise", step) for step in range(4)]

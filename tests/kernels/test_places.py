@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.errors import MalformedError
-from gossamer.kernels import coded_bytes, native
-from gossamer.kernels import places as plain
+from gossamer.kernels import coded_bytes, library
+from gossamer.kernels.reference import index_coding as plain
 
 compiled = pytest.mark.skipif(
-    not native.LIBRARY.exists() or os.environ.get("GOSSAMER_KERNELS") == "reference",
+    not library.LIBRARY.exists() or os.environ.get("GOSSAMER_KERNELS") == "reference",
     reason="the compiled loops do not serve",
 )
 BOTH = [

@@ -24,16 +24,11 @@ from kernels.codecs import (
 )
 
 from gossamer.errors import NotFinite
-from gossamer.kernels import (
-    levels,
-    native_quantise,
-    onebit,
-    quantise,
-    ternary,
-    twobit,
-)
-from gossamer.kernels.residual import Residual
-from gossamer.kernels.spans import LARGEST_BLOCK
+from gossamer.kernels import quantize
+from gossamer.kernels.reference import levels, onebit, ternary, twobit
+from gossamer.kernels.reference import quantize as quantise
+from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.segments import LARGEST_BLOCK
 
 
 @compiled
@@ -158,7 +153,7 @@ def test_zeros_stay_zeros(codec: Codec, plain: bool) -> None:
 )
 def test_sums_of_squares_equal_plain_torch(sizes: list[int], kind: str, block: int) -> None:
     x = numbers(kind, sum(sizes), 15)
-    sums = native_quantise.squares(x, sizes, block)
+    sums = quantize.squares(x, sizes, block)
     assert torch.equal(sums, ternary.squares(x, sizes, block))
     assert float(sums.sum()) == pytest.approx(float(x.double().square().sum()), rel=1e-12)
 
@@ -171,8 +166,8 @@ def test_sums_of_many_workers_are_exact() -> None:
     scales = ternary.magnitudes(x, [n])
     payload = (ternary.ternary_encode(x, [n], scales, KEY, 5),)
     one, many, truth = torch.empty(n), torch.empty(n), torch.empty(n)
-    native_quantise.ternary_decode([payload], scales, [n], 5, one)
-    native_quantise.ternary_decode([payload] * 300, scales, [n], 5, many, 300)
+    quantize.ternary_decode([payload], scales, [n], 5, one)
+    quantize.ternary_decode([payload] * 300, scales, [n], 5, many, 300)
     ternary.ternary_decode([payload] * 300, scales, [n], 5, truth, 300)
     assert torch.equal(many, truth)
     torch.testing.assert_close(many, one)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.kernels import Residual, above, largest, largest_with_momentum, native, select
+from gossamer.kernels import Residual, above, largest, largest_with_momentum
+from gossamer.kernels import library as native
+from gossamer.kernels.reference import select
 
 pytestmark = pytest.mark.skipif(
     not native.LIBRARY.exists() or os.environ.get("GOSSAMER_KERNELS") == "reference",

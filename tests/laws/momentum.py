@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes, sparse
 
-from gossamer.compressors import DGC, Compressor, Dense, Feedback, Int8, OneBit, OneBitAdam, Route
+from gossamer.compressors import DGC, Compressor, Dense, Feedback, OneBit, OneBitAdam, Route
+from gossamer.compressors.int8 import Int8
 
 EXACT: list[Compressor] = [
     DGC(density=0.1),

@@ -6,21 +6,10 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes, sparse
 
-from gossamer.compressors import (
-    QSGD,
-    Chain,
-    Compressor,
-    Feedback,
-    Int8,
-    OneBit,
-    PowerSGD,
-    RandomK,
-    Route,
-    Threshold,
-    TopK,
-    TwoBit,
-    Warmup,
-)
+from gossamer.compressors import Chain, Compressor, Feedback, OneBit, PowerSGD, RandomK, Route, TopK, TwoBit, Warmup
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
+from gossamer.compressors.threshold import Threshold
 
 EXACT: list[Compressor] = [
     RandomK(density=0.1),

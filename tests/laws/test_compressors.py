@@ -27,8 +27,9 @@ from laws.laws import (
 from torch import Tensor
 
 from gossamer import compressors
-from gossamer.compressors import Compressor, Dense, Feedback, Int8, PowerSGD, Route, TopK
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK
+from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Gather, Payload

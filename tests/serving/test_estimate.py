@@ -9,22 +9,22 @@ import torch
 from serving.direct import same_tensors
 
 from gossamer.compressors import (
-    QSGD,
     Chain,
     Compressor,
     Dense,
     Float4,
-    Int8,
     OneBit,
     PowerSGD,
     RandomK,
     Route,
     SignMagnitude,
-    Threshold,
     TopK,
     TwoBit,
     Warmup,
 )
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
+from gossamer.compressors.threshold import Threshold
 from gossamer.core.layout import Packed
 from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import Pulled

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Dense, letters
+from gossamer.compressors import Dense, point_to_point
 from gossamer.core import rng
 from gossamer.core.aggregation import At, State
 from gossamer.core.layout import Layout, Packed
@@ -53,7 +53,9 @@ class Flock:
         blank = torch.zeros_like(xs[0])
         self.memories: list[Memory] = [rule.begin(blank) for _ in xs]
         compressor = getattr(rule, "compressor", Dense())
-        self.states = [letters.begin(compressor, Packed(blank, layout), self.at(rank)) for rank in range(self.world)]
+        self.states = [
+            point_to_point.begin(compressor, Packed(blank, layout), self.at(rank)) for rank in range(self.world)
+        ]
 
     def at(self, rank: int) -> At:
         return At(step=self.number, seed=5, rank=rank, world=self.world)
@@ -236,7 +238,7 @@ def check_copies(
         where = [flock.at(rank) for rank in range(4)]
         for rank, offer in enumerate(flock.round()):
             payload = tuple(part.clone() for part in offer.payload)
-            letters.read(compressor, payload, LAYOUT, mishear(where[rank]), letter)
+            point_to_point.read(compressor, payload, LAYOUT, mishear(where[rank]), letter)
             copies[rank].add_(letter)
             assert torch.equal(copies[rank], flock.memories[rank][HAT]), "the copies differ"
     pulls = torch.stack([memory[PULL] for memory in flock.memories]).sum(0)
@@ -265,7 +267,7 @@ class Naive(Choco):
     """Compresses the parameters themselves, and remembers nothing."""
 
     def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
-        letter = letters.write(self.compressor, x, state, at)
+        letter = point_to_point.write(self.compressor, x, state, at)
         return Offer(letter.payload, (letter.own(),), letter.next_state)
 
     def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:

@@ -15,19 +15,9 @@ from fault_seeds import block_name, blocks, replayed
 from strategies.machines import CALLER, TRAINER, of_machines
 from torch import Tensor
 
-from gossamer.compressors import (
-    QSGD,
-    Compressor,
-    Dense,
-    Feedback,
-    Int8,
-    OneBit,
-    PowerSGD,
-    RandomK,
-    Route,
-    TernGrad,
-    TopK,
-)
+from gossamer.compressors import Compressor, Dense, Feedback, OneBit, PowerSGD, RandomK, Route, TernGrad, TopK
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
 from gossamer.converse import Trace, compute, converse
 from gossamer.core import rng
 from gossamer.core.layout import Packed

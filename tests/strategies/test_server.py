@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from gossamer.compressors import QSGD, Compressor, Feedback, Int8, RandomK, TernGrad, TopK
+from gossamer.compressors import Compressor, Feedback, RandomK, TernGrad, TopK
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.qsgd import QSGD
 from gossamer.errors import RecipeError
 from gossamer.recipe import parse, resolve
 from gossamer.strategies.server import ParameterServer, share_lost

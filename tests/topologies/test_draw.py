@@ -7,8 +7,8 @@ import pytest
 
 from gossamer import topologies
 from gossamer.errors import GossamerError
-from gossamer.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, draw
-from gossamer.topologies.draw import edges, picture, table
+from gossamer.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, describe
+from gossamer.topologies.describe import edges, picture, table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -61,7 +61,7 @@ def test_without_matplotlib_the_line_to_write_is_told(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["complete", "exponential", "hierarchy", "random_peers", "ring", "torus"])
 def test_every_module_draws_itself(name, tmp_path, monkeypatch, capsys):
     drawn = []
-    monkeypatch.setattr(draw, "picture", lambda shown, path: drawn.append((shown, path)))
+    monkeypatch.setattr(describe, "picture", lambda shown, path: drawn.append((shown, path)))
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path / "out.png")])
     module = Path(topologies.__file__).with_name(f"{name}.py")
     runpy.run_path(str(module), run_name="__main__")
@@ -84,7 +84,7 @@ def test_a_module_runs_from_the_command_line_without_a_warning(tmp_path):
 def test_without_a_path_the_picture_lies_here(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ring"])
-    draw.draw(Ring())
+    describe.draw(Ring())
     assert (tmp_path / "topology-ring.png").read_bytes().startswith(PNG)
     assert capsys.readouterr().out.endswith("Saved topology-ring.png\n")
 
@@ -92,6 +92,6 @@ def test_without_a_path_the_picture_lies_here(monkeypatch, tmp_path, capsys):
 def test_a_place_that_is_not_there_is_no_traceback(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["ring", str(tmp_path / "nowhere" / "ring.png")])
     with pytest.raises(SystemExit) as leaving:
-        draw.draw(Ring())
+        describe.draw(Ring())
     assert leaving.value.code == 1
     assert "nowhere" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch
 from transports.mesh_group import Group
 
 from gossamer.core.ops import Mean
-from gossamer.kernels.native import library
+from gossamer.kernels.library import library
 from gossamer.network import Path
 from gossamer.network.tcp import ETHERNET
 from gossamer.transports import mesh

@@ -12,7 +12,7 @@ from transports.mesh_group import MESSAGE, Group, payload, same, whole_numbers
 from gossamer.collectives import Direct, Does, HalvingDoubling, Hierarchical, Ring, Tree
 from gossamer.core.op_semantics import answers
 from gossamer.core.ops import Exchange, Gather, Mean, Mix, Together
-from gossamer.kernels.native import library
+from gossamer.kernels.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 

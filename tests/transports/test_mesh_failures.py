@@ -14,7 +14,7 @@ from transports.mesh_group import Group, SharedGroup
 from gossamer.collectives import Ring
 from gossamer.core.ops import Gather, Mean, Mix
 from gossamer.errors import MismatchError, PeerLost
-from gossamer.kernels.native import library
+from gossamer.kernels.library import library
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled loops are not there"),

@@ -10,7 +10,7 @@ import pytest
 from transports.mesh_group import both
 
 from gossamer.errors import ConnectError, MismatchError
-from gossamer.kernels.native import library
+from gossamer.kernels.library import library
 from gossamer.transports.greeting import connect
 from gossamer.transports.meshed import MeshTransport, meshed
 from gossamer.transports.picker import check_wish

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transports.mesh_group import Group
 
-from gossamer.kernels.native import library
+from gossamer.kernels.library import library
 from gossamer.transports.links import Links
 from gossamer.transports.picker import Picker
 

@@ -11,7 +11,7 @@ from transports.mesh_group import Group
 from gossamer.core.ops import Mean
 from gossamer.errors import PeerLost
 from gossamer.guards import leave
-from gossamer.kernels.native import library
+from gossamer.kernels.library import library
 from gossamer.runtime.comm_thread import Lane
 from gossamer.transports import mesh
 

@@ -17,7 +17,7 @@ from gossamer import events
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
 from gossamer.core.ops import Mean
 from gossamer.errors import PeerLost
-from gossamer.kernels.native import library
+from gossamer.kernels.library import library
 from gossamer.transports import mesh as loops
 from gossamer.transports.mesh import Mesh
 from gossamer.transports.patience import Patience, Silence, patience_asked_for

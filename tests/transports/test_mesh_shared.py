@@ -18,7 +18,7 @@ from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tr
 from gossamer.core.op_semantics import answers
 from gossamer.core.ops import Exchange, Gather, Mean
 from gossamer.errors import MismatchError, PeerLost
-from gossamer.kernels.native import library
+from gossamer.kernels.library import library
 from gossamer.transports import mesh as loops
 from gossamer.transports import shared_memory
 from gossamer.transports.mesh import Mesh

@@ -15,7 +15,8 @@ from transports.real_worker import same_everywhere, world
 
 import gossamer
 from gossamer.checkpoint import digest
-from gossamer.compressors import Compressor, Dense, Int8, PowerSGD, TopK
+from gossamer.compressors import Compressor, Dense, PowerSGD, TopK
+from gossamer.compressors.int8 import Int8
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.op_semantics import answers
 from gossamer.core.ops import Exchange, Gather, Mean, Mix, Word

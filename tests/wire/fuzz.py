@@ -15,7 +15,7 @@ from wire.pairs import LIMIT, SERVED, acquainted
 
 from gossamer.core.peer_ops import Pull, Push, Stamp
 from gossamer.errors import MalformedError
-from gossamer.kernels.native_crc import SHORT
+from gossamer.kernels.crc import SHORT
 from gossamer.wire.frames import HEADER_BYTES, Message
 from gossamer.wire.protocol import GATHERED_BYTES, Conversation, Spoken
 from gossamer.wire.speech import PING, asked

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gossamer.kernels.native import LIBRARY, wanted_kernels
+from gossamer.kernels.library import LIBRARY, wanted_kernels
 
 VARIABLE = "GOSSAMER_KERNELS"
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
+from gossamer.collectives.base import Collective, Does, Hop, Table, bounds, others
 from gossamer.collectives.broadcast import Broadcast
 from gossamer.collectives.direct import Direct
-from gossamer.collectives.halving import HalvingDoubling
+from gossamer.collectives.halving_doubling import HalvingDoubling
 from gossamer.collectives.hierarchical import Hierarchical
 from gossamer.collectives.ring import Ring
-from gossamer.collectives.table import Collective, Does, Hop, Table, bounds, others
 from gossamer.collectives.tree import Tree
 
 COLLECTIVES: Mapping[str, Callable[..., Collective]] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.collectives.table import Collective, Does, Hop
+from gossamer.collectives.base import Collective, Does, Hop
 from gossamer.errors import require
 
 

@@ -4,20 +4,22 @@ from gossamer.compressors.base import Codec, Compressor
 from gossamer.compressors.chain import Chain
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import DGC
-from gossamer.compressors.feedback import Feedback
+from gossamer.compressors.error_feedback import Feedback
 from gossamer.compressors.float4 import Float4
 from gossamer.compressors.hierarchical import Hierarchical
-from gossamer.compressors.lowrank import PowerSGD
+from gossamer.compressors.int8 import Int8
 from gossamer.compressors.onebit import OneBit
 from gossamer.compressors.onebit_adam import OneBitAdam
-from gossamer.compressors.quantise import QSGD, Int8
+from gossamer.compressors.powersgd import PowerSGD
+from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.randomk import RandomK
 from gossamer.compressors.route import Route
 from gossamer.compressors.sharded import Sharded
 from gossamer.compressors.sign_magnitude import SignMagnitude
-from gossamer.compressors.sparse import Threshold, TopK
-from gossamer.compressors.sparse_sum import SparseSum
-from gossamer.compressors.ternary import TernGrad
+from gossamer.compressors.sparse_allreduce import SparseSum
+from gossamer.compressors.terngrad import TernGrad
+from gossamer.compressors.threshold import Threshold
+from gossamer.compressors.topk import TopK
 from gossamer.compressors.twobit import TwoBit
 from gossamer.compressors.warmup import Warmup
 

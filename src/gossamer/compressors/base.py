@@ -174,20 +174,6 @@ class Codec(Compressor):
         return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
 
 
-class Quantiser(Codec):
-    """A codec that sends every entry, in a few bits, and loses what they cannot tell."""
-
-    feedback: bool
-
-    @property
-    def wants_feedback(self) -> bool:
-        return self.feedback
-
-    @property
-    def shards_well(self) -> bool:
-        return True
-
-
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums and residuals of such numbers are kept: at least float32."""
     return torch.promote_types(dtype, torch.float32)

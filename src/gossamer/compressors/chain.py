@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Codec
-from gossamer.compressors.sparse import Sparse, chosen, require_places
+from gossamer.compressors.topk import Sparse, chosen, require_places
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Payload

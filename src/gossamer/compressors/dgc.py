@@ -12,8 +12,8 @@ from torch.optim import SGD
 
 from gossamer.compressors.base import Codec, Compressor, Ownership, room_for_mean, sums_stay_finite, told, wide
 from gossamer.compressors.dense import Dense
-from gossamer.compressors.feedback import RESIDUAL
-from gossamer.compressors.sparse import (
+from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.topk import (
     chosen,
     dearer_than_dense,
     entries_bytes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer.compressors.base import Quantiser
+from gossamer.compressors.quantize import Quantiser
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Payload

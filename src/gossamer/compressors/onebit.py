@@ -9,16 +9,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Quantiser
-from gossamer.compressors.quantise import is_power_of_two
+from gossamer.compressors.quantize import Quantiser, is_power_of_two
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed, Slot
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, onebit_decode, onebit_encode
-from gossamer.kernels.bits import pack, unpack
-from gossamer.kernels.residual import wanted
-from gossamer.kernels.spans import LARGEST_BLOCK, average, expect, sendable
+from gossamer.kernels.reference.bits import pack, unpack
+from gossamer.kernels.reference.residual import wanted
+from gossamer.kernels.reference.segments import LARGEST_BLOCK, average, expect, sendable
 
 
 @dataclass(frozen=True, repr=False)

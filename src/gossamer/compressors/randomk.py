@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, wide
-from gossamer.compressors.sparse import require_density, share
+from gossamer.compressors.topk import require_density, share
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Mean
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, within_range
-from gossamer.kernels.noise import uniform
+from gossamer.kernels.reference.counter_rng import uniform
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.compressors.base import Codec, room_for_mean, sums_stay_finite, told, wide
-from gossamer.compressors.feedback import RESIDUAL
+from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, At, Staged, State

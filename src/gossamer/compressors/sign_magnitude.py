@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer.compressors.base import Quantiser
-from gossamer.compressors.quantise import is_power_of_two
+from gossamer.compressors.quantize import Quantiser, is_power_of_two
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, sign_magnitude_decode, sign_magnitude_encode
-from gossamer.kernels.spans import LARGEST_BLOCK
+from gossamer.kernels.reference.segments import LARGEST_BLOCK
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,14 +9,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Quantiser
-from gossamer.compressors.quantise import is_power_of_two
+from gossamer.compressors.quantize import Quantiser, is_power_of_two
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, twobit_decode, twobit_encode, twobit_measured_encode
-from gossamer.kernels.spans import LARGEST_BLOCK, blocks
+from gossamer.kernels.reference.segments import LARGEST_BLOCK, blocks
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,19 +4,11 @@ Each takes `sizes`, the numbers of elements of the tensors that lie side by side
 never reach from one tensor into the next. Plain torch is the truth; faster loops equal it bit for bit.
 """
 
-from gossamer.kernels.bits import packed_bytes
-from gossamer.kernels.checks import all_finite
-from gossamer.kernels.gram_schmidt import orthonormal
-from gossamer.kernels.levels import level_bytes
-from gossamer.kernels.native_checks import within_range
-from gossamer.kernels.native_float4 import (
-    float4_decode,
-    float4_encode,
-    sign_magnitude_decode,
-    sign_magnitude_encode,
-)
-from gossamer.kernels.native_halves import half_decode, half_encode
-from gossamer.kernels.native_quantise import (
+from gossamer.kernels.buffer_pool import room_for, room_like
+from gossamer.kernels.finite import within_range
+from gossamer.kernels.float4 import float4_decode, float4_encode, sign_magnitude_decode, sign_magnitude_encode
+from gossamer.kernels.half import half_decode, half_encode
+from gossamer.kernels.quantize import (
     int8_decode,
     int8_encode,
     levels_decode,
@@ -31,7 +23,13 @@ from gossamer.kernels.native_quantise import (
     twobit_encode,
     twobit_measured_encode,
 )
-from gossamer.kernels.native_select import (
+from gossamer.kernels.reference.bits import packed_bytes
+from gossamer.kernels.reference.finite import all_finite
+from gossamer.kernels.reference.gram_schmidt import orthonormal
+from gossamer.kernels.reference.index_coding import coded_bytes
+from gossamer.kernels.reference.levels import level_bytes
+from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.select import (
     above,
     decode_places,
     encode_places,
@@ -40,9 +38,6 @@ from gossamer.kernels.native_select import (
     scatter,
     sparse_decode,
 )
-from gossamer.kernels.places import coded_bytes
-from gossamer.kernels.residual import Residual
-from gossamer.kernels.reuse import room_for, room_like
 
 __all__ = [
     "Residual",

@@ -1,68 +1,78 @@
-"""Every entry as a sign and a power of two, in four bits. w = x + residual.before, or x.
+"""Codes of four and of two bits by compiled loops; what they are not made for, and what is wrong, goes to plain torch.
 
-Arithmetic as in quantise.py.
+Where residual.after is residual.before, neither holds anything useful after NotFinite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from gossamer.kernels.bits import pack, refuse, unpack
-from gossamer.kernels.residual import Residual, wanted
-from gossamer.kernels.spans import average, blocks, by_block, expect, sendable, spread
+from gossamer.kernels.blocks import (
+    Divisor,
+    blocks_of,
+    both,
+    buffers,
+    by_halves,
+    columns,
+    decodable,
+    octets,
+    tiled,
+    tiling,
+    written,
+)
+from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.library import Count, Function, Pointer, address, documented
+from gossamer.kernels.reference import float4, sign_magnitude
+from gossamer.kernels.reference.residual import Residual
 
-MINUS = 8  # what a code has more for a number below zero; a code of only this would be a second zero
-MAGNITUDES = (0.0, *(2.0 ** (exponent - 7) for exponent in range(1, 8)))
-MIDPOINTS = tuple((a + b) / 2 for a, b in pairwise(MAGNITUDES))
+_ENCODE = [*[Pointer] * 4, Count, Count, *[Pointer] * 2]
+_DECODE = [*[Pointer] * 2, Count, Pointer, Count, Count, Divisor, Pointer]
+_FLOAT4_ENCODE = Function("gossamer_float4_encode", *_ENCODE)
+_FLOAT4_DECODE = Function("gossamer_float4_decode", *_DECODE)
+_SIGN_MAGNITUDE_ENCODE = Function("gossamer_sign_magnitude_encode", *_ENCODE)
+_SIGN_MAGNITUDE_DECODE = Function("gossamer_sign_magnitude_decode", *_DECODE)
 
 
+@documented(float4.float4_encode)
 def float4_encode(
     x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(scales, codes): (blocks,) float32 and uint8, two entries to a byte.
-
-    s = max |w| over a block. A code is the place in MAGNITUDES of what |w| / s is nearest to (of two, the larger), 0
-    where s is, and 8 more where w < 0, but for zero. Stands for its magnitude times s, with its sign. Raises NotFinite.
-    """
-    w = wanted(x, residual)
-    scales = sendable(by_block(w.abs(), sizes, block).amax(1))
-    scale = spread(scales, sizes, block).to(w.dtype)
-    # In float64 no quotient of two float32 numbers is rounded onto a midpoint or across one.
-    ratio = w.double().abs() / torch.where(scale == 0, torch.ones_like(scale), scale).double()
-    midpoints = torch.tensor(MIDPOINTS, dtype=torch.float64, device=w.device)
-    exponents = torch.bucketize(ratio, midpoints, right=True)
-    codes = torch.where((w < 0) & (exponents > 0), exponents + MINUS, exponents)
-    if residual is not None:
-        torch.sub(w, _meant(codes, scale), out=residual.after)
-    return scales, pack(codes, sizes, 2, 16)
+    if not (block % 2 == 0 and tiled(sizes, x, *both(residual))):
+        return float4.float4_encode(x, sizes, block, residual)
+    scales, codes = empty(blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 2))
+    _FLOAT4_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(scales), address(codes))
+    return scales, codes
 
 
+@documented(float4.float4_decode)
 def float4_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    """Overwrite `out`: (n,) with the sum of what the payloads stand for, in the order given, over `divisor`.
-
-    Raises MalformedError before anything is written.
-    """
-    for scales, _ in payloads:
-        expect(scales, torch.float32, blocks(sizes, block))
-    found = [unpack(packed, sizes, 2, 16) for _, packed in payloads]
-    for codes in found:
-        refuse(codes == MINUS)
-    average(
-        (
-            _meant(codes, spread(scales, sizes, block).to(out.dtype))
-            for codes, (scales, _) in zip(found, payloads, strict=True)
-        ),
-        out,
-        divisor,
-    )
+    counts = blocks_of(sizes, block), torch.uint8, blocks_of(sizes, 2)
+    if not (block % 2 == 0 and decodable(payloads, sizes, out, *counts)):
+        return float4.float4_decode(payloads, sizes, block, out, divisor)
+    return written(_FLOAT4_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))
 
 
-def _meant(codes: Tensor, scale: Tensor) -> Tensor:
-    values = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)], dtype=scale.dtype, device=scale.device)
-    return values[codes.long()] * scale
+@documented(sign_magnitude.sign_magnitude_encode)
+def sign_magnitude_encode(
+    x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
+) -> tuple[Tensor, Tensor]:
+    if not (by_halves(block) and tiled(sizes, x, *both(residual))):
+        return sign_magnitude.sign_magnitude_encode(x, sizes, block, residual)
+    means, codes = empty(2 * blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 4))
+    _SIGN_MAGNITUDE_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(means), address(codes))
+    return means, codes
+
+
+@documented(sign_magnitude.sign_magnitude_decode)
+def sign_magnitude_decode(
+    payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
+) -> None:
+    counts = 2 * blocks_of(sizes, block), torch.uint8, blocks_of(sizes, 4)
+    if not (block % 4 == 0 and decodable(payloads, sizes, out, *counts)):
+        return sign_magnitude.sign_magnitude_decode(payloads, sizes, block, out, divisor)
+    return written(_SIGN_MAGNITUDE_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))

@@ -1,39 +1,63 @@
-"""Which entries travel. Places are int32, ascending, within the whole buffer."""
+"""Selection and places by compiled loops; what they are not made for, and what is wrong, goes to plain torch."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from gossamer.kernels.residual import Residual, wanted
+from gossamer.errors import MalformedError
+from gossamer.kernels.blocks import both, buffers
+from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.library import (
+    MALFORMED,
+    MISFIT,
+    Count,
+    Function,
+    Pointer,
+    address,
+    addresses,
+    counts_array,
+    documented,
+    serves,
+)
+from gossamer.kernels.reference import index_coding as truth
+from gossamer.kernels.reference import select
+from gossamer.kernels.reference.residual import Residual
+
+Rate = ctypes.c_float
+
+_LARGEST = Function("gossamer_largest", *[Pointer] * 3, Count, *[Pointer] * 2, Count, *[Pointer] * 2)
+_LARGEST_WITH_MOMENTUM = Function(
+    "gossamer_largest_with_momentum",
+    *[*[Pointer] * 3, Rate, Count, Count],
+    *[*[Pointer] * 2, Count, *[Pointer] * 2, Count, *[Pointer] * 2],
+)
+_ABOVE = Function("gossamer_above", *[Pointer] * 3, Count, Rate, Count, *[Pointer] * 2)
+_ENCODE = Function("gossamer_encode_places", Pointer, Count, Count, Count, Count, Pointer, Count)
+_DECODE = Function("gossamer_decode_places", Pointer, Count, Count, Count, Count, Count, Pointer)
+_SCATTER = Function("gossamer_scatter", *[Pointer] * 3, Count, Pointer, Count, Count, Count)
+
+_low_bits = lru_cache(truth.low_bits)
+_coded_bytes = lru_cache(truth.coded_bytes)
 
 
+@documented(select.largest)
 def largest(
     x: Tensor, sizes: Sequence[int], counts: Sequence[int], residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(places, values) of the counts[i] entries of largest magnitude of each tensor i; among equals the first ones.
-
-    w = x + residual.before; residual.after = w, and zero where an entry was taken. values: at least float32.
-    Raises NotFinite.
-    """
-    w = wanted(x, residual)
-    if w.is_meta:
-        total = sum(counts)
-        return w.new_empty(total, dtype=torch.int32), w.new_empty(total)
-    taken = torch.zeros(len(w), dtype=torch.bool, device=w.device)
-    for span, mark, count in zip(w.split(list(sizes)), taken.split(list(sizes)), counts, strict=True):
-        if count:
-            magnitude = span.abs()
-            least = magnitude.topk(count, sorted=False).values.amin()
-            torch.gt(magnitude, least, out=mark)
-            equal = (magnitude == least).nonzero().view(-1)
-            mark[equal[: count - int(mark.sum())]] = True
-    return _take(w, taken, residual)
+    if len(sizes) != len(counts) or not _serves(x, *both(residual)):
+        return select.largest(x, sizes, counts, residual)
+    places, values = _entries(sum(counts))
+    if _LARGEST(*buffers(x, residual), len(x), *_tensors(sizes, counts), address(places), address(values)) == MISFIT:
+        return select.largest(x, sizes, counts, residual)
+    return places, values
 
 
+@documented(select.largest_with_momentum)
 def largest_with_momentum(
     x: Tensor,
     sizes: Sequence[int],
@@ -45,36 +69,91 @@ def largest_with_momentum(
     nesterov: bool = False,
     masked: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As `largest`, with w = u' + residual.before, u' = x + rate u; Nesterov's w = x + rate u' + residual.before.
-
-    u is momentum.before; momentum.after = u', if `masked` with zeros where an entry was taken. Every operation is
-    rounded.
-    """
-    torch.add(x, momentum.before * rate, out=momentum.after)
-    offered = x + momentum.after * rate if nesterov else momentum.after
-    places, values = largest(offered, sizes, counts, residual)
-    if masked:
-        momentum.after[places.long()] = 0
-    return places, values
+    if len(sizes) == len(counts) and _serves(x, *both(momentum), *both(residual)):
+        places, values = _entries(sum(counts))
+        accelerated = *map(address, (x, *both(momentum))), rate, nesterov, masked
+        lying = *accelerated, *map(address, both(residual)), len(x)
+        if _LARGEST_WITH_MOMENTUM(*lying, *_tensors(sizes, counts), address(places), address(values)) != MISFIT:
+            return places, values
+    return select.largest_with_momentum(x, sizes, counts, rate, momentum, residual, nesterov=nesterov, masked=masked)
 
 
+@documented(select.above)
 def above(x: Tensor, threshold: float, room: int, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
-    """(places, values) of all entries with |w| > threshold, or of the `room` largest where more are.
-
-    As `largest`, with one difference: (room,) values, zeros behind those of the places. The threshold is compared in
-    float32 for float32 input.
-    """
-    w = wanted(x, residual)
-    if w.is_meta:
-        return w.new_empty(room, dtype=torch.int32), w.new_empty(room)
-    taken = w.abs() > torch.tensor(threshold, dtype=w.dtype, device=w.device)
-    places, values = largest(x, [len(x)], [room], residual) if int(taken.sum()) > room else _take(w, taken, residual)
-    return places, pad(values, (0, room - len(values)))
+    if room < 0 or not _serves(x, *both(residual)):
+        return select.above(x, threshold, room, residual)
+    places, values = _entries(room)
+    found = _ABOVE(*buffers(x, residual), len(x), threshold, room, address(places), address(values))
+    return places[:found], values
 
 
-def _take(w: Tensor, taken: Tensor, residual: Residual | None) -> tuple[Tensor, Tensor]:
-    places = taken.nonzero().view(-1)
-    values = w[places]
-    if residual is not None:
-        residual.after.copy_(w)[places] = 0
-    return places.int(), values
+@documented(truth.encode_places)
+def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
+    room = len(places) if room is None else room
+    if not (serves(places) and places.dtype == torch.int32 and places.dim() == 1 and len(places) <= room):
+        return truth.encode_places(places, n, room)
+    coded = empty(_coded_bytes(room, n), torch.uint8)
+    low = _low_bits(room, n)
+    if _ENCODE(address(places), len(places), n, room, low, address(coded), len(coded)) == MALFORMED:
+        raise ValueError(f"places to encode must ascend and be below {n}: sort them, each once")
+    return coded
+
+
+@documented(truth.decode_places)
+def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) -> Tensor:
+    room = count if room is None else room
+    fits = coded.dtype == torch.uint8 and coded.dim() == 1 and 0 <= count <= room
+    if not (fits and serves(coded) and len(coded) == _coded_bytes(room, n)):
+        return truth.decode_places(coded, count, n, room)
+    places = empty(count, torch.int32)
+    if _DECODE(address(coded), len(coded), count, n, room, _low_bits(room, n), address(places)) == MALFORMED:
+        raise MalformedError(f"{count} ascending places below {n} were announced, and the code holds others")
+    return places
+
+
+@documented(truth.sparse_decode)
+def sparse_decode(
+    payloads: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False
+) -> None:
+    if not _scatters([values for values, _ in payloads], [coded for _, coded in payloads], out):
+        return truth.sparse_decode(payloads, out, divisor, onto=onto)
+    return scatter([(decode_places(coded, len(v), len(out)), v) for v, coded in payloads], out, divisor, onto=onto)
+
+
+@documented(truth.scatter)
+def scatter(entries: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False) -> None:
+    places, values = [place for place, _ in entries], [value for _, value in entries]
+    alike = all(len(place) == len(value) and place.dtype == torch.int32 for place, value in entries)
+    if not (alike and _scatters(values, places, out)):
+        return truth.scatter(entries, out, divisor, onto=onto)
+    counts = counts_array([len(value) for value in values])
+    _SCATTER(addresses(places), addresses(values), counts, len(values), address(out), len(out), divisor, onto)
+    return None
+
+
+def _scatters(values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor) -> bool:
+    """Whether these are float32 values for a float32 buffer, and all of it lies where compiled loops can read it."""
+    plain = all(tensor.dim() == 1 and tensor.dtype == torch.float32 for tensor in (out, *values))
+    return plain and serves(out, *values, *places)
+
+
+def _serves(x: Tensor, *others: Tensor) -> bool:
+    """Whether these are float32 buffers of one size, and places in them fit in 32 bits."""
+    alike = all(tensor.dtype == torch.float32 and tensor.shape == x.shape for tensor in (x, *others))
+    return alike and x.dim() == 1 and len(x) < 2**31 and serves(x, *others)
+
+
+def _tensors(
+    sizes: Sequence[int], counts: Sequence[int]
+) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_int64], int]:
+    return _array(tuple(sizes)), _array(tuple(counts)), len(sizes)
+
+
+# Layouts are the same at every step; hashing their sizes is cheaper than walking over them.
+@lru_cache(maxsize=1024)
+def _array(counts: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    return counts_array(counts)
+
+
+def _entries(count: int) -> tuple[Tensor, Tensor]:
+    return empty(max(count, 0), torch.int32), empty(max(count, 0), torch.float32)

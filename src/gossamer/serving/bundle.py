@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor, letters
+from gossamer.compressors import Compressor, point_to_point
 from gossamer.core.aggregation import At, State
 from gossamer.core.layout import Packed
 from gossamer.core.ops import Payload
@@ -31,12 +31,12 @@ class Bundle(NamedTuple):
 
 def begin(compressor: Compressor, blocks: Sequence[Packed], at: At) -> tuple[State, ...]:
     """What a writer remembers at first, for each block."""
-    return tuple(letters.begin(compressor, block, at) for block in blocks)
+    return tuple(point_to_point.begin(compressor, block, at) for block in blocks)
 
 
 def write(compressor: Compressor, blocks: Sequence[Packed], states: Sequence[State], at: At) -> Bundle:
     """Encode all blocks, which are only read; the payload may be views of them. Raises NotFinite."""
-    written = [letters.write(compressor, block, state, at) for block, state in zip(blocks, states, strict=True)]
+    written = [point_to_point.write(compressor, block, state, at) for block, state in zip(blocks, states, strict=True)]
     return Bundle(
         tuple(tensor for letter in written for tensor in letter.payload),
         tuple(len(letter.payload) for letter in written),
@@ -55,7 +55,7 @@ def read(
     start = 0
     for count, block in zip(counts, blocks, strict=True):
         out = torch.empty_like(block.flat)
-        letters.read(compressor, payload[start : start + count], block.layout, at, out)
+        point_to_point.read(compressor, payload[start : start + count], block.layout, at, out)
         if not all_finite(out):
             raise MalformedError("a letter came that stands for numbers that are not finite")
         found.append(out)

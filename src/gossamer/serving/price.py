@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from gossamer.compressors import Compressor, letters
+from gossamer.compressors import Compressor, point_to_point
 from gossamer.compressors.base import wide
 from gossamer.core.aggregation import At, State
 from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
@@ -39,14 +39,14 @@ def price(
 def _of_server(ways: Ways, blocks: Sequence[Packed], at: At) -> Priced:
     pushed, pulled, remembered = 0, 0, State()
     for number, block in enumerate(blocks):
-        state = letters.begin(ways.push, block, at)
+        state = point_to_point.begin(ways.push, block, at)
         remembered.update({f"{number}.{key}": value for key, value in state.items()})
-        pushed += payload_bytes(letters.write(ways.push, block, state, at).payload)
+        pushed += payload_bytes(point_to_point.write(ways.push, block, state, at).payload)
         if ways.pull is None:
             pulled += block.flat.nbytes
         else:
             missing = Packed(block.flat.to(wide(block.flat.dtype)), block.layout)
-            link = letters.write(ways.pull, missing, letters.begin(ways.pull, missing, at), at)
+            link = point_to_point.write(ways.pull, missing, point_to_point.begin(ways.pull, missing, at), at)
             pulled += payload_bytes(link.payload)
     return Priced(pushed, pulled, remembered)
 

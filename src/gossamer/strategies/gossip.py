@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum, letters
+from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum, point_to_point
 from gossamer.core import rng
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
@@ -115,5 +115,5 @@ def kept_share(compressor: Compressor) -> float:
 def _kept(compressor: Compressor) -> float:
     numbers = torch.randn(SAMPLE.numel, generator=rng.generator("share kept by a letter"), device="cpu")
     x, at = Packed(numbers, SAMPLE), At()
-    own = letters.write(compressor, x, letters.begin(compressor, x, at), at).own()
+    own = point_to_point.write(compressor, x, point_to_point.begin(compressor, x, at), at).own()
     return 1 - float((numbers - own).double().square().sum() / numbers.double().square().sum())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
-from gossamer.compressors.letters import read, write
+from gossamer.compressors.point_to_point import read, write
 from gossamer.core.aggregation import At, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Payload

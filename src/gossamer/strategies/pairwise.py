@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense, letters
+from gossamer.compressors import Compressor, Dense, point_to_point
 from gossamer.compressors.base import wide
 from gossamer.core import rng
 from gossamer.core.aggregation import At
@@ -265,13 +265,13 @@ class Partner:
         self._owes = True
         self.version += 1
 
-    def _write(self, step: int) -> letters.Letter:
+    def _write(self, step: int) -> point_to_point.Letter:
         x, at = Packed(self.shown, self._layout), self._at(self.rank, step)
-        return letters.write(self._compressor, x, letters.begin(self._compressor, x, at), at)
+        return point_to_point.write(self._compressor, x, point_to_point.begin(self._compressor, x, at), at)
 
     def _read(self, payload: Payload, writer: int, step: int) -> Tensor:
         theirs = room_like(self.shown)
-        letters.read(self._compressor, payload, self._layout, self._at(writer, step), theirs)
+        point_to_point.read(self._compressor, payload, self._layout, self._at(writer, step), theirs)
         if not all_finite(theirs):  # averaging would spread it to everyone
             raise MalformedError(f"worker {writer} showed parameters that are not finite; no worker sends such ones")
         return theirs
@@ -292,8 +292,8 @@ def refuse_loss(compressor: Compressor) -> None:
 def _refuse_loss(term: Compressor, compressor: Compressor) -> None:
     numbers = torch.randn(SAMPLE.numel, generator=rng.generator("lost by a letter"), device="cpu")
     x, at = Packed(numbers, SAMPLE), At()
-    state = letters.begin(term, x, at)
-    lost = (numbers - letters.write(term, x, state, at).own()).square().sum() / numbers.square().sum()
+    state = point_to_point.begin(term, x, at)
+    lost = (numbers - point_to_point.write(term, x, state, at).own()).square().sum() / numbers.square().sum()
     if state or lost > MOST_LOST:
         raise RecipeError(
             f"pairwise gossip sends whole parameters, and {compressor!r} leaves {float(lost):.2g} of their square out "

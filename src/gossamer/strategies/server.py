@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.compressors import Compressor, Dense, Feedback, letters
+from gossamer.compressors import Compressor, Dense, Feedback, point_to_point
 from gossamer.core import rng
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Packed, Slot
@@ -125,5 +125,5 @@ class ParameterServer(Strategy):
 def share_lost(compressor: Compressor) -> float:
     """|x - C(x)|^2 / |x|^2 for random x."""
     x, at = Packed.pack({"weight": torch.randn(MATRIX.shape, generator=rng.generator("lost"), device="cpu")}), At()
-    own = letters.write(compressor, x, letters.begin(compressor, x, at), at).own()
+    own = point_to_point.write(compressor, x, point_to_point.begin(compressor, x, at), at).own()
     return float((x.flat - own).square().sum() / x.flat.square().sum())

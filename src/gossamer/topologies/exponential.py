@@ -53,6 +53,6 @@ def _distances(world: int) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    from gossamer.topologies.draw import draw
+    from gossamer.topologies.describe import draw
 
     draw(Exponential(), Exponential(one_peer=True))

@@ -67,6 +67,6 @@ class Hierarchy(Topology):
 
 
 if __name__ == "__main__":
-    from gossamer.topologies.draw import draw
+    from gossamer.topologies.describe import draw
 
     draw(Hierarchy(per_node=4))

@@ -68,6 +68,6 @@ def _partners(world: int, round: int, seed: int, draw: int) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    from gossamer.topologies.draw import draw
+    from gossamer.topologies.describe import draw
 
     draw(RandomPeers(), RandomPeers(count=2))

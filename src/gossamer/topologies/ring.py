@@ -29,6 +29,6 @@ class Ring(Topology):
 
 
 if __name__ == "__main__":
-    from gossamer.topologies.draw import draw
+    from gossamer.topologies.describe import draw
 
     draw(Ring())

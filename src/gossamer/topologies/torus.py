@@ -41,6 +41,6 @@ class Torus(Topology):
 
 
 if __name__ == "__main__":
-    from gossamer.topologies.draw import draw
+    from gossamer.topologies.describe import draw
 
     draw(Torus())

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gossamer.errors import MismatchError, PeerLost
-from gossamer.kernels.native import Count, Function, Pointer, library
+from gossamer.kernels.library import Count, Function, Pointer, library
 from gossamer.transports.patience import Patience, Silence
 from gossamer.transports.programs import Program
 from gossamer.transports.shared_memory import Memories

@@ -15,7 +15,7 @@ from gossamer import events
 from gossamer.collectives import Direct
 from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 from gossamer.errors import ConnectError, MismatchError, PeerLost
-from gossamer.kernels.reuse import empty
+from gossamer.kernels.buffer_pool import empty
 from gossamer.runtime.transport import Transport
 from gossamer.transports.greeting import connect
 from gossamer.transports.links import Links, measure

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gossamer.errors import MalformedError, MismatchError
-from gossamer.kernels.native_crc import crc32
+from gossamer.kernels.crc import crc32
 
 MAGIC = b"GSMR"
 PROTOCOL = 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError, MalformedError, MismatchError
-from gossamer.kernels.native_crc import crc32
+from gossamer.kernels.crc import crc32
 from gossamer.wire.frames import (
     CHECKSUM_BYTES,
     HEADER_BYTES,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
-from gossamer.kernels import reuse
+from gossamer.kernels import buffer_pool
 
 ALIGNMENT = 8
 MOST_DIMENSIONS = 8
@@ -73,7 +73,7 @@ def room(laid: Sequence[Laid], payload_bytes: int) -> Tensor:
     if wanted != payload_bytes:
         raise MalformedError(f"A frame describes tensors of {wanted} bytes and carries {payload_bytes}.")
     try:
-        return reuse.empty(payload_bytes, torch.uint8)
+        return buffer_pool.empty(payload_bytes, torch.uint8)
     except MemoryError:
         raise MalformedError(f"There is no memory for a frame of {payload_bytes} bytes.") from None
 

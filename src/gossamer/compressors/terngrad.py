@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, room_for_mean, sums_stay_finite, told, wide
-from gossamer.compressors.quantise import noise_key
+from gossamer.compressors.quantize import noise_key
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Packed
 from gossamer.core.ops import Gather
 from gossamer.errors import require
 from gossamer.kernels import Residual, magnitudes, squares, ternary_decode, ternary_encode
-from gossamer.kernels.spans import blocks
+from gossamer.kernels.reference.segments import blocks
 
 BLOCK = 2048  # entries that are summed together
 SETTLING = 2.0  # equal entries are rounded with (clip - 1) of their energy, and feedback needs less than all of it

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.kernels.bits import pack, refuse, unpack
-from gossamer.kernels.noise import BITS, paired
-from gossamer.kernels.residual import wanted
-from gossamer.kernels.spans import block_sums, expect, per_tensor, sendable
+from gossamer.kernels.reference.bits import pack, refuse, unpack
+from gossamer.kernels.reference.counter_rng import BITS, paired
+from gossamer.kernels.reference.residual import wanted
+from gossamer.kernels.reference.segments import block_sums, expect, per_tensor, sendable
 
 BASE = {4: 4, 5: 3}  # by codes in a byte: two bits each, or base three up to 242
 APART = {4: 1, 5: 64}  # and how far apart those are that share one

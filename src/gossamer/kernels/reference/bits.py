@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import MalformedError
-from gossamer.kernels.spans import blocks, by_block, expect
+from gossamer.kernels.reference.segments import blocks, by_block, expect
 
 
 def packed_bytes(sizes: Sequence[int], per_byte: int) -> int:

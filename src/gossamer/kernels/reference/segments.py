@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.kernels.checks import all_finite
-from gossamer.kernels.gram_schmidt import sum_of_halves
+from gossamer.kernels.reference.finite import all_finite
+from gossamer.kernels.reference.gram_schmidt import sum_of_halves
 
 LARGEST_BLOCK = 2**14  # whose sum is taken by halves: tensors are filled up to whole blocks; kLargestBlock in C++
 

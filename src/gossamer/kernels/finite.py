@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.kernels import checks
-from gossamer.kernels.native import documented, serves
-from gossamer.kernels.native_quantise import magnitudes
+from gossamer.kernels.library import documented, serves
+from gossamer.kernels.quantize import magnitudes
+from gossamer.kernels.reference import finite
 
 
-@documented(checks.within_range)
+@documented(finite.within_range)
 def within_range(x: Tensor, terms: int) -> bool:
     if not serves(x, types=(torch.float32,)):
-        return checks.within_range(x, terms)
+        return finite.within_range(x, terms)
     try:
         return bool(magnitudes(x.view(-1), [x.numel()]) <= torch.finfo(x.dtype).max / terms)
     except NotFinite:

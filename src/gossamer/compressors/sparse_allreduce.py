@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 
 from gossamer.compressors.base import room_for_mean, sums_stay_finite, told, wide
 from gossamer.compressors.dense import Dense
-from gossamer.compressors.regions import Regions
-from gossamer.compressors.sparse import Sparse, dearer_than_dense, expect_values, require_places
+from gossamer.compressors.index_regions import Regions
+from gossamer.compressors.topk import Sparse, dearer_than_dense, expect_values, require_places
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Packed

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.kernels.noise import stochastic
-from gossamer.kernels.residual import Residual, wanted
-from gossamer.kernels.spans import average, blocks, by_block, expect, sendable, spread
+from gossamer.kernels.reference.counter_rng import stochastic
+from gossamer.kernels.reference.residual import Residual, wanted
+from gossamer.kernels.reference.segments import average, blocks, by_block, expect, sendable, spread
 
 
 def int8_encode(

@@ -9,11 +9,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.kernels.bits import refused
-from gossamer.kernels.native import MALFORMED, address, addresses, counts_array, serves
-from gossamer.kernels.residual import Residual
-from gossamer.kernels.reuse import empty
-from gossamer.kernels.spans import LARGEST_BLOCK, blocks
+from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.library import MALFORMED, address, addresses, counts_array, serves
+from gossamer.kernels.reference.bits import refused
+from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.segments import LARGEST_BLOCK, blocks
 
 Divisor = ctypes.c_float
 

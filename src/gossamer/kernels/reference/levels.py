@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.kernels.bits import pack, packed_bytes, refuse, unpack
-from gossamer.kernels.noise import stochastic
-from gossamer.kernels.residual import Residual, wanted
-from gossamer.kernels.spans import average, block_sums, blocks, expect, sendable, spread
+from gossamer.kernels.reference.bits import pack, packed_bytes, refuse, unpack
+from gossamer.kernels.reference.counter_rng import stochastic
+from gossamer.kernels.reference.residual import Residual, wanted
+from gossamer.kernels.reference.segments import average, block_sums, blocks, expect, sendable, spread
 
 
 def level_bits(levels: int) -> int:

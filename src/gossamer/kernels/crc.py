@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from gossamer.kernels.native import Count, Function, Pointer, library, wanted_kernels
+from gossamer.kernels.library import Count, Function, Pointer, library, wanted_kernels
 
 SHORT = 2**13  # bytes that zlib has done before a call of a compiled loop has begun
 

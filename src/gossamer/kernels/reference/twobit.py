@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.kernels.bits import pack, refuse, unpack
-from gossamer.kernels.residual import Residual, wanted
-from gossamer.kernels.spans import average, block_sums, blocks, expect, sendable, spread
+from gossamer.kernels.reference.bits import pack, refuse, unpack
+from gossamer.kernels.reference.residual import Residual, wanted
+from gossamer.kernels.reference.segments import average, block_sums, blocks, expect, sendable, spread
 
 MINUS, PLUS = 2, 3
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.kernels.checks import all_finite
+from gossamer.kernels.reference.finite import all_finite
 
 
 @dataclass(frozen=True)

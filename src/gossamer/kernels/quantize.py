@@ -11,17 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.kernels import levels as levelled
-from gossamer.kernels import onebit, quantise, ternary, twobit
-from gossamer.kernels.native import (
-    Count,
-    Function,
-    Pointer,
-    address,
-    addresses,
-    documented,
-)
-from gossamer.kernels.native_tiles import (
+from gossamer.kernels.blocks import (
     Divisor,
     are,
     blocks_of,
@@ -35,8 +25,11 @@ from gossamer.kernels.native_tiles import (
     tiling,
     written,
 )
-from gossamer.kernels.residual import Residual
-from gossamer.kernels.reuse import empty
+from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.library import Count, Function, Pointer, address, addresses, documented
+from gossamer.kernels.reference import levels as levelled
+from gossamer.kernels.reference import onebit, quantize, ternary, twobit
+from gossamer.kernels.reference.residual import Residual
 
 MOST_LEVELS = 2**15 - 1
 
@@ -58,12 +51,12 @@ _TERNARY_DECODE = Function("gossamer_ternary_decode", Pointer, Count, *[Pointer]
 _LEVELS_DECODE = Function("gossamer_levels_decode", *[Pointer] * 2, Count, Pointer, *[Count] * 4, Divisor, Pointer)
 
 
-@documented(quantise.int8_encode)
+@documented(quantize.int8_encode)
 def int8_encode(
     x: Tensor, sizes: Sequence[int], block: int, key: int | None = None, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
     if not tiled(sizes, x, *both(residual)):
-        return quantise.int8_encode(x, sizes, block, key, residual)
+        return quantize.int8_encode(x, sizes, block, key, residual)
     scales, codes = empty(blocks_of(sizes, block), torch.float32), empty(len(x), torch.int8)
     drawn = None if key is None else ctypes.byref(Key(key))
     _INT8_ENCODE(*buffers(x, residual), *tiling(sizes), block, drawn, address(scales), address(codes))
@@ -148,12 +141,12 @@ def levels_encode(
     return norms, codes
 
 
-@documented(quantise.int8_decode)
+@documented(quantize.int8_decode)
 def int8_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
     if not decodable(payloads, sizes, out, blocks_of(sizes, block), torch.int8, len(out)):
-        return quantise.int8_decode(payloads, sizes, block, out, divisor)
+        return quantize.int8_decode(payloads, sizes, block, out, divisor)
     _INT8_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out))
     return None
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.kernels import halves
-from gossamer.kernels.native import OVERFLOW, Count, Function, Pointer, address, addresses, documented, serves
-from gossamer.kernels.reuse import empty
+from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.library import OVERFLOW, Count, Function, Pointer, address, addresses, documented, serves
+from gossamer.kernels.reference import half
 
 EXPONENT_BITS = {torch.bfloat16: 8, torch.float16: 5}
 
@@ -18,21 +18,21 @@ _ENCODE = Function("gossamer_half_encode", Pointer, Count, Count, ctypes.c_float
 _DECODE = Function("gossamer_half_decode", Pointer, *[Count] * 3, ctypes.c_float, Pointer)
 
 
-@documented(halves.half_encode)
+@documented(half.half_encode)
 def half_encode(x: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
     if dtype not in EXPONENT_BITS or not serves(x, types=(torch.float32,)):
-        return halves.half_encode(x, dtype, terms)
+        return half.half_encode(x, dtype, terms)
     found = empty(len(x), dtype)
     _ENCODE(address(x), len(x), EXPONENT_BITS[dtype], torch.finfo(x.dtype).max / terms, address(found))
     return found
 
 
-@documented(halves.half_decode)
+@documented(half.half_decode)
 def half_decode(payloads: Sequence[Tensor], out: Tensor, divisor: int = 1) -> bool:
     dtype = payloads[0].dtype
     alike = all(payload.dtype == dtype and payload.shape == (out.numel(),) for payload in payloads)
     ours = alike and serves(out, types=(torch.float32,)) and serves(*payloads, types=tuple(EXPONENT_BITS))
     if not ours:
-        return halves.half_decode(payloads, out, divisor)
+        return half.half_decode(payloads, out, divisor)
     counts = len(payloads), out.numel(), EXPONENT_BITS[dtype]
     return _DECODE(addresses(payloads), *counts, divisor, address(out)) != OVERFLOW

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.kernels.checks import all_finite, within_range
-from gossamer.kernels.spans import expect
+from gossamer.kernels.reference.finite import all_finite, within_range
+from gossamer.kernels.reference.segments import expect
 
 
 def half_encode(x: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:

@@ -1,0 +1,31 @@
+"""Every entry travels, in a few bits."""
+
+from __future__ import annotations
+
+from gossamer.compressors.base import Codec
+from gossamer.core import rng
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Packed
+
+
+def noise_key(x: Packed, at: At) -> int:
+    """The address of what this worker draws for x in this step: no two workers, steps or buckets share their noise."""
+    return rng.address(at.seed, at.step, at.rank, next(iter(x.layout.names), ""))
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+class Quantiser(Codec):
+    """A codec that sends every entry, in a few bits, and loses what they cannot tell."""
+
+    feedback: bool
+
+    @property
+    def wants_feedback(self) -> bool:
+        return self.feedback
+
+    @property
+    def shards_well(self) -> bool:
+        return True
