@@ -24,14 +24,15 @@ from gossamer.core.op_semantics import meta_answer
 from gossamer.core.ops import Mix, Script, Word
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import RecipeError
+from gossamer.gossip.pairwise import Partner
+from gossamer.gossip.pairwise_scripts import answering, initiate
 from gossamer.network.collectives import Send
 from gossamer.network.cost import parts_of
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.serving import Client, host
 from gossamer.strategies import Gossip
-from gossamer.strategies.pairwise import Partner, answering, initiate
-from gossamer.strategies.server import ParameterServer
+from gossamer.strategies.parameter_server import ParameterServer
 from gossamer.topologies import Complete, Exponential, Ring, Topology
 
 COLUMNS = 264

@@ -33,7 +33,7 @@ from benchmarks.training import POINTS, Run, train
 
 from gossamer.bench import machine
 from gossamer.observe.units import seconds_text
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 PARTS = {"loss": page_part, "adamw": closing_part, "base": page_part}
 

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.virtual_workers import APART, Run
 
 from gossamer.observe.units import bytes_text
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 DENSE = "Dense()"
 LEARNING_RATE = 1e-3  # the example's own

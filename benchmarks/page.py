@@ -16,7 +16,8 @@ from typing import Any
 
 from gossamer.bench import ABOUT, Measured, cells, remarks
 from gossamer.compressors import Compressor
-from gossamer.recipe import NOUNS, signature
+from gossamer.recipes.catalog import NOUNS
+from gossamer.recipes.fields import signature
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "compressors.md"
 LINES = re.compile(r"(law|bytes|source):\s*(.*)")

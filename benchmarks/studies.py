@@ -10,7 +10,7 @@ from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, BASE, SGD_TASK, TASKS, Tas
 from gossamer.bench import roster
 from gossamer.compressors import Compressor
 from gossamer.core.term import Term
-from gossamer.recipe import parse
+from gossamer.recipes.parser import parse
 
 DENSE = "Dense()"
 COMPRESSORS = {

@@ -15,7 +15,7 @@ from gossamer.compressors import Compressor
 from gossamer.core.aggregation import At, Staged
 from gossamer.core.ops import Word, bytes_sent
 from gossamer.errors import NotFinite
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import simulate
 
 POINTS = 24  # of a curve

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.ops import Word, bytes_sent
 from gossamer.errors import NonFiniteError, PeerLost
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.runtime.transport import Transport
 from gossamer.session import Session
 from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport

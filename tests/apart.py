@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 Snapshot = Mapping[str, Any]
 

@@ -27,7 +27,7 @@ import gossamer
 from gossamer import events
 from gossamer.checkpoint import digest
 from gossamer.errors import AttachError, MismatchError, PeerLost
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.session import open_sessions
 
 unpickled: list[str] = []

@@ -22,7 +22,7 @@ from torch.optim import SGD, Optimizer
 import gossamer
 from gossamer import events
 from gossamer.errors import AttachError, RecipeError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.session import open_sessions
 
 CHECKS = Path(__file__).with_name("attach_checks.py")

@@ -22,7 +22,7 @@ from gossamer import beside
 from gossamer.beside import Beside
 from gossamer.buckets import trainable
 from gossamer.errors import LoopError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.session import Session, open_sessions
 
 AROUND = [

@@ -25,7 +25,7 @@ from gossamer.core.ops import Gather, Word, bytes_sent
 from gossamer.forecast import conversation
 from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.network import cost, read_network
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.rounds import NOTHING, Closing, Round
 from gossamer.runtime import pipeline_tuner
 from gossamer.runtime.pipeline import WINDOW

@@ -23,7 +23,7 @@ from gossamer.core import rng
 from gossamer.core.aggregation import State
 from gossamer.core.layout import Layout, Packed
 from gossamer.errors import CheckpointError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.transports.simulated import SimulatedGroup
 from gossamer.world import Shard
 

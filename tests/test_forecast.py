@@ -15,7 +15,7 @@ from gossamer.errors import AttachError
 from gossamer.events import Attached
 from gossamer.forecast import assumed, assumed_shapes, conversation, forecast
 from gossamer.kernels import coded_bytes
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import simulate
 
 SHAPES = {"a": (64, 32), "b": (7,), "c": (10, 20), "d": (16, 3, 5, 5), "e": (300,), "f": ()}

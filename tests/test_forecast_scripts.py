@@ -12,7 +12,7 @@ from gossamer.errors import AttachError
 from gossamer.events import emit
 from gossamer.forecast import attached_by, forecast
 from gossamer.kernels import coded_bytes
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 ATTACHES = """
 import os, sys

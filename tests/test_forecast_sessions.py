@@ -14,7 +14,7 @@ from gossamer import events
 from gossamer.errors import AttachError
 from gossamer.events import Attached, StepEnded
 from gossamer.forecast import forecast
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.timetable import schedule_of
 
 

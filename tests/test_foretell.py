@@ -10,7 +10,7 @@ from gossamer.errors import GossamerError
 from gossamer.foretell import Foretold, Measured, MeasuredBucket, foretell, plan
 from gossamer.network import read_network
 from gossamer.network.cost import seconds
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.strategies import Periodic
 from gossamer.virtual_steps import Job, run_step
 from gossamer.virtual_turns import Trip, run_sites, run_turns

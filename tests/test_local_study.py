@@ -23,7 +23,7 @@ from benchmarks.tasks import TASKS, Task  # noqa: E402
 from benchmarks.virtual_workers import APART, Run, train  # noqa: E402
 
 from gossamer import events  # noqa: E402
-from gossamer.recipe import resolve  # noqa: E402
+from gossamer.recipes.recipe import resolve  # noqa: E402
 
 DENSE = "Dense()"
 

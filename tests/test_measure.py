@@ -10,7 +10,7 @@ from gossamer.forecast import assumed
 from gossamer.foretell import foretell, plan
 from gossamer.measure import MeasureError, assume, measure
 from gossamer.network import read_network
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.stopwatch import turn
 
 SCRIPT = """

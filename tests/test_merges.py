@@ -15,7 +15,7 @@ from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import checkpoint, events
 from gossamer.errors import LoopError, RecipeError, Stopped
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 
 def test_merged_shows_what_all_agree_on_and_gives_back_every_bit() -> None:

@@ -27,13 +27,13 @@ from gossamer.control import Presence
 from gossamer.core.aggregation import At
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
 from gossamer.forecast import forecast
+from gossamer.gossip.rules import MASS
 from gossamer.mixes import Mixes
 from gossamer.neighbours import Head, check
-from gossamer.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.session import Session
 from gossamer.staging import laid_out
 from gossamer.strategies import Gossip
-from gossamer.strategies.mixing import MASS
 from gossamer.topologies import Topology
 from gossamer.transports.simulated import SimulatedGroup
 

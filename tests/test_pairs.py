@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
-from gossamer import circle, events, pairs, parting
+from gossamer import circle, events, pairs
 from gossamer.announce import begun
 from gossamer.checkpoint import digest
 from gossamer.core.aggregation import At
@@ -23,13 +23,13 @@ from gossamer.core.layout import Packed
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Heard, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.errors import AttachError, ConnectError, LoopError, NonFiniteError, PeerLost, RecipeError, Stopped
 from gossamer.forecast import forecast
+from gossamer.gossip import state_transfer, termination
+from gossamer.gossip.pairwise import NO_EXCHANGE, Partner
+from gossamer.gossip.termination import Agreed, Parting, Sums
 from gossamer.pairs import Pairs
-from gossamer.parting import Agreed, Parting, Sums
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.session import Session
 from gossamer.staging import laid_out
-from gossamer.strategies import taking_over
-from gossamer.strategies.pairwise import NO_EXCHANGE, Partner
 from gossamer.topologies import Topology
 from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
@@ -305,7 +305,7 @@ def check_taken(rule: type[Parting]) -> None:
     distance, mean = torch.tensor([2.5], dtype=torch.float64), start_of(1)
     for payload in (distance, mean[:2]), (), (mean,), (distance.float(), mean), (mean, mean), (distance, mean):
         assert one._agreed is None
-        word = Push(to=Peer(WORKER, 0), key=parting.AGREED, stamp=Stamp(1, 0), payload=payload)
+        word = Push(to=Peer(WORKER, 0), key=termination.AGREED, stamp=Stamp(1, 0), payload=payload)
         reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), word=word))
         assert reply == Reply(token=1, answer=Receipt(version=0))
         assert next(script) == Await()
@@ -321,10 +321,10 @@ def test_a_mean_that_does_not_fit_is_not_taken() -> None:
 def test_the_last_mean_is_of_those_that_are_done() -> None:
     one = lonely()
     nobody: Any = None
-    assert torch.equal(one._mean(nobody, parting.FINAL).payload[0], start_of(0))
-    one._said[parting.DONE][1] = 0
+    assert torch.equal(one._mean(nobody, termination.FINAL).payload[0], start_of(0))
+    one._said[termination.DONE][1] = 0
     with pytest.raises(AttributeError):  # it is asked
-        one._mean(nobody, parting.FINAL)
+        one._mean(nobody, termination.FINAL)
 
 
 # -- workers that are lost, or slow ------------------------------------------------------------------------------------
@@ -480,8 +480,8 @@ def test_who_comes_back_to_something_else_is_found(name: str, broken: Any, monke
 def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the others have come to the end, nothing is left to be done; else all is lost."""
     returns = Returns(monkeypatch)
-    monkeypatch.setattr(taking_over, "ROLL_SECONDS", 0.05)
-    monkeypatch.setattr(taking_over, "SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr(state_transfer, "ROLL_SECONDS", 0.05)
+    monkeypatch.setattr(state_transfer, "SEARCH_SECONDS", 0.1)
     monkeypatch.setattr(pairs, "has_ended", lambda: over)
     returns.lives.count = 1
     worker = Worker(2, 3, ReturnedTransport(2, 3))
@@ -523,8 +523,8 @@ def outlived(worker: Worker) -> Tensor | None:
     tell = ending._tell
 
     def only_to_the_last(me: Any, peers: Iterable[int], key: str, payload: tuple[Tensor, ...] = ()) -> Any:
-        handles = tell(me, [2] if key == parting.AGREED else peers, key, payload)
-        if key == parting.AGREED:
+        handles = tell(me, [2] if key == termination.AGREED else peers, key, payload)
+        if key == termination.AGREED:
             handles[2].wait(PATIENCE_SECONDS)
             raise Died
         return handles

@@ -21,7 +21,8 @@ from laws.laws import (
 
 import gossamer
 from gossamer.compressors import Feedback
-from gossamer.recipe import NOUNS, resolve
+from gossamer.recipes.catalog import NOUNS
+from gossamer.recipes.recipe import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))

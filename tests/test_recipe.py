@@ -12,7 +12,10 @@ from gossamer import strategies as whens
 from gossamer.compressors import Dense, Feedback, PowerSGD, Route, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.errors import RecipeError
-from gossamer.recipe import KINDS, LONGEST_TEXT, NOUNS, PRESETS, Recipe, describe, parse, resolve
+from gossamer.recipes.catalog import NOUNS, PRESETS, describe
+from gossamer.recipes.parser import parse
+from gossamer.recipes.recipe import KINDS, Recipe, resolve
+from gossamer.recipes.validation import LONGEST_TEXT
 from gossamer.strategies import EveryStep
 from gossamer.topologies import Complete
 
@@ -226,7 +229,7 @@ def test_few_entries_are_summed_where_that_sends_less_than_half(text, summed):
 @pytest.mark.parametrize(("of_the_sum", "taken"), [(49, True), (50, False), (100, False)])
 def test_the_cheapest_is_chosen_by_its_price(monkeypatch, of_the_sum, taken):
     price = lambda compressor, world: of_the_sum if "Sum" in repr(compressor) else 100  # noqa: E731
-    monkeypatch.setattr("gossamer.cheapest.bytes_sent", price)
+    monkeypatch.setattr("gossamer.recipes.compression_choice.bytes_sent", price)
     assert ("SparseSum" in repr(resolve("TopK(0.01)", 8))) == taken
 
 

@@ -15,7 +15,7 @@ from virtual import Worker, batch, cluster, network, parameters, seeded
 
 from gossamer import checkpoint
 from gossamer.errors import CheckpointError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.session import Session
 from gossamer.world import World
 

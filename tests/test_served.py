@@ -13,7 +13,7 @@ from virtual import Worker, batch, cluster, heard, network, parameters
 from gossamer import events
 from gossamer.errors import Stopped
 from gossamer.forecast import forecast
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.serving.client import Client
 
 

@@ -18,7 +18,7 @@ from gossamer import circle, events, served, serving
 from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.environment.servers import run_token
 from gossamer.errors import AttachError, ConnectError, LoopError, PeerLost, RecipeError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.serving.shard import Shard
 from gossamer.transports.tcp import TcpEndpoint
 

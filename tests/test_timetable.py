@@ -1,6 +1,6 @@
 import pytest
 
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.strategies import Periodic
 from gossamer.timetable import MOST_COLUMNS, MOST_ROWS, cycle_of, draw, schedule_of
 

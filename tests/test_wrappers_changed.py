@@ -16,7 +16,8 @@ from virtual import Worker, agree, batch, cluster, network, notices, parameters
 from gossamer import folding
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.errors import CheckpointError
-from gossamer.recipe import describe, resolve
+from gossamer.recipes.catalog import describe
+from gossamer.recipes.recipe import resolve
 
 GATHERED = "EveryStep() + Route(Feedback(TopK(density=0.1))) + Complete()"
 SUMMED = "EveryStep() + Route(Feedback(SparseSum(TopK(density=0.1)))) + Complete()"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from gossamer import events
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.runtime.transport import Transport
 from gossamer.session import Session
 from gossamer.transports.simulated import SimulatedGroup

@@ -3,7 +3,7 @@
 from gossamer.attach import attach, average_, ddp_hook
 from gossamer.compressors import Codec, Compressor, Dense, Feedback, PowerSGD, Route, TopK
 from gossamer.compressors.int8 import Int8
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.session import Session
 from gossamer.strategies import EveryStep
 from gossamer.topologies import Complete

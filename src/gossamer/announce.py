@@ -13,7 +13,7 @@ from gossamer.buckets import Bucket, Buffers, layouts, moving_bytes, trainable
 from gossamer.control import control_bytes, last_word_bytes
 from gossamer.exchange import Exchange
 from gossamer.neighbours import HEAD_BYTES
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.riders import momenta_kept, numbers_bytes
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import AVERAGE, Stage

@@ -30,7 +30,7 @@ from gossamer.errors import AttachError, ConnectError, LayoutError
 from gossamer.guards import Scaler
 from gossamer.momentum import ownership
 from gossamer.network import read_network
-from gossamer.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.runtime.comm_thread import Lane
 from gossamer.runtime.runner import perform
 from gossamer.runtime.transport import Transport

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer.errors import LoopError
 from gossamer.momentum import ownership
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.strategies import Stage
 
 LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gossamer.core.peer_ops import SERVER, WORKER, Await, Elapsed, Heard, Joined, Left, Peer, PeerScript
 from gossamer.environment.places import publish, published
@@ -25,10 +25,8 @@ from gossamer.environment.servers import (
 )
 from gossamer.errors import AttachError, ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
+from gossamer.runtime.peer_thread import Handle, PeerEndpoint
 from gossamer.serving.host import host
-
-if TYPE_CHECKING:
-    from gossamer.transports.tcp import Handle, TcpEndpoint
 
 DEAD_AFTER_SECONDS = 5.0
 LATE_SECONDS = 5.0  # a server should have been met by then
@@ -47,10 +45,10 @@ class Circle:
     process's own.
     """
 
-    me: TcpEndpoint
+    me: PeerEndpoint
     servers: int
     part_bytes: int
-    own: TcpEndpoint | None
+    own: PeerEndpoint | None
     service: Handle | None
 
     @property
@@ -100,7 +98,7 @@ def assemble(rank: int, world: int, servers: int | None, largest_bytes: int, tel
     return Circle(me, count, frame_bytes - SLACK_BYTES, own, service)
 
 
-def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> TcpEndpoint:
+def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
     """Open this worker's endpoint, which knows where all others listen; largest_bytes, tell: as in `assemble`."""
     me = _opener(run_token() or _agreed_token(tell), largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
     publish(rank, me.address)
@@ -108,7 +106,7 @@ def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> TcpEndpoint:
     return me
 
 
-def assemble_again(rank: int, world: int, largest_bytes: int) -> TcpEndpoint:
+def assemble_again(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
     """The same for a worker that was lost and came back alone: where the others listen the launcher's store knows, and
     they do not know where this one does, until it is `moved` to them. Raises ConnectError."""
     token = run_token()
@@ -123,7 +121,7 @@ def assemble_again(rank: int, world: int, largest_bytes: int) -> TcpEndpoint:
     return me
 
 
-def moved(me: TcpEndpoint, peer: Peer, where: str) -> None:
+def moved(me: PeerEndpoint, peer: Peer, where: str) -> None:
     """Know where a worker listens that came back; what is no place changes nothing."""
     with suppress(ValueError, TypeError, ConnectError):
         host, port = json.loads(where)
@@ -148,7 +146,7 @@ def leave(endpoints: Closes, process: int) -> None:
         endpoints.close()
 
 
-def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], TcpEndpoint]:
+def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
     try:  # here, since only who talks to peers needs msgspec
         from gossamer.transports.sockets import Tls
         from gossamer.transports.tcp import TcpEndpoint
@@ -160,7 +158,7 @@ def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], TcpEndpoint]:
 
     contexts = run_tls()
 
-    def opened(peer: Peer) -> TcpEndpoint:
+    def opened(peer: Peer) -> PeerEndpoint:
         return TcpEndpoint(
             peer,
             token=token,
@@ -181,14 +179,14 @@ def _agreed_token(tell: Tell) -> bytes:
     return bytes.fromhex(tell(secrets.token_hex(TOKEN_BYTES))[0])
 
 
-def _told(tell: Tell, own: TcpEndpoint | None) -> Mapping[int, Address]:
+def _told(tell: Tell, own: PeerEndpoint | None) -> Mapping[int, Address]:
     """Where each endpoint listens, by its number; some have none."""
     texts = tell(json.dumps(None if own is None else own.address))
     found = [json.loads(text) for text in texts]
     return {number: (place[0], int(place[1])) for number, place in enumerate(found) if place is not None}
 
 
-def _serve(endpoint: TcpEndpoint) -> PeerScript:
+def _serve(endpoint: PeerEndpoint) -> PeerScript:
     """The server at `endpoint`. If it breaks, so do its connections, or all would wait for its answers for ever."""
     try:
         yield from host(endpoint.me.number)

@@ -19,7 +19,7 @@ from gossamer.compressors.sparse_allreduce import SparseSum
 from gossamer.core.term import Term
 from gossamer.errors import CheckpointError, RecipeError
 from gossamer.merges import AGREED_KEY
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 State = Mapping[str, Any]  # what Session.state_dict gives
 Remembered = dict[str, Tensor]  # about one parameter, by key

@@ -29,7 +29,7 @@ from gossamer.core.op_semantics import meta_answer
 from gossamer.core.ops import Gather, Payload, Script, Word, payload_bytes
 from gossamer.errors import AttachError
 from gossamer.events import Attached, Event, subscribe
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.runner import Priced, price
 from gossamer.serving.price import price as price_servers
 from gossamer.serving.ways import ways_of

@@ -17,7 +17,7 @@ from gossamer.forecast import conversation, letter, mean_told
 from gossamer.network import Network
 from gossamer.network.cost import Lines
 from gossamer.network.tcp import ETHERNET, Tcp
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.pipeline import WINDOW
 from gossamer.staging import site_size
 from gossamer.strategies import Stage

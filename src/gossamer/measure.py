@@ -27,7 +27,7 @@ from gossamer.events import Attached
 from gossamer.forecast import STEADY
 from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.probe import AT_ONCE, results
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.stopwatch import time_stage
 from gossamer.strategies import Stage
 

@@ -22,6 +22,7 @@ from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Mean, Script, Together
 from gossamer.errors import GossamerError, Stopped
 from gossamer.exchange import Exchange, Loop, Remembered
+from gossamer.gossip.rules import MASS
 from gossamer.kernels import all_finite, room_like
 from gossamer.merges import AGREED_KEY
 from gossamer.neighbours import Graph, Head, Part, mix
@@ -31,7 +32,6 @@ from gossamer.runtime.comm_thread import Lane
 from gossamer.runtime.runner import Performed, perform
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import Mixing, Turn
-from gossamer.strategies.mixing import MASS
 from gossamer.topologies import Topology
 
 PREFIX = "mixing."  # before the keys of what a rule remembers, beside what a compressor does

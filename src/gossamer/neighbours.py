@@ -16,8 +16,8 @@ from gossamer.core.aggregation import At, State
 from gossamer.core.layout import Packed
 from gossamer.core.ops import Gather, Mix, Payload, Together
 from gossamer.errors import LoopError
+from gossamer.gossip.rules import Heard, Offer, Rule
 from gossamer.strategies import Memory
-from gossamer.strategies.mixing import Heard, Offer, Rule
 from gossamer.topologies import Topology
 
 HEAD_BYTES = 32

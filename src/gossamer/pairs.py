@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,20 +26,18 @@ from gossamer.environment import comebacks
 from gossamer.environment.places import has_ended, mark_end, mark_training
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost, Stopped
 from gossamer.exchange import Exchange, Loop, Remembered
+from gossamer.gossip.pairwise import Partner
+from gossamer.gossip.pairwise_scripts import initiate
+from gossamer.gossip.state_transfer import TakenOver, come_back
+from gossamer.gossip.termination import Agreed, Parting
 from gossamer.kernels import all_finite
-from gossamer.parting import Agreed, Parting
 from gossamer.passes import Passes, without_spoilt
 from gossamer.riders import Riders
-from gossamer.runtime.peer_thread import Handle, speak
+from gossamer.runtime.peer_thread import Handle, PeerEndpoint, speak
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import Mixing, Turn
-from gossamer.strategies.pairwise import Partner, initiate
-from gossamer.strategies.taking_over import TakenOver, come_back
 from gossamer.topologies import Topology
 from gossamer.transports.payloads import join, split
-
-if TYPE_CHECKING:
-    from gossamer.transports.tcp import TcpEndpoint  # needs msgspec
 
 WIDEST_BYTES = 8
 
@@ -105,7 +103,7 @@ class Pairs(Exchange):
 
     # -- coming back ---------------------------------------------------------------------------------------------------
 
-    def _assembled(self, life: int, largest_bytes: int, tell: Tell) -> TcpEndpoint:
+    def _assembled(self, life: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
         if life:
             return assemble_again(self._rank, self._world, largest_bytes)
         return assemble_workers(self._rank, largest_bytes, tell)

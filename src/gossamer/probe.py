@@ -29,7 +29,7 @@ from gossamer.core.aggregation import At
 from gossamer.core.layout import Packed
 from gossamer.forecast import STEADY, as_main
 from gossamer.foretell import Measured, MeasuredBucket
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.session import Session, open_sessions
 from gossamer.staging import Fragments, laid_out
 from gossamer.stopwatch import Gradients, time_stage

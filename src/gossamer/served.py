@@ -18,13 +18,13 @@ from gossamer.circle import Tell, assemble, leave
 from gossamer.core.layout import Layout
 from gossamer.errors import AttachError, LoopError
 from gossamer.exchange import Exchange, Loop, Remembered
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.peer_thread import Handle, speak
 from gossamer.runtime.transport import Transport
 from gossamer.serving.client import Client, Exchanged, Told
 from gossamer.serving.partition import servers_for
 from gossamer.serving.share import Share
-from gossamer.strategies.server import ASYNC, SYNC, ParameterServer
+from gossamer.strategies.parameter_server import ASYNC, SYNC, ParameterServer
 
 WIDEST_BYTES = 8
 

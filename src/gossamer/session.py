@@ -27,7 +27,7 @@ from gossamer.exchange import Blame, Costs, Exchange, Loop
 from gossamer.guards import Patience, Scaler, check_norm, clip, leave, numbers, refuse_misfit, refuse_strangers
 from gossamer.handshake import NO_BATCH, FirstBatch, compare, fingerprint, hand_out, settings
 from gossamer.momentum import take_over
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.comm_thread import Lane
 from gossamer.runtime.transport import Transport
 from gossamer.staging import Stages

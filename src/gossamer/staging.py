@@ -19,7 +19,7 @@ from gossamer.late import LateGradients
 from gossamer.merges import Merges
 from gossamer.mixes import Mixes
 from gossamer.pairs import Pairs
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.comm_thread import Lane
 from gossamer.runtime.transport import Transport
 from gossamer.served import Served

@@ -20,11 +20,11 @@ from gossamer.core.layout import Packed
 from gossamer.core.op_semantics import mean_of, meta_answer
 from gossamer.core.ops import Among, Exchange, Gather, Mean, Payload, Together, Word
 from gossamer.forecast import STEADY
+from gossamer.gossip.rules import Heard, Rule
 from gossamer.parcels import Parcel
 from gossamer.rounds import NOTHING, Cargo, Closing, Fresh, Round, with_own, without_own
 from gossamer.staging import Fragments
 from gossamer.strategies import Memory, Merging, Stage
-from gossamer.strategies.mixing import Heard, Rule
 
 EXCHANGES = 4  # the first is not counted
 

@@ -13,7 +13,7 @@ from processes import engine_files_left_open
 
 from gossamer.cli.main import gossamer
 from gossamer.launch import spare
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = """

@@ -1,7 +1,8 @@
 from click.testing import CliRunner
 
 from gossamer.cli.recipes import recipes
-from gossamer.recipe import NOUNS, PRESETS, resolve
+from gossamer.recipes.catalog import NOUNS, PRESETS
+from gossamer.recipes.recipe import resolve
 
 
 def listed():

@@ -14,7 +14,7 @@ from gossamer.cli.rehearse import Plan, Row, _lines, _steps
 from gossamer.events import Attached, StepEnded
 from gossamer.foretell import Foretold, Measured, MeasuredBucket
 from gossamer.observe.recorder import warm_up
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.shapes import Gradient, Shapes
 from gossamer.rehearsal.worker import Sent
 from gossamer.timetable import schedule_of

@@ -28,7 +28,7 @@ from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.errors import MalformedError
 from gossamer.kernels import Residual, decode_places
-from gossamer.recipe import parse
+from gossamer.recipes.parser import parse
 
 LAYOUT = Layout.of({"matrix": (20, 30), "empty": (0,), "one": (1,), "vector": (400,)})
 AT = At(step=3, seed=1, rank=1, world=2)

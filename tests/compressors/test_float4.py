@@ -17,7 +17,8 @@ from gossamer.core import rng
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.kernels.reference.float4 import MAGNITUDES
-from gossamer.recipe import parse, resolve
+from gossamer.recipes.parser import parse
+from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import simulate
 
 CHAINED = Chain(TopK(density=0.1), SignMagnitude())

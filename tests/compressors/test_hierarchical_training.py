@@ -22,7 +22,7 @@ from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Packed
 from gossamer.errors import RecipeError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 
 def test_nodes_must_be_full() -> None:

@@ -17,7 +17,7 @@ from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import At, Staged
 from gossamer.core.layout import Packed
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import price
 
 

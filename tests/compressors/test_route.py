@@ -8,7 +8,8 @@ import torch
 from gossamer.compressors import Dense, PowerSGD, Route, TopK
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
-from gossamer.recipe import parse, resolve
+from gossamer.recipes.parser import parse
+from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import price
 
 LAYOUT = Layout.of(

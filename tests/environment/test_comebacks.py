@@ -12,7 +12,7 @@ from gossamer import environment, world
 from gossamer.attach import _transport
 from gossamer.environment import NO_GROUP, Job, comebacks, join
 from gossamer.errors import AttachError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.transports.returned import ReturnedTransport
 from gossamer.world import Shard, World
 

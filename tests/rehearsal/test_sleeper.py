@@ -4,7 +4,7 @@ import pytest
 import torch
 from virtual import Worker, cluster
 
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal import sleeper
 from gossamer.rehearsal.shapes import Gradient
 from gossamer.rehearsal.sleeper import Drifting, Idle, Sleeper, heavy_tailed, idle

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossamer.checkpoint import flatten
 from gossamer.core.peer_ops import WORKER, Answer, Arrived, Ask, Left, Peer, Pull, Push, Reply, Stamp
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.serving import Rule, Shard
 from gossamer.serving.rules import GRADIENT, PARAMETERS
 from gossamer.serving.shards import rule_for, shard_of

@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 from gossamer.converse import Trace, compute, converse
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.serving import Client, Exchanged, Rule, Shard, host, serve
 from gossamer.serving.host import _begin
 

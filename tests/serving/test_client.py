@@ -20,7 +20,7 @@ from torch.optim import LBFGS, SGD, Adafactor, AdamW, SparseAdam
 from gossamer.converse import converse
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.serving import Client, Shard
 from gossamer.serving.description import Description
 from gossamer.serving.rules import BEGIN, JOIN

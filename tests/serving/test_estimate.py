@@ -30,7 +30,7 @@ from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError
 from gossamer.serving.estimate import Copy, Estimate, Public, Snapshot
-from gossamer.strategies.server import share_lost
+from gossamer.strategies.parameter_server import share_lost
 
 PULLS: list[Compressor] = [
     Dense(dtype="bfloat16"),

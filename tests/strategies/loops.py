@@ -14,7 +14,7 @@ from virtual import Worker, agree, batch, cluster, heard, network, parameters
 
 from gossamer.core.layout import Packed
 from gossamer.core.op_semantics import mean_of
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.session import Session
 from gossamer.strategies import Strategy
 

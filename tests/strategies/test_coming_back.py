@@ -20,11 +20,12 @@ from gossamer.core import rng
 from gossamer.core.layout import Packed
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.errors import MalformedError, PeerLost
+from gossamer.gossip.incarnation import LIFE_STEPS, life_in, numbered, read_life, written_life
+from gossamer.gossip.pairwise import Partner
+from gossamer.gossip.pairwise_scripts import initiate
+from gossamer.gossip.state_transfer import ROLL, Roll, TakenOver, come_back, read_roll
+from gossamer.gossip.termination import Parting
 from gossamer.network.virtual import Kill, Restart, VirtualNetwork
-from gossamer.parting import Parting
-from gossamer.strategies.lives import LIFE_STEPS, life_in, numbered, read_life, written_life
-from gossamer.strategies.pairwise import Partner, initiate
-from gossamer.strategies.taking_over import ROLL, Roll, TakenOver, come_back, read_roll
 from gossamer.topologies import Complete
 
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact

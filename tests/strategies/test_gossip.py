@@ -16,11 +16,12 @@ from gossamer.core.aggregation import At, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Mix, Payload, bytes_sent
 from gossamer.errors import AttachError, MismatchError, RecipeError
-from gossamer.recipe import parse, resolve
+from gossamer.gossip.rules import HAT, MASS, NUMBERS, PULL, Averaging, Choco, Heard, Memory, Offer, PushSum, Rule
+from gossamer.recipes.parser import parse
+from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import simulate
 from gossamer.strategies import Gossip
 from gossamer.strategies.gossip import kept_share, safe_step_size
-from gossamer.strategies.mixing import HAT, MASS, NUMBERS, PULL, Averaging, Choco, Heard, Memory, Offer, PushSum, Rule
 from gossamer.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, Topology, Torus
 
 RING = Ring()

@@ -14,7 +14,7 @@ from virtual import Worker, batch, cluster, parameters, seeded
 
 from gossamer.buckets import divide
 from gossamer.errors import AttachError
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.strategies import AVERAGE, KEEP, RESET, LocalSGD, Memory, PostLocalSGD, Strategy
 
 STATES = [KEEP, AVERAGE, RESET]

@@ -39,8 +39,9 @@ from gossamer.core.peer_ops import (
     Stamp,
 )
 from gossamer.errors import MalformedError, PeerLost, RecipeError
+from gossamer.gossip.pairwise import Partner
+from gossamer.gossip.pairwise_scripts import answering, initiate
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.strategies.pairwise import Partner, answering, initiate
 from gossamer.topologies import Complete, Ring, Topology
 
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact

@@ -10,8 +10,9 @@ from gossamer.compressors import Compressor, Feedback, RandomK, TernGrad, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
 from gossamer.errors import RecipeError
-from gossamer.recipe import parse, resolve
-from gossamer.strategies.server import ParameterServer, share_lost
+from gossamer.recipes.parser import parse
+from gossamer.recipes.recipe import resolve
+from gossamer.strategies.parameter_server import ParameterServer, share_lost
 
 TEXTS = [
     "ParameterServer()",

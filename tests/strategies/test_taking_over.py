@@ -13,10 +13,11 @@ from gossamer.core.layout import Packed
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Reply
 from gossamer.errors import MalformedError
+from gossamer.gossip import state_transfer
+from gossamer.gossip.pairwise import Partner
+from gossamer.gossip.pairwise_scripts import answering, initiate
+from gossamer.gossip.state_transfer import STATE, opened, sealed, take_over
 from gossamer.network.virtual import VirtualNetwork
-from gossamer.strategies import taking_over
-from gossamer.strategies.pairwise import Partner, answering, initiate
-from gossamer.strategies.taking_over import STATE, opened, sealed, take_over
 
 LIVE, JOINER = Peer(WORKER, 0), Peer(WORKER, 1)
 NUMBERS = torch.tensor([8.0, -4.0, 2.0], dtype=torch.float64)
@@ -111,7 +112,7 @@ def test_a_joiner_that_does_not_look_is_found(monkeypatch: pytest.MonkeyPatch) -
     def credulous(pulled: Pulled, peer: int, like: Payload) -> Payload:
         return pulled.payload[0], COUNTS
 
-    monkeypatch.setattr(taking_over, "opened", credulous)
+    monkeypatch.setattr(state_transfer, "opened", credulous)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_who_hears_something_else_does_not_begin(one_bit, "came")
 

@@ -6,8 +6,9 @@ from math import dist
 import pytest
 import torch
 
-from gossamer import collectives, recipe, topologies
+from gossamer import collectives, topologies
 from gossamer.errors import RecipeError
+from gossamer.recipes import parse, resolve
 from gossamer.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, Topology, Torus
 
 WORLDS = (*range(1, 10), 16)
@@ -216,9 +217,9 @@ def test_the_laws_cover_every_topology_there_is():
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
 def test_a_topology_is_text_in_a_recipe(topology):
-    (read,) = recipe.parse(repr(topology)).terms
+    (read,) = parse(repr(topology)).terms
     assert read == topology
-    assert recipe.resolve(f"Gossip() + {topology!r}").topology == topology
+    assert resolve(f"Gossip() + {topology!r}").topology == topology
 
 
 COLLECTIVES = {"Ring": "ring", "Exponential": "halving", "Hierarchy": "hierarchical"}
@@ -230,10 +231,10 @@ def test_it_runs_in_lock_step_or_is_refused(topology):
     name = type(topology).__name__
     assert (topology.collective or "").partition("(")[0] == COLLECTIVES.get(name, "")
     if name in {*COLLECTIVES, "Complete"}:
-        assert recipe.resolve(f"LocalSGD(period=4) + {topology!r}").topology == topology
+        assert resolve(f"LocalSGD(period=4) + {topology!r}").topology == topology
         return
     with pytest.raises(RecipeError, match=r"no such collective. Write Gossip\(\) \+ .* or leave it out"):
-        recipe.resolve(repr(topology))
+        resolve(repr(topology))
 
 
 def test_every_collective_that_is_wished_for_is_there():

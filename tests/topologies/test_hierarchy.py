@@ -2,9 +2,9 @@ from math import cos, pi
 
 import pytest
 
-from gossamer import recipe
 from gossamer.compressors import TopK
 from gossamer.errors import RecipeError
+from gossamer.recipes import parse, resolve
 from gossamer.topologies import Complete, Hierarchy, Ring
 
 NODES_OF_THREE = {
@@ -78,8 +78,8 @@ FED_BACK = "Hierarchical(Route(Feedback(TopK(density=0.01))), per_node=2) + Hier
     ],
 )
 def test_what_a_topology_compresses_between_nodes_becomes_the_compressor(text, resolved):
-    assert repr(recipe.resolve(text, 8)) == resolved
-    assert repr(recipe.resolve(resolved, 8)) == resolved  # twice changes nothing
+    assert repr(resolve(text, 8)) == resolved
+    assert repr(resolve(resolved, 8)) == resolved  # twice changes nothing
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_what_a_topology_compresses_between_nodes_becomes_the_compressor(text, r
 )
 def test_what_cannot_be_compressed_so_is_refused(text, line):
     with pytest.raises(RecipeError, match=line):
-        recipe.resolve(text, 8)
+        resolve(text, 8)
 
 
 def test_its_text_rebuilds_it():
     topology = Hierarchy(per_node=2, between=TopK(density=0.01))
     assert repr(topology) == TOP_K
-    (read,) = recipe.parse(TOP_K).terms
+    (read,) = parse(TOP_K).terms
     assert read == topology
     assert (topology.crossing.by, topology.crossing.per_node) == (TopK(density=0.01), 2)
     assert topology.plain == Hierarchy(per_node=2)

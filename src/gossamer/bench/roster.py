@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from gossamer.compressors import Compressor, Feedback
 from gossamer.core.term import Term
-from gossamer.recipe import NOUNS, parse
+from gossamer.recipes.catalog import NOUNS
+from gossamer.recipes.parser import parse
 
 Variants = Mapping[str, Sequence[str]]
 

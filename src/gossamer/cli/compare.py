@@ -29,7 +29,7 @@ from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.record import Record, write
 from gossamer.observe.target import Target, read_target
 from gossamer.observe.units import bytes_text, seconds_text, share_text, short
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 WIDTH = 140  # of a table that goes into a file
 NO_LOSS = "The script logged no loss, so columns about it are empty. Add session.log(loss=loss.item()) to its loop."

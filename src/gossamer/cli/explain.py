@@ -20,7 +20,7 @@ from gossamer.forecast import Forecast, assumed, attached_by, forecast
 from gossamer.foretell import NOT_FORETOLD, Foretold, foretell, foretellable
 from gossamer.measure import assume, measure
 from gossamer.network import read_network
-from gossamer.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.staging import site_size
 from gossamer.strategies import Periodic
 from gossamer.timetable import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, cycle_of, draw, schedule_of

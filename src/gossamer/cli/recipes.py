@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gossamer.recipe import KINDS, PRESETS, describe, resolve
+from gossamer.recipes.catalog import PRESETS, describe
+from gossamer.recipes.recipe import KINDS, resolve
 
 
 @click.command()

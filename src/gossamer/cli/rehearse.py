@@ -27,7 +27,7 @@ from gossamer.network import read_network
 from gossamer.observe.record import Record, write
 from gossamer.observe.recorder import warm_up
 from gossamer.observe.units import bytes_text, seconds_text, share_text
-from gossamer.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.rehearsal.models import BUILT_IN
 from gossamer.rehearsal.shapes import Shapes, find_shapes
 from gossamer.strategies import Stage

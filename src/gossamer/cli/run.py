@@ -32,7 +32,7 @@ from gossamer.observe import record as records
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.transports.picker import AUTO, WISHES, check_wish
 
 NEVER_ATTACHED = (

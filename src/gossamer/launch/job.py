@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gossamer.errors import RecipeError, require
 from gossamer.launch.files import RUN_DIRECTORY
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 
 
 @dataclass(frozen=True, kw_only=True)

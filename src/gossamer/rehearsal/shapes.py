@@ -11,7 +11,7 @@ from typing import Any
 
 from gossamer.errors import GossamerError
 from gossamer.forecast import attached_by
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.layers import Layer
 from gossamer.rehearsal.models import BUILT_IN
 

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from gossamer.buckets import trainable
 from gossamer.momentum import ownership
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.rehearsal.shapes import Gradient
 from gossamer.strategies import AVERAGE
 from gossamer.timetable import schedule_of

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from gossamer import events
 from gossamer.attach import attach
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.shapes import from_file
 from gossamer.rehearsal.sleeper import Sleeper, idle
 from gossamer.timetable import schedule_of

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gossamer.core.peer_ops import PeerScript, PeerWord
+from gossamer.core.peer_ops import Peer, PeerScript, PeerWord
 from gossamer.errors import GossamerError
 
 
 class Answering(Protocol):
     def answer(self, word: PeerWord) -> Any:
         """Say one word and wait for its answer. May be called by any thread."""
+
+
+class PeerTraffic(Protocol):
+    """What went from an endpoint to one peer."""
+
+    @property
+    def payload_bytes_sent(self) -> int: ...
+
+
+class PeerEndpoint(Answering, Protocol):
+    """One peer's place on the network: it runs scripts, and knows where other peers listen."""
+
+    me: Peer
+    address: tuple[str, int]  # (host, port) at which it listens
+
+    def meet(self, addresses: Mapping[Peer, tuple[str, int]]) -> None:
+        """Learn where peers listen; connections are made when something is said to them."""
+
+    def start(self, script: PeerScript) -> Handle:
+        """Run a script in a thread of its own."""
+
+    def statistics(self) -> Mapping[Peer, PeerTraffic]:
+        """What went to each peer so far."""
+
+    def close(self, why: GossamerError | None = None) -> None:
+        """Go; whoever waits for an answer hears why."""
 
 
 class Handle:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import AtOnce, Peer, PeerScript, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import GossamerError, LoopError, MalformedError, MismatchError, NotFinite, PeerLost
-from gossamer.recipe import Recipe
+from gossamer.recipes.recipe import Recipe
 from gossamer.serving.bundle import Bundle
 from gossamer.serving.description import options_of
 from gossamer.serving.exchanged import Exchanged, Gathered, Stopwatch, Told
@@ -21,7 +21,7 @@ from gossamer.serving.ledger import LATE
 from gossamer.serving.rules import AGREED, BEGIN, END, EXACT, GRADIENT, JOIN, LEAVE, PARAMETERS, STOP, TOGETHER
 from gossamer.serving.share import Share, shares
 from gossamer.serving.ways import ways_of
-from gossamer.strategies.server import ASYNC
+from gossamer.strategies.parameter_server import ASYNC
 
 __all__ = ["Client", "Exchanged", "Told"]
 

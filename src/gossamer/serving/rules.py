@@ -26,7 +26,7 @@ from gossamer.errors import MalformedError
 from gossamer.serving.description import Description
 from gossamer.serving.ledger import LATE
 from gossamer.serving.shard import Shard, Waiting
-from gossamer.strategies.server import ASYNC, ParameterServer
+from gossamer.strategies.parameter_server import ASYNC, ParameterServer
 
 BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # what is pushed
 PARAMETERS, EXACT, END = "parameters", "exact", "end"  # what is pulled: as the recipe says, as they are, in the end

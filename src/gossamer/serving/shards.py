@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, RecipeError
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.serving.description import Description
 from gossamer.serving.rules import Rule, rule_of
 from gossamer.serving.shard import Shard

@@ -13,7 +13,7 @@ import torch
 from torch.nn import Parameter
 
 from gossamer.core.peer_ops import Stamp
-from gossamer.recipe import resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.serving.description import options_of
 from gossamer.serving.journal import keep, restore
 from gossamer.serving.shards import shard_of

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from gossamer.compressors import Compressor, Route
 from gossamer.errors import RecipeError
-from gossamer.recipe import Recipe, resolve
-from gossamer.strategies.server import ParameterServer
+from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.strategies.parameter_server import ParameterServer
 
 
 class Ways(NamedTuple):

@@ -1,13 +1,13 @@
 """When to talk."""
 
 from gossamer.strategies.base import AGREED, AVERAGE, KEEP, RESET, Memory, Merging, Mixing, Stage, Strategy
-from gossamer.strategies.delayed import DelayedAveraging
+from gossamer.strategies.delayed_averaging import DelayedAveraging
+from gossamer.strategies.diloco import DiLoCo
 from gossamer.strategies.every_step import EveryStep
 from gossamer.strategies.gossip import Gossip
-from gossamer.strategies.local import LocalSGD, PostLocalSGD
-from gossamer.strategies.outer import DiLoCo
+from gossamer.strategies.local_sgd import LocalSGD, PostLocalSGD
+from gossamer.strategies.parameter_server import ParameterServer
 from gossamer.strategies.schedule import Periodic, Turn
-from gossamer.strategies.server import ParameterServer
 
 __all__ = [
     "AGREED",

@@ -12,13 +12,13 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Dense, Hierarchical
 from gossamer.core.term import Term
 from gossamer.errors import RecipeError
-from gossamer.strategies.mixing import Memory as Memory
-from gossamer.strategies.mixing import Rule
+from gossamer.gossip.rules import Memory as Memory
+from gossamer.gossip.rules import Rule
 from gossamer.strategies.schedule import Periodic
 from gossamer.topologies import Topology
 
 if TYPE_CHECKING:
-    from gossamer.strategies.server import ParameterServer
+    from gossamer.strategies.parameter_server import ParameterServer
 
 AGREED = "agreed"  # the key of what all workers hold alike
 KEEP, AVERAGE, RESET = "keep", "average", "reset"

@@ -12,9 +12,9 @@ from gossamer.core import rng
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.errors import RecipeError, require
+from gossamer.gossip.pairwise import refuse_loss
+from gossamer.gossip.rules import Averaging, Choco, PushSum, Rule
 from gossamer.strategies.base import Mixing
-from gossamer.strategies.mixing import Averaging, Choco, PushSum, Rule
-from gossamer.strategies.pairwise import refuse_loss
 from gossamer.topologies import Topology
 
 SYMMETRIC, PUSH_SUM, PAIRWISE = "symmetric", "push-sum", "pairwise"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import nan, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,14 +30,12 @@ from gossamer.core.peer_ops import (
 )
 from gossamer.errors import ConnectError
 from gossamer.events import notice
+from gossamer.gossip.incarnation import life_in, numbered
+from gossamer.gossip.pairwise import AVERAGE, Partner
+from gossamer.gossip.pairwise_scripts import answering
+from gossamer.gossip.state_transfer import ROLL, Roll, read_roll
 from gossamer.kernels import all_finite
-from gossamer.runtime.peer_thread import Handle
-from gossamer.strategies.lives import life_in, numbered
-from gossamer.strategies.pairwise import AVERAGE, Partner, answering
-from gossamer.strategies.taking_over import ROLL, Roll, read_roll
-
-if TYPE_CHECKING:
-    from gossamer.transports.tcp import TcpEndpoint  # needs msgspec
+from gossamer.runtime.peer_thread import Handle, PeerEndpoint
 
 HERE, STOP, DONE, AGREED, OVER = "here", "stop", "done", "agreed", "over"
 NOW, FINAL = "now", "final"
@@ -185,7 +183,7 @@ class Parting:
 
     # -- said ----------------------------------------------------------------------------------------------------------
 
-    def meet(self, me: TcpEndpoint) -> None:
+    def meet(self, me: PeerEndpoint) -> None:
         """Hear all others once: only who was heard can be missed. Raises ConnectError."""
         handles = self._tell(me, range(self._world), HERE)
         for peer, handle in handles.items():
@@ -197,7 +195,7 @@ class Parting:
                     "Workers of pairwise gossip dial each other on ports of their own: let no firewall stand between."
                 ) from None
 
-    def meet_again(self, me: TcpEndpoint, here: Iterable[int], where: str) -> None:
+    def meet_again(self, me: PeerEndpoint, here: Iterable[int], where: str) -> None:
         """Let all others know that this worker came back, and `where` it listens. Waits for those that are `here`, and
         not for long: who is not heard counts as gone until it is."""
         handles = self._tell(me, range(self._world), HERE, about=where)
@@ -207,12 +205,12 @@ class Parting:
                 with suppress(TimeoutError, ConnectError):
                     handles[peer].wait(max(0.0, until - time.monotonic()))
 
-    def stop(self, me: TcpEndpoint) -> None:
+    def stop(self, me: PeerEndpoint) -> None:
         """Ask all others to end the run after their next step; waits for nobody."""
         self._tell(me, range(self._world), STOP)
 
     def _tell(
-        self, me: TcpEndpoint, peers: Iterable[int], key: str, payload: Payload = (), about: str = ""
+        self, me: PeerEndpoint, peers: Iterable[int], key: str, payload: Payload = (), about: str = ""
     ) -> dict[int, Handle]:
         return {peer: me.start(self.say(peer, key, payload, about)) for peer in peers if peer != self._rank}
 
@@ -232,11 +230,11 @@ class Parting:
 
     # -- means ---------------------------------------------------------------------------------------------------------
 
-    def now(self, me: TcpEndpoint) -> Agreed:
+    def now(self, me: PeerEndpoint) -> Agreed:
         """The mean of what this worker and those that are here have shown last; they go on meanwhile."""
         return self._mean(me, NOW)
 
-    def end(self, me: TcpEndpoint, along: Payload) -> Agreed:
+    def end(self, me: PeerEndpoint, along: Payload) -> Agreed:
         """Wait until all that are here have come to the end, and take the mean, the same bits on each of them.
 
         This worker has begun nothing that has not ended. along: what else is to be averaged. Raises ConnectError.
@@ -263,7 +261,7 @@ class Parting:
         live = set(self.live)
         return self._rank < min(live, default=self._world) and live <= self._done_here
 
-    def _lead(self, me: TcpEndpoint) -> None:
+    def _lead(self, me: PeerEndpoint) -> None:
         agreed = self._agreed or self._mean(me, FINAL)
         with self._changed:
             self._agreed = agreed = self._agreed or agreed
@@ -274,7 +272,7 @@ class Parting:
         with self._changed:
             self._said[OVER][self._rank] = self._partner.life
 
-    def _mean(self, me: TcpEndpoint, key: str) -> Agreed:
+    def _mean(self, me: PeerEndpoint, key: str) -> Agreed:
         """Over all that are here and finite, by rank; what one of them has agreed on, where that happened."""
         sums = Sums()
         for peer, pulled in self._ask(me, key):
@@ -288,7 +286,7 @@ class Parting:
                 notice(f"worker {peer}'s parameters are not finite, and no mean would be with them: they are left out")
         return sums.mean() if sums.count else Agreed(self._mine(key), nan)
 
-    def _ask(self, me: TcpEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
+    def _ask(self, me: PeerEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
         """What each worker that is here gives, by rank, asked one after the other; this one among them. For the last
         mean, of those that are done: somebody who was thought to be gone and is back may go on training."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.errors import require
 from gossamer.strategies.base import AGREED, KEEP, Memory, Merging
-from gossamer.strategies.local import check_optimizer_state
+from gossamer.strategies.local_sgd import check_optimizer_state
 from gossamer.strategies.schedule import Periodic
 
 MOMENTUM = "momentum"

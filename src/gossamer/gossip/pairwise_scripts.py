@@ -1,0 +1,56 @@
+"""Scripts of pairwise averaging: the side that asks and the side that answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gossamer.core.peer_ops import (
+    WORKER,
+    Arrived,
+    Await,
+    Joined,
+    Left,
+    Peer,
+    PeerScript,
+    Pull,
+    Push,
+    Reply,
+)
+from gossamer.errors import NotFinite
+from gossamer.gossip.pairwise import AVERAGE, NO_EXCHANGE, Partner
+from gossamer.gossip.state_transfer import STATE, sealed
+
+
+def initiate(partner: Partner, peer: int, step: int, within_seconds: float | None = None) -> PeerScript:
+    """Average with `peer`; returns whether that took place. Raises PeerLost, and the exchange stays open.
+
+    One at a time for each worker. Parameters that are not finite are not offered. within_seconds: more than a round
+    trip and both letters take, or no end is ever heard.
+    """
+    try:
+        push = partner.ask(peer, step, within_seconds)
+    except NotFinite:
+        return False
+    return partner.land(push, (yield push))
+
+
+def answering(partner: Partner) -> PeerScript:
+    """Answer whoever asks, for as long as it runs.
+
+    It answers at once and waits for no peer, not even for the end of an exchange of this worker's own. So whoever asks
+    a live worker is answered, and no circle of workers that wait for each other can close.
+    """
+    while True:
+        match (yield Await()):
+            case Arrived(token=token, sender=sender, word=Push(key=key, stamp=stamp) as push):
+                understood = key == AVERAGE and sender.number == stamp.worker
+                yield Reply(token=token, answer=partner.hear(push) if understood else NO_EXCHANGE)
+            case Arrived(token=token, word=Pull(key=key)) if key == STATE:
+                shown = partner.snapshot(-1)
+                yield Reply(token=token, answer=sealed(replace(shown, payload=(*shown.payload, *partner.beside()))))
+            case Arrived(token=token, word=Pull(known=known)):
+                yield Reply(token=token, answer=partner.snapshot(known))
+            case Left(peer=Peer(kind, number)) if kind == WORKER:
+                partner.gone.add(number)
+            case Joined(peer=Peer(kind, number)) if kind == WORKER:
+                partner.gone.discard(number)

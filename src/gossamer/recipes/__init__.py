@@ -1,0 +1,17 @@
+"""Recipes: one strategy, one compressor and one topology, in Python and as text.
+
+recipe              Recipe, and `resolve`, which completes what a user wrote
+parser              text to terms, by Python's syntax tree; nothing is evaluated
+catalog             every noun there is, the presets, an example of each
+fields              what a noun's own dataclass fields say of its arguments
+validation          types, nesting and pairs that mean nothing are refused here
+compression_choice  Sharded or SparseSum around a compressor where so many workers then send less
+"""
+
+from gossamer.recipes.catalog import PRESETS, describe
+from gossamer.recipes.fields import signature
+from gossamer.recipes.parser import parse
+from gossamer.recipes.recipe import KINDS, Recipe, resolve
+from gossamer.recipes.validation import LONGEST_TEXT
+
+__all__ = ["KINDS", "LONGEST_TEXT", "PRESETS", "Recipe", "describe", "parse", "resolve", "signature"]

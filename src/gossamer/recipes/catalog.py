@@ -1,0 +1,61 @@
+"""Catalog of terms: every noun there is, the presets, and an example of each."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, is_dataclass
+from inspect import isabstract
+
+from gossamer import compressors, strategies, topologies
+from gossamer.compressors import Codec, Compressor, Dense, TopK
+from gossamer.compressors.int8 import Int8
+from gossamer.compressors.topk import Sparse
+from gossamer.core.term import Term, Terms
+from gossamer.recipes.fields import fields_of, hints_of, positional_count
+from gossamer.topologies import Topology
+
+NOUNS: dict[str, type[Term]] = {
+    name: noun
+    for module in (strategies, compressors, topologies)
+    for name, noun in ((name, getattr(module, name)) for name in module.__all__)
+    if isinstance(noun, type) and issubclass(noun, Term) and is_dataclass(noun) and not isabstract(noun)
+}
+
+
+PRESETS = {
+    "lan": Terms((Dense(dtype="bfloat16"),)),
+    "wan": Terms((compressors.PowerSGD(rank=4),)),
+    "home": Terms((TopK(density=0.01),)),
+}
+
+
+def describe(kind: str | None = None) -> list[tuple[str, str]]:
+    """A copyable example and one sentence for every noun there is, or for every noun of one kind."""
+    return [
+        (_pasted(noun), (noun.__doc__ or "").partition("\n")[0])
+        for noun in NOUNS.values()
+        if kind is None or noun.kind == kind
+    ]
+
+
+_sparse = TopK(density=0.01)
+
+
+EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: _sparse, Sparse: _sparse, Codec: Int8()}
+
+
+def _pasted(noun: type[Term]) -> str:
+    """Its example, beside a strategy that can use it: not all neighbours can agree on one mean."""
+    return "Gossip() + " * (issubclass(noun, Topology) and not noun().agrees) + example_of(noun)
+
+
+def example_of(noun: type[Term]) -> str:
+    """The noun with its required arguments and its numbers."""
+    shown: list[str] = []
+    for place, item in enumerate(fields_of(noun)):
+        required = item.default is MISSING
+        value = EXAMPLES[hints_of(noun)[item.name][0]] if required else item.default
+        if place < positional_count(noun) and isinstance(value, Term):
+            shown.append(repr(value))
+        elif required or type(value) in (int, float):
+            shown.append(f"{item.name}={value!r}")
+    return f"{noun.__name__}({', '.join(shown)})"

@@ -1,0 +1,103 @@
+"""Recipes: one grammar in Python and as text, and what a recipe means once it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+from gossamer.compressors import Compressor, Dense, Feedback, Route
+from gossamer.core.term import Term, Terms
+from gossamer.errors import RecipeError
+from gossamer.recipes.compression_choice import cheapest
+from gossamer.recipes.parser import parse
+from gossamer.recipes.validation import LONGEST_TEXT, check_pair, check_term, check_type
+from gossamer.strategies import EveryStep, Strategy
+from gossamer.topologies import Complete, Topology
+
+
+@dataclass(frozen=True, repr=False)
+class Recipe:
+    """One of each: when to talk, what travels, who talks to whom. Its repr is text that `parse` reads."""
+
+    strategy: Strategy = field(default=EveryStep())
+    compressor: Compressor = field(default=Dense())
+    topology: Topology = field(default=Complete())
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return self.strategy, self.compressor, self.topology
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.terms))
+
+
+KINDS = tuple(item.name for item in fields(Recipe))
+
+
+def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None) -> Recipe:
+    """Complete a recipe: add what is missing, and wrap its compressor. Resolving twice changes nothing.
+
+    A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
+    anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
+    that is wrapped so and whose means can be encoded again is wrapped in Sharded first, and few entries inside Feedback
+    in SparseSum, where `world` is known and so many workers then send less (see cheapest.py). What comes with its
+    wrappers stays; a strategy that repeats what was lost gets Route.
+    """
+    chosen: dict[str, Any] = {}
+    for term in _terms(recipe):
+        check_type(term)
+        if term.kind in chosen:
+            first = chosen[term.kind]
+            raise RecipeError(
+                f"{recipe} has two terms of one kind, {first!r} and {term!r}, and a recipe has at most one "
+                f"{term.kind}. Keep one of them: {first!r}, or {term!r}."
+            )
+        chosen[term.kind] = term
+    written = Recipe(**chosen)
+    compressor, topology = written.strategy.carried(written.compressor, written.topology)
+    written = replace(written, compressor=compressor, topology=topology)
+    resolved = replace(written, compressor=_wrapped(written, written.strategy.shared_by(compressor, world)))
+    for term in resolved.terms:
+        check_term(term, ())
+    check_pair(resolved.strategy, resolved.compressor)
+    resolved.strategy.check(resolved.compressor, resolved.topology)
+    if len(repr(resolved)) > LONGEST_TEXT:
+        raise RecipeError(
+            f"The resolved recipe has {len(repr(resolved))} characters, and could not be read back: "
+            f"a recipe's text has at most {LONGEST_TEXT}. Write fewer nested terms."
+        )
+    return resolved
+
+
+def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
+    match recipe:
+        case None:
+            return ()
+        case str():
+            return parse(recipe).terms
+        case Recipe() | Terms():
+            return recipe.terms
+        case _:
+            return (recipe,)
+
+
+def _wrapped(recipe: Recipe, world: int | None) -> Compressor:
+    if recipe.strategy.repeats_itself:
+        return recipe.compressor if recipe.compressor.routes else Route(recipe.compressor)
+    completed = recipe.compressor.completed(partial(_fed_back, world=world))
+    return completed if completed.routes else Route(cheapest(completed, world))
+
+
+def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
+    return Feedback(cheapest(compressor, world)) if compressor.wants_feedback else compressor
+
+
+# -- checks, for terms written in Python as for text
+
+
+# -- what the nouns' own fields say about them
+
+
+# -- text

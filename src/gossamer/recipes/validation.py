@@ -1,0 +1,84 @@
+"""Validation of recipes: checks for terms written in Python as for text."""
+
+from __future__ import annotations
+
+from gossamer.compressors import Compressor, Feedback, Route
+from gossamer.core.layout import Slot
+from gossamer.core.term import Term
+from gossamer.errors import RecipeError
+from gossamer.recipes.catalog import example_of
+from gossamer.recipes.fields import ACCEPTED, fields_of, hints_of, signature
+from gossamer.strategies import Strategy
+
+LONGEST_TEXT = 2_000
+
+
+DEEPEST_NESTING = 8
+
+
+LARGEST_NUMBER = 2**63
+
+
+def check_type(term: object) -> None:
+    if isinstance(term, Term):
+        return
+    hint = f"Write {term.__name__}(...), with brackets." if isinstance(term, type) else "Write 'TopK(density=0.01)'."
+    raise RecipeError(f"{term!r} is no part of a recipe: terms such as TopK(density=0.01) and texts are. {hint}")
+
+
+def check_term(term: Term, above: tuple[Term, ...]) -> None:
+    """Check a finished term and all it holds; `above` holds the terms around it."""
+    if len(above) >= DEEPEST_NESTING:
+        raise RecipeError(
+            f"{type(above[0]).__name__}(...) nests more than {DEEPEST_NESTING} terms, counting those that "
+            "resolving it adds, so its text could not be read back. Nest fewer."
+        )
+    if isinstance(term, Feedback) and any(isinstance(outer, Feedback) for outer in above):
+        raise RecipeError(
+            "Feedback inside Feedback would keep what was lost twice and send it twice. Write one of them, "
+            "around the compressor that loses: Feedback(TopK(density=0.01))."
+        )
+    if isinstance(term, Compressor) and term.stands_alone and not all(isinstance(outer, Route) for outer in above):
+        between = next(type(outer).__name__ for outer in above if not isinstance(outer, Route))
+        raise RecipeError(
+            f"{type(term).__name__} applies the optimizer's momentum and remembers what was not sent, and "
+            f"{between} around it would come in between. Write {example_of(type(term))} alone, or in a "
+            "Route."
+        )
+    for item in fields_of(type(term)):
+        value = getattr(term, item.name)
+        check_argument(type(term), item.name, value)
+        if isinstance(value, Term):
+            check_term(value, (*above, term))
+
+
+WEIGHTS = Slot("weight", (1024, 1024), 0, (1024, 1))
+
+
+def check_pair(strategy: Strategy, compressor: Compressor) -> None:
+    """Whether a compressor that applies the optimizer's momentum gets what it applies it to: gradients, at once."""
+    owned = compressor.owns_momentum(WEIGHTS)
+    if owned is None or not any(stage.apart or stage.delay for stage in strategy.stages):
+        return
+    raise RecipeError(
+        f"{compressor!r} applies the optimizer's momentum to gradients on their way, and with {strategy!r} "
+        "gradients do not travel, or arrive a step too late for that. Write "
+        f"{strategy!r} + TopK(density=0.01), or EveryStep() with this compressor."
+    )
+
+
+def check_argument(noun: type[Term], name: str, value: object) -> None:
+    options = hints_of(noun)[name]
+    if not any(_is(value, option) for option in options):
+        wanted = " or ".join(ACCEPTED[o][1] if o in ACCEPTED else f"a {o.__name__.lower()}" for o in options)
+        raise RecipeError(
+            f"{name} of {noun.__name__} is {wanted}, not {value!r}: {signature(noun)}. Write {example_of(noun)}."
+        )
+    if isinstance(value, float | int) and not abs(value) < LARGEST_NUMBER:
+        raise RecipeError(
+            f"{name} of {noun.__name__} is not finite, or too large for 64 bits. Write {example_of(noun)}."
+        )
+
+
+def _is(value: object, option: type) -> bool:
+    return isinstance(value, option) if option not in ACCEPTED else type(value) in ACCEPTED[option][0]
