@@ -17,7 +17,6 @@ import torch
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor, Dense, OneBit, TopK
-from gossamer.converse import Trace, compute, converse
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Packed
 from gossamer.core.op_semantics import meta_answer
@@ -26,11 +25,12 @@ from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import RecipeError
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import answering, initiate
-from gossamer.network.collectives import Send
-from gossamer.network.cost import parts_of
-from gossamer.network.virtual import VirtualNetwork
+from gossamer.network.cost.message_schedule import Send
+from gossamer.network.cost.op_cost import parts_of
 from gossamer.recipes.recipe import resolve
 from gossamer.serving import Client, host
+from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies import Gossip
 from gossamer.strategies.parameter_server import ParameterServer
 from gossamer.topologies import Complete, Exponential, Ring, Topology

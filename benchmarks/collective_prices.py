@@ -16,9 +16,16 @@ from typing import Any
 from gossamer.collectives import Collective, Direct, Does, HalvingDoubling, Hierarchical, Ring, Tree
 from gossamer.errors import GossamerError
 from gossamer.network import Network, read_network
-from gossamer.network.choose import AS_FAST, candidates, fastest, rested_seconds, sites_of, table_seconds
-from gossamer.network.collectives import Moves
-from gossamer.network.cost import ENGINE
+from gossamer.network.cost.cheapest_collective import (
+    AS_FAST,
+    candidates,
+    fastest,
+    rested_seconds,
+    sites_of,
+    table_seconds,
+)
+from gossamer.network.cost.message_schedule import Moves
+from gossamer.network.cost.op_cost import ENGINE
 from gossamer.observe.units import seconds_text
 
 NETWORKS = ("1gbit,0.2ms", "100mbit,20ms", "examples/networks/two-sites-80ms.toml")

@@ -37,18 +37,18 @@ import gossamer
 from gossamer import events
 from gossamer.collectives import COLLECTIVES, Collective, Direct, Hop
 from gossamer.core.ops import Gather, Mean
-from gossamer.environment.servers import own_address
+from gossamer.environment.run_settings import own_address
 from gossamer.network import read_network
-from gossamer.network.choose import rested_seconds, table_seconds
-from gossamer.network.collectives import Moves
-from gossamer.network.cost import ENGINE as BY_ENGINE
-from gossamer.transports.greeting import connect
-from gossamer.transports.links import Links
-from gossamer.transports.mesh import Mesh
-from gossamer.transports.meshed import MeshTransport, meshed
-from gossamer.transports.picker import Picker
+from gossamer.network.cost.cheapest_collective import rested_seconds, table_seconds
+from gossamer.network.cost.message_schedule import Moves
+from gossamer.network.cost.op_cost import ENGINE as BY_ENGINE
+from gossamer.transports.mesh.collective_selector import Picker
+from gossamer.transports.mesh.connect import connect
+from gossamer.transports.mesh.link_measurement import Links
+from gossamer.transports.mesh.native_mesh import Mesh
+from gossamer.transports.mesh.shared_memory import share
+from gossamer.transports.mesh.transport import MeshTransport, meshed
 from gossamer.transports.process_group import ProcessGroupTransport
-from gossamer.transports.shared_memory import share
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = "gloo"

@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from gossamer.bench.machine import machine
 from gossamer.core.peer_ops import SERVER, WORKER, Arrived, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
-from gossamer.transports.tcp import TcpEndpoint
+from gossamer.transports.rpc.endpoint import TcpEndpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 2**28

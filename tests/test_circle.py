@@ -10,10 +10,10 @@ import pytest
 
 from gossamer import circle, events
 from gossamer.circle import watch
-from gossamer.converse import Trace, compute, converse
 from gossamer.core.peer_ops import SERVER, WORKER, Await, Peer, PeerScript
 from gossamer.errors import ConnectError, GossamerError, PeerLost
-from gossamer.network.virtual import Cut, Fault, Kill, Restart, VirtualNetwork
+from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation.faulty_network import Cut, Fault, Kill, Restart, VirtualNetwork
 
 ME, FIRST, SECOND = Peer(WORKER, 0), Peer(SERVER, 0), Peer(SERVER, 1)
 PLACES = {FIRST: ("127.0.0.1", 4321), SECOND: ("10.0.0.2", 4322)}

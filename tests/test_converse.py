@@ -9,11 +9,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from gossamer.converse import Trace, compute, converse
-from gossamer.converse import conversation as conversation_module
-from gossamer.converse.actors import Actor, Asked, Asking, Listening, Message, Turn
-from gossamer.converse.post import Post
-from gossamer.converse.presence import Presence
 from gossamer.core.ops import Mean
 from gossamer.core.peer_ops import (
     Answer,
@@ -34,7 +29,12 @@ from gossamer.core.peer_ops import (
     Stamp,
 )
 from gossamer.errors import MismatchError, PeerLost
-from gossamer.network.virtual import Cut, Fault, Kill, Link, Pause, Restart, VirtualNetwork
+from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation import simulator as conversation_module
+from gossamer.simulation.actors import Actor, Asked, Asking, Listening, Message, Turn
+from gossamer.simulation.delivery import Post
+from gossamer.simulation.faulty_network import Cut, Fault, Kill, Link, Pause, Restart, VirtualNetwork
+from gossamer.simulation.membership import Presence
 
 SERVER, ONE, TWO = Peer("server", 0), Peer("worker", 0), Peer("worker", 1)
 HALF = VirtualNetwork(round_trip_seconds=0.5, bits_per_second=64.0)

@@ -24,7 +24,8 @@ from gossamer.core.layout import Layout
 from gossamer.core.ops import Gather, Word, bytes_sent
 from gossamer.forecast import conversation
 from gossamer.foretell import Measured, MeasuredBucket
-from gossamer.network import cost, read_network
+from gossamer.network import read_network
+from gossamer.network.cost import op_cost
 from gossamer.recipes.recipe import resolve
 from gossamer.rounds import NOTHING, Closing, Round
 from gossamer.runtime import pipeline_tuner
@@ -237,7 +238,7 @@ def test_lines_that_explain_foretells_with_say_so_too() -> None:
     case = Case(
         recipe="PowerSGD(rank=2)", buckets=3, backward_seconds=0.2, round_trip_seconds=1e-4, bits_per_second=1e10
     )
-    one, two = (step(case, cost.Lines(read_network("10gbit,100us", WORLD)), window) for window in (1, WINDOW))
+    one, two = (step(case, op_cost.Lines(read_network("10gbit,100us", WORLD)), window) for window in (1, WINDOW))
     assert (one, two) == pytest.approx((step_seconds(case, 1), step_seconds(case, WINDOW)), rel=0.01)
     assert two / one == pytest.approx(1.124, abs=0.005)
 

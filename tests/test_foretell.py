@@ -9,7 +9,7 @@ from gossamer.core.ops import Gather, Mean, Together
 from gossamer.errors import GossamerError
 from gossamer.foretell import Foretold, Measured, MeasuredBucket, foretell, plan
 from gossamer.network import read_network
-from gossamer.network.cost import seconds
+from gossamer.network.cost.op_cost import seconds
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies import Periodic
 from gossamer.virtual_steps import Job, run_step

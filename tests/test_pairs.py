@@ -31,7 +31,7 @@ from gossamer.recipes.recipe import resolve
 from gossamer.session import Session
 from gossamer.staging import laid_out
 from gossamer.topologies import Topology
-from gossamer.transports.returned import ReturnedTransport
+from gossamer.transports.detached import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
 
 RECIPE = "Gossip('pairwise')"

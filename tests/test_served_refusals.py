@@ -16,11 +16,11 @@ from virtual import Worker, cluster, heard, network
 
 from gossamer import circle, events, served, serving
 from gossamer.core.peer_ops import SERVER, Peer
-from gossamer.environment.servers import run_token
+from gossamer.environment.run_token import run_token
 from gossamer.errors import AttachError, ConnectError, LoopError, PeerLost, RecipeError
 from gossamer.recipes.recipe import resolve
 from gossamer.serving.shard import Shard
-from gossamer.transports.tcp import TcpEndpoint
+from gossamer.transports.rpc.endpoint import TcpEndpoint
 
 
 def test_what_cannot_be_served_is_refused() -> None:

@@ -24,8 +24,8 @@ from gossamer.core.aggregation import At, Staged, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Gather, Word
 from gossamer.core.term import Term, Terms
-from gossamer.environment import choose_interface, here, interfaces
-from gossamer.environment.servers import dedicated_servers, own_address, returns
+from gossamer.environment import choose_interface, here
+from gossamer.environment.run_settings import dedicated_servers, own_address, returns
 from gossamer.errors import AttachError, ConnectError, LayoutError
 from gossamer.guards import Scaler
 from gossamer.momentum import ownership
@@ -36,12 +36,12 @@ from gossamer.runtime.runner import perform
 from gossamer.runtime.transport import Transport
 from gossamer.session import Session, open_sessions
 from gossamer.strategies import Stage
-from gossamer.transports.meshed import meshed
-from gossamer.transports.paced import PacedTransport
-from gossamer.transports.picker import ENGINE, asked_for
+from gossamer.transports.detached import ReturnedTransport
+from gossamer.transports.mesh.collective_selector import ENGINE, asked_for
+from gossamer.transports.mesh.transport import meshed
 from gossamer.transports.process_group import ProcessGroupTransport
-from gossamer.transports.returned import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
+from gossamer.transports.throttled import PacedTransport
 from gossamer.world import World, current
 
 

@@ -12,17 +12,16 @@ from math import inf
 from typing import Protocol
 
 from gossamer.core.peer_ops import SERVER, WORKER, Await, Elapsed, Heard, Joined, Left, Peer, PeerScript
-from gossamer.environment.places import publish, published
-from gossamer.environment.servers import (
+from gossamer.environment.run_settings import (
     LARGEST_FRAME_BYTES,
-    TOKEN_BYTES,
     Address,
     dedicated_servers,
     own_address,
     run_name,
     run_tls,
-    run_token,
 )
+from gossamer.environment.run_token import TOKEN_BYTES, run_token
+from gossamer.environment.worker_registry import publish, published
 from gossamer.errors import AttachError, ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
 from gossamer.runtime.peer_thread import Handle, PeerEndpoint
@@ -148,8 +147,8 @@ def leave(endpoints: Closes, process: int) -> None:
 
 def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
     try:  # here, since only who talks to peers needs msgspec
-        from gossamer.transports.sockets import Tls
-        from gossamer.transports.tcp import TcpEndpoint
+        from gossamer.transports.rpc.endpoint import TcpEndpoint
+        from gossamer.transports.rpc.sockets import Tls
     except ModuleNotFoundError as missing:
         raise AttachError(
             f"this recipe lets peers come and go, and they cannot talk without {missing.name or 'msgspec'}, which is "

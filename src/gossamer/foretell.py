@@ -15,14 +15,14 @@ from gossamer.core.ops import Gather, Mean, Mix, Word
 from gossamer.errors import GossamerError
 from gossamer.forecast import conversation, letter, mean_told
 from gossamer.network import Network
-from gossamer.network.cost import Lines
-from gossamer.network.tcp import ETHERNET, Tcp
+from gossamer.network.cost.op_cost import Lines
+from gossamer.network.tcp_model import ETHERNET, Tcp
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.pipeline import WINDOW
 from gossamer.staging import site_size
 from gossamer.strategies import Stage
 from gossamer.timetable import schedule_of
-from gossamer.transports.picker import asked_for, check_wish
+from gossamer.transports.mesh.collective_selector import asked_for, check_wish
 from gossamer.virtual_steps import Job, run_step
 from gossamer.virtual_turns import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
 

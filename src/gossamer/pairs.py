@@ -23,7 +23,7 @@ from gossamer.core.layout import Packed
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
-from gossamer.environment.places import has_ended, mark_end, mark_training
+from gossamer.environment.worker_registry import has_ended, mark_end, mark_training
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost, Stopped
 from gossamer.exchange import Exchange, Loop, Remembered
 from gossamer.gossip.pairwise import Partner
@@ -37,7 +37,7 @@ from gossamer.runtime.peer_thread import Handle, PeerEndpoint, speak
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import Mixing, Turn
 from gossamer.topologies import Topology
-from gossamer.transports.payloads import join, split
+from gossamer.transports.packing import join, split
 
 WIDEST_BYTES = 8
 

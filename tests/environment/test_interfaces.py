@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gossamer.environment import Job, choose_interface, interface_towards, interfaces
+from gossamer.environment import Job, choose_interface, interface_towards
 from gossamer.errors import ConnectError
 
 SPREAD = Job(rank=0, world=4, local_rank=0, local_world=2, master_address="127.0.1.1", master_port=1)
@@ -18,7 +18,7 @@ def network(monkeypatch):
 
     def pretend(**found):
         owned = {"lo": "127.0.0.1", **found}
-        monkeypatch.setattr(sys.modules["gossamer.environment.interfaces"], "interfaces", lambda: owned)
+        monkeypatch.setattr(sys.modules["gossamer.environment.network_interfaces"], "interfaces", lambda: owned)
 
     return pretend
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gossamer.environment import Job, device_for, join, joining, leave
+from gossamer.environment import Job, device_for, join, leave, rendezvous
 from gossamer.errors import ConnectError
 
 
@@ -85,7 +85,7 @@ def test_a_port_in_use_is_told_at_once():
 
 
 def store_at(port):
-    return joining._open_store(job(0, port), 5.0)
+    return rendezvous._open_store(job(0, port), 5.0)
 
 
 def in_threads(*calls):
@@ -107,9 +107,9 @@ def in_threads(*calls):
 
 
 def test_everyone_hears_everyone(port):
-    stores = store_at(port), joining._open_store(job(1, port), 5.0)
+    stores = store_at(port), rendezvous._open_store(job(1, port), 5.0)
     told = in_threads(
-        *(lambda r=r: joining._everyone(stores[r], job(r, port), "topic", f"from {r}", 5.0) for r in (0, 1))
+        *(lambda r=r: rendezvous._everyone(stores[r], job(r, port), "topic", f"from {r}", 5.0) for r in (0, 1))
     )
     assert told == [["from 0", "from 1"]] * 2
 
@@ -117,10 +117,10 @@ def test_everyone_hears_everyone(port):
 @pytest.mark.parametrize(("gpus", "devices"), [(0, {"cpu"}), (1, {"cpu", "cuda"}), (2, {"cuda"})])
 def test_everyone_meets_and_knows_what_all_compute_on(port, monkeypatch, gpus, devices):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    stores = store_at(port), joining._open_store(job(1, port), 5.0)
+    stores = store_at(port), rendezvous._open_store(job(1, port), 5.0)
 
     def meet(rank):
-        return lambda: joining._meet(stores[rank], job(rank, port), "127.0.0.1", 5.0)
+        return lambda: rendezvous._meet(stores[rank], job(rank, port), "127.0.0.1", 5.0)
 
     assert in_threads(meet(0), meet(1)) == [devices, devices]
 
@@ -129,13 +129,13 @@ def test_a_second_worker_of_the_same_rank_is_refused(port):
     store = store_at(port)
     store.set("hello/0", "elsewhere|1")
     with pytest.raises(ConnectError, match=r"another worker \(elsewhere\|1\) is there already under rank 0"):
-        joining._everyone(store, job(0, port), "hello", "here|2", 0.3)
+        rendezvous._everyone(store, job(0, port), "hello", "here|2", 0.3)
 
 
 def test_a_process_that_imports_the_script_again_is_told_so(port, monkeypatch):
     def refused():
         with pytest.raises(ConnectError) as caught:
-            joining._everyone(store, job(0, port), "hello", "here|2", 0.3)
+            rendezvous._everyone(store, job(0, port), "hello", "here|2", 0.3)
         return str(caught.value)
 
     store = store_at(port)
@@ -171,13 +171,13 @@ def test_a_blocked_network_is_told_to_all(port):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         dead = closed.getsockname()[1]
-    stores = store_at(port), joining._open_store(job(1, port), 5.0)
+    stores = store_at(port), rendezvous._open_store(job(1, port), 5.0)
 
     def rank_1():
-        joining._everyone(stores[1], job(1, port), "hello", f"far|1|cpu|127.0.0.1|{dead}", 5.0)
-        return joining._everyone(stores[1], job(1, port), "call", "reached", 5.0)
+        rendezvous._everyone(stores[1], job(1, port), "hello", f"far|1|cpu|127.0.0.1|{dead}", 5.0)
+        return rendezvous._everyone(stores[1], job(1, port), "call", "reached", 5.0)
 
-    error, outcomes = in_threads(lambda: joining._meet(stores[0], job(0, port), "127.0.0.1", 5.0), rank_1)
+    error, outcomes = in_threads(lambda: rendezvous._meet(stores[0], job(0, port), "127.0.0.1", 5.0), rank_1)
     assert isinstance(error, ConnectError)
     assert "rank 0 cannot reach rank 1 at 127.0.0.1" in str(error)
     assert "firewall" in str(error)
@@ -201,10 +201,10 @@ def test_a_group_that_exists_is_used_as_it_is(tmp_path):
         group = dist.group.WORLD
         assert join(job(1, 1)) == "gloo"
         assert dist.group.WORLD is group
-        joining._leave_quietly(os.getpid() + 1)  # what a forked child would do at its exit
+        rendezvous._leave_quietly(os.getpid() + 1)  # what a forked child would do at its exit
         assert dist.group.WORLD is group
     finally:
-        joining._leave_quietly(os.getpid())
+        rendezvous._leave_quietly(os.getpid())
     assert not dist.is_initialized()
     leave()  # nothing left to leave
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gossamer.environment import Job, detect
-from gossamer.environment.launchers import first_host
+from gossamer.environment.launcher_env import first_host
 from gossamer.errors import ConnectError
 
 TORCHRUN = {

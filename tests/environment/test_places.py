@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.environment.places import has_ended, mark_end, publish, published
+from gossamer.environment.worker_registry import has_ended, mark_end, publish, published
 from gossamer.errors import ConnectError
 from gossamer.launch.meeting import serve_store
 

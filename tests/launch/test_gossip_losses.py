@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from torch.distributed import HashStore, PrefixStore
 
 from gossamer.cli.main import gossamer
-from gossamer.environment import places
+from gossamer.environment import worker_registry
 from gossamer.launch.job import Job
 from gossamer.launch.launcher import Outcome, launch
 from gossamer.launch.member import Member
@@ -159,7 +159,7 @@ def let_go(heard: list[Any]) -> None:
 @pytest.mark.processes
 def test_the_loss_of_a_neighbour_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(places, "trains", lambda store, rank, attempt: True)
+    monkeypatch.setattr(worker_registry, "trains", lambda store, rank, attempt: True)
     outcome, heard = launched(tmp_path, DIES, let_go, workers=3, max_restarts=1)
     assert outcome == Outcome(restarts=1)
     assert [each for each in heard if isinstance(each, tuple)] == [(1, "None ''"), (1, "1 ''")]
@@ -206,11 +206,11 @@ def test_who_takes_workers_that_have_not_met_for_trained_ones_is_found(
 
 def test_only_the_start_that_said_so_trains() -> None:
     store = HashStore()
-    said = PrefixStore(places.PLACES, store)
-    assert not places.trains(store, 1, 0)
-    said.set(f"{places.TRAINS}1", "1")
-    assert [places.trains(store, 1, attempt) for attempt in (0, 1, 2)] == [False, True, False]
-    assert not places.trains(store, 0, 1)
+    said = PrefixStore(worker_registry.PLACES, store)
+    assert not worker_registry.trains(store, 1, 0)
+    said.set(f"{worker_registry.TRAINS}1", "1")
+    assert [worker_registry.trains(store, 1, attempt) for attempt in (0, 1, 2)] == [False, True, False]
+    assert not worker_registry.trains(store, 0, 1)
 
 
 DIES_LAST = """

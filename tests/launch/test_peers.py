@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
+from gossamer.environment.run_token import TOKEN_BYTES, check_token_file, make_token_file
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.launch import guard, peers, spare, supervisor
 from gossamer.launch.files import RunFiles
@@ -30,7 +31,6 @@ from gossamer.launch.peers import launch_peers
 from gossamer.launch.serving import Serving
 from gossamer.launch.spare import Spare
 from gossamer.launch.supervisor import Supervisor
-from gossamer.launch.token_file import TOKEN_BYTES, check_token_file, make_token_file
 
 # Starts in no time, unlike one that imports torch; of the real one there is a test below
 TINY_WORKER = """

@@ -1,12 +1,21 @@
 import pytest
 
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
-from gossamer.network import Host, Network, Path, choose, read_network
-from gossamer.network.choose import candidates, fastest, most_others, order_of, sites_of, table_seconds, wished
-from gossamer.network.collectives import table_moves
-from gossamer.network.wires import Wires
-from gossamer.transports.links import Links
-from gossamer.transports.picker import WISHES, Picker
+from gossamer.network import Host, Network, Path, read_network
+from gossamer.network.cost import cheapest_collective
+from gossamer.network.cost.cheapest_collective import (
+    candidates,
+    fastest,
+    most_others,
+    order_of,
+    sites_of,
+    table_seconds,
+    wished,
+)
+from gossamer.network.cost.message_schedule import table_moves
+from gossamer.network.cost.message_simulator import Wires
+from gossamer.transports.mesh.collective_selector import WISHES, Picker
+from gossamer.transports.mesh.link_measurement import Links
 
 OCEAN = {frozenset(("w", "e")): Path(round_trip_seconds=0.08)}
 
@@ -104,7 +113,7 @@ def test_candidates_may_be_given():
 def test_a_price_is_asked_once(monkeypatch):
     network = sites("wwee", up_bits_per_second=123e6)
     found = fastest(4444, 4, network)
-    monkeypatch.setattr(choose, "table_seconds", None)
+    monkeypatch.setattr(cheapest_collective, "table_seconds", None)
     assert fastest(4444, 4, Network(hosts=network.hosts, paths=dict(network.paths), text="another name")) == found
     with pytest.raises(TypeError):
         fastest(4448, 4, network)

@@ -3,8 +3,8 @@ from collections import Counter
 import pytest
 
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
-from gossamer.network import collectives
-from gossamer.network.collectives import (
+from gossamer.network.cost import message_schedule
+from gossamer.network.cost.message_schedule import (
     CHUNK_BYTES,
     MOST_MESSAGES,
     SEGMENT_BYTES,
@@ -170,5 +170,5 @@ def test_a_price_is_that_of_so_many_messages_at_most(collective):
 
 
 def test_an_exchange_has_a_message_at_least(monkeypatch):
-    monkeypatch.setattr(collectives, "MOST_MESSAGES", 1)
+    monkeypatch.setattr(message_schedule, "MOST_MESSAGES", 1)
     assert len(table_moves(Direct(), 0, 4, 10**8, 4)) == 4

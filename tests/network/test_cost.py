@@ -3,9 +3,10 @@ import torch
 
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
 from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Together
-from gossamer.network import Host, Network, Path, collectives, read_network
-from gossamer.network.choose import fastest
-from gossamer.network.cost import ENGINE, Lines, parts_of, seconds, way_of
+from gossamer.network import Host, Network, Path, read_network
+from gossamer.network.cost import message_schedule
+from gossamer.network.cost.cheapest_collective import fastest
+from gossamer.network.cost.op_cost import ENGINE, Lines, parts_of, seconds, way_of
 
 WORKERS = 4
 ROUND_TRIP = 0.02
@@ -231,7 +232,7 @@ def test_chunks_keep_all_lines_of_a_tree_busy(monkeypatch):
     share = BYTE * OVERHEAD * 4 * 2_500_000
     word, network = Mean(floats(2_500_000)), read_network("100mbit", 4)
     assert 2 * share < warm(word, network, collective=Tree()) < 2.5 * share
-    monkeypatch.setattr(collectives, "CHUNK_BYTES", 2**40)
+    monkeypatch.setattr(message_schedule, "CHUNK_BYTES", 2**40)
     assert warm(word, network, collective=Tree()) > 3.5 * share
 
 
@@ -279,7 +280,7 @@ def test_bytes_are_the_same_by_any_way():
     def sent(way):
         parts = [parts_of(Mean(floats(840)), rank, 4, way) for rank in range(4)]
         return sum(
-            move.nbytes for part in parts for moves in part for move in moves if isinstance(move, collectives.Send)
+            move.nbytes for part in parts for moves in part for move in moves if isinstance(move, message_schedule.Send)
         )
 
     assert {sent(way_of(each, NETWORK)) for each in ("engine", "auto", DIRECT, Ring(), Tree())} == {2 * 3 * 4 * 840}

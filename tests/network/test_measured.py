@@ -1,9 +1,9 @@
 import pytest
 
 from gossamer.network import Path
-from gossamer.network.choose import order_of, sites_of
-from gossamer.network.measured import measured
-from gossamer.network.measured import sites_of as sites_in
+from gossamer.network.cost.cheapest_collective import order_of, sites_of
+from gossamer.network.site_detection import measured
+from gossamer.network.site_detection import sites_of as sites_in
 
 NEAR, FAR = 0.0002, 0.08
 

@@ -12,11 +12,11 @@ import pytest
 
 from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
 from gossamer.network import Host, Network, Path, read_network
-from gossamer.network.choose import fastest, table_seconds
-from gossamer.network.collectives import Hear, Move, Receive, Received, Send, Sent, direct
-from gossamer.network.shared import SharedLine, SharedLines
-from gossamer.network.tcp import ETHERNET
-from gossamer.network.wires import EAGER_ENVELOPE_BYTES, ENVELOPE_BYTES, Wires, _Exchange
+from gossamer.network.cost.cheapest_collective import fastest, table_seconds
+from gossamer.network.cost.message_schedule import Hear, Move, Receive, Received, Send, Sent, direct
+from gossamer.network.cost.message_simulator import EAGER_ENVELOPE_BYTES, ENVELOPE_BYTES, Wires, _Exchange
+from gossamer.network.cost.shared_link import SharedLine, SharedLines
+from gossamer.network.tcp_model import ETHERNET
 
 BYTES = 10**6
 RATE = 8 * ETHERNET.wire_bytes(BYTES + EAGER_ENVELOPE_BYTES)

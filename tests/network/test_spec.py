@@ -7,7 +7,7 @@ from pathlib import Path as File
 import pytest
 
 from gossamer.network import Host, Network, Path, read_network
-from gossamer.network.spec import NetworkError
+from gossamer.network.parse import NetworkError
 
 EXAMPLES = sorted((File(__file__).parents[2] / "examples" / "networks").glob("*.toml"))
 

@@ -2,8 +2,8 @@ from math import inf
 
 import pytest
 
-from gossamer.network.link import Path
-from gossamer.network.tcp import Stream, Tcp
+from gossamer.network.model import Path
+from gossamer.network.tcp_model import Stream, Tcp
 
 TCP = Tcp()
 

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from gossamer.core.peer_ops import Peer
-from gossamer.network.virtual import Cut, Fault, Kill, Link, Pause, Restart, VirtualNetwork
+from gossamer.simulation.faulty_network import Cut, Fault, Kill, Link, Pause, Restart, VirtualNetwork
 
 A, B, C = Peer("worker", 0), Peer("worker", 1), Peer("server", 0)
 EVERYONE = (A, B, C)

@@ -1,9 +1,9 @@
 import pytest
 
 from gossamer.network import Host, Network, Path, read_network
-from gossamer.network.collectives import Hear, Receive, Received, Send, Sent, Turn
-from gossamer.network.tcp import ETHERNET
-from gossamer.network.wires import Wires, _Exchange
+from gossamer.network.cost.message_schedule import Hear, Receive, Received, Send, Sent, Turn
+from gossamer.network.cost.message_simulator import Wires, _Exchange
+from gossamer.network.tcp_model import ETHERNET
 
 MEGABYTE = ETHERNET.wire_bytes(10**6 + 16) * 8 / 100e6  # seconds on the lines below
 HOST = {"up_bits_per_second": 100e6, "down_bits_per_second": 100e6}

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from gossamer.converse import Trace, compute, converse
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
-from gossamer.network.virtual import VirtualNetwork
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.serving import Client, Exchanged, Rule, Shard, host, serve
 from gossamer.serving.host import _begin
+from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation.faulty_network import VirtualNetwork
 
 Shapes = Mapping[str, tuple[int, ...]]
 Gradient = Callable[[Mapping[str, Tensor], int, int], Mapping[str, Tensor]]

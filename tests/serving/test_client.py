@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import LBFGS, SGD, Adafactor, AdamW, SparseAdam
 
-from gossamer.converse import converse
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError
 from gossamer.recipes.recipe import resolve
@@ -25,6 +24,7 @@ from gossamer.serving import Client, Shard
 from gossamer.serving.description import Description
 from gossamer.serving.rules import BEGIN, JOIN
 from gossamer.serving.ways import ways_of
+from gossamer.simulation import converse
 
 # -- beginning ---------------------------------------------------------------------------------------------------------
 

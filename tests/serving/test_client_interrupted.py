@@ -13,11 +13,11 @@ from serving.direct import same_tensors
 from serving.runs import CALM, Run, flat, parameters, run, whole_gradient
 from torch import Tensor
 
-from gossamer.converse import compute, converse
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import LoopError, PeerLost
-from gossamer.network.virtual import Cut, Kill, Restart
 from gossamer.serving import host
+from gossamer.simulation import compute, converse
+from gossamer.simulation.faulty_network import Cut, Kill, Restart
 
 # -- being cut off -----------------------------------------------------------------------------------------------------
 

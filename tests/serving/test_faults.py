@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, Push, Receipt
-from gossamer.network.virtual import Kill, Pause, VirtualNetwork
 from gossamer.serving import OnArrival, Rounds, Shard
+from gossamer.simulation.faulty_network import Kill, Pause, VirtualNetwork
 
 WORLD, SERVERS, STEPS = 3, 2, 5
 PEERS = [Peer(WORKER, n) for n in range(WORLD)] + [Peer(SERVER, n) for n in range(SERVERS)]

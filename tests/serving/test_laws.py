@@ -16,8 +16,8 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
 from gossamer.core.peer_ops import Push, Receipt
-from gossamer.network.virtual import VirtualNetwork
 from gossamer.serving import OnArrival, Rounds, Shard
+from gossamer.simulation.faulty_network import VirtualNetwork
 
 START = flat(parameters())
 REPEATED = VirtualNetwork(round_trip_seconds=0.01, duplicate=1.0, jitter_seconds=0.05, resend_seconds=0.3)

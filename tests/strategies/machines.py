@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gossamer.core.peer_ops import WORKER, Peer
-from gossamer.network.virtual import Cut, Fault, VirtualNetwork
+from gossamer.simulation.faulty_network import Cut, Fault, VirtualNetwork
 
 TRAINER, CALLER = "trainer", "caller"
 ROLES = (WORKER, TRAINER, CALLER)  # who answers, who trains, who asks

@@ -15,7 +15,6 @@ from fault_seeds import block_name, blocks, replayed
 from strategies.machines import CALLER, TRAINER, of_machines
 from torch import Tensor
 
-from gossamer.converse import Trace, compute, converse
 from gossamer.core import rng
 from gossamer.core.layout import Packed
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
@@ -25,7 +24,8 @@ from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
 from gossamer.gossip.state_transfer import ROLL, Roll, TakenOver, come_back, read_roll
 from gossamer.gossip.termination import Parting
-from gossamer.network.virtual import Kill, Restart, VirtualNetwork
+from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.topologies import Complete
 
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact

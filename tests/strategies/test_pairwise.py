@@ -18,7 +18,6 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Dense, Feedback, OneBit, PowerSGD, RandomK, Route, TernGrad, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
-from gossamer.converse import Trace, compute, converse
 from gossamer.core import rng
 from gossamer.core.layout import Packed
 from gossamer.core.ops import payload_bytes
@@ -41,7 +40,8 @@ from gossamer.core.peer_ops import (
 from gossamer.errors import MalformedError, PeerLost, RecipeError
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import answering, initiate
-from gossamer.network.virtual import VirtualNetwork
+from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.topologies import Complete, Ring, Topology
 
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact

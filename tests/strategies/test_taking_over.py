@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gossamer.converse import converse
 from gossamer.core.layout import Packed
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Reply
@@ -17,7 +16,8 @@ from gossamer.gossip import state_transfer
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import answering, initiate
 from gossamer.gossip.state_transfer import STATE, opened, sealed, take_over
-from gossamer.network.virtual import VirtualNetwork
+from gossamer.simulation import converse
+from gossamer.simulation.faulty_network import VirtualNetwork
 
 LIVE, JOINER = Peer(WORKER, 0), Peer(WORKER, 1)
 NUMBERS = torch.tensor([8.0, -4.0, 2.0], dtype=torch.float64)

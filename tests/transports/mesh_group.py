@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from gossamer.collectives import Direct
-from gossamer.transports.greeting import connect
-from gossamer.transports.links import Links
-from gossamer.transports.mesh import Mesh
-from gossamer.transports.meshed import MeshTransport, meshed
-from gossamer.transports.picker import Picker
-from gossamer.transports.shared_memory import share
+from gossamer.transports.mesh.collective_selector import Picker
+from gossamer.transports.mesh.connect import connect
+from gossamer.transports.mesh.link_measurement import Links
+from gossamer.transports.mesh.native_mesh import Mesh
+from gossamer.transports.mesh.shared_memory import share
+from gossamer.transports.mesh.transport import MeshTransport, meshed
 from gossamer.transports.simulated import SimulatedGroup
 
 MESSAGE = 2**18  # bytes

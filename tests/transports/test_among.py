@@ -13,10 +13,10 @@ from gossamer.core.op_semantics import answers, meta_answer
 from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Script, Together, Word, among, bytes_sent
 from gossamer.errors import MismatchError
 from gossamer.network import read_network
-from gossamer.network.cost import seconds
+from gossamer.network.cost.op_cost import seconds
 from gossamer.runtime.runner import price, simulate
-from gossamer.transports.paced import PacedTransport
 from gossamer.transports.simulated import SimulatedGroup
+from gossamer.transports.throttled import PacedTransport
 
 EVEN, ODD = (0, 2), (1, 3)
 FAST = read_network("1gbit", 4)

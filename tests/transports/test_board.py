@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from processes import free_port
 
+from gossamer.environment.store import Board
 from gossamer.errors import ConnectError
-from gossamer.transports.board import Board
 
 
 def test_what_one_pins_all_read() -> None:

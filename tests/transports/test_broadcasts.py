@@ -6,7 +6,7 @@ from transports.mesh_group import Group
 
 from gossamer.errors import MismatchError
 from gossamer.kernels.library import library
-from gossamer.transports.programs import broadcast_program, segments
+from gossamer.transports.mesh.program import broadcast_program, segments
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 

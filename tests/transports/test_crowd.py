@@ -11,7 +11,7 @@ import torch
 from transports.proxy import between
 
 from gossamer.core.peer_ops import WORKER, Arrived, AtOnce, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
-from gossamer.transports.tcp import TcpEndpoint
+from gossamer.transports.rpc.endpoint import TcpEndpoint
 
 CROWD = [Peer(WORKER, number) for number in range(4)]
 ROUNDS = 8

@@ -10,10 +10,10 @@ import torch
 from wire.pairs import ASKING, SERVED, feed, papers, said
 
 from gossamer.core.peer_ops import Push, Stamp
-from gossamer.transports.lines import Closed, Line, Parcel
-from gossamer.wire.frames import Message
-from gossamer.wire.protocol import Conversation, Spoken
-from gossamer.wire.speech import PING, asked
+from gossamer.transports.rpc.connection import Closed, Line, Parcel
+from gossamer.transports.wire.connection_state import Conversation, Spoken
+from gossamer.transports.wire.frames import Message
+from gossamer.transports.wire.messages import PING, asked
 
 
 class Taking:

@@ -10,11 +10,10 @@ from transports.mesh_group import Group
 from gossamer.core.ops import Mean
 from gossamer.kernels.library import library
 from gossamer.network import Path
-from gossamer.network.tcp import ETHERNET
-from gossamer.transports import mesh
-from gossamer.transports.links import MOST_LOST, Links, losses, measure, meet
-from gossamer.transports.packets import packets
-from gossamer.transports.rates import Rates
+from gossamer.network.tcp_model import ETHERNET
+from gossamer.transports.mesh.bandwidth_probe import Rates
+from gossamer.transports.mesh.link_measurement import MOST_LOST, Links, losses, measure, meet
+from gossamer.transports.mesh.tcp_info import packets, round_trip_seconds
 from gossamer.transports.simulated import SimulatedGroup
 
 FAR = 0.08
@@ -141,4 +140,4 @@ class NoTcp:
 
 def test_a_kernel_that_does_not_tell_is_no_failure():
     assert packets([NoTcp(), None]) == [(0, 0), (0, 0)]
-    assert mesh._round_trip_seconds(NoTcp()) == 0.0
+    assert round_trip_seconds(NoTcp()) == 0.0

@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from gossamer.transports.loop import Loop, Wish
+from gossamer.transports.rpc.event_loop import Loop, Wish
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from transports.mesh_group import both
 
 from gossamer.errors import ConnectError, MismatchError
 from gossamer.kernels.library import library
-from gossamer.transports.greeting import connect
-from gossamer.transports.meshed import MeshTransport, meshed
-from gossamer.transports.picker import check_wish
+from gossamer.transports.mesh.collective_selector import check_wish
+from gossamer.transports.mesh.connect import connect
+from gossamer.transports.mesh.transport import MeshTransport, meshed
 from gossamer.transports.simulated import SimulatedGroup
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")

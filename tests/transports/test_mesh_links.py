@@ -6,8 +6,8 @@ import pytest
 from transports.mesh_group import Group
 
 from gossamer.kernels.library import library
-from gossamer.transports.links import Links
-from gossamer.transports.picker import Picker
+from gossamer.transports.mesh.collective_selector import Picker
+from gossamer.transports.mesh.link_measurement import Links
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 

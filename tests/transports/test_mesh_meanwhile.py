@@ -13,7 +13,7 @@ from gossamer.errors import PeerLost
 from gossamer.guards import leave
 from gossamer.kernels.library import library
 from gossamer.runtime.comm_thread import Lane
-from gossamer.transports import mesh
+from gossamer.transports.mesh import native_mesh
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 
@@ -95,7 +95,7 @@ def test_a_turn_in_which_nothing_comes_takes_time(monkeypatch):
         for _ in range(100):
             group.transports[0].move_on()
         check_turns_take_time(group.transports[0].move_on)
-        monkeypatch.setattr(mesh, "MOMENT_MILLISECONDS", 0)
+        monkeypatch.setattr(native_mesh, "MOMENT_MILLISECONDS", 0)
         with pytest.raises(AssertionError):
             check_turns_take_time(group.transports[0].move_on)
 

@@ -18,10 +18,10 @@ from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tr
 from gossamer.core.ops import Mean
 from gossamer.errors import PeerLost
 from gossamer.kernels.library import library
-from gossamer.transports import mesh as loops
-from gossamer.transports.mesh import Mesh
-from gossamer.transports.patience import Patience, Silence, patience_asked_for
-from gossamer.transports.programs import straight_program
+from gossamer.transports.mesh import native_mesh as loops
+from gossamer.transports.mesh.native_mesh import Mesh
+from gossamer.transports.mesh.program import straight_program
+from gossamer.transports.mesh.stall_watchdog import Patience, Silence, patience_asked_for
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 

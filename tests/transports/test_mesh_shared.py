@@ -19,11 +19,11 @@ from gossamer.core.op_semantics import answers
 from gossamer.core.ops import Exchange, Gather, Mean
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.library import library
-from gossamer.transports import mesh as loops
-from gossamer.transports import shared_memory
-from gossamer.transports.mesh import Mesh
-from gossamer.transports.meshed import meshed
-from gossamer.transports.shared_memory import MARK_BYTES, NAME, SEALS, TURNS_BYTES, Offer
+from gossamer.transports.mesh import native_mesh as loops
+from gossamer.transports.mesh import shared_memory
+from gossamer.transports.mesh.native_mesh import Mesh
+from gossamer.transports.mesh.shared_memory import MARK_BYTES, NAME, SEALS, TURNS_BYTES, Offer
+from gossamer.transports.mesh.transport import meshed
 
 pytestmark = pytest.mark.skipif(
     library() is None or sys.platform != "linux", reason="the compiled loops are not there, or no such memory"

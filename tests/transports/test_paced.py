@@ -9,12 +9,12 @@ import torch
 
 from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Script, Together, Word
 from gossamer.network import Network, read_network
-from gossamer.network.cost import seconds
+from gossamer.network.cost.op_cost import seconds
 from gossamer.runtime.pipeline import Conveyor
 from gossamer.runtime.runner import Performance
-from gossamer.transports import paced
-from gossamer.transports.paced import PacedTransport
+from gossamer.transports import throttled
 from gossamer.transports.simulated import SimulatedGroup
+from gossamer.transports.throttled import PacedTransport
 
 ONE = torch.ones(2000)
 SLOW = read_network("10mbit,20ms", 1)
@@ -62,7 +62,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(paced, "time", found)
+    monkeypatch.setattr(throttled, "time", found)
     return found
 
 
@@ -122,7 +122,7 @@ class LineKept(PacedTransport):
     """Broken: who begins late finds the line as if nobody had waited."""
 
     def begin(self, word: Word) -> Callable[[], Any]:
-        self._left = self._left or paced.time.monotonic()
+        self._left = self._left or throttled.time.monotonic()
         left = self._left
         found = super().begin(word)
         self._left = left + self._price(word).line_seconds
@@ -164,7 +164,7 @@ def check_arrivals(rule: type[PacedTransport], clock: Clock) -> None:
 
 
 def test_bytes_add_up_and_ways_pass_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paced, "seconds", price)
+    monkeypatch.setattr(throttled, "seconds", price)
     check_arrivals(PacedTransport, clock)
 
 
@@ -172,7 +172,7 @@ def test_bytes_add_up_and_ways_pass_at_once(clock: Clock, monkeypatch: pytest.Mo
 def test_other_ways_to_share_are_noticed(
     rule: type[PacedTransport], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paced, "seconds", price)
+    monkeypatch.setattr(throttled, "seconds", price)
     with pytest.raises(AssertionError):
         check_arrivals(rule, clock)
 

@@ -4,9 +4,9 @@ import pytest
 
 from gossamer import events
 from gossamer.collectives import Direct, Hierarchical, Ring
-from gossamer.network.choose import fastest
-from gossamer.transports.links import Links
-from gossamer.transports.picker import Picker, check_wish
+from gossamer.network.cost.cheapest_collective import fastest
+from gossamer.transports.mesh.collective_selector import Picker, check_wish
+from gossamer.transports.mesh.link_measurement import Links
 
 LINKS = Links.alike(((0.0,) * 4,) * 4, 1e9)
 ALL = (0, 1, 2, 3)

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from gossamer.network import Host, Network, Path, read_network
-from gossamer.network.collectives import Hear, Send
-from gossamer.network.measured import sites_of
-from gossamer.network.wires import Wires
-from gossamer.transports import rates
-from gossamer.transports.rates import Rates, alike, all_alike, find, first_pairs, next_pairs, see
+from gossamer.network.cost.message_schedule import Hear, Send
+from gossamer.network.cost.message_simulator import Wires
+from gossamer.network.site_detection import sites_of
+from gossamer.transports.mesh import bandwidth_probe
+from gossamer.transports.mesh.bandwidth_probe import Rates, alike, all_alike, find, first_pairs, next_pairs, see
 
 NEAR = Path(round_trip_seconds=0.001)
 
@@ -30,7 +30,7 @@ class Noted(Wires):
 
 
 class Meeting:
-    """rates.Meet in virtual time; and what it costs, with a hop to tell everybody."""
+    """bandwidth_probe.Meet in virtual time; and what it costs, with a hop to tell everybody."""
 
     def __init__(self, network):
         self.network, self.wires, self.now, self.flows = network, Noted(network), 0.0, []
@@ -67,7 +67,11 @@ def found_in(network, look=find):
     seconds, meeting = round_trips(network), Meeting(network)
     rates = look(sites_of(seconds), seconds, meeting)
     world = range(len(network.hosts))
-    return alike([rates.up(rank) for rank in world]), alike([rates.down(rank) for rank in world]), meeting
+    return (
+        alike([rates.up(rank) for rank in world]),
+        alike([rates.down(rank) for rank in world]),
+        meeting,
+    )
 
 
 def once(sites, seconds, meet):
@@ -115,7 +119,7 @@ def test_windows_are_open_when_a_long_path_is_measured(path):
 
 
 def test_what_was_too_short_measures_a_window(monkeypatch):
-    monkeypatch.setattr(rates, "LONG_ENOUGH_ROUND_TRIPS", 0.0)
+    monkeypatch.setattr(bandwidth_probe, "LONG_ENOUGH_ROUND_TRIPS", 0.0)
     with pytest.raises(AssertionError):
         test_windows_are_open_when_a_long_path_is_measured(Path(round_trip_seconds=0.1))
 

@@ -6,7 +6,7 @@ import torch
 from gossamer.core.ops import Mean
 from gossamer.errors import PeerLost
 from gossamer.runtime.transport import Transport
-from gossamer.transports.returned import ReturnedTransport
+from gossamer.transports.detached import ReturnedTransport
 
 
 def test_who_came_back_is_alike_with_everyone_and_keeps_its_tensors() -> None:

@@ -42,12 +42,12 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.environment.servers import run_tls
+from gossamer.environment.run_settings import run_tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
-from gossamer.transports import connections
-from gossamer.transports.correspondent import Correspondent
-from gossamer.transports.sockets import Tls, find
-from gossamer.transports.tcp import TcpEndpoint, speak
+from gossamer.transports.rpc import connection_pool
+from gossamer.transports.rpc.endpoint import TcpEndpoint, speak
+from gossamer.transports.rpc.peer_state import Correspondent
+from gossamer.transports.rpc.sockets import Tls, find
 
 HERE, THERE, OTHER = Peer(WORKER, 1), Peer(SERVER, 0), Peer(SERVER, 1)
 TOKEN = bytes(range(32))
@@ -272,7 +272,7 @@ def test_strangers_disturb_nobody_and_are_shown_out(opened: Open) -> None:
 
 
 def test_there_is_room_for_a_few_strangers_at_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STRANGERS", 3)
+    monkeypatch.setattr(connection_pool, "STRANGERS", 3)
     server = opened(THERE)
     strangers = [socket.create_connection(server.address, timeout=5) for _ in range(5)]
     assert [stranger.recv(1) for stranger in strangers[:2]] == [b"", b""]

@@ -16,9 +16,9 @@ from wire.pairs import LIMIT, SERVED, acquainted
 from gossamer.core.peer_ops import Pull, Push, Stamp
 from gossamer.errors import MalformedError
 from gossamer.kernels.crc import SHORT
-from gossamer.wire.frames import HEADER_BYTES, Message
-from gossamer.wire.protocol import GATHERED_BYTES, Conversation, Spoken
-from gossamer.wire.speech import PING, asked
+from gossamer.transports.wire.connection_state import GATHERED_BYTES, Conversation, Spoken
+from gossamer.transports.wire.frames import HEADER_BYTES, Message
+from gossamer.transports.wire.messages import PING, asked
 
 Frames = Sequence[bytes]
 Change = Callable[[random.Random, list[bytes]], bytes]

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer
-from gossamer.wire.handshake import Papers
-from gossamer.wire.protocol import Conversation, Spoken
+from gossamer.transports.wire.authentication import Papers
+from gossamer.transports.wire.connection_state import Conversation, Spoken
 
 SERVED, ASKING = Peer(SERVER, 0), Peer(WORKER, 3)
 TOKEN = bytes(range(32))

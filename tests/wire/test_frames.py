@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from gossamer.errors import MalformedError, MismatchError
-from gossamer.wire.frames import (
+from gossamer.transports.wire.frames import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     PIECE_BYTES,

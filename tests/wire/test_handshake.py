@@ -10,8 +10,8 @@ from wire.pairs import ASKING, SERVED, acquainted, feed, papers, said, shake
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, MalformedError, MismatchError, PeerLost
-from gossamer.wire import frames, handshake
-from gossamer.wire.protocol import Conversation
+from gossamer.transports.wire import authentication, frames
+from gossamer.transports.wire.connection_state import Conversation
 
 
 def test_two_that_hold_the_token_meet_and_know_each_other() -> None:
@@ -61,7 +61,7 @@ def _proof_of_a_liar(liar: Conversation, heard: bytes) -> bytes:
     """What a dialler says that answers any proof with its own."""
     with pytest.raises(ConnectError):
         feed(liar, heard)
-    message = liar._handshake._proof(handshake.DIALLER)
+    message = liar._handshake._proof(authentication.DIALLER)
     return b"".join(liar.frame(message))
 
 
@@ -82,7 +82,7 @@ def test_a_replayed_dialler_is_refused() -> None:
 
 
 def test_without_a_nonce_of_its_own_the_listener_would_believe_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake.secrets, "token_bytes", lambda size: bytes(size))
+    monkeypatch.setattr(authentication.secrets, "token_bytes", lambda size: bytes(size))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_a_replayed_dialler_is_refused()
 
@@ -130,7 +130,7 @@ def _length_of_a_proof() -> int:
 
 
 def test_without_directions_a_reflected_proof_would_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "LISTENER", handshake.DIALLER)
+    monkeypatch.setattr(authentication, "LISTENER", authentication.DIALLER)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_a_proof_of_one_direction_proves_nothing_in_the_other()
 
@@ -150,15 +150,15 @@ def test_whoever_answers_at_the_wrong_address_is_not_believed() -> None:
 def test_nothing_of_a_hello_can_be_changed_on_its_way(change: dict[str, Any]) -> None:
     """Somebody in the middle rewrites the dialler's hello, checksums and all."""
     dialler, listener = Conversation(papers(), SERVED), Conversation(papers(SERVED))
-    record = handshake.Papers.hello(papers(), SERVED)
+    record = authentication.Papers.hello(papers(), SERVED)
     said(dialler)
-    changed = handshake.message_of(frames.Kind.HELLO, _replaced(record, change))
+    changed = authentication.message_of(frames.Kind.HELLO, _replaced(record, change))
     feed(listener, b"".join(changed.frame(0, 0)))
     with pytest.raises((ConnectError, PeerLost), match=r"another token|wanted worker 4"):
         feed(dialler, said(listener))
 
 
-def _replaced(record: handshake.HelloRecord, change: dict[str, Any]) -> handshake.HelloRecord:
+def _replaced(record: authentication.HelloRecord, change: dict[str, Any]) -> authentication.HelloRecord:
     return msgspec.structs.replace(record, **change)
 
 
@@ -191,10 +191,10 @@ def test_a_proof_before_a_hello_and_a_second_hello_are_malformed() -> None:
     dialler, listener = Conversation(papers(), SERVED), Conversation(papers(SERVED))
     hello = said(dialler)
     feed(listener, hello)
-    again = handshake.message_of(frames.Kind.HELLO, papers().hello(SERVED))
+    again = authentication.message_of(frames.Kind.HELLO, papers().hello(SERVED))
     with pytest.raises(MalformedError, match="where a handshake stands"):
         feed(listener, b"".join(again.frame(0, 1)))
-    proof = handshake.message_of(frames.Kind.PROOF, handshake.ProofRecord(mac=bytes(32)))
+    proof = authentication.message_of(frames.Kind.PROOF, authentication.ProofRecord(mac=bytes(32)))
     with pytest.raises(MalformedError, match="where a handshake stands"):
         feed(Conversation(papers(SERVED)), b"".join(proof.frame(0, 0)))
 

@@ -13,10 +13,10 @@ from wire.pairs import LIMIT, SERVED, acquainted, feed
 
 from gossamer.core.peer_ops import Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError
-from gossamer.wire import protocol
-from gossamer.wire.frames import CHECKSUM_BYTES, HEADER_BYTES, Header, Kind, Message
-from gossamer.wire.protocol import GATHERED_BYTES, Conversation
-from gossamer.wire.speech import (
+from gossamer.transports.wire import connection_state
+from gossamer.transports.wire.connection_state import GATHERED_BYTES, Conversation
+from gossamer.transports.wire.frames import CHECKSUM_BYTES, HEADER_BYTES, Header, Kind, Message
+from gossamer.transports.wire.messages import (
     GOODBYE,
     PING,
     PulledRecord,
@@ -202,7 +202,7 @@ def no_control_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_payload_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "check_payload", lambda checksum, said: None)
+    monkeypatch.setattr(connection_state, "check_payload", lambda checksum, said: None)
 
 
 @pytest.mark.parametrize("broken", [no_control_checksum, no_payload_checksum], ids=lambda each: each.__name__)

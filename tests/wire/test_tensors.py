@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
-from gossamer.wire.tensors import DTYPES, Laid, lay, room, views
+from gossamer.transports.wire.tensor_codec import DTYPES, Laid, lay, room, views
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (1, 2, 3, 4, 1, 2, 1, 3), (2,) * 8]
 

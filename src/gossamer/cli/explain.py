@@ -24,7 +24,7 @@ from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.staging import site_size
 from gossamer.strategies import Periodic
 from gossamer.timetable import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, cycle_of, draw, schedule_of
-from gossamer.transports.picker import AUTO
+from gossamer.transports.mesh.collective_selector import AUTO
 
 ASSUMED_PARAMETERS = 10_000_000
 MOST_PARAMETERS = 10**12

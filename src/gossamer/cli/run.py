@@ -33,7 +33,7 @@ from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
 from gossamer.recipes.recipe import resolve
-from gossamer.transports.picker import AUTO, WISHES, check_wish
+from gossamer.transports.mesh.collective_selector import AUTO, WISHES, check_wish
 
 NEVER_ATTACHED = (
     "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "

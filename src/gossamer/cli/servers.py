@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from gossamer.cli.emulation import PORT, Emulation
+from gossamer.environment.run_token import check_token_file
 from gossamer.errors import ConnectError
 from gossamer.lab.hosts import DIRECTORY
 from gossamer.launch.job import Job
 from gossamer.launch.launcher import Outcome, launch
 from gossamer.launch.peers import launch_peers
 from gossamer.launch.serving import Serving
-from gossamer.launch.token_file import check_token_file
 
 Start = Callable[..., Outcome]
 CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")

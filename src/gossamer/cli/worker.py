@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer import events
-from gossamer.environment.servers import run_name
+from gossamer.environment.run_settings import run_name
 from gossamer.lab.counters import sent_bytes
 from gossamer.launch import worker
 from gossamer.launch.files import RUN_DIRECTORY

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from gossamer.doctor.links import Door, Link, call
 from gossamer.doctor.report import Pair, pair_from
 from gossamer.doctor.timings import clock_offset_seconds, growing, round_trip_seconds
-from gossamer.transports.board import Board
+from gossamer.environment.store import Board
 
 PINGS = 20
 WINDOW_ROUND_TRIPS = 20  # in which a connection's window grows to what the path holds

@@ -18,8 +18,8 @@ from gossamer.doctor.machine import describe
 from gossamer.doctor.probing import Probe
 from gossamer.doctor.report import Host, Pair, Report, host_from, write_report
 from gossamer.doctor.timings import direction_seconds, pairs
+from gossamer.environment.store import Board
 from gossamer.errors import ConnectError
-from gossamer.transports.board import Board
 
 MEETING_SECONDS = 30.0  # workers start within a few
 TOKEN_BYTES = 16

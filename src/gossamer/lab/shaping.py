@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.network import Network
-from gossamer.network.spec import UNLIMITED_BITS_PER_SECOND
+from gossamer.network.parse import UNLIMITED_BITS_PER_SECOND
 
 MTU_BYTES = 1500
 ETHERNET_HEADER_BYTES = 14

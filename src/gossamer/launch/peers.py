@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from gossamer.environment import places
-from gossamer.environment.interfaces import interfaces
+from gossamer.environment import worker_registry
+from gossamer.environment.network_interfaces import interfaces
+from gossamer.environment.run_token import check_token_file, make_token_file
 from gossamer.errors import ConnectError, require
 from gossamer.launch.every import Every
 from gossamer.launch.files import RunFiles
@@ -23,7 +24,6 @@ from gossamer.launch.outcome import LOOK_SECONDS, Outcome
 from gossamer.launch.serving import Serving
 from gossamer.launch.supervisor import Supervisor
 from gossamer.launch.tail import Show
-from gossamer.launch.token_file import check_token_file, make_token_file
 
 LOOPBACK = "127.0.0.1"
 # What an outer launcher, or a run that this one is part of, may have left here
@@ -57,7 +57,7 @@ def launch_peers(
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
         token = check_token_file(serving.token_file) if serving.token_file else make_token_file(directory)
         surroundings = _surroundings(job, directory, meeting, endpoints, token)
-        trains = partial(places.trains, store)
+        trains = partial(worker_registry.trains, store)
         supervisor = Supervisor(job, serving, RunFiles(directory), guard, surroundings, trains, show, note)
 
         def look() -> None:

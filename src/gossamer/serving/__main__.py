@@ -12,12 +12,13 @@ import threading
 from collections.abc import Sequence
 
 from gossamer.core.peer_ops import SERVER, Peer
-from gossamer.environment.servers import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_tls, run_token
+from gossamer.environment.run_settings import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_tls
+from gossamer.environment.run_token import run_token
 from gossamer.errors import ConnectError
 from gossamer.serving.host import host
 from gossamer.serving.spare import called, rehearse
-from gossamer.transports.sockets import Tls
-from gossamer.transports.tcp import TcpEndpoint
+from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.rpc.sockets import Tls
 
 LOOK_SECONDS = 0.5
 

@@ -14,7 +14,7 @@ from gossamer.core.op_semantics import mean_of
 from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
 from gossamer.errors import PeerLost
 from gossamer.kernels import half_decode, room_like
-from gossamer.transports.payloads import into, join, split
+from gossamer.transports.packing import into, join, split
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

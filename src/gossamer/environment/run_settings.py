@@ -1,0 +1,70 @@
+"""What the environment says of servers: where they are, and the secret by which a run's processes know each other."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+from gossamer.environment.network_interfaces import interfaces
+from gossamer.errors import ConnectError
+
+LARGEST_FRAME_BYTES = 2**31  # of servers that hear of the model after they have begun to listen
+Address = tuple[str, int]
+
+
+def dedicated_servers() -> tuple[Address, ...]:
+    """Where the servers of this run listen that hold parameters and nothing else; none where they live beside workers.
+
+    Raises ConnectError for what is no list of HOST:PORT.
+    """
+    text = os.environ.get("GOSSAMER_SERVERS", "")
+    try:
+        pairs = [each.rpartition(":") for each in text.split(",") if each]
+        return tuple((host, int(port)) for host, _, port in pairs)
+    except ValueError:
+        raise ConnectError(
+            f"GOSSAMER_SERVERS is {text!r}, so nobody knows where the servers are. Write HOST:PORT,HOST:PORT, or start "
+            "the run by `gossamer run --servers 2`."
+        ) from None
+
+
+def run_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+    """What encrypts talks with servers and with single neighbours: where this process dials, and where it accepts.
+
+    None unless GOSSAMER_TLS names a folder with cert.pem, key.pem and ca.pem. Both ends show a certificate of that
+    authority; who they are they prove by the run's token, so names in certificates do not count. Raises ConnectError.
+    """
+    if not (name := os.environ.get("GOSSAMER_TLS")):
+        return None
+    folder = Path(name)
+    dialling, accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    dialling.check_hostname = False
+    accepting.verify_mode = ssl.CERT_REQUIRED
+    try:
+        for context in (dialling, accepting):
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+            context.load_verify_locations(folder / "ca.pem")
+    except (OSError, ssl.SSLError) as problem:
+        raise ConnectError(
+            f"Nothing can be encrypted with what is in {name} ({problem}), and this run was told to. Put cert.pem, "
+            "key.pem and ca.pem there, of this machine and of the authority that signed them, or leave out --tls."
+        ) from None
+    return dialling, accepting
+
+
+def run_name() -> str:
+    """Which run this is: processes of different runs refuse each other."""
+    return os.environ.get("GOSSAMER_RUN", "")
+
+
+def returns() -> bool:
+    """Whether this process takes the place of a worker that was lost, while the others go on."""
+    return os.environ.get("GOSSAMER_REJOIN") == "1"
+
+
+def own_address() -> str:
+    """The address of the interface for this job's traffic; loopback where none was chosen."""
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    return interfaces().get(chosen, "127.0.0.1")

@@ -1,0 +1,64 @@
+"""Run token: the secret of a job's connections, made by the launcher and read by its workers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from gossamer.errors import ConnectError
+
+TOKEN_BYTES = 32
+
+
+def run_token() -> bytes | None:
+    """The run's secret in 32 bytes; None where the launcher made none. Raises ConnectError."""
+    name = os.environ.get("GOSSAMER_TOKEN_FILE")
+    if not name:
+        return None
+    try:
+        token = Path(name).read_bytes()
+    except OSError as problem:
+        raise ConnectError(
+            f"The run's token cannot be read from {name} ({problem.strerror}), so no server would talk to this "
+            "process. Name a file that it may read: --token-file FILE."
+        ) from None
+    if len(token) < TOKEN_BYTES:
+        raise ConnectError(
+            f"The token in {name} has {len(token)} bytes, and one that can be guessed protects nothing. Write: "
+            f"head -c {TOKEN_BYTES} /dev/urandom > {name}"
+        )
+    return hashlib.sha256(token).digest()
+
+
+def make_token_file(directory: Path) -> Path:
+    """A new file of random bytes that its owner alone may read."""
+    path = directory / "token"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(secrets.token_bytes(TOKEN_BYTES))
+    return path
+
+
+def check_token_file(path: Path) -> Path:
+    """The absolute path of a file that can serve as the secret; ConnectError says what is wrong with it."""
+    make = f"Make one: (umask 077; head -c {TOKEN_BYTES} /dev/urandom > {path})"
+    try:
+        found = path.stat()
+    except OSError as problem:
+        raise ConnectError(
+            f"{path} cannot be the run's token, by which its processes know each other: {problem.strerror}. {make}"
+        ) from None
+    if not stat.S_ISREG(found.st_mode) or found.st_size < TOKEN_BYTES:
+        raise ConnectError(
+            f"{path} is no file of at least {TOKEN_BYTES} bytes, and a token that can be guessed protects nothing. "
+            f"Take another name. {make}"
+        )
+    if found.st_mode & 0o077 or found.st_uid not in (os.geteuid(), 0):
+        raise ConnectError(
+            f"{path} (mode {stat.S_IMODE(found.st_mode):04o}) is open to others on this machine, who could then join "
+            f"the run. Write: chmod 600 {path}"
+        )
+    return path.resolve()

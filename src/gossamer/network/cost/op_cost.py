@@ -1,0 +1,170 @@
+"""How long words take on a network: the moves of every rank in virtual time, cut by an engine or by tables of hops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gossamer.collectives import Broadcast, Collective
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Together, Word, payload_bytes
+from gossamer.network.cost.cheapest_collective import SUMMED_BYTES, Wish, wished
+from gossamer.network.cost.message_schedule import (
+    Hear,
+    Moves,
+    Receive,
+    Send,
+    direct,
+    eager_direct,
+    eager_neighbours,
+    neighbours,
+    ring_mean,
+    table_moves,
+    tree_broadcast,
+)
+from gossamer.network.cost.message_simulator import Wires
+from gossamer.network.model import Network
+from gossamer.network.tcp_model import ETHERNET, Tcp
+
+SMALL_BYTES = 2**20  # of a mean that goes straight to its owners, by the engine
+
+Chosen = Wish  # or "engine"
+DEFAULT: Chosen = "auto"
+
+
+class Way(Protocol):
+    """How words are cut into messages."""
+
+    def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]: ...
+
+    def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
+        """nbytes[j] to rank j."""
+
+    def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves: ...
+
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]: ...
+
+    def among(self, ranks: Sequence[int]) -> Way:
+        """The same for a group of these."""
+
+
+class Engine:
+    """As Gloo does it, and as words are put to it: messages wait for their receivers; large means go round a ring."""
+
+    def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
+        if itemsize < SUMMED_BYTES or numel * itemsize <= SMALL_BYTES:
+            return [self._direct_mean(rank, world, numel, itemsize)]
+        return [ring_mean(rank, world, numel * itemsize, itemsize)]
+
+    def _direct_mean(self, rank: int, world: int, numel: int, itemsize: int) -> Moves:
+        """Each part to its owner; each owner's sum to everyone."""
+        sizes = [(numel // world + (owner < numel % world)) * itemsize for owner in range(world)]
+        yield from direct(rank, world, sizes)
+        yield from direct(rank, world, [sizes[rank]] * world)
+
+    def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
+        return direct(rank, world, nbytes)
+
+    def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+        return neighbours(rank, tells, hears, nbytes)
+
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
+        return [tree_broadcast(rank, world, nbytes, source)]
+
+    def among(self, ranks: Sequence[int]) -> Way:
+        return self
+
+
+@dataclass(frozen=True)
+class Eager:
+    """By a table of hops, or in one hop; messages leave at once.
+
+    choose: which table sums a tensor of (bytes, itemsize) in a group of these ranks.
+    """
+
+    choose: Callable[[int, int, Sequence[int]], Collective]
+    ranks: Sequence[int]
+
+    def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
+        collective = self.choose(numel * itemsize, itemsize, self.ranks)
+        return table_moves(collective, rank, world, numel, itemsize)
+
+    def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
+        return eager_direct(rank, world, nbytes)
+
+    def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+        return eager_neighbours(rank, tells, hears, nbytes)
+
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
+        return table_moves(Broadcast(source=source), rank, world, nbytes, 1)
+
+    def among(self, ranks: Sequence[int]) -> Way:
+        return replace(self, ranks=[self.ranks[rank] for rank in ranks])
+
+
+ENGINE = Engine()
+
+
+def way_of(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> Way:
+    """engine: Gloo's; else eager, by one collective for all means, or by what a wish comes to for each of them."""
+
+    def choose(nbytes: int, itemsize: int, ranks: Sequence[int]) -> Collective:
+        hosts = tuple(network.hosts[rank] for rank in ranks)
+        return wished(collective, nbytes, itemsize, replace(network, hosts=hosts), tcp)
+
+    return ENGINE if collective == "engine" else Eager(choose, range(len(network.hosts)))
+
+
+def parts_of(word: Word, rank: int, world: int, way: Way = ENGINE) -> list[Moves]:
+    """One rank's part in having a word answered: exchanges that go on side by side."""
+    match word:
+        case Mean(tensor):
+            return way.mean(rank, world, tensor.numel(), tensor.element_size())
+        case Gather(payload):
+            return [way.straight(rank, world, [payload_bytes(payload)] * world)]
+        case Exchange(parts):
+            return [way.straight(rank, world, [payload_bytes(part) for part in parts])]
+        case Mix(payload):
+            return [way.neighbours(rank, word.told, word.hears, payload_bytes(payload))]
+        case Among(_, inner):
+            ranks = word.group_of(rank, world)
+            mine = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))
+            return [_renamed(moves, ranks) for moves in mine]
+        case Together(words):
+            return [moves for each in words for moves in parts_of(each, rank, world, way)]
+
+
+def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
+    """A group's moves as the whole group's, in which its rank r is ranks[r]."""
+    for move in moves:
+        match move:
+            case Send(to):
+                yield replace(move, to=ranks[to])
+            case Receive(of) | Hear(of):
+                yield replace(move, of=ranks[of])
+            case _:
+                yield move
+
+
+def seconds(word: Word, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> float:
+    """How long a word takes when all ranks say it at once, over connections that were idle."""
+    world = len(network.hosts)
+    return max(Lines(network, tcp, collective).answer([word] * world, [0.0] * world))
+
+
+class Lines:
+    """Answers words without sending anything: says when. Lines and connections remember what they carried."""
+
+    def __init__(self, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> None:
+        self._way, self._wires = way_of(collective, network, tcp), Wires(network, tcp)
+        self.world = len(network.hosts)
+
+    def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]:
+        """Rank r says words[r] at starts[r]; the moments at which they have their answers."""
+        return self._wires.run([parts_of(word, rank, self.world, self._way) for rank, word in enumerate(words)], starts)
+
+    def broadcast(self, nbytes: int, starts: Sequence[float], source: int = 0) -> list[float]:
+        """The moments at which they have what `source` had: `nbytes` bytes."""
+        return self._wires.run(
+            [self._way.broadcast(rank, self.world, nbytes, source) for rank in range(self.world)], starts
+        )

@@ -1,0 +1,144 @@
+"""What hosts may send and receive, found out by a few pairs that send to each other: which, and how much.
+
+A rate that a pair sees is that of the slower of two lines. So everybody meets two others, and whoever still seems slow
+somebody who is known to be faster: then the slower line is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from gossamer.network.tcp_model import ETHERNET
+
+Flow = tuple[int, int]  # who sends, who receives
+Pair = tuple[int, int]
+Meet = Callable[[Sequence[Flow], int], Mapping[Flow, float]]
+"""All flows at once, two messages of so many bytes each: how many seconds after the first the second one was there."""
+
+FIRST_BYTES, MOST_BYTES, GROWTH = 2**14, 2**22, 3
+LONG_ENOUGH_SECONDS = 0.02  # beside which what a message itself takes is nothing
+LONG_ENOUGH_ROUND_TRIPS = 1.5  # in less, a window may be what was measured
+MORE_MEETINGS = 1  # for whoever is not clear after the first two
+ALIKE = 1.5  # times as fast is the same
+NOTHING_SECONDS = 1e-6
+
+
+@dataclass
+class Rates:
+    """Bits per second that pairs saw, headers of IP included."""
+
+    world: int
+    seen: dict[Flow, float] = field(default_factory=dict)
+
+    def up(self, rank: int) -> float:
+        """The most that anybody received of it; 0 where nothing is known."""
+        return max((rate for (sender, _), rate in self.seen.items() if sender == rank), default=0.0)
+
+    def down(self, rank: int) -> float:
+        return max((rate for (_, receiver), rate in self.seen.items() if receiver == rank), default=0.0)
+
+    def slowest(self, rank: int) -> float:
+        return min(self.up(rank), self.down(rank))
+
+    def is_clear(self, rank: int) -> bool:
+        """Whether its lines are as fast as the fastest, or slower than those of somebody whom it met."""
+        most = max(self.seen.values(), default=0.0)
+        mine = [(flow, rate) for flow, rate in self.seen.items() if rank in flow]
+        up = any(rate * ALIKE < self.down(receiver) for (sender, receiver), rate in mine if sender == rank)
+        down = any(rate * ALIKE < self.up(sender) for (sender, receiver), rate in mine if receiver == rank)
+        return bool(mine) and (up or self.up(rank) * ALIKE >= most) and (down or self.down(rank) * ALIKE >= most)
+
+
+def find(sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]], meet: Meet) -> Rates:
+    """What every host sends and receives at most, as far as one other fills its lines. Near ones meet before far ones.
+
+    A few meetings, however many hosts there are; each is as long as its slowest pair takes to see a rate.
+    """
+    rates, nbytes = Rates(len(round_trips)), FIRST_BYTES
+    for meeting in range(2 + MORE_MEETINGS):
+        pairs = first_pairs(sites, meeting) if meeting < 2 else next_pairs(rates, sites)
+        if flows := [flow for a, b in pairs for flow in ((a, b), (b, a))]:
+            seen, nbytes = see(flows, round_trips, meet, nbytes)
+            rates.seen |= seen
+    return rates
+
+
+def first_pairs(sites: Sequence[Sequence[int]], meeting: int) -> list[Pair]:
+    """Within sites: neighbours in meeting 0, the next but one in meeting 1. Who is alone meets others who are."""
+    groups = [*(site for site in sites if len(site) > 1), [host for site in sites if len(site) == 1 for host in site]]
+    step = meeting + 1
+    firsts = [(group, at) for group in groups for at in range(len(group) - step) if at % (2 * step) < step]
+    return [(group[at], group[at + step]) for group, at in firsts]
+
+
+def next_pairs(rates: Rates, sites: Sequence[Sequence[int]]) -> list[Pair]:
+    """Everybody whose lines are not clear yet, with somebody whom it has not met: rather one of the fastest that are
+    clear than one that is not, rather a near one than a far one. Whoever has met nobody, the last of five, comes first:
+    nothing is known of its lines."""
+    site_of = {host: number for number, site in enumerate(sites) for host in site}
+    clear = {host for host in range(rates.world) if rates.is_clear(host)}
+    left = sorted(range(rates.world), key=lambda host: (host not in clear, -rates.slowest(host)))
+    pairs = []
+    unclear = (host for host in range(rates.world) if host not in clear)
+    for host in sorted(unclear, key=lambda host: rates.slowest(host) > 0):
+        others = [other for other in left if other != host and (host, other) not in rates.seen]
+        if host in left and others:
+            other = min(others, key=lambda other: (other not in clear, site_of[other] != site_of[host]))
+            left.remove(other)
+            left.remove(host)
+            pairs.append((host, other))
+    return pairs
+
+
+def see(
+    flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], meet: Meet, first_bytes: int
+) -> tuple[dict[Flow, float], int]:
+    """What flows see that go on side by side: ever more bytes, for each until it takes long enough to be measured.
+
+    Also, how many bytes were enough for the first of them.
+    """
+    left, nbytes, found, enough_bytes = list(flows), first_bytes, dict[Flow, float](), MOST_BYTES
+    while left:
+        seconds = meet(left, nbytes)
+        for flow in left:
+            found[flow] = 8 * ETHERNET.wire_bytes(nbytes) / max(seconds[flow], NOTHING_SECONDS)
+        more = [
+            flow
+            for flow in left
+            if nbytes * GROWTH <= MOST_BYTES and seconds[flow] < _enough_seconds(flow, round_trips)
+        ]
+        if len(more) < len(left):
+            enough_bytes = min(enough_bytes, nbytes)
+        left, nbytes = more, nbytes * GROWTH
+    return found, enough_bytes
+
+
+def _enough_seconds(flow: Flow, round_trips: Sequence[Sequence[float]]) -> float:
+    sender, receiver = flow
+    return max(LONG_ENOUGH_SECONDS, LONG_ENOUGH_ROUND_TRIPS * round_trips[sender][receiver])
+
+
+def alike(rates: Sequence[float]) -> tuple[float, ...]:
+    """Rates of which none is nearly another: those that follow closely take the median of them all, to two digits.
+
+    So what two measurements of like lines differ in changes no choice.
+    """
+    groups: list[list[int]] = []
+    for place in sorted(range(len(rates)), key=lambda place: rates[place]):
+        if groups and rates[place] <= ALIKE * rates[groups[-1][-1]]:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    middle = {place: two_digits(median(rates[each] for each in group)) for group in groups for place in group}
+    return tuple(middle[place] for place in range(len(rates)))
+
+
+def all_alike(rates: Sequence[float]) -> tuple[float, ...]:
+    """The median for everyone: where what differs is how busy the machine was."""
+    return (two_digits(median(rates)),) * len(rates)
+
+
+def two_digits(number: float) -> float:
+    return float(f"{number:.1e}")

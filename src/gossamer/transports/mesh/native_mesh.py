@@ -1,0 +1,192 @@
+"""Every worker connected to every other, and programs of messages that run over these connections.
+
+The loops are compiled (kernels-src/mesh.hpp). A message leaves at once, whether its receiver waits for it or not; a
+peer that ends is noticed at once, one that says another word is named, and so is one that says nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+from gossamer.errors import MismatchError, PeerLost
+from gossamer.kernels.library import Count, Function, Pointer, library
+from gossamer.transports.mesh.program import Program
+from gossamer.transports.mesh.shared_memory import Memories
+from gossamer.transports.mesh.stall_watchdog import Patience, Silence
+from gossamer.transports.mesh.tcp_info import round_trip_seconds
+
+FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
+SHARED = 0
+TURN_MILLISECONDS = 500  # after which whoever closes has a turn, and silence is looked at
+MOMENT_MILLISECONDS = 1  # within which a thread with nothing better to do looks for something
+
+_OPEN = Function("gossamer_mesh_open", Count, Pointer, Count)
+_CLOSE = Function("gossamer_mesh_close", Pointer)
+_SHARE = Function("gossamer_mesh_share", Pointer, Count, Pointer, Count)
+_BEGIN = Function(
+    "gossamer_mesh_begin", Pointer, Pointer, Count, Pointer, Pointer, Count, Count, ctypes.c_double, Count
+)
+_WAIT = Function("gossamer_mesh_wait", Pointer, Count, Count, Pointer, Pointer)
+_WAITS_FOR = Function("gossamer_mesh_waits_for", Pointer, Count, Pointer, Pointer)
+
+_open_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
+
+
+def available() -> bool:
+    """Whether the compiled loops are there."""
+    return library() is not None
+
+
+class Mesh:
+    """One rank's end of all connections. Words come from one thread at a time, in the same order on every rank.
+
+    Any thread may close it; whoever waits then has a PeerLost.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        sockets: Sequence[socket.socket | None],
+        patience: Patience | None = None,
+        shared: Memories | None = None,
+    ) -> None:
+        self.rank, self.world = rank, len(sockets)
+        self._patience = patience or Patience()
+        self._sockets, self._shared = sockets, shared or {}
+        numbers = (ctypes.c_int32 * len(sockets))(*[-1 if each is None else each.fileno() for each in sockets])
+        self._handle = _OPEN(rank, numbers, len(sockets))
+        if not self._handle:
+            raise MemoryError("there is no memory left for the connections between workers")
+        for peer, memory in self._shared.items():
+            if _SHARE(self._handle, peer, ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)) != SHARED:
+                raise AssertionError(f"memory shared with rank {peer} has {len(memory)} bytes, which is no size of it")
+        self._peer, self._error = ctypes.c_int32(), ctypes.c_int32()
+        self._closed, self._running = False, threading.Lock()  # while the loops run, nobody may free what they use
+        self._closing = threading.Lock()  # or two threads at once would free it twice
+        self._kept: dict[int, object] = {}
+        self._answered: set[int] = set()  # of those, what is done and nobody has waited for yet
+        _open_meshes.add(self)
+
+    def begin(self, program: Program, places: Sequence[int], keep: object) -> int:
+        """Begin to run a program on memory at these addresses; returns the word's number.
+
+        keep: what owns this memory. It lives until the word is answered or all is closed, since the loops go on with
+        what nobody waits for, after a failure elsewhere.
+        """
+        where = (ctypes.c_void_p * len(places))(*places)
+        rows, sizes = program.rows, program.sizes
+        counts = program.format, program.divisor, program.form
+        with self._running:
+            self._refuse_closed()
+            word = _BEGIN(self._handle, rows, len(rows) // 5, where, sizes, len(places), *counts)
+            self._kept[word] = keep
+        return word
+
+    def wait(self, word: int) -> None:
+        """Return when the word's program is done. Raises PeerLost, and MismatchError where a peer says another word."""
+        answer = FINISHED if word in self._answered else self._turn(word)
+        if answer == NOT_YET:
+            answer = self._wait_long(word)
+        if answer == MISMATCH:
+            raise MismatchError(
+                f"rank {self._peer.value} said another word than rank {self.rank} at the same place, as number {word}: "
+                "other tensors, other sizes, or another order. All ranks must run the same program with the same "
+                "recipe: look for what depends on the rank before attach, and for steps that only some make."
+            )
+        if answer == GONE:
+            self._refuse_closed()
+            why = os.strerror(self._error.value) if self._error.value > 0 else "it closed the connection"
+            raise PeerLost(f"rank {self._peer.value} is gone ({why})")
+        if answer != FINISHED:
+            raise AssertionError(f"word {word} is not under way: it was waited for before")
+        self._kept.pop(word, None)
+        self._answered.discard(word)
+
+    def move_on(self) -> bool:
+        """Let what was begun go on for a moment though nobody waits for it; False where that is no use.
+
+        What goes wrong is told to whoever waits for a word.
+        """
+        word = next((each for each in list(self._kept) if each not in self._answered), None)
+        if word is None:
+            return False
+        with suppress(PeerLost):  # closed meanwhile
+            answer = self._run(word, MOMENT_MILLISECONDS)
+            if answer == FINISHED:
+                self._answered.add(word)
+            return answer in (FINISHED, NOT_YET)
+        return False
+
+    def _wait_long(self, word: int) -> int:
+        silence = Silence(self.rank, self._patience)
+        while (answer := self._turn(word)) == NOT_YET:
+            silence.look(*self._waits_for(word))
+        if answer == FINISHED:
+            silence.end()
+        return answer
+
+    def _waits_for(self, word: int) -> tuple[list[int], list[int]]:
+        """Numbers that change with every byte of those whom the word needs; and whose part comes next, by rank."""
+        moved, following = (ctypes.c_int64 * self.world)(), (ctypes.c_int32 * self.world)()
+        with self._running:
+            self._refuse_closed()
+            _WAITS_FOR(self._handle, word, moved, following)
+        return list(moved), [rank for rank in range(self.world) if following[rank]]
+
+    def _turn(self, word: int) -> int:
+        return self._run(word, TURN_MILLISECONDS)
+
+    def _run(self, word: int, milliseconds: int) -> int:
+        with self._running:
+            self._refuse_closed()
+            peer, error = ctypes.byref(self._peer), ctypes.byref(self._error)
+            return _WAIT(self._handle, word, milliseconds, peer, error)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise PeerLost("its own connections were closed here")
+
+    def round_trips(self) -> list[float]:
+        """Seconds to each rank and back as the kernel has measured them, 0 where it does not say."""
+        return [0.0 if each is None else round_trip_seconds(each) for each in self._sockets]
+
+    def close(self) -> None:
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        for each in filter(None, self._sockets):
+            with suppress(OSError):  # the peer has hung up before
+                each.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in the loops
+        with self._running:
+            _CLOSE(self._handle)
+        self._leave()
+
+    def leave_in_child(self) -> None:
+        """A forked child must not keep its parent's connections: the peers would not notice that the parent ended.
+
+        Nor may it run the loops, which know sockets by numbers that the child will give to other files.
+        """
+        self._closed, self._running = True, threading.Lock()  # a thread that is not here may hold the other one
+        self._leave()
+
+    def _leave(self) -> None:
+        self._kept.clear()
+        for memory in self._shared.values():
+            memory.close()
+        for each in filter(None, self._sockets):
+            each.close()
+
+
+def _leave_in_child() -> None:
+    for mesh in list(_open_meshes):
+        mesh.leave_in_child()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)

@@ -1,0 +1,152 @@
+"""Words answered as slowly as a network would, where no network can be emulated: approximate, and always possible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.network import Network
+from gossamer.network.cost.op_cost import DEFAULT, Chosen, Lines, seconds
+from gossamer.runtime.transport import Transport
+
+
+class PacedTransport:
+    """Asks another transport, and keeps its answers back until `network` would have brought them.
+
+    Every word is priced as if all workers said it at once over idle connections; what a worker waits for a slower one
+    is real. Words under way beside each other share the line: their bytes leave one after the other, and their ways
+    pass at once.
+
+        leaves = max(begun, the word before has left) + line        answered = leaves + way
+
+    What does not pass through words, such as a script's own collectives, is not slowed.
+    """
+
+    def __init__(self, inner: Transport, network: Network, collective: Chosen = DEFAULT) -> None:
+        """collective: which tables of hops means are priced by."""
+        self._inner = inner
+        self._network, self._collective = network, collective
+        self._prices: dict[Hashable, Price] = {}
+        self._left = 0.0  # when all that was begun so far will have left
+        self.rank, self.world = inner.rank, inner.world
+
+    def answer(self, word: Word) -> Any:
+        return self.begin(word)()
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        now, price = time.monotonic(), self._price(word)
+        self._left = max(self._left, now) + price.line_seconds
+        due, answered = self._left + price.way_seconds, self._inner.begin(word)
+
+        def wait() -> Any:
+            answer = answered()
+            _sleep_until(due)
+            return answer
+
+        return wait
+
+    @property
+    def links(self) -> str:
+        return self._inner.links
+
+    @links.setter
+    def links(self, text: str) -> None:
+        self._inner.links = text
+
+    def move_on(self) -> bool:
+        return self._inner.move_on()
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        began = time.monotonic()
+        self._inner.broadcast_(tensors, source)
+        nbytes, lines = sum(tensor.nbytes for tensor in tensors), Lines(self._network, collective=self._collective)
+        _sleep_until(began + max(lines.broadcast(nbytes, [0.0] * self.world, source)))
+
+    def gather_text(self, text: str) -> list[str]:
+        return self._inner.gather_text(text)
+
+    def part(self, size: int) -> PacedTransport:
+        inner = self._inner.part(size)
+        first = self.rank - inner.rank
+        hosts = self._network.hosts[first : first + size]
+        return PacedTransport(inner, replace(self._network, hosts=hosts), self._collective)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _price(self, word: Word) -> Price:
+        """The same words come again step after step."""
+        form = _form(word)
+        if form not in self._prices:
+            whole, way = (
+                seconds(each, self._network, collective=self._collective) for each in (word, _with_hardly_a_byte(word))
+            )
+            self._prices[form] = Price(line_seconds=max(0.0, whole - way), way_seconds=min(whole, way))
+        return self._prices[form]
+
+
+class Price(NamedTuple):
+    """What a word takes alone: the time in which nothing else can leave, and what passes whatever else leaves.
+
+    way: what the same word takes with hardly a byte in it; line: what its bytes add. A line that a connection does not
+    fill, because of loss or as it starts, counts as full. A large mean that takes a way of more hops than a small one
+    would has those on the line, too.
+    """
+
+    line_seconds: float
+    way_seconds: float
+
+
+def _with_hardly_a_byte(word: Word) -> Word:
+    """The same word about one element of each tensor."""
+    match word:
+        case Mean(tensor):
+            return Mean(_first(tensor))
+        case Gather(payload):
+            return Gather(_firsts(payload))
+        case Exchange(parts):
+            return Exchange(tuple(map(_firsts, parts)))
+        case Mix(payload):
+            return replace(word, payload=_firsts(payload))
+        case Among(ranks, inner):
+            return Among(ranks, _with_hardly_a_byte(inner))  # type: ignore[arg-type]
+        case Together(words):
+            return Together(tuple(map(_with_hardly_a_byte, words)))  # type: ignore[arg-type]
+
+
+def _first(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1)[:1]
+
+
+def _firsts(payload: Payload) -> Payload:
+    return tuple(map(_first, payload))
+
+
+def _form(word: Word) -> Hashable:
+    """What of a word its price depends on."""
+    match word:
+        case Mean(tensor):
+            return "mean", tensor.numel(), tensor.element_size()
+        case Gather(payload):
+            return "gather", _sizes(payload)
+        case Exchange(parts):
+            return "exchange", tuple(map(_sizes, parts))
+        case Mix(payload):
+            return "mix", _sizes(payload), word.hears, word.told
+        case Among(ranks, inner):
+            return "among", ranks, _form(inner)
+        case Together(words):
+            return "together", tuple(map(_form, words))
+
+
+def _sizes(payload: Payload) -> Hashable:
+    return tuple(tensor.nbytes for tensor in payload)
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
