@@ -27,8 +27,8 @@ from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import answering, initiate
 from gossamer.network.cost.message_schedule import Send
 from gossamer.network.cost.op_cost import parts_of
+from gossamer.parameter_server import Client, host
 from gossamer.recipes.recipe import resolve
-from gossamer.serving import Client, host
 from gossamer.simulation import Trace, compute, converse
 from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies import Gossip

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, notices, parameters
 
-from gossamer import folding
 from gossamer.attach import Memory
+from gossamer.checkpoint import reshard
 from gossamer.compressors import Compressor, Feedback, Sharded, SparseSum, TopK
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.int8 import Int8
@@ -24,8 +24,8 @@ from gossamer.core.aggregation import State
 from gossamer.core.layout import Layout, Packed
 from gossamer.errors import CheckpointError
 from gossamer.recipes.recipe import resolve
+from gossamer.sampler import Shard
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.world import Shard
 
 SEVERAL = "Route(Int8(block=16), smallest=10)"  # sharded among three or more
 RECIPES = ["TopK(0.1)", SEVERAL, "Sharded(OneBit())", "PowerSGD(rank=2)", "DGC(density=0.1)"]
@@ -106,7 +106,7 @@ def test_what_was_still_to_be_sent_is_kept(old: int, new: int, recipe: str, tmp_
 def test_the_check_catches_what_loses_or_doubles(
     name: str, broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, name, broken)
+    monkeypatch.setattr(reshard, name, broken)
     with pytest.raises(AssertionError):
         check_folding(4, 2, SEVERAL, tmp_path)
 
@@ -144,7 +144,7 @@ def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
         for rank, state in enumerate(group.states)
     ]
     mine = {name: {RESIDUAL: slot.of(torch.zeros(layout.numel))} for name, slot in layout.by_name.items()}
-    begun = folding.fold(states, {"rank": 0, "world": 2, "recipe": "Int8()", "layout": "", "state": mine})["state"]
+    begun = reshard.fold(states, {"rank": 0, "world": 2, "recipe": "Int8()", "layout": "", "state": mine})["state"]
     residuals = torch.stack([state[RESIDUAL].flat for state in group.states]).mean(0)
     for name, slot in layout.by_name.items():
         torch.testing.assert_close(begun[name][RESIDUAL], slot.of(residuals + whole), rtol=1e-13, atol=1e-13)
@@ -237,7 +237,7 @@ def test_an_epoch_goes_on_without_gaps_and_repetitions(old: int, new: int, total
     worlds = [{"shards": [shard.state_dict()]} for shard in before]
     after = [Shard(range(total), rank=rank, size=new, seed=3) for rank in range(new)]
     for rank, shard in enumerate(after):
-        shard.load_state_dict(folding.fold_positions(worlds, rank, new)["shards"][0])
+        shard.load_state_dict(reshard.fold_positions(worlds, rank, new)["shards"][0])
     rest = [index for shard in after for index in shard]
     if share == 1.0:
         assert [shard.epoch for shard in after] == [1] * new
@@ -247,8 +247,8 @@ def test_an_epoch_goes_on_without_gaps_and_repetitions(old: int, new: int, total
 
 
 def test_worlds_without_shards_fold_too() -> None:
-    assert folding.fold_positions([{}, {}], 0, 3) == {}
-    assert folding.fold_positions([{"shards": []}], 0, 3) == {"shards": []}
+    assert reshard.fold_positions([{}, {}], 0, 3) == {}
+    assert reshard.fold_positions([{"shards": []}], 0, 3) == {"shards": []}
 
 
 # -- parts that move for other reasons ---------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ NODES = "Hierarchy(per_node=2, between=TopK(density=0.1))"
 
 
 def told_of_folding(recipe: str, world: int) -> str:
-    return folding.describe("here", 5, 4, world, recipe=repr(resolve(recipe)), apart=False)
+    return reshard.describe("here", 5, 4, world, recipe=repr(resolve(recipe)), apart=False)
 
 
 @pytest.mark.parametrize(
@@ -360,8 +360,8 @@ def test_a_single_node_says_that_it_drops_what_was_to_cross(
     recipe: str, world: int, news: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert news in told_of_folding(recipe, world)
-    monkeypatch.setattr(folding, "_in_one_node", lambda recipe, world: not IN_ONE_NODE(recipe, world))
+    monkeypatch.setattr(reshard, "_in_one_node", lambda recipe, world: not IN_ONE_NODE(recipe, world))
     assert world == 1 or news not in told_of_folding(recipe, world)
 
 
-IN_ONE_NODE = folding._in_one_node
+IN_ONE_NODE = reshard._in_one_node

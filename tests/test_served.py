@@ -13,8 +13,8 @@ from virtual import Worker, batch, cluster, heard, network, parameters
 from gossamer import events
 from gossamer.errors import Stopped
 from gossamer.forecast import forecast
+from gossamer.parameter_server.client.client import Client
 from gossamer.recipes.recipe import resolve
-from gossamer.serving.client import Client
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -14,12 +14,12 @@ import torch
 from served_training import ROUNDS, begun, check_joined, trained
 from virtual import Worker, cluster, heard, network
 
-from gossamer import circle, events, served, serving
+from gossamer import circle, events, parameter_server, served
 from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.environment.run_token import run_token
 from gossamer.errors import AttachError, ConnectError, LoopError, PeerLost, RecipeError
+from gossamer.parameter_server.shard import Shard
 from gossamer.recipes.recipe import resolve
-from gossamer.serving.shard import Shard
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 
 
@@ -68,7 +68,7 @@ def dedicated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
     ) as endpoint:
         host, port = endpoint.address
         monkeypatch.setenv("GOSSAMER_SERVERS", f"{host}:{port}")
-        endpoint.start(serving.host(0, stays=True))
+        endpoint.start(parameter_server.host(0, stays=True))
         yield
 
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 import gossamer.world as module
 from gossamer.errors import CheckpointError
-from gossamer.world import Shard, World, current, init
+from gossamer.sampler import Shard
+from gossamer.world import World, current, init
 
 
 def shards(source, size, **options):

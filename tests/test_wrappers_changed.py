@@ -13,7 +13,7 @@ from test_folding import copied, train
 from torch.nn.functional import mse_loss
 from virtual import Worker, agree, batch, cluster, network, notices, parameters
 
-from gossamer import folding
+from gossamer.checkpoint import reshard
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.errors import CheckpointError
 from gossamer.recipes.catalog import describe
@@ -32,7 +32,7 @@ def go_on(worker: Worker, recipe: str, state: State) -> tuple[State, torch.Tenso
     model = network(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     session = worker.attach(model, optimizer, recipe)
-    session.load_state_dict(folding.taken_up(state, session.state_dict()))
+    session.load_state_dict(reshard.taken_up(state, session.state_dict()))
     begun = copied(session.state_dict())
     assert begun["recipe"] == recipe
     for step in range(session.steps, session.steps + 3):
@@ -101,14 +101,14 @@ def test_another_strategy_is_refused(world: int, tmp_path: Path) -> None:
 
 
 def test_looking_at_compressors_only_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "_plain", lambda text: resolve(text).compressor)
+    monkeypatch.setattr(reshard, "_plain", lambda text: resolve(text).compressor)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check_another_strategy(tmp_path, 2)
 
 
 def test_texts_differ_only_in_what_the_number_of_workers_chooses() -> None:
     for example, _ in describe():
-        assert folding._alike(repr(resolve(example)), repr(resolve(example, 5)))
-    assert not folding._alike(GATHERED, GATHERED.replace("0.1", "0.2"))
-    assert not folding._alike(GATHERED, GATHERED.replace("EveryStep()", "LocalSGD(period=8)"))
-    assert not folding._alike("OfAnotherVersion()", GATHERED)
+        assert reshard._alike(repr(resolve(example)), repr(resolve(example, 5)))
+    assert not reshard._alike(GATHERED, GATHERED.replace("0.1", "0.2"))
+    assert not reshard._alike(GATHERED, GATHERED.replace("EveryStep()", "LocalSGD(period=8)"))
+    assert not reshard._alike("OfAnotherVersion()", GATHERED)

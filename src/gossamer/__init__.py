@@ -4,11 +4,12 @@ from gossamer.attach import attach, average_, ddp_hook
 from gossamer.compressors import Codec, Compressor, Dense, Feedback, PowerSGD, Route, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.recipes.recipe import Recipe
+from gossamer.sampler import Shard
 from gossamer.session import Session
 from gossamer.strategies import EveryStep
 from gossamer.topologies import Complete
 from gossamer.version import __version__
-from gossamer.world import Shard, World, init
+from gossamer.world import World, init
 
 __all__ = [
     "Codec",

@@ -24,7 +24,7 @@ from gossamer.core.aggregation import At, Staged, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Gather, Word
 from gossamer.core.term import Term, Terms
-from gossamer.environment import choose_interface, here
+from gossamer.environment import choose_interface, here, interfaces
 from gossamer.environment.run_settings import dedicated_servers, own_address, returns
 from gossamer.errors import AttachError, ConnectError, LayoutError
 from gossamer.guards import Scaler

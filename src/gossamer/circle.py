@@ -24,8 +24,8 @@ from gossamer.environment.run_token import TOKEN_BYTES, run_token
 from gossamer.environment.worker_registry import publish, published
 from gossamer.errors import AttachError, ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
+from gossamer.parameter_server.server import host
 from gossamer.runtime.peer_thread import Handle, PeerEndpoint
-from gossamer.serving.host import host
 
 DEAD_AFTER_SECONDS = 5.0
 LATE_SECONDS = 5.0  # a server should have been met by then

@@ -29,10 +29,10 @@ from gossamer.core.op_semantics import meta_answer
 from gossamer.core.ops import Gather, Payload, Script, Word, payload_bytes
 from gossamer.errors import AttachError
 from gossamer.events import Attached, Event, subscribe
+from gossamer.parameter_server.client.traffic import price as price_servers
+from gossamer.parameter_server.from_recipe import ways_of
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.runner import Priced, price
-from gossamer.serving.price import price as price_servers
-from gossamer.serving.ways import ways_of
 from gossamer.staging import laid_out, site_size
 from gossamer.strategies import Mixing, Stage
 from gossamer.timetable import schedule_of

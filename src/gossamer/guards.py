@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gossamer.checkpoint.state import Stateful
 from gossamer.errors import CheckpointError, LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
 from gossamer.runtime.comm_thread import Lane
 from gossamer.runtime.transport import Transport
-from gossamer.saving import Stateful
 
 PATIENCE = 5  # steps in a row that may be skipped without a GradScaler, which needs more to find its scale
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.buckets import Bucket
+from gossamer.checkpoint.state import MERGING_PREFIX
 from gossamer.compressors import Compressor
 from gossamer.control import Presence
 from gossamer.core.layout import Packed
@@ -22,9 +23,6 @@ from gossamer.riders import Riders, momenta, momenta_kept
 from gossamer.runtime.comm_thread import Lane
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import AGREED, AVERAGE, RESET, Memory, Merging
-
-PREFIX = "merging."  # before the keys of what a strategy remembers, beside what a compressor does
-AGREED_KEY = PREFIX + AGREED
 
 
 class Merges(Flights):
@@ -111,7 +109,7 @@ class Merges(Flights):
         for bucket, memory in self._memory.items():
             for key, flat in memory.items():
                 for name, view in Packed(flat, bucket.layout).items():
-                    found.setdefault(name, {})[PREFIX + key] = view
+                    found.setdefault(name, {})[MERGING_PREFIX + key] = view
         return found
 
     @torch.no_grad()

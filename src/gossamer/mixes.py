@@ -15,6 +15,7 @@ from torch.nn import Parameter
 
 from gossamer import events
 from gossamer.buckets import Bucket, copy_state, state_by_name
+from gossamer.checkpoint.state import AGREED_KEY
 from gossamer.compressors import Compressor
 from gossamer.control import Presence, first_batches
 from gossamer.core.aggregation import At
@@ -24,7 +25,6 @@ from gossamer.errors import GossamerError, Stopped
 from gossamer.exchange import Exchange, Loop, Remembered
 from gossamer.gossip.rules import MASS
 from gossamer.kernels import all_finite, room_like
-from gossamer.merges import AGREED_KEY
 from gossamer.neighbours import Graph, Head, Part, mix
 from gossamer.passes import Passes, without_spoilt
 from gossamer.riders import Riders

@@ -18,12 +18,12 @@ from gossamer.circle import Tell, assemble, leave
 from gossamer.core.layout import Layout
 from gossamer.errors import AttachError, LoopError
 from gossamer.exchange import Exchange, Loop, Remembered
+from gossamer.parameter_server.client.client import Client, Exchanged, Told
+from gossamer.parameter_server.client.partition import servers_for
+from gossamer.parameter_server.client.shard_client import Share
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.peer_thread import Handle, speak
 from gossamer.runtime.transport import Transport
-from gossamer.serving.client import Client, Exchanged, Told
-from gossamer.serving.partition import servers_for
-from gossamer.serving.share import Share
 from gossamer.strategies.parameter_server import ASYNC, SYNC, ParameterServer
 
 WIDEST_BYTES = 8

@@ -17,9 +17,11 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gossamer import announce, events, folding, saving, uneven
+from gossamer import announce, events, uneven
 from gossamer.beside import Beside, Watch
 from gossamer.buckets import Buffers, copy_parameters, copy_state, layout_text, lent, trainable
+from gossamer.checkpoint import coordinated, reshard
+from gossamer.checkpoint.state import Stateful
 from gossamer.compressors.sharded import is_owed, settle
 from gossamer.core.aggregation import At
 from gossamer.errors import AttachError, LayoutError, LoopError, Stopped, require
@@ -56,7 +58,7 @@ class Session:
         recipe: Recipe,
         transport: Transport,
         *,
-        world: saving.Stateful,
+        world: Stateful,
         scaler: Scaler | None = None,
         clip_norm: float | None = None,
         seed: int = 0,
@@ -279,7 +281,7 @@ class Session:
         if self._exchange is not None:  # each stage has a memory of its own
             self._exchange = self._stages.enter(own["passes"], self._parameters, self._exchange)
         mine = self.state_dict()
-        state = folding.taken_up(own, mine) if own["world"] == mine["world"] else folding.fold(states, mine)
+        state = reshard.taken_up(own, mine) if own["world"] == mine["world"] else reshard.fold(states, mine)
         refuse_misfit(state, mine)
         self._transport.links = state.get("links", "")
         self._solo_steps = state["step"]
@@ -296,9 +298,9 @@ class Session:
         """
         if self._exchange is not None:
             self._exchange.meet_to_save()
-        tree = {**saving.states(self._saved), "session": self.state_dict(), "mine": mine}
+        tree = {**coordinated.states(self._saved), "session": self.state_dict(), "mine": mine}
         about = {"gossamer": __version__, "recipe": repr(self.recipe), "layout": self._layout}
-        saving.save(directory, self.steps, self._transport.rank, tree, about, self._tell)
+        coordinated.save(directory, self.steps, self._transport.rank, tree, about, self._tell)
         events.emit(events.Saved(step=self.steps, directory=os.fspath(directory)))
 
     def load(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -308,11 +310,11 @@ class Session:
         Another number of workers may have written it, where all their files are there: one line then says what became
         of what they remembered.
         """
-        found = saving.load(directory, self._transport.rank, self._transport.world, self._tell)
+        found = coordinated.load(directory, self._transport.rank, self._transport.world, self._tell)
         if found is None:
             return {}
         self.load_state_dict(*found.sessions)
-        saving.put_back(self._saved, found.tree)
+        coordinated.put_back(self._saved, found.tree)
         if found.news:
             self._go_on_alike(found.sessions)
             if self._transport.rank == 0:
@@ -321,14 +323,14 @@ class Session:
         return dict(found.tree["mine"])
 
     @property
-    def _saved(self) -> dict[str, saving.Stateful]:
+    def _saved(self) -> dict[str, Stateful]:
         """Whose state is part of a checkpoint, by its name in it."""
         scaler = {} if self.scaler is None else {"scaler": self.scaler}
         return {"model": self.model, "optimizer": self.optimizer, **scaler, "world": self._world}
 
     def _go_on_alike(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Where parameters are averaged, other workers than before begin with what those agreed upon."""
-        agreed = folding.agreed(states)
+        agreed = reshard.agreed(states)
         copy_parameters(agreed, {name: p for name, p in self._parameters.items() if name in agreed})
         if self._exchange is not None:
             self._exchange.restart()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer import checkpoint
-from gossamer.saving import Stateful
+from gossamer.checkpoint.state import Stateful
 
 
 def catch_up(

@@ -3,132 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import IterableDataset, Sampler
 
 from gossamer import environment
-from gossamer.core import rng
 from gossamer.errors import CheckpointError
+from gossamer.sampler import Labels, Shard
 
-Labels = Iterable[Hashable] | Tensor
 # So many epochs nobody makes, so whoever comes back draws in an order that was not drawn before
-COMEBACK_EPOCHS = 10**6
-
-
-class Shard(Sampler[int]):
-    """This rank's indices: disjoint from the others', together covering all, sizes differing by at most one.
-
-    Every rank works them out from (seed, epoch, rank, size) alone. Each `iter` starts the next epoch,
-    reshuffled; the first is epoch 0. After `load_state_dict` the next `iter` goes on where the saved one
-    stood, so an epoch that was left early is first brought to its end. `stratify`: one label a sample; the
-    samples of a label are dealt out so that their number differs by at most one between ranks.
-
-    Given a sampler instead of a dataset, the ranks deal out what it yields. It draws under torch's global
-    generator, seeded for the purpose and restored; randomness of its own must be seeded alike on every rank.
-
-    A worker that was lost and came back begins with an epoch that nobody has seen: how far it had come is not known,
-    and the first samples again would count twice.
-
-    Positions count the indices drawn. A DataLoader with num_workers > 0 draws ahead of training, so a resumed
-    run skips what was fetched and not yet trained on; with num_workers=0 it resumes exactly.
-    """
-
-    def __init__(self, source: object, *, rank: int, size: int, stratify: Labels | None = None, seed: int = 0) -> None:
-        self.rank = rank
-        self.epoch = COMEBACK_EPOCHS * environment.comebacks()
-        self.drawn = 0
-        self._source = source
-        self._size = size
-        self._seed = seed
-        self._continues, self._random_state = True, torch.get_rng_state()
-        total = _length(source)
-        if total < size:
-            raise ValueError(
-                f"{total} samples cannot be shared among {size} workers: some would have none. "
-                f"Start at most {total} workers, or bring more data."
-            )
-        self._classes = None if stratify is None else _classes(stratify, source)
-
-    def __len__(self) -> int:
-        return len(range(self.rank, _length(self._source), self._size))
-
-    def __iter__(self) -> Iterator[int]:
-        if not self._continues or self.drawn >= len(self):
-            self.epoch, self.drawn = self.epoch + 1, 0
-        elif self.drawn:
-            # The loader of the interrupted epoch had taken its seed from torch's generator before the checkpoint; the
-            # new one has just taken another, which the run that was never interrupted did not.
-            torch.set_rng_state(self._random_state)
-        self._continues = False
-        return self._draw(self._indices()[self.drawn :])
-
-    def _draw(self, indices: list[int]) -> Iterator[int]:
-        for index in indices:
-            self.drawn += 1
-            yield index
-
-    def _indices(self) -> list[int]:
-        """All of this rank's indices in this epoch, in order."""
-        if isinstance(self._source, Sampler):
-            return self._sampled(self._source)
-        order = torch.randperm(
-            _length(self._source), generator=rng.generator("shard", self._seed, self.epoch), device="cpu"
-        )
-        if self._classes is None:
-            return order[self.rank :: self._size].tolist()
-        # Dealt out class by class, then shuffled again: a rank would otherwise see its data in class order.
-        mine = order[self._classes[order].argsort(stable=True)][self.rank :: self._size]
-        own = rng.generator("shard", self._seed, self.epoch, self.rank)
-        return mine[torch.randperm(len(mine), generator=own, device="cpu")].tolist()
-
-    def _sampled(self, sampler: Sampler[int]) -> list[int]:
-        before = torch.get_rng_state()
-        try:
-            # Not torch.manual_seed, which would reseed the GPUs as well.
-            torch.default_generator.manual_seed(rng.address("shard", self._seed, self.epoch))
-            return list(sampler)[self.rank :: self._size]
-        finally:
-            torch.set_rng_state(before)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "drawn": self.drawn}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.epoch, self.drawn = state["epoch"], state["drawn"]
-        self._continues, self._random_state = True, torch.get_rng_state()
-
-
-def _length(source: Any) -> int:
-    if isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
-        raise TypeError(
-            f"{type(source).__name__} has no length or cannot be indexed, so the workers cannot divide its "
-            "samples beforehand. Give world.shard a map-style dataset or a sampler with a length; in an iterable "
-            "dataset, take every world.size-th sample yourself."
-        )
-    return len(source)
-
-
-def _classes(labels: Labels, source: object) -> Tensor:
-    """Labels numbered in the order of their first appearance, one a sample."""
-    if isinstance(source, Sampler):
-        raise TypeError(
-            "stratify needs a dataset: which samples a sampler will yield is not known beforehand. "
-            "Write world.shard(dataset, stratify=labels)."
-        )
-    numbers: dict[Hashable, int] = {}
-    values = labels.tolist() if isinstance(labels, Tensor) else labels
-    codes = torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], device="cpu")
-    if len(codes) != _length(source):
-        raise ValueError(
-            f"stratify has {len(codes)} labels for {_length(source)} samples, so they cannot be matched. "
-            "Give one label a sample, in the dataset's order."
-        )
-    return codes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

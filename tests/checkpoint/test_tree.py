@@ -153,5 +153,5 @@ def test_digests_tell_signed_zeros_apart_and_see_conjugation():
 def test_digests_read_large_tensors_in_pieces(monkeypatch):
     x = torch.arange(1000.0)
     whole = digest([x])
-    monkeypatch.setattr(sys.modules["gossamer.checkpoint.tree"], "CHUNK_BYTES", 7)
+    monkeypatch.setattr(sys.modules["gossamer.checkpoint.pytree"], "CHUNK_BYTES", 7)
     assert digest([x]) == whole

@@ -13,8 +13,9 @@ from gossamer.attach import _transport
 from gossamer.environment import NO_GROUP, Job, comebacks, join
 from gossamer.errors import AttachError
 from gossamer.recipes.recipe import resolve
+from gossamer.sampler import Shard
 from gossamer.transports.detached import ReturnedTransport
-from gossamer.world import Shard, World
+from gossamer.world import World
 
 JOB = Job(rank=1, world=3, local_rank=1, local_world=3, master_address="127.0.0.1", master_port=1)
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gossamer.environment import Job, choose_interface, interface_towards
+from gossamer.environment import Job, choose_interface, interface_towards, interfaces
 from gossamer.errors import ConnectError
 
 SPREAD = Job(rank=0, world=4, local_rank=0, local_world=2, master_address="127.0.1.1", master_port=1)

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from gossamer.checkpoint import flatten
 from gossamer.core.peer_ops import WORKER, Answer, Arrived, Ask, Left, Peer, Pull, Push, Reply, Stamp
+from gossamer.parameter_server import Rule, Shard
+from gossamer.parameter_server.client.shard_client import Share, shares
+from gossamer.parameter_server.from_recipe import rule_for, shard_of, ways_of
+from gossamer.parameter_server.update_policy import GRADIENT, PARAMETERS
 from gossamer.recipes.recipe import resolve
-from gossamer.serving import Rule, Shard
-from gossamer.serving.rules import GRADIENT, PARAMETERS
-from gossamer.serving.shards import rule_for, shard_of
-from gossamer.serving.share import Share, shares
-from gossamer.serving.ways import ways_of
 
 
 class Told:

@@ -14,9 +14,9 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
+from gossamer.parameter_server import Client, Exchanged, Rule, Shard, host, serve
+from gossamer.parameter_server.server import _begin
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.serving import Client, Exchanged, Rule, Shard, host, serve
-from gossamer.serving.host import _begin
 from gossamer.simulation import Trace, compute, converse
 from gossamer.simulation.faulty_network import VirtualNetwork
 

@@ -19,11 +19,11 @@ from torch.optim import LBFGS, SGD, Adafactor, AdamW, SparseAdam
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError
+from gossamer.parameter_server import Client, Shard
+from gossamer.parameter_server.from_recipe import ways_of
+from gossamer.parameter_server.shard_spec import Description
+from gossamer.parameter_server.update_policy import BEGIN, JOIN
 from gossamer.recipes.recipe import resolve
-from gossamer.serving import Client, Shard
-from gossamer.serving.description import Description
-from gossamer.serving.rules import BEGIN, JOIN
-from gossamer.serving.ways import ways_of
 from gossamer.simulation import converse
 
 # -- beginning ---------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_a_server_that_breaks_instead_is_found(monkeypatch: pytest.MonkeyPatch) 
         ways = ways_of(resolve(description.recipe))
         return Shard(description, values, ways.push, ways.pull)
 
-    monkeypatch.setattr(import_module("gossamer.serving.host"), "shard_of", careless)
+    monkeypatch.setattr(import_module("gossamer.parameter_server.server"), "shard_of", careless)
     with pytest.raises(ValueError, match="Invalid learning rate"):
         refused_at_first()
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import LoopError, PeerLost
-from gossamer.serving import host
+from gossamer.parameter_server import host
 from gossamer.simulation import compute, converse
 from gossamer.simulation.faulty_network import Cut, Kill, Restart
 

@@ -15,9 +15,9 @@ from torch.optim import SGD, Adagrad, AdamW
 
 from gossamer.core.layout import Packed
 from gossamer.errors import MalformedError
-from gossamer.serving.description import ELEMENTWISE, Block, Description, options_of
-from gossamer.serving.optimizer import FlatOptimizer
-from gossamer.serving.shards import shard_of
+from gossamer.parameter_server.flat_optimizer import FlatOptimizer
+from gossamer.parameter_server.from_recipe import shard_of
+from gossamer.parameter_server.shard_spec import ELEMENTWISE, Block, Description, options_of
 
 
 def described() -> Description:

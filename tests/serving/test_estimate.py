@@ -29,7 +29,7 @@ from gossamer.core.layout import Packed
 from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError
-from gossamer.serving.estimate import Copy, Estimate, Public, Snapshot
+from gossamer.parameter_server.delta_chain import Copy, Estimate, Public, Snapshot
 from gossamer.strategies.parameter_server import share_lost
 
 PULLS: list[Compressor] = [

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, Push, Receipt
-from gossamer.serving import OnArrival, Rounds, Shard
+from gossamer.parameter_server import OnArrival, Rounds, Shard
 from gossamer.simulation.faulty_network import Kill, Pause, VirtualNetwork
 
 WORLD, SERVERS, STEPS = 3, 2, 5

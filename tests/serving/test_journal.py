@@ -20,11 +20,10 @@ from virtual import notices
 from gossamer import checkpoint
 from gossamer.core.peer_ops import WORKER, Arrived, Ask, Peer, Push
 from gossamer.errors import CheckpointError
-from gossamer.serving import Shard, keep, restore
-from gossamer.serving import journal as journals
-from gossamer.serving.entries import Entry
-from gossamer.serving.journal import FileJournal
-from gossamer.serving.records import entries, pieces
+from gossamer.parameter_server import Shard, keep, restore
+from gossamer.parameter_server import journal as journals
+from gossamer.parameter_server.journal import FileJournal
+from gossamer.parameter_server.journal_entry import Entry, entries, pieces
 
 RECIPES = [
     "ParameterServer(pull=TopK(0.3)) + Route(Feedback(TopK(0.2)), smallest=0)",

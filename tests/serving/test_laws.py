@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
 from gossamer.core.peer_ops import Push, Receipt
-from gossamer.serving import OnArrival, Rounds, Shard
+from gossamer.parameter_server import OnArrival, Rounds, Shard
 from gossamer.simulation.faulty_network import VirtualNetwork
 
 START = flat(parameters())

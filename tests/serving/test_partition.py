@@ -9,8 +9,8 @@ import torch
 from serving.runs import SHAPES, parameters, whole
 
 from gossamer.core.layout import Layout, Packed
-from gossamer.serving import Part, gather, scatter, split
-from gossamer.serving.partition import servers_for
+from gossamer.parameter_server import Part, gather, scatter, split
+from gossamer.parameter_server.client.partition import servers_for
 
 TABLES = [
     ({"a": (4, 2), "b": (4, 2)}, 2, [[("a", 0, 4)], [("b", 0, 4)]]),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gossamer.serving.spare import called
+from gossamer.parameter_server.standby import called
 
 
 def test_a_spare_takes_over_the_environment_that_it_is_given() -> None:
@@ -26,7 +26,7 @@ def test_a_spare_whose_launcher_is_gone_becomes_nothing(orders: str) -> None:
 MODULES = """
 import sys
 import torch
-from gossamer.serving.spare import rehearse
+from gossamer.parameter_server.standby import rehearse
 counts = [len(sys.modules)]
 rehearse()
 counts.append(len(sys.modules))

@@ -7,7 +7,7 @@
 second. Nothing here communicates: whoever saves gathers the digests in between.
 """
 
-from gossamer.checkpoint.steps import abandon, complete, complete_steps, read, stage, writers
-from gossamer.checkpoint.tree import digest, flatten, unflatten
+from gossamer.checkpoint.files import abandon, complete, complete_steps, read, stage, writers
+from gossamer.checkpoint.pytree import digest, flatten, unflatten
 
 __all__ = ["abandon", "complete", "complete_steps", "digest", "flatten", "read", "stage", "unflatten", "writers"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gossamer.errors import require
 
-SERVER = (sys.executable, "-u", "-m", "gossamer.serving")
+SERVER = (sys.executable, "-u", "-m", "gossamer.parameter_server")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,12 @@ from gossamer.core.aggregation import At
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Peer, Pull, Stamp
 from gossamer.errors import MalformedError
-from gossamer.serving import bundle
-from gossamer.serving.description import Description, Options, checked_options
-from gossamer.serving.entries import Entry, Forgetful, Journal
-from gossamer.serving.estimate import Estimate, Public, Snapshot
-from gossamer.serving.ledger import LATE, Ledger
-from gossamer.serving.optimizer import FlatOptimizer
+from gossamer.parameter_server import shard_message
+from gossamer.parameter_server.deduplication import LATE, Ledger
+from gossamer.parameter_server.delta_chain import Estimate, Public, Snapshot
+from gossamer.parameter_server.flat_optimizer import FlatOptimizer
+from gossamer.parameter_server.journal_entry import Entry, Forgetful, Journal
+from gossamer.parameter_server.shard_spec import Description, Options, checked_options
 
 
 class Contribution(NamedTuple):
@@ -190,7 +190,7 @@ class Shard:
         gradients: tuple[Tensor, ...] = ()
         if weight:
             at = push_at(self._seed, stamp)
-            read = bundle.read(self._push, payload, counts, self.blocks, at)
+            read = shard_message.read(self._push, payload, counts, self.blocks, at)
             gradients = tuple(each.to(wide(each.dtype)) for each in read)
         return Contribution(gradients, weight, options, version - 1 - stamp.known)
 

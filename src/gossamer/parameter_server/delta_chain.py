@@ -18,7 +18,7 @@ from gossamer.core.layout import Packed
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.serving import bundle
+from gossamer.parameter_server import shard_message
 
 WHOLE = json.dumps({"links": None})
 NOTHING = json.dumps({"links": []})
@@ -100,7 +100,7 @@ class Estimate(Public):
         self.version = 0
         self._compressor, self._seed = compressor, seed
         self._blocks = tuple(Packed(b.flat.to(wide(b.flat.dtype), copy=True), b.layout) for b in values)
-        self._states = bundle.begin(compressor, self._blocks, link_at(seed, 0))
+        self._states = shard_message.begin(compressor, self._blocks, link_at(seed, 0))
         self._links: list[Link] = []
         self._copy: Payload | None = None
 
@@ -115,7 +115,7 @@ class Estimate(Public):
 
     def _link(self, version: int, values: Sequence[Packed]) -> None:
         missing = [Packed(x.flat - known.flat, known.layout) for x, known in zip(values, self._blocks, strict=True)]
-        written = bundle.write(self._compressor, missing, self._states, link_at(self._seed, version))
+        written = shard_message.write(self._compressor, missing, self._states, link_at(self._seed, version))
         link = Link(self.version, version, written.counts, tuple(tensor.clone() for tensor in written.payload))
         follow(self._blocks, self._compressor, link, self._seed)
         self._states = written.states
@@ -164,7 +164,7 @@ class Estimate(Public):
 
 def follow(blocks: Sequence[Packed], compressor: Compressor, link: Link, seed: int) -> None:
     """xhat <- xhat + q, the same on the server and on every worker. Raises MalformedError before it writes."""
-    found = bundle.read(compressor, link.payload, link.counts, blocks, link_at(seed, link.version))
+    found = shard_message.read(compressor, link.payload, link.counts, blocks, link_at(seed, link.version))
     for block, q in zip(blocks, found, strict=True):
         block.flat.add_(q)
 

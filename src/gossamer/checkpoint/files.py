@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from gossamer.checkpoint.tree import DIGEST_BYTES, FORMAT_DTYPES, chunks, flatten, unflatten
+from gossamer.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, flatten, unflatten
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 

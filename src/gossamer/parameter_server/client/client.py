@@ -13,14 +13,25 @@ from torch.optim import Optimizer
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import AtOnce, Peer, PeerScript, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import GossamerError, LoopError, MalformedError, MismatchError, NotFinite, PeerLost
+from gossamer.parameter_server.client.shard_client import Share, shares
+from gossamer.parameter_server.client.step_result import Exchanged, Gathered, Stopwatch, Told
+from gossamer.parameter_server.deduplication import LATE
+from gossamer.parameter_server.from_recipe import ways_of
+from gossamer.parameter_server.shard_message import Bundle
+from gossamer.parameter_server.shard_spec import options_of
+from gossamer.parameter_server.update_policy import (
+    AGREED,
+    BEGIN,
+    END,
+    EXACT,
+    GRADIENT,
+    JOIN,
+    LEAVE,
+    PARAMETERS,
+    STOP,
+    TOGETHER,
+)
 from gossamer.recipes.recipe import Recipe
-from gossamer.serving.bundle import Bundle
-from gossamer.serving.description import options_of
-from gossamer.serving.exchanged import Exchanged, Gathered, Stopwatch, Told
-from gossamer.serving.ledger import LATE
-from gossamer.serving.rules import AGREED, BEGIN, END, EXACT, GRADIENT, JOIN, LEAVE, PARAMETERS, STOP, TOGETHER
-from gossamer.serving.share import Share, shares
-from gossamer.serving.ways import ways_of
 from gossamer.strategies.parameter_server import ASYNC
 
 __all__ = ["Client", "Exchanged", "Told"]

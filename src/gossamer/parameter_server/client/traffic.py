@@ -12,8 +12,8 @@ from gossamer.compressors.base import wide
 from gossamer.core.aggregation import At, State
 from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
 from gossamer.core.ops import payload_bytes
-from gossamer.serving.partition import Part, split
-from gossamer.serving.ways import Ways
+from gossamer.parameter_server.client.partition import Part, split
+from gossamer.parameter_server.from_recipe import Ways
 
 
 class Priced(NamedTuple):

@@ -5,12 +5,12 @@ worker   Client(...)  begin()  push_pull()         scripts, one at a time
          .gather(gradients)  .land()               what the training thread does in between
 """
 
-from gossamer.serving.client import Client, Exchanged
-from gossamer.serving.host import host, serve
-from gossamer.serving.journal import keep, restore
-from gossamer.serving.partition import Part, gather, scatter, split
-from gossamer.serving.rules import OnArrival, Rounds, Rule, rule_of
-from gossamer.serving.shard import Shard
+from gossamer.parameter_server.client.client import Client, Exchanged
+from gossamer.parameter_server.client.partition import Part, gather, scatter, split
+from gossamer.parameter_server.journal import keep, restore
+from gossamer.parameter_server.server import host, serve
+from gossamer.parameter_server.shard import Shard
+from gossamer.parameter_server.update_policy import OnArrival, Rounds, Rule, rule_of
 
 __all__ = [
     "Client",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from gossamer.compressors import Compressor, Route
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, RecipeError
-from gossamer.recipes.recipe import resolve
-from gossamer.serving.description import Description
-from gossamer.serving.rules import Rule, rule_of
-from gossamer.serving.shard import Shard
-from gossamer.serving.ways import ways_of
+from gossamer.parameter_server.shard import Shard
+from gossamer.parameter_server.shard_spec import Description
+from gossamer.parameter_server.update_policy import Rule, rule_of
+from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.strategies.parameter_server import ParameterServer
 
 
 def shard_of(text: str, values: Payload) -> Shard:
@@ -35,3 +38,21 @@ def shard_of(text: str, values: Payload) -> Shard:
 def rule_for(shard: Shard) -> Rule:
     """The rule that its recipe asks for."""
     return rule_of(ways_of(resolve(shard.description.recipe)).strategy)
+
+
+class Ways(NamedTuple):
+    """push: completed, with feedback where it is biased; pull: of differences; None sends parameters as they are."""
+
+    strategy: ParameterServer
+    push: Compressor
+    pull: Compressor | None
+
+
+def ways_of(recipe: Recipe) -> Ways:
+    """How a resolved recipe with a ParameterServer talks. Raises RecipeError for any other."""
+    strategy = recipe.strategy
+    if not isinstance(strategy, ParameterServer):
+        raise RecipeError(f"{recipe} needs no servers. Write ParameterServer() + {recipe.compressor!r}.")
+    push = recipe.compressor if strategy.push is None else resolve(strategy.push).compressor
+    pull = strategy.pull
+    return Ways(strategy, push, pull if pull is None or pull.routes else Route(pull))

@@ -1,6 +1,6 @@
-"""One server of a run: `python -m gossamer.serving`, as gossamer run starts it. What it is, the environment says.
+"""A server of a run: `python -m gossamer.parameter_server`, as gossamer run starts it; the environment says what it is.
 
-With --spare it first makes itself ready, and then waits for a line on its standard input: see spare.py.
+With --spare it first makes itself ready, and then waits for a line on its standard input: see standby.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.environment.run_settings import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_tls
 from gossamer.environment.run_token import run_token
 from gossamer.errors import ConnectError
-from gossamer.serving.host import host
-from gossamer.serving.spare import called, rehearse
+from gossamer.parameter_server.server import host
+from gossamer.parameter_server.standby import called, rehearse
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.sockets import Tls
 

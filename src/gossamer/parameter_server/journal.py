@@ -20,10 +20,9 @@ from pathlib import Path
 from gossamer import checkpoint
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
-from gossamer.serving.entries import Entry
-from gossamer.serving.records import entries, pieces
-from gossamer.serving.shard import Shard
-from gossamer.serving.shards import shard_of
+from gossamer.parameter_server.from_recipe import shard_of
+from gossamer.parameter_server.journal_entry import Entry, entries, pieces
+from gossamer.parameter_server.shard import Shard
 
 STATES_PER_LOG = 4  # a log of so many times the state's bytes is replaced by a new state
 SHORTEST_LOG = 1 << 20

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.core.layout import Packed
-from gossamer.serving.description import Description, Options
+from gossamer.parameter_server.shard_spec import Description, Options
 
 
 class FlatOptimizer:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-
-from gossamer import checkpoint, folding
+from gossamer import checkpoint
+from gossamer.checkpoint import reshard
+from gossamer.checkpoint.state import AGREED_KEY, Stateful, random_state, set_random_state
 from gossamer.errors import CheckpointError
-from gossamer.merges import AGREED_KEY
 
 Tell = Callable[[str], list[str]]
-
-
-class Stateful(Protocol):
-    """What can be part of a checkpoint; the world, for one."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
 
 
 def save(
@@ -140,13 +131,13 @@ def _read(directory: str | os.PathLike[str], step: int, rank: int, world: int, w
         parts.append({part: tree[part] for part in ("session", "world")})  # one model in memory is enough
         if each == rank % writers:
             kept = tree
-    kept["world"] = folding.fold_positions([part["world"] for part in parts], rank, world)
+    kept["world"] = reshard.fold_positions([part["world"] for part in parts], rank, world)
     if rank >= writers:  # two workers must not draw the same
         kept["random"] = random_state()
     sessions = [part["session"] for part in parts]
     apart = any(AGREED_KEY in memory for session in sessions for memory in session["state"].values())
     recipe = sessions[0]["recipe"]
-    news = folding.describe(os.fspath(directory), step, writers, world, recipe=recipe, apart=apart)
+    news = reshard.describe(os.fspath(directory), step, writers, world, recipe=recipe, apart=apart)
     found.append(Found(kept, sessions, news))
     return digests.pop() if len(digests) == 1 else ""
 
@@ -162,22 +153,3 @@ def put_back(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         if tree.get(name):
             part.load_state_dict(tree[name])
-
-
-def random_state() -> dict[str, Any]:
-    """Where torch's and Python's global generators stand."""
-    kind, numbers, gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else [],
-        "python": [kind, list(numbers), gauss],
-    }
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put them back there."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, numbers, gauss = state["python"]
-    random.setstate((kind, tuple(numbers), gauss))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gossamer.serving.description import Options
+from gossamer.parameter_server.shard_spec import Options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from gossamer import events
+from gossamer.checkpoint.state import AGREED_KEY
 from gossamer.compressors.error_feedback import RESIDUAL, Feedback
 from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.compressors.sharded import OWED, Sharded, is_owed
 from gossamer.compressors.sparse_allreduce import SparseSum
 from gossamer.core.term import Term
 from gossamer.errors import CheckpointError, RecipeError
-from gossamer.merges import AGREED_KEY
 from gossamer.recipes.recipe import resolve
 
 State = Mapping[str, Any]  # what Session.state_dict gives

@@ -15,13 +15,13 @@ from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import SERVER, Peer, Stamp
 from gossamer.errors import AttachError, MalformedError
-from gossamer.serving import bundle
-from gossamer.serving.bundle import Bundle
-from gossamer.serving.description import Block, Description, Options, name_of, options_of
-from gossamer.serving.estimate import Copy
-from gossamer.serving.partition import Part, gather, scatter, split
-from gossamer.serving.shard import push_at
-from gossamer.serving.ways import Ways
+from gossamer.parameter_server import shard_message
+from gossamer.parameter_server.client.partition import Part, gather, scatter, split
+from gossamer.parameter_server.delta_chain import Copy
+from gossamer.parameter_server.from_recipe import Ways
+from gossamer.parameter_server.shard import push_at
+from gossamer.parameter_server.shard_message import Bundle
+from gossamer.parameter_server.shard_spec import Block, Description, Options, name_of, options_of
 
 
 class Share:
@@ -37,7 +37,7 @@ class Share:
         self._parts = [[parts[name] for name, _ in block.tensors] for block in description.blocks]
         self._push, self._seed = ways.push, rng.address(description.seed, description.number)
         self.gradients = description.zeros(device)
-        self.states = bundle.begin(ways.push, self.gradients, push_at(self._seed, Stamp(0, 0)))
+        self.states = shard_message.begin(ways.push, self.gradients, push_at(self._seed, Stamp(0, 0)))
         self.copy = Copy(self.gradients, ways.pull, self._seed)
 
     def gather(self, tensors: Mapping[str, Tensor | None]) -> None:
@@ -54,7 +54,7 @@ class Share:
 
     def write(self, stamp: Stamp) -> Bundle:
         """Encode the buffer. Raises NotFinite."""
-        return bundle.write(self._push, self.gradients, self.states, push_at(self._seed, stamp))
+        return shard_message.write(self._push, self.gradients, self.states, push_at(self._seed, stamp))
 
     def commit(self, written: Bundle) -> None:
         """What was written is sent."""

@@ -23,10 +23,10 @@ from gossamer.core.peer_ops import (
     Reply,
 )
 from gossamer.errors import MalformedError
-from gossamer.serving.journal import keep, restore
-from gossamer.serving.rules import BEGIN, Rule, forgotten, refused
-from gossamer.serving.shard import Shard
-from gossamer.serving.shards import rule_for, shard_of
+from gossamer.parameter_server.from_recipe import rule_for, shard_of
+from gossamer.parameter_server.journal import keep, restore
+from gossamer.parameter_server.shard import Shard
+from gossamer.parameter_server.update_policy import BEGIN, Rule, forgotten, refused
 
 Shown = Callable[[Shard], None]
 START_SECONDS = 60.0  # a worker that is not heard of so long after the first has not come

@@ -23,9 +23,9 @@ from gossamer.core.peer_ops import (
     Stamp,
 )
 from gossamer.errors import MalformedError
-from gossamer.serving.description import Description
-from gossamer.serving.ledger import LATE
-from gossamer.serving.shard import Shard, Waiting
+from gossamer.parameter_server.deduplication import LATE
+from gossamer.parameter_server.shard import Shard, Waiting
+from gossamer.parameter_server.shard_spec import Description
 from gossamer.strategies.parameter_server import ASYNC, ParameterServer
 
 BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # what is pushed

@@ -13,12 +13,11 @@ import torch
 from torch.nn import Parameter
 
 from gossamer.core.peer_ops import Stamp
+from gossamer.parameter_server.client.shard_client import shares
+from gossamer.parameter_server.from_recipe import shard_of, ways_of
+from gossamer.parameter_server.journal import keep, restore
+from gossamer.parameter_server.shard_spec import options_of
 from gossamer.recipes.recipe import resolve
-from gossamer.serving.description import options_of
-from gossamer.serving.journal import keep, restore
-from gossamer.serving.shards import shard_of
-from gossamer.serving.share import shares
-from gossamer.serving.ways import ways_of
 
 
 def rehearse() -> None:

@@ -6,16 +6,17 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor
 
-from gossamer.checkpoint.tree import chunks
+from gossamer.checkpoint.pytree import chunks
+from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Stamp
 from gossamer.errors import MalformedError
-from gossamer.serving.entries import Entry
 
 FRONT = struct.Struct("<QI")  # bytes of the body, and their checksum
 HEAD = struct.Struct("<I")  # bytes of the header within the body
@@ -70,3 +71,38 @@ def _entry(body: bytes) -> Entry:
         found.append(flat.reshape(shape))
         start += size
     return Entry(**{**read, "stamp": Stamp(*read["stamp"]), "payload": tuple(found)})
+
+
+NOBODY = Stamp(worker=0, step=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A command of Shard by its name, and what it was given."""
+
+    what: str
+    stamp: Stamp = NOBODY
+    version: int = 0
+    rate: float = 1.0
+    about: str = ""
+    payload: Payload = ()
+
+
+class Journal(Protocol):
+    """Where entries are written before anything changes and before anyone is told."""
+
+    def write(self, entry: Entry) -> None:
+        """Keep the entry. Raises nothing: who cannot write says so once."""
+
+    def close(self) -> None:
+        """Let go of files."""
+
+
+class Forgetful:
+    """A journal that keeps nothing."""
+
+    def write(self, entry: Entry) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,3 @@
+"""What changes a shard, one entry each: enough to make the same changes again."""
+
+from __future__ import annotations

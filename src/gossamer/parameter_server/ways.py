@@ -1,0 +1,3 @@
+"""By what gradients travel to the servers, and parameters back."""
+
+from __future__ import annotations
