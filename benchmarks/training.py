@@ -9,14 +9,14 @@ import torch
 from benchmarks.tasks import Task
 from torch import Tensor
 
-from gossamer import momentum
-from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import At, Staged
 from gossamer.core.ops import Word, bytes_sent
 from gossamer.errors import NotFinite
 from gossamer.recipes.recipe import resolve
+from gossamer.reducer.bucket import Bucket
 from gossamer.runtime.runner import simulate
+from gossamer.session import momentum_transfer
 
 POINTS = 24  # of a curve
 
@@ -47,7 +47,7 @@ class Workers:
         parameters = dict(self.model.named_parameters())
         at = [At(seed=seed, rank=rank, world=world) for rank in range(world)]
         self.buckets = [Bucket(parameters, self.compressor, here) for here in at]
-        self.momentum = momentum.take_over(self.optimizer, self.compressor, parameters, at[0], None)
+        self.momentum = momentum_transfer.take_over(self.optimizer, self.compressor, parameters, at[0], None)
         self.bytes_sent = 0.0
 
     def train(self, batches: list[tuple[Tensor, ...]]) -> None:

@@ -21,7 +21,7 @@ from gossamer.core.ops import Word, bytes_sent
 from gossamer.errors import NonFiniteError, PeerLost
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.transport import Transport
-from gossamer.session import Session
+from gossamer.session.session import Session
 from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
 
 APART = "apart"  # in the place of a recipe: nobody talks

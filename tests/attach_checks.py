@@ -28,7 +28,7 @@ from gossamer import events
 from gossamer.checkpoint import digest
 from gossamer.errors import AttachError, MismatchError, PeerLost
 from gossamer.recipes.recipe import resolve
-from gossamer.session import open_sessions
+from gossamer.runtime.open_sessions import open_sessions
 
 unpickled: list[str] = []
 sys.addaudithook(lambda event, args: unpickled.append(str(args)) if event == "pickle.find_class" else None)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, joined, network, parameters
 
-from gossamer.session import Session
+from gossamer.session.session import Session
 
 ROUNDS = {
     "sync": "ParameterServer(mode='sync')",

@@ -23,7 +23,7 @@ import gossamer
 from gossamer import events
 from gossamer.errors import AttachError, RecipeError
 from gossamer.recipes.recipe import resolve
-from gossamer.session import open_sessions
+from gossamer.runtime.open_sessions import open_sessions
 
 CHECKS = Path(__file__).with_name("attach_checks.py")
 REFUSED = "says_how_it_was_refused"

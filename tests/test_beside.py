@@ -18,12 +18,13 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 from virtual import Worker, agree, batch, cluster, joined, network, parameters
 
 import gossamer
-from gossamer import beside
-from gossamer.beside import Beside
-from gossamer.buckets import trainable
 from gossamer.errors import LoopError
 from gossamer.recipes.recipe import resolve
-from gossamer.session import Session, open_sessions
+from gossamer.reducer.parameter_views import trainable
+from gossamer.runtime.open_sessions import open_sessions
+from gossamer.session import foreign_optimizers
+from gossamer.session.foreign_optimizers import Beside
+from gossamer.session.session import Session
 
 AROUND = [
     "LocalSGD(period=4)",
@@ -166,7 +167,7 @@ def check_phases(recipe: str) -> None:
 def test_a_new_optimizer_in_mid_run(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_phases(recipe)
     monkeypatch.setattr(Session, "_see", lambda self, optimizer: None)
-    monkeypatch.setattr("gossamer.mixes.Mixes.depart", lambda self: None)
+    monkeypatch.setattr("gossamer.synchronizers.gossip.Mixes.depart", lambda self: None)
     with pytest.raises(AssertionError):
         check_phases(recipe)
 
@@ -256,7 +257,7 @@ def check_nothing_is_kept() -> None:
 
 def test_a_session_that_nobody_has_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     check_nothing_is_kept()
-    monkeypatch.setattr(beside.weakref, "WeakMethod", lambda method: lambda: method)
+    monkeypatch.setattr(foreign_optimizers.weakref, "WeakMethod", lambda method: lambda: method)
     with pytest.raises(AssertionError, match="keeps a session"):
         check_nothing_is_kept()
     monkeypatch.undo()

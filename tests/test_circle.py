@@ -8,12 +8,13 @@ from math import inf
 
 import pytest
 
-from gossamer import circle, events
-from gossamer.circle import watch
+from gossamer import events
 from gossamer.core.peer_ops import SERVER, WORKER, Await, Peer, PeerScript
 from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.simulation import Trace, compute, converse
 from gossamer.simulation.faulty_network import Cut, Fault, Kill, Restart, VirtualNetwork
+from gossamer.synchronizers import peer_endpoints
+from gossamer.synchronizers.peer_endpoints import watch
 
 ME, FIRST, SECOND = Peer(WORKER, 0), Peer(SERVER, 0), Peer(SERVER, 1)
 PLACES = {FIRST: ("127.0.0.1", 4321), SECOND: ("10.0.0.2", 4322)}
@@ -124,6 +125,6 @@ def test_watching(check: Callable[[], None]) -> None:
 def test_watchers_that_miss_something_are_found(
     check: Callable[[], None], name: str, broken: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(circle, name, broken)
+    monkeypatch.setattr(peer_endpoints, name, broken)
     with pytest.raises((AssertionError, ValueError)):
         check()

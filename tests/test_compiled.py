@@ -12,7 +12,7 @@ from torch._dynamo.exc import Unsupported
 from virtual import batch, network, parameters
 
 import gossamer
-from gossamer.handshake import FirstBatch
+from gossamer.session.startup_checks import FirstBatch
 
 
 def train(step: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.Tensor:

@@ -16,9 +16,7 @@ import pytest
 import torch
 from laws.laws import in_threads
 
-from gossamer.buckets import Bucket
 from gossamer.compressors import PowerSGD
-from gossamer.control import NOBODY, Presence, Report
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout
 from gossamer.core.ops import Gather, Word, bytes_sent
@@ -27,7 +25,9 @@ from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.network import read_network
 from gossamer.network.cost import op_cost
 from gossamer.recipes.recipe import resolve
-from gossamer.rounds import NOTHING, Closing, Round
+from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.reduction import NOTHING, Closing, Round
+from gossamer.reducer.step_report import NOBODY, Presence, Report
 from gossamer.runtime import pipeline_tuner
 from gossamer.runtime.pipeline import WINDOW
 from gossamer.runtime.pipeline_tuner import TRIAL_PERIOD, TRIED, Trials
@@ -340,7 +340,7 @@ def exchanged(
     presence: Sequence[Presence] = (Presence.TRAINING,) * 2,
 ) -> list[tuple[list[int], torch.Tensor]]:
     """By rank: the windows of rounds that take slow(rank, window) seconds, and what all of them came to."""
-    monkeypatch.setattr("gossamer.rounds.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("gossamer.reducer.reduction.time", SimpleNamespace(perf_counter=lambda: 0.0))
     group = SimulatedGroup(2)
 
     def work(rank: int) -> tuple[list[int], torch.Tensor]:

@@ -14,11 +14,11 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import events
-from gossamer.control import MEETING_BYTES
 from gossamer.core.ops import Word
 from gossamer.errors import Stopped
+from gossamer.reducer.participation import MEETING_BYTES
 from gossamer.runtime.transport import Transport
-from gossamer.session import Session
+from gossamer.session.session import Session
 
 
 def backward(model: nn.Module, step: int, rank: int) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, notices, parameters
 
-from gossamer.attach import Memory
 from gossamer.checkpoint import reshard
 from gossamer.compressors import Compressor, Feedback, Sharded, SparseSum, TopK
 from gossamer.compressors.error_feedback import RESIDUAL
@@ -25,6 +24,7 @@ from gossamer.core.layout import Layout, Packed
 from gossamer.errors import CheckpointError
 from gossamer.recipes.recipe import resolve
 from gossamer.sampler import Shard
+from gossamer.session.average import Memory
 from gossamer.transports.simulated import SimulatedGroup
 
 SEVERAL = "Route(Int8(block=16), smallest=10)"  # sharded among three or more

@@ -7,7 +7,6 @@ import pytest
 import torch
 from foretold import WORKERS, other, ring
 
-from gossamer.control import WEIGHT_BYTES, control_bytes
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Gather, Mean, Together, bytes_sent
@@ -16,6 +15,7 @@ from gossamer.events import Attached
 from gossamer.forecast import assumed, assumed_shapes, conversation, forecast
 from gossamer.kernels import coded_bytes
 from gossamer.recipes.recipe import resolve
+from gossamer.reducer.step_report import WEIGHT_BYTES, control_bytes
 from gossamer.runtime.runner import simulate
 
 SHAPES = {"a": (64, 32), "b": (7,), "c": (10, 20), "d": (16, 3, 5, 5), "e": (300,), "f": ()}

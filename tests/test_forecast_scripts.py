@@ -7,12 +7,12 @@ import pytest
 from foretold import other, ring
 
 from gossamer import events
-from gossamer.control import WEIGHT_BYTES, control_bytes
 from gossamer.errors import AttachError
 from gossamer.events import emit
 from gossamer.forecast import attached_by, forecast
 from gossamer.kernels import coded_bytes
 from gossamer.recipes.recipe import resolve
+from gossamer.reducer.step_report import WEIGHT_BYTES, control_bytes
 
 ATTACHES = """
 import os, sys

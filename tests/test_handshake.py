@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gossamer.errors import MismatchError
-from gossamer.handshake import hand_out
+from gossamer.session.startup_checks import hand_out
 
 
 class Told(Exception):

@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim import SGD
 
 import gossamer
-from gossamer import events, guards
+from gossamer import events
+from gossamer.session import gradient_guards
 
 
 def logged(**metrics: Any) -> dict[str, float]:
@@ -35,7 +36,7 @@ def test_a_loss_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         "count": 3.0,
         "accuracy": 0.25,
     }
-    monkeypatch.setattr(guards, "_number", lambda name, value: float(value))
+    monkeypatch.setattr(gradient_guards, "_number", lambda name, value: float(value))
     with pytest.raises(UserWarning):
         logged(loss=torch.tensor(2.0, requires_grad=True) * 3)
 

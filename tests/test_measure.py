@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from gossamer.buckets import Bucket
 from gossamer.core.aggregation import At
 from gossamer.errors import GossamerError
 from gossamer.forecast import assumed
@@ -11,6 +10,7 @@ from gossamer.foretell import foretell, plan
 from gossamer.measure import MeasureError, assume, measure
 from gossamer.network import read_network
 from gossamer.recipes.recipe import resolve
+from gossamer.reducer.bucket import Bucket
 from gossamer.stopwatch import turn
 
 SCRIPT = """

@@ -15,7 +15,7 @@ from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import events
 from gossamer.errors import NonFiniteError
-from gossamer.session import Session
+from gossamer.session.session import Session
 from gossamer.strategies import DelayedAveraging
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

@@ -20,20 +20,20 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters, seeded
 
 from gossamer import events
-from gossamer.announce import begun
 from gossamer.checkpoint import digest
 from gossamer.cli.explain import explain
-from gossamer.control import Presence
 from gossamer.core.aggregation import At
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
 from gossamer.forecast import forecast
 from gossamer.gossip.rules import MASS
-from gossamer.mixes import Mixes
-from gossamer.neighbours import Head, check
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.session import Session
-from gossamer.staging import laid_out
+from gossamer.reducer.step_report import Presence
+from gossamer.session.lifecycle_events import begun
+from gossamer.session.session import Session
 from gossamer.strategies import Gossip
+from gossamer.synchronizers.gossip import Mixes
+from gossamer.synchronizers.gossip_round import Head, check
+from gossamer.synchronizers.stages import laid_out
 from gossamer.topologies import Topology
 from gossamer.transports.simulated import SimulatedGroup
 
@@ -555,7 +555,7 @@ from torch.nn.functional import mse_loss
 import gossamer
 from gossamer.checkpoint import digest
 from gossamer.cli.explain import explain
-from gossamer.control import Presence
+from gossamer.reducer.step_report import Presence
 from virtual import batch, network, parameters
 
 world = gossamer.init()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from virtual import Worker, agree, cluster, loss_of, network, parameters, seeded
 
 from gossamer.compressors import DGC, Compressor
-from gossamer.momentum import FromSGD
+from gossamer.session.momentum_transfer import FromSGD
 
 # -- what must be equal ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from momenta import ALL, MIXED, REAL, close, one_cycle, sgd
 from torch import Tensor, nn
 from virtual import Worker, agree, batch, cluster, grow, loss_of, network, parameters
 
-from gossamer.session import Session
+from gossamer.session.session import Session
 
 
 def remembered(session: Session) -> Tensor:

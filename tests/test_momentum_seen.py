@@ -11,9 +11,9 @@ from momenta import ALL, sgd, together
 from torch import nn
 from virtual import Worker, closure_of, cluster, loss_of, network, notices
 
-from gossamer.attach import ddp_hook
 from gossamer.errors import AttachError, LoopError
-from gossamer.session import Session
+from gossamer.session.ddp_hook import ddp_hook
+from gossamer.session.session import Session
 
 # -- what schedulers and users see -------------------------------------------------------------------------------------
 

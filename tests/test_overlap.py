@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from virtual import Worker, batch, cluster
 
 from gossamer import events
 from gossamer.core.ops import Word
+from gossamer.reducer.bucketing import divide
 from gossamer.runtime.transport import Transport
 
 
@@ -55,10 +57,7 @@ class Pausing(torch.autograd.Function):
 
 
 def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.buckets.BUCKET_BYTES", 1)
-    monkeypatch.setattr(
-        "gossamer.staging.divide", lambda parameters: __import__("gossamer.buckets").buckets.divide(parameters, 1)
-    )
+    monkeypatch.setattr("gossamer.synchronizers.stages.divide", partial(divide, bucket_bytes=1))
     buckets, waits = 6, list[float]()
 
     def note(event: events.Event) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, network, parameters
 
-from gossamer import circle, events, pairs
-from gossamer.announce import begun
+from gossamer import events
 from gossamer.checkpoint import digest
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Packed
@@ -26,10 +25,12 @@ from gossamer.forecast import forecast
 from gossamer.gossip import state_transfer, termination
 from gossamer.gossip.pairwise import NO_EXCHANGE, Partner
 from gossamer.gossip.termination import Agreed, Parting, Sums
-from gossamer.pairs import Pairs
 from gossamer.recipes.recipe import resolve
-from gossamer.session import Session
-from gossamer.staging import laid_out
+from gossamer.session.lifecycle_events import begun
+from gossamer.session.session import Session
+from gossamer.synchronizers import pairwise_gossip, peer_endpoints
+from gossamer.synchronizers.pairwise_gossip import Pairs
+from gossamer.synchronizers.stages import laid_out
 from gossamer.topologies import Topology
 from gossamer.transports.detached import ReturnedTransport
 from gossamer.transports.simulated import SimulatedGroup
@@ -130,7 +131,7 @@ def test_exchanges_move_nothing_in_sum(world: int) -> None:
 
 @pytest.mark.parametrize("broken", [Keeps, Drops])
 def test_rules_that_lose_something_are_found(broken: type[Partner], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "Partner", broken)
+    monkeypatch.setattr(pairwise_gossip, "Partner", broken)
     with pytest.raises(AssertionError):
         [check_conserved(2) for _ in range(4)]  # threads may meet in an order in which nothing is lost
 
@@ -185,7 +186,7 @@ def test_workers_learn_what_they_would_by_averaging_gradients() -> None:
 
 
 def test_workers_apart_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "Partner", Alone)
+    monkeypatch.setattr(pairwise_gossip, "Partner", Alone)
     with pytest.raises(AssertionError):
         check_learns()
 
@@ -372,13 +373,13 @@ def check_survivors(work: Callable[[Worker], Tensor | None], victim: int) -> lis
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_who_dies_keeps_nobody_waiting(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circle, "DEAD_AFTER_SECONDS", 1.0)
+    monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
     check_survivors(partial(survived, victim=victim), victim)
 
 
 def test_waiting_for_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circle, "DEAD_AFTER_SECONDS", 0.2)
-    monkeypatch.setattr(pairs, "Parting", Faithful)
+    monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(pairwise_gossip, "Parting", Faithful)
     with pytest.raises(ConnectError, match="hears nobody"):
         check_survivors(partial(survived, victim=2, patience_seconds=1.0), 2)
 
@@ -403,10 +404,10 @@ class Returns:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.places: dict[int, Any] = {}
         self.back, self.lives = threading.Event(), threading.local()
-        patch.setattr(circle, "run_token", lambda: bytes(range(32)))
-        patch.setattr(circle, "publish", self.places.__setitem__)
-        patch.setattr(circle, "published", lambda world: dict(self.places))
-        patch.setattr(pairs, "comebacks", lambda: getattr(self.lives, "count", 0))
+        patch.setattr(peer_endpoints, "run_token", lambda: bytes(range(32)))
+        patch.setattr(peer_endpoints, "publish", self.places.__setitem__)
+        patch.setattr(peer_endpoints, "published", lambda world: dict(self.places))
+        patch.setattr(pairwise_gossip, "comebacks", lambda: getattr(self.lives, "count", 0))
 
     def attach(self, worker: Worker, counts: int) -> tuple[Session, Watched, torch.optim.Optimizer]:
         model = Watched(start_of(worker.rank), counts)
@@ -446,7 +447,7 @@ class Returns:
 
 
 def check_returns(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(circle, "DEAD_AFTER_SECONDS", 1.0)
+    patch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
     with heard() as found:
         *others, back = cluster(Returns(patch).work, 3)
     assert any(torch.equal(back[0], each[0]) for each in others), "it does not begin where anybody was"
@@ -471,7 +472,7 @@ def test_a_lost_worker_comes_back_to_what_another_has(monkeypatch: pytest.Monkey
     ],
 )
 def test_who_comes_back_to_something_else_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, name, broken)
+    monkeypatch.setattr(pairwise_gossip, name, broken)
     with pytest.raises(AssertionError):
         check_returns(monkeypatch)
 
@@ -482,7 +483,7 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
     returns = Returns(monkeypatch)
     monkeypatch.setattr(state_transfer, "ROLL_SECONDS", 0.05)
     monkeypatch.setattr(state_transfer, "SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr(pairs, "has_ended", lambda: over)
+    monkeypatch.setattr(pairwise_gossip, "has_ended", lambda: over)
     returns.lives.count = 1
     worker = Worker(2, 3, ReturnedTransport(2, 3))
     with heard() as found, pytest.raises(Stopped if over else PeerLost):
@@ -494,7 +495,7 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_a_launcher_nobody_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     returns = Returns(monkeypatch)
-    monkeypatch.setattr(circle, "run_token", lambda: None)
+    monkeypatch.setattr(peer_endpoints, "run_token", lambda: None)
     returns.lives.count = 1
     with pytest.raises(ConnectError, match="without the run's token"):
         returns.attach(Worker(2, 3, ReturnedTransport(2, 3)), 1)
@@ -545,13 +546,13 @@ def check_outlived() -> None:
 
 
 def test_a_mean_that_one_worker_has_is_the_mean_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circle, "DEAD_AFTER_SECONDS", 1.0)
+    monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
     check_outlived()
 
 
 def test_a_mean_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circle, "DEAD_AFTER_SECONDS", 1.0)
-    monkeypatch.setattr(pairs, "Parting", Forgetful)
+    monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
+    monkeypatch.setattr(pairwise_gossip, "Parting", Forgetful)
     with pytest.raises(AssertionError):
         check_outlived()
 
@@ -595,7 +596,7 @@ def test_workers_in_lock_step_wait_for_it() -> None:
 
 
 def test_a_worker_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "Partner", Deaf)
+    monkeypatch.setattr(pairwise_gossip, "Partner", Deaf)
     with pytest.raises(AssertionError, match="nobody has averaged"):
         check_slow(RECIPE, PATIENCE_SECONDS)
 
@@ -609,7 +610,7 @@ def test_one_exchange_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert let_go.wait(PATIENCE_SECONDS)
         return 0.0
 
-    monkeypatch.setattr(pairs, "_timed", held_up)
+    monkeypatch.setattr(pairwise_gossip, "_timed", held_up)
 
     def work(worker: Worker) -> None:
         session, _, optimizer = still(worker, [1.0])
@@ -861,5 +862,5 @@ def test_an_endpoint_that_is_lost_says_so() -> None:
             session.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(circle, "DEAD_AFTER_SECONDS", 1.0)
+        patch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
         cluster(work, 2)

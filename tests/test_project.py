@@ -27,7 +27,7 @@ from gossamer.recipes.recipe import resolve
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-MAY_IMPORT_TORCH_DISTRIBUTED = {"transports", "environment", "launch", "attach"}
+MAY_IMPORT_TORCH_DISTRIBUTED = {"transports", "environment", "launch", "session"}
 
 
 def read(name: str) -> str:

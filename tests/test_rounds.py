@@ -15,14 +15,15 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, heard, network, parameters
 
 from gossamer import events
-from gossamer.buckets import Bucket, divide
 from gossamer.compressors import Compressor, PowerSGD
-from gossamer.control import NOBODY, Presence, Report, conclude
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Packed
 from gossamer.core.ops import Mean, Together, Word
 from gossamer.errors import PeerLost
-from gossamer.rounds import NOTHING, Closing, Round, with_own
+from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.bucketing import divide
+from gossamer.reducer.reduction import NOTHING, Closing, Round, with_own
+from gossamer.reducer.step_report import NOBODY, Presence, Report, conclude
 from gossamer.runtime.comm_thread import Lane, Ticket
 from gossamer.runtime.pipeline import Conveyor
 from gossamer.runtime.runner import simulate
@@ -57,7 +58,7 @@ class Noting:
 
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each parameter."""
-    monkeypatch.setattr("gossamer.staging.divide", partial(divide, bucket_bytes=1))
+    monkeypatch.setattr("gossamer.synchronizers.stages.divide", partial(divide, bucket_bytes=1))
 
 
 def trained(recipe: str, wrap: Any = lambda transport: transport) -> Tensor:

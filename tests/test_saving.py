@@ -16,7 +16,7 @@ from virtual import Worker, batch, cluster, network, parameters, seeded
 from gossamer import checkpoint
 from gossamer.errors import CheckpointError
 from gossamer.recipes.recipe import resolve
-from gossamer.session import Session
+from gossamer.session.session import Session
 from gossamer.world import World
 
 RECIPES = ["Dense()", "TopK(0.1)", "Int8()", "PowerSGD(rank=2)", "Route(PowerSGD(2), rest=Int8(block=8))"]

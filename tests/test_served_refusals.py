@@ -14,12 +14,14 @@ import torch
 from served_training import ROUNDS, begun, check_joined, trained
 from virtual import Worker, cluster, heard, network
 
-from gossamer import circle, events, parameter_server, served
+from gossamer import events, parameter_server
 from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.environment.run_token import run_token
 from gossamer.errors import AttachError, ConnectError, LoopError, PeerLost, RecipeError
 from gossamer.parameter_server.shard import Shard
 from gossamer.recipes.recipe import resolve
+from gossamer.synchronizers import parameter_server as served
+from gossamer.synchronizers import peer_endpoints
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 
 
@@ -62,7 +64,7 @@ def dedicated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
     monkeypatch.setenv("GOSSAMER_RUN", "run")
     secret = run_token()
     assert secret is not None
-    limit = circle.LARGEST_FRAME_BYTES
+    limit = peer_endpoints.LARGEST_FRAME_BYTES
     with TcpEndpoint(
         Peer(SERVER, 0), token=secret, run="run", recipe="", layout="", largest_frame_bytes=limit
     ) as endpoint:
@@ -75,12 +77,12 @@ def dedicated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
 def check_large(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """What a server cannot be told in one message is refused before anything is said, with the line to write."""
     count = 8 * sum(parameter.numel() for parameter in network().parameters())
-    monkeypatch.setattr(circle, "SLACK_BYTES", 1000)
-    monkeypatch.setattr(circle, "LARGEST_FRAME_BYTES", circle.SLACK_BYTES + count // 2 - 1)
+    monkeypatch.setattr(peer_endpoints, "SLACK_BYTES", 1000)
+    monkeypatch.setattr(peer_endpoints, "LARGEST_FRAME_BYTES", peer_endpoints.SLACK_BYTES + count // 2 - 1)
     with dedicated(monkeypatch, folder):
         with pytest.raises(AttachError, match=rf"{count:,} bytes.*gossamer run --servers 3 "):
             cluster(lambda worker: trained(worker, ROUNDS["sync"]), 2)
-        monkeypatch.setattr(circle, "LARGEST_FRAME_BYTES", circle.SLACK_BYTES + 1)
+        monkeypatch.setattr(peer_endpoints, "LARGEST_FRAME_BYTES", peer_endpoints.SLACK_BYTES + 1)
         with pytest.raises(AttachError, match=r"one row of a tensor.*Write EveryStep\(\)"):
             cluster(lambda worker: trained(worker, ROUNDS["sync"]), 2)
 
@@ -108,8 +110,8 @@ def check_absent() -> None:
 def absent(monkeypatch: pytest.MonkeyPatch, folder: Path, late_seconds: float) -> None:
     with dedicated(monkeypatch, folder):
         pass  # its port is known, and it has ended
-    monkeypatch.setattr(circle, "LATE_SECONDS", late_seconds)
-    monkeypatch.setattr(circle, "MEETING_SECONDS", 0.3)
+    monkeypatch.setattr(peer_endpoints, "LATE_SECONDS", late_seconds)
+    monkeypatch.setattr(peer_endpoints, "MEETING_SECONDS", 0.3)
 
 
 def test_a_server_that_never_comes_is_waited_for_aloud_and_not_for_ever(
@@ -167,7 +169,7 @@ def test_without_msgspec_all_but_endpoints_is_there() -> None:
 import sys
 sys.modules["msgspec"] = None
 import gossamer
-from gossamer.circle import assemble, assemble_workers
+from gossamer.synchronizers.peer_endpoints import assemble, assemble_workers
 from gossamer.errors import AttachError
 for open_endpoints in (lambda: assemble(0, 2, None, 8, lambda text: [text] * 2),
                        lambda: assemble_workers(0, 8, lambda text: [text] * 2)):

@@ -14,7 +14,8 @@ from virtual import Worker, agree, batch, cluster, joined, network, parameters
 
 from gossamer.compressors import TopK
 from gossamer.errors import Stopped
-from gossamer.session import Session, open_sessions
+from gossamer.runtime.open_sessions import open_sessions
+from gossamer.session.session import Session
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])

@@ -9,7 +9,7 @@ from sessions import sgd
 from virtual import Worker, cluster, loss_of, network, parameters
 
 from gossamer.errors import Stopped
-from gossamer.session import Session
+from gossamer.session.session import Session
 
 RECIPES = ["Dense()", "TopK(0.3)", "EveryStep(delay=1)", "LocalSGD(period=2)", "Gossip() + Ring()"]
 

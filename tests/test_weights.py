@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from virtual import Worker, cluster, network
 
-from gossamer.rounds import Round
+from gossamer.reducer.reduction import Round
 
 LOSSLESS = [
     "Route(DGC(density=1.0, masking=False), smallest=0)",

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from gossamer import events
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.transport import Transport
-from gossamer.session import Session
+from gossamer.session.session import Session
 from gossamer.transports.simulated import SimulatedGroup
 
 

@@ -1,11 +1,13 @@
 """Gossamer trains PyTorch models across machines that talk less."""
 
-from gossamer.attach import attach, average_, ddp_hook
 from gossamer.compressors import Codec, Compressor, Dense, Feedback, PowerSGD, Route, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.recipes.recipe import Recipe
 from gossamer.sampler import Shard
-from gossamer.session import Session
+from gossamer.session.attach import attach
+from gossamer.session.average import average_
+from gossamer.session.ddp_hook import ddp_hook
+from gossamer.session.session import Session
 from gossamer.strategies import EveryStep
 from gossamer.topologies import Complete
 from gossamer.version import __version__

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import AdamW
 
-from gossamer.announce import begun
 from gossamer.compressors.base import wide
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
-from gossamer.control import MEETING_BYTES, WEIGHT_BYTES
 from gossamer.core.aggregation import At, State
 from gossamer.core.coalesce import fuse
 from gossamer.core.layout import Layout, Packed
@@ -32,9 +30,12 @@ from gossamer.events import Attached, Event, subscribe
 from gossamer.parameter_server.client.traffic import price as price_servers
 from gossamer.parameter_server.from_recipe import ways_of
 from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.participation import MEETING_BYTES
+from gossamer.reducer.step_report import WEIGHT_BYTES
 from gossamer.runtime.runner import Priced, price
-from gossamer.staging import laid_out, site_size
+from gossamer.session.lifecycle_events import begun
 from gossamer.strategies import Mixing, Stage
+from gossamer.synchronizers.stages import laid_out, site_size
 from gossamer.timetable import schedule_of
 from gossamer.topologies import Topology
 from gossamer.transports.simulated import SimulatedGroup

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from gossamer.control import MEETING_BYTES
 from gossamer.core.layout import Layout
 from gossamer.core.ops import Gather, Mean, Mix, Word
 from gossamer.errors import GossamerError
@@ -18,9 +17,10 @@ from gossamer.network import Network
 from gossamer.network.cost.op_cost import Lines
 from gossamer.network.tcp_model import ETHERNET, Tcp
 from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.participation import MEETING_BYTES
 from gossamer.runtime.pipeline import WINDOW
-from gossamer.staging import site_size
 from gossamer.strategies import Stage
+from gossamer.synchronizers.stages import site_size
 from gossamer.timetable import schedule_of
 from gossamer.transports.mesh.collective_selector import asked_for, check_wish
 from gossamer.virtual_steps import Job, run_step

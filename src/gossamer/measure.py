@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor, Dense
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout
@@ -28,6 +27,7 @@ from gossamer.forecast import STEADY
 from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.probe import AT_ONCE, results
 from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.bucket import Bucket
 from gossamer.stopwatch import time_stage
 from gossamer.strategies import Stage
 

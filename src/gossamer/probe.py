@@ -22,18 +22,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gossamer.announce import begun
-from gossamer.buckets import Bucket, divide, trainable
 from gossamer.compressors import Dense
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Packed
 from gossamer.forecast import STEADY, as_main
 from gossamer.foretell import Measured, MeasuredBucket
 from gossamer.recipes.recipe import resolve
-from gossamer.session import Session, open_sessions
-from gossamer.staging import Fragments, laid_out
+from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.bucketing import divide
+from gossamer.reducer.parameter_views import trainable
+from gossamer.runtime.open_sessions import open_sessions
+from gossamer.session.lifecycle_events import begun
+from gossamer.session.session import Session
 from gossamer.stopwatch import Gradients, time_stage
 from gossamer.strategies import Stage
+from gossamer.synchronizers.stages import Fragments, laid_out
 from gossamer.transports.simulated import SimulatedGroup
 
 AT_ONCE = Stage(0, averages=True)
@@ -94,7 +97,9 @@ class _Probe:
     now: _Times | None = None
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        session = next((each for each in open_sessions() if each.optimizer is optimizer), None)
+        session = next(
+            (each for each in open_sessions() if isinstance(each, Session) and each.optimizer is optimizer), None
+        )
         if session is None:
             return
         if os.getppid() != self.asker:

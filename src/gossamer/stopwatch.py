@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.buckets import Bucket
 from gossamer.compressors import Compressor
-from gossamer.control import NOBODY, Presence, Report
 from gossamer.core.aggregation import At, Staged
 from gossamer.core.layout import Packed
 from gossamer.core.op_semantics import mean_of, meta_answer
 from gossamer.core.ops import Among, Exchange, Gather, Mean, Payload, Together, Word
 from gossamer.forecast import STEADY
 from gossamer.gossip.rules import Heard, Rule
-from gossamer.parcels import Parcel
-from gossamer.rounds import NOTHING, Cargo, Closing, Fresh, Round, with_own, without_own
-from gossamer.staging import Fragments
+from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.reduction import NOTHING, Cargo, Closing, Fresh, Round, with_own, without_own
+from gossamer.reducer.step_report import NOBODY, Presence, Report
 from gossamer.strategies import Memory, Merging, Stage
+from gossamer.synchronizers.in_flight import Parcel
+from gossamer.synchronizers.stages import Fragments
 
 EXCHANGES = 4  # the first is not counted
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gossamer.circle import DEAD_AFTER_SECONDS
 from gossamer.cli.main import gossamer
 from gossamer.launch import spare
+from gossamer.synchronizers.peer_endpoints import DEAD_AFTER_SECONDS
 
 pytestmark = [
     pytest.mark.processes,

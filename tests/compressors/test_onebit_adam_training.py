@@ -13,8 +13,8 @@ from torch.nn.functional import mse_loss
 from virtual import Worker, agree, batch, cluster, joined, loss_of, network, notices, parameters, seeded
 
 from gossamer.errors import AttachError, LoopError
-from gossamer.momentum import FromAdam
-from gossamer.session import Session
+from gossamer.session.momentum_transfer import FromAdam
+from gossamer.session.session import Session
 
 WARMUP = 4
 BETAS = (0.8, 0.95)

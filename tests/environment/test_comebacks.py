@@ -9,11 +9,11 @@ from torch import nn
 
 import gossamer
 from gossamer import environment, world
-from gossamer.attach import _transport
 from gossamer.environment import NO_GROUP, Job, comebacks, join
 from gossamer.errors import AttachError
 from gossamer.recipes.recipe import resolve
 from gossamer.sampler import Shard
+from gossamer.session.transport_setup import transport_for
 from gossamer.transports.detached import ReturnedTransport
 from gossamer.world import World
 
@@ -93,17 +93,17 @@ def test_in_lock_step_nobody_is_taken_back(recipe: str) -> None:
 @pytest.mark.usefixtures("back")
 def test_servers_of_their_own_take_a_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
     place = World(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
-    transport = _transport(place, resolve("ParameterServer()", 3))
+    transport = transport_for(place, resolve("ParameterServer()", 3))
     assert isinstance(transport, ReturnedTransport)
     monkeypatch.delenv("GOSSAMER_SERVERS")  # servers beside workers are lost with them
     with pytest.raises(AttachError):
-        _transport(place, resolve("ParameterServer()", 3))
+        transport_for(place, resolve("ParameterServer()", 3))
 
 
 @pytest.mark.usefixtures("back")
 def test_single_neighbours_take_a_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
     place = World(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
     monkeypatch.delenv("GOSSAMER_SERVERS")  # they need none
-    assert isinstance(_transport(place, resolve("Gossip('pairwise')", 3)), ReturnedTransport)
+    assert isinstance(transport_for(place, resolve("Gossip('pairwise')", 3)), ReturnedTransport)
     with pytest.raises(AttachError, match=r"Gossip\('pairwise'\)"):
-        _transport(place, resolve("Gossip() + Ring()", 3))
+        transport_for(place, resolve("Gossip() + Ring()", 3))

@@ -469,7 +469,7 @@ def test_places_for_servers_differ_and_are_not_handed_out_to_who_dials() -> None
 def test_a_taken_place_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("gossamer.launch.meeting.PORTS", range(port, port + 1))
+        monkeypatch.setattr("gossamer.launch.rendezvous.PORTS", range(port, port + 1))
         assert free_endpoints("127.0.0.1", 1) == ()
 
 

@@ -15,7 +15,7 @@ from virtual import Worker, agree, batch, cluster, heard, network, parameters
 from gossamer.core.layout import Packed
 from gossamer.core.op_semantics import mean_of
 from gossamer.recipes.recipe import Recipe
-from gossamer.session import Session
+from gossamer.session.session import Session
 from gossamer.strategies import Strategy
 
 __all__ = [

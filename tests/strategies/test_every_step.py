@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from virtual import Worker, batch, cluster, joined, network, parameters, seeded
 
-from gossamer.accumulation import Sums
-from gossamer.buckets import divide
-from gossamer.rounds import Fresh
-from gossamer.session import Session
+from gossamer.reducer.accumulation import Sums
+from gossamer.reducer.bucketing import divide
+from gossamer.reducer.reduction import Fresh
+from gossamer.session.session import Session
 from gossamer.strategies import EveryStep
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Session, Callable[[int], Tensor]], None]
@@ -115,7 +115,7 @@ def test_the_check_catches_a_missing_division(monkeypatch: pytest.MonkeyPatch) -
 
 def test_several_buckets_accumulate_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = cluster(lambda worker: accumulated(worker, EveryStep(accumulate=K), every_batch, (4,)), WORLD)
-    monkeypatch.setattr("gossamer.staging.divide", lambda parameters: divide(parameters, 1))
+    monkeypatch.setattr("gossamer.synchronizers.stages.divide", lambda parameters: divide(parameters, 1))
     parts = cluster(lambda worker: accumulated(worker, EveryStep(accumulate=K), every_batch, (4,)), WORLD)
     assert torch.equal(agree(whole), agree(parts))
 

@@ -12,9 +12,9 @@ from strategies.loops import LR, START, Trace, agree, close, gradient, mean_of, 
 from torch import Tensor, nn
 from virtual import Worker, batch, cluster, parameters, seeded
 
-from gossamer.buckets import divide
 from gossamer.errors import AttachError
 from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.bucketing import divide
 from gossamer.strategies import AVERAGE, KEEP, RESET, LocalSGD, Memory, PostLocalSGD, Strategy
 
 STATES = [KEEP, AVERAGE, RESET]
@@ -288,7 +288,7 @@ def test_a_world_of_one_is_plain_training() -> None:
 @pytest.mark.parametrize("recipe", ["LocalSGD(3)", "DiLoCo(3, fragments=2, delay=1)", "DelayedAveraging(2)"])
 def test_several_buckets_are_as_one(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     together = run(recipe, 7)
-    monkeypatch.setattr("gossamer.staging.divide", lambda parameters: divide(parameters, 1))
+    monkeypatch.setattr("gossamer.synchronizers.stages.divide", lambda parameters: divide(parameters, 1))
     for whole, parts in zip(together, run(recipe, 7), strict=True):
         assert len(parts.session._exchange.buckets) == 6 > len(whole.session._exchange.buckets)  # type: ignore[union-attr]
         for one, other in zip(whole.path, parts.path, strict=True):

@@ -10,9 +10,9 @@ from transports.mesh_group import Group
 
 from gossamer.core.ops import Mean
 from gossamer.errors import PeerLost
-from gossamer.guards import leave
 from gossamer.kernels.library import library
 from gossamer.runtime.comm_thread import Lane
+from gossamer.session.session import leave
 from gossamer.transports.mesh import native_mesh
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")

@@ -21,8 +21,8 @@ from gossamer.foretell import NOT_FORETOLD, Foretold, foretell, foretellable
 from gossamer.measure import assume, measure
 from gossamer.network import read_network
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.staging import site_size
 from gossamer.strategies import Periodic
+from gossamer.synchronizers.stages import site_size
 from gossamer.timetable import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, cycle_of, draw, schedule_of
 from gossamer.transports.mesh.collective_selector import AUTO
 

@@ -14,7 +14,7 @@ from gossamer.launch import worker
 from gossamer.launch.files import RUN_DIRECTORY
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import Watch, read_target
-from gossamer.session import open_sessions
+from gossamer.runtime.open_sessions import open_sessions
 
 HEADER_BYTES = "GOSSAMER_LAB_HEADER_BYTES"
 UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from gossamer.errors import Stopped
 from gossamer.launch.failure import Origin, is_echo
 from gossamer.launch.files import RUN_DIRECTORY, RunFiles, write_json
+from gossamer.runtime.open_sessions import open_sessions
 
 Finish = Callable[[], None]
 
@@ -111,9 +112,8 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
 
 
 def _close_sessions() -> None:
-    """Sessions that the script left open; one that never met the library has none."""
-    module = sys.modules.get("gossamer.session")
-    for session in module.open_sessions() if module else ():
+    """Sessions that the script left open."""
+    for session in open_sessions():
         session.close()
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from gossamer.buckets import trainable
-from gossamer.momentum import ownership
 from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.parameter_views import trainable
 from gossamer.rehearsal.shapes import Gradient
+from gossamer.session.momentum_transfer import ownership
 from gossamer.strategies import AVERAGE
 from gossamer.timetable import schedule_of
 

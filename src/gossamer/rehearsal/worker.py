@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 
 from gossamer import events
-from gossamer.attach import attach
 from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.shapes import from_file
 from gossamer.rehearsal.sleeper import Sleeper, idle
+from gossamer.session.attach import attach
 from gossamer.timetable import schedule_of
 from gossamer.world import init
 

@@ -1,0 +1,79 @@
+"""Backward passes that add up before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.reduction import Fresh
+
+SUM = "accumulated"
+
+
+class Sums:
+    """Sums of weighted gradients over the passes of one exchange before its last.
+
+    made: how many passes are in them; weight: of all their samples; used: the parameters that had a gradient.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], accumulate: int) -> None:
+        self._buckets, self._accumulate = buckets, accumulate
+        self._flats = [torch.zeros_like(bucket.flat) for bucket in buckets] if accumulate > 1 else []
+        self.clear()
+
+    def clear(self) -> None:
+        self.made, self.weight = 0, 0.0
+        self.used: set[str] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the next pass is the one that is sent."""
+        return self.made == self._accumulate - 1
+
+    @torch.no_grad()
+    def add(self, weight: float, scale: float) -> None:
+        """Take the gradients away from the parameters, so that no optimizer uses them yet."""
+        for bucket, flat in zip(self._buckets, self._flats, strict=True):
+            if not self.made:
+                flat.zero_()
+            for slot in bucket.layout:
+                parameter = bucket.parameters[slot.name]
+                if parameter.grad is not None:
+                    slot.of(flat).add_(parameter.grad, alpha=weight / scale)
+                    self.used.add(slot.name)
+                    parameter.grad = None
+        self.made, self.weight = self.made + 1, self.weight + weight
+
+    def join(self, place: int, pairs: Sequence[tuple[Tensor, Tensor]], weight: float, scale: float) -> Fresh:
+        """What makes a bucket, by place, the mean over all samples once the last pass is there."""
+        if not self.made:
+            return Fresh(pairs)
+        total = self.weight + weight or 1.0
+        return Fresh(pairs, weight / total, self._flats[place], scale / total)
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """The sums by parameter name, as views."""
+        for bucket, flat in zip(self._buckets, self._flats, strict=False):
+            for slot in bucket.layout:
+                yield slot.name, slot.of(flat)
+
+    def progress(self) -> dict[str, Any]:
+        return {"made": self.made, "weight": self.weight, "used": sorted(self.used)}
+
+    def resume(self, progress: Mapping[str, Any]) -> None:
+        self.made, self.weight, self.used = progress["made"], progress["weight"], set(progress["used"])
+
+
+@contextmanager
+def kept_gradients(parameters: Iterable[Parameter]) -> Iterator[None]:
+    """Gradients that an optimizer has not used yet outlive an exchange in between."""
+    kept = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
+    yield
+    for parameter, gradient in kept:
+        parameter.grad = gradient

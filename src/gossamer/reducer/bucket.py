@@ -1,0 +1,108 @@
+"""Gradients live in buckets: flat buffers per device and dtype, in an order that is the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer.compressors import Compressor
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Layout, Packed, Slot, dense_stride
+
+
+class Bucket:
+    """Gradients that leave together: `flat` holds them, `state` is what the compressor remembers about them."""
+
+    def __init__(self, parameters: Mapping[str, Parameter], compressor: Compressor, at: At) -> None:
+        self.layout = arrange(parameters, compressor)
+        example = next(iter(parameters.values()))
+        self.flat = torch.zeros(self.layout.numel, dtype=example.dtype, device=example.device)
+        self.parameters = {slot.name: parameters[slot.name] for slot in self.layout}
+        self.views = dict(self.packed.items())
+        self.state: State = compressor.init(self.packed, at)
+        self.missing = set(self.layout.names)
+        self._shown = self.flat._version
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.flat, self.layout)
+
+    @property
+    def room(self) -> Tensor:
+        """Where a mean may be written: gradients are not needed once they have left."""
+        return self.flat
+
+    @property
+    def residual_bytes(self) -> int:
+        return sum(packed.flat.nbytes for packed in self.state.values())
+
+    def point(self, used: Set[str]) -> None:
+        """Let the gradients of `used` parameters lie here, and take away those of the others."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = self.views[name] if name in used else None
+        self._shown = self.flat._version
+
+    @property
+    def touched(self) -> bool:
+        """Whether anybody wrote to the gradients since they were shown, as clipping does."""
+        return self.flat._version != self._shown
+
+    def commit(self, following: State, used: Set[str], correction: float) -> None:
+        """The average is here: remember, multiply by `correction`, and show it to the optimizer.
+
+        What nobody used was not exchanged: it keeps its state and has no gradient.
+        """
+        for name in self.parameters.keys() - used:
+            for key, packed in self.state.items():
+                if name in packed.layout.by_name:
+                    following[key][name].copy_(packed[name])
+        self.state = following.after(self.state)
+        if correction != 1.0:
+            self.flat.mul_(correction)
+        self.point(used)
+
+    def state_by_name(self) -> dict[str, dict[str, Tensor]]:
+        """{parameter name: {what: tensor}}, as views."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, packed in self.state.items():
+            for name, view in packed.items():
+                found.setdefault(name, {})[key] = view
+        return found
+
+
+def state_by_name(buckets: Iterable[Bucket]) -> dict[str, dict[str, Tensor]]:
+    """{parameter name: {what: tensor}} of all buckets, as views."""
+    return {name: remembered for bucket in buckets for name, remembered in bucket.state_by_name().items()}
+
+
+def copy_state(old: Mapping[str, Mapping[str, Tensor]], new: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Overwrite all of `new` by what `old` has under the same names."""
+    for name, remembered in new.items():
+        for key, tensor in remembered.items():
+            tensor.copy_(old[name][key])
+
+
+def arrange(parameters: Mapping[str, Tensor], compressor: Compressor) -> Layout:
+    """The layout of one bucket: tensors that the compressor treats alike lie side by side."""
+
+    def group(name: str) -> int:
+        return compressor.group(slot_of(name, parameters[name]))
+
+    return Layout.of({name: parameters[name] for name in sorted(parameters, key=group)})
+
+
+def slot_of(name: str, tensor: Tensor) -> Slot:
+    """What a compressor may know of a tensor before it has a place."""
+    return Slot(name, tuple(tensor.shape), 0, dense_stride(tensor))
+
+
+def layout_text(buckets: Iterable[Bucket]) -> str:
+    """A fingerprint of everything that is exchanged."""
+    return ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
+
+
+def layouts(buckets: Iterable[Bucket]) -> list[tuple[str, Layout]]:
+    return [(str(bucket.flat.dtype).removeprefix("torch."), bucket.layout) for bucket in buckets]

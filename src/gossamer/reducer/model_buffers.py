@@ -1,0 +1,44 @@
+"""Model buffers: BatchNorm's statistics and the like, by the module that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from gossamer.kernels import all_finite
+
+
+class Buffers:
+    """A model's buffers by the module that holds them, as they are at each moment."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._holders = [module._buffers for module in model.modules() if any(True for _ in module.buffers(False))]
+        self._constant: set[tuple[int, str]] = set()
+        self.see_constants()
+
+    def see_constants(self) -> None:
+        """Take what is not finite now for constants, such as masks. After all workers were given the same."""
+        self._constant = {key for key, buffer in self._floating() if not all_finite(buffer)}
+
+    def averaged(self) -> list[Tensor]:
+        """Those that workers average: counters stay each worker's own, and constants are the same anyway."""
+        return [buffer for key, buffer in self._floating() if key not in self._constant]
+
+    def _floating(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
+        for number, holder in enumerate(self._holders):
+            for name, buffer in holder.items():
+                if buffer is not None and buffer.is_floating_point():
+                    yield (number, name), buffer
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def __call__(self) -> list[list[Tensor]]:
+        return [[buffer for buffer in holder.values() if buffer is not None] for holder in self._holders]
+
+
+def moving_bytes(model: nn.Module) -> int:
+    """Bytes of the buffers that training moves in every step: running statistics."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    return sum(buffer.nbytes for norm in norms for buffer in norm.buffers(recurse=False))

@@ -1,0 +1,39 @@
+"""Optimizer settings: what must be alike on all ranks in every step, as text, and its comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.errors import MismatchError
+
+
+def by_value(values: Sequence[str]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ", ".join(
+        f"{value!r} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for value, who in ranks.items()
+    )
+
+
+def settings(optimizer: Optimizer) -> str:
+    """The optimizer's hyperparameters as text, group by group: learning rates, momenta, decays."""
+    groups = [
+        {key: value for key, value in group.items() if isinstance(value, (bool, int, float, tuple, Tensor))}
+        for group in optimizer.param_groups
+    ]
+    return "; ".join(
+        ", ".join(f"{key}={float(value) if isinstance(value, Tensor) else value!r}" for key, value in group.items())
+        for group in groups
+    )
+
+
+def compare_settings(texts: Sequence[str]) -> None:
+    raise MismatchError(
+        "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "
+        f"optimizer's settings are {by_value(texts)}. Step learning-rate schedulers equally often on every rank; "
+        "where ranks have different numbers of batches, once an epoch instead of once a batch."
+    )

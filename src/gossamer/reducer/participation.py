@@ -1,0 +1,97 @@
+"""Participation poll before each sync round: all-gathers (sample weight, backward passes, presence)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from gossamer.core.ops import Gather
+from gossamer.errors import LoopError
+from gossamer.reducer.step_report import Presence, Verdict
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.runner import Performed, perform
+from gossamer.runtime.transport import Transport
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Who came to a turn, by rank: with what weight, after how many backward passes, and why."""
+
+    weights: tuple[float, ...]
+    passes: tuple[int, ...]
+    presences: tuple[Presence, ...]
+
+    @property
+    def weight(self) -> float:
+        return sum(self.weights)
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody goes on training."""
+        return Presence.TRAINING in self.presences
+
+    @property
+    def together(self) -> bool:
+        """Whether all have made equally many backward passes."""
+        return len(set(self.passes)) == 1
+
+    def present(self, presence: Presence) -> tuple[int, ...]:
+        return tuple(rank for rank, theirs in enumerate(self.presences) if theirs == presence)
+
+
+MEETING_BYTES = 24
+
+
+def meet(weight: float, passes: int, presence: Presence) -> Generator[Gather, Any, Meeting]:
+    """The first word of a turn in which parameters are averaged."""
+    heard = yield Gather((torch.tensor([weight, passes, presence], dtype=torch.float64, device="cpu"),))
+    weights, clocks, presences = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
+    return Meeting(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
+
+
+def refuse_to_save_apart(met: Meeting | Verdict) -> None:
+    """A checkpoint needs all ranks at the same step."""
+    saving, everyone = met.present(Presence.SAVING), sum(len(met.present(presence)) for presence in Presence)
+    if saving and len(saving) < everyone:
+        who = f"rank{'s' * (len(saving) > 1)} {', '.join(map(str, saving))}"
+        raise LoopError(
+            f"call session.save() on every rank, not only where world.is_first: {who} called it while others went on "
+            "training or had run out of data, and a checkpoint needs all of them at the same step. Where ranks have "
+            "different numbers of batches, write `with session.epoch():` around the loop over batches and save after "
+            "it, or let all draw equally many: DataLoader(..., drop_last=True)."
+        )
+
+
+class Desk:
+    """Asks on the lane that carries the turns, or `apart` from it, over a group and a lane of its own.
+
+    Apart, the question of a turn does not wait for the turns before it; every rank asks in the same order either way.
+    """
+
+    def __init__(self, transport: Transport, lane: Lane, *, apart: bool) -> None:
+        self._lane = lane.beside() if apart else lane
+        self._transport = transport.part(transport.world) if apart else transport
+        self._apart = apart
+
+    def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], Performed]:
+        """What waits for the answer on the turns' lane, which is a Meeting. Raises LoopError there."""
+        if not self._apart:
+            return partial(self._meet, weight, passes, presence)
+        return self._lane.submit(partial(self._meet, weight, passes, presence)).wait
+
+    def hear(self, weight: float, passes: int, presence: Presence) -> Performed:
+        """Ask, and wait for the answer in this thread."""
+        return self._lane.submit(partial(self._meet, weight, passes, presence)).wait()
+
+    def _meet(self, weight: float, passes: int, presence: Presence) -> Performed:
+        met = perform(meet(weight, passes, presence), self._transport)
+        refuse_to_save_apart(met.result)
+        return met
+
+    def close(self) -> None:
+        if self._apart:
+            self._lane.close()

@@ -1,0 +1,243 @@
+"""One exchange of all buckets, as the lane sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer.compressors import Compressor
+from gossamer.compressors.base import aggregate_finite
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.coalesce import fuse
+from gossamer.core.layout import Layout, Packed, Slot
+from gossamer.core.ops import Gather, Mean, Script
+from gossamer.kernels import all_finite
+from gossamer.reducer.optimizer_settings import compare_settings
+from gossamer.reducer.step_report import NOBODY, Presence, Report, Verdict, all_weights, conclude, first_batches
+from gossamer.runtime.pipeline import WINDOW, Conveyor
+from gossamer.runtime.pipeline_tuner import Trials
+from gossamer.runtime.runner import Performance, Performed, broadcast, perform
+from gossamer.runtime.transport import Transport
+
+
+class Cargo(Protocol):
+    """What leaves together: a bucket, or numbers laid out like one."""
+
+    @property
+    def flat(self) -> Tensor: ...
+    @property
+    def packed(self) -> Packed: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def room(self) -> Tensor | None:
+        """Where the mean may be written; None where the input is needed afterwards."""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """What is put into a bucket just before it leaves.
+
+    pairs: (place in the bucket, gradient that does not lie there yet); the bucket is then multiplied by `share`, and
+    `sums` are added, times `sums_share`.
+    """
+
+    pairs: Sequence[tuple[Tensor, Tensor]] = ()
+    share: float = 1.0
+    sums: Tensor | None = None
+    sums_share: float = 1.0
+
+    def put(self, flat: Tensor) -> None:
+        if self.pairs:
+            views, gradients = zip(*self.pairs, strict=True)
+            torch._foreach_copy_(views, gradients)
+        if self.sums is not None:
+            flat.mul_(self.share).add_(self.sums, alpha=self.sums_share)
+
+
+NOTHING = Fresh()
+
+
+def without_own(staged: Staged) -> Staged:
+    """Nobody will ask for this worker's own part, as large as the bucket."""
+    mean = staged.mean
+    return replace(staged, mine=lambda: mean, owes=None)
+
+
+def with_own(staged: Staged) -> Staged:
+    """This worker's own part, computed while it can be."""
+    own = staged.own
+    return replace(staged, mine=lambda: own, owes=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closing:
+    """What the step's last word needs beside the last bucket."""
+
+    report: Report
+    settings: str
+    buffers: Sequence[Sequence[Tensor]]
+
+
+@dataclass
+class Round:
+    """Buckets leave one after the other; the last one takes along what every rank must know before it commits.
+
+    What one bucket says second travels beside what later ones say first, in an order that is the same on every rank
+    (conveyor). So a bucket's mean is there when the round is closed, and not before.
+
+    reference: the weight that counts as one; agreed upon in the very first round. weight: this worker's. total:
+    everyone's, where it had to be known before anything was compressed. keep: what of each answer is kept until the
+    round is settled. window: as of the conveyor. trials: what chooses it instead, from what rounds take: of all rounds
+    of one exchange, on every rank.
+    """
+
+    compressor: Compressor
+    transport: Transport
+    names: Sequence[str]
+    at: At
+    reference: float | None
+    weight: float
+    total: float | None = None
+    keep: Callable[[Staged], Staged] = without_own
+    window: int = WINDOW
+    trials: Trials | None = None
+    spent: list[Performed] = field(default_factory=list)
+    culprit: int = NOBODY
+    _staged: dict[int, Staged] = field(init=False, default_factory=dict)  # by the bucket's place
+    _left: list[Performance] = field(init=False, default_factory=list)
+    _conveyor: Conveyor = field(init=False)
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._conveyor = Conveyor(self.window if self.trials is None else self.trials.window)
+        self._began = time.perf_counter()
+
+    def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
+        """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
+
+        Part of the handshake, not of any step's bytes.
+        """
+        heard = perform(first_batches(batch, self.weight), self.transport).result
+        weights = [theirs for _, theirs in heard if theirs > 0]
+        if weights:
+            self.reference = sum(weights) / len(weights)
+            warn(heard)
+
+    def weigh(self) -> None:
+        """Hear everyone's weight. What is remembered has its own weight in it already, and what comes back could not be
+        divided by the new total without dividing that, too."""
+        performed = perform(all_weights(self.weight), self.transport)
+        self.spent.append(performed)
+        self.total = performed.result
+
+    @property
+    def factor(self) -> float:
+        """By what this worker's gradients are multiplied before they are averaged."""
+        if self.total is None:
+            return self.weight / (self.reference or 1.0)
+        return self.transport.world * self.weight / self.total if self.total else 0.0
+
+    def correction(self, total: float) -> float:
+        """By what averages are multiplied, now that the total weight is known."""
+        return 1.0 if self.total is not None else self.transport.world * (self.reference or 1.0) / total
+
+    def exchange(self, bucket: Cargo, fresh: Fresh, scale: float) -> None:
+        """Let one bucket leave, to be averaged in place."""
+        self._leave(self._aggregation(bucket, fresh, scale))
+
+    def average(self, flat: Tensor) -> Tensor:
+        """Let numbers leave that travel as they are, and of which nothing is remembered; their weighted mean lands in
+        them."""
+        self._leave(_mean(flat, self.factor))
+        return flat
+
+    def close(self, bucket: Cargo, fresh: Fresh, scale: float, closing: Closing) -> Verdict:
+        """Average the last bucket and all that left before, and hear what happened on the other ranks."""
+        last = self._leave(fuse([self._aggregation(bucket, fresh, scale), self._conclude(closing.report)]))
+        self._conveyor.finish()
+        self._try(closing.report.presence)
+        self.spent += [each.performed for each in self._left]
+        _, verdict = last.performed.result
+        if not verdict.alike:
+            compare_settings(self.transport.gather_text(closing.settings))
+        moved = [group for group, has_moved in zip(closing.buffers, verdict.moved, strict=True) if has_moved]
+        if moved:
+            travelling = [buffer for group in moved for buffer in group]
+            self.spent.append(broadcast(self.transport, travelling, source=verdict.active[0]))
+        return verdict  # type: ignore[no-any-return]
+
+    def _try(self, presence: Presence) -> None:
+        """Note what this round took; ranks compare once a trial is over. Like a handshake, no part of any step's bytes.
+
+        A rank that only keeps the others company began to wait when it liked.
+        """
+        if self.trials is None:
+            return
+        self.trials.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
+        if self.trials.over:
+            perform(self.trials.compare(), self.transport)
+
+    @property
+    def staged(self) -> list[Staged]:
+        """What was agreed on, by bucket, once the round is closed."""
+        return [self._staged[place] for place in sorted(self._staged)]
+
+    def _leave(self, script: Script) -> Performance:
+        self._left.append(Performance(script, self.transport))
+        self._conveyor.put(self._left[-1])
+        return self._left[-1]
+
+    def _aggregation(self, bucket: Cargo, fresh: Fresh, scale: float) -> Script:
+        """The bucket's script, in units that do not change when the loss scale does. Nothing infinite leaves."""
+        place = len(self._left)  # a script begins as soon as it is put in
+        fresh.put(bucket.flat)
+        factor = self.factor / scale
+        if factor != 1.0:
+            bucket.flat.mul_(factor)
+
+        def lost() -> None:
+            if self.culprit == NOBODY:
+                self.culprit = self.names.index(worst(bucket, bucket.flat))
+
+        staged = yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, bucket.room, lost)
+        self._staged[place] = self.keep(staged)
+
+    def _conclude(self, report: Report) -> Generator[Gather, Any, Verdict]:
+        """Begins after the last bucket's encoder, so that the report tells what that one found."""
+        return (yield from conclude(replace(report, culprit=self.culprit)))
+
+    def blame(self, verdict: Verdict, cargo: Sequence[Cargo]) -> tuple[int | None, str] | None:
+        """(rank, tensor) whose number was not finite; no rank where only the mean was not; None where all were."""
+        if verdict.culprits:
+            rank, place = verdict.culprits[0]
+            return rank, self.names[place]
+        for each, staged in zip(cargo, self.staged, strict=True):
+            if not staged.finite:
+                return None, worst(each, staged.mean)
+        return None
+
+    def costs(self) -> Mapping[str, float]:
+        parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
+        return {part: sum(getattr(each, part) for each in self.spent) for part in parts}
+
+
+def _mean(flat: Tensor, factor: float) -> Generator[Mean, Any, None]:
+    yield Mean(flat.mul_(factor), out=flat)
+
+
+def worst(bucket: Cargo, flat: Tensor) -> str:
+    """The first tensor that is not finite, or else the one with the largest entry."""
+
+    def size(slot: Slot) -> float:
+        return inf if not all_finite(slot.span(flat)) else float(slot.span(flat).abs().amax())
+
+    return max((slot for slot in bucket.layout if slot.numel), key=size).name

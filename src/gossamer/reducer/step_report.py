@@ -1,0 +1,144 @@
+"""The last word of a step: what every rank must know before any of them commits."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gossamer.core.ops import Gather
+
+NOBODY = -1
+HEAD = Struct("<dqiBB")  # weight, settings, culprit, presence, stop: the same on every machine
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Presence(IntEnum):
+    """Why a rank takes part in an exchange: it has data; it has run out; it has none now and wants to save."""
+
+    GONE = 0
+    TRAINING = 1
+    SAVING = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What one rank says at the end of a step.
+
+    weight: of its batch; presence: why it takes part; settings: a hash of the optimizer's hyperparameters; culprit: the
+    place of the first tensor that was not finite, or NOBODY; used, moved: which parameters have a gradient and which
+    modules' buffers changed, by place; stop: somebody asked this rank to end the run.
+    """
+
+    weight: float
+    presence: Presence
+    settings: int
+    culprit: int
+    used: Flags
+    moved: Flags
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all ranks conclude from all reports, the same everywhere."""
+
+    reports: tuple[Report, ...]
+
+    @property
+    def weight(self) -> float:
+        return sum(report.weight for report in self.reports)
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The ranks that had data."""
+        return self.present(Presence.TRAINING)
+
+    def present(self, presence: Presence) -> tuple[int, ...]:
+        return tuple(rank for rank, report in enumerate(self.reports) if report.presence == presence)
+
+    @property
+    def stop(self) -> bool:
+        return any(report.stop for report in self.reports)
+
+    @property
+    def culprits(self) -> tuple[tuple[int, int], ...]:
+        """(rank, place of a tensor) for every rank that met a number that is not finite."""
+        return tuple((rank, report.culprit) for rank, report in enumerate(self.reports) if report.culprit != NOBODY)
+
+    @property
+    def alike(self) -> bool:
+        return len({report.settings for report in self.reports if report.presence == Presence.TRAINING}) <= 1
+
+    @property
+    def used(self) -> Flags:
+        """The parameters that have a gradient on some rank."""
+        flags: Flags = np.any([report.used for report in self.reports], axis=0)
+        return flags
+
+    @property
+    def moved(self) -> Flags:
+        """The modules whose buffers changed on some rank."""
+        flags: Flags = np.any([report.moved for report in self.reports], axis=0)
+        return flags
+
+
+def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
+    """Payload bytes of a report: its head and two bitmaps."""
+    return HEAD.size + -(-parameter_tensors // 8) + -(-buffer_groups // 8)
+
+
+def conclude(report: Report) -> Generator[Gather, Any, Verdict]:
+    """Tell everyone my report, hear theirs."""
+    heard = yield Gather((_encode(report),))
+    return Verdict(tuple(_decode(text, len(report.used), len(report.moved)) for (text,) in heard))
+
+
+def _encode(report: Report) -> Tensor:
+    head = HEAD.pack(report.weight, report.settings, report.culprit, report.presence, report.stop)
+    bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
+    return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
+
+
+def _decode(text: Tensor, parameters: int, buffers: int) -> Report:
+    raw = text.numpy()
+    weight, settings, culprit, presence, stop = HEAD.unpack(raw[: HEAD.size].tobytes())
+    split = HEAD.size + -(-parameters // 8)
+    return Report(
+        weight=weight,
+        presence=Presence(presence),
+        settings=settings,
+        culprit=culprit,
+        used=_bits(raw[HEAD.size : split], parameters),
+        moved=_bits(raw[split:], buffers),
+        stop=bool(stop),
+    )
+
+
+def _bits(raw: npt.NDArray[np.uint8], count: int) -> Flags:
+    return np.unpackbits(raw, count=count).astype(bool)
+
+
+def first_batches(batch: int, weight: float) -> Generator[Gather, Any, Sequence[tuple[int, float]]]:
+    """The first word of a session: a hash of everyone's first batch, and the weight of it."""
+    heard = yield Gather(
+        (torch.tensor([weight], dtype=torch.float64, device="cpu"), torch.tensor([batch], device="cpu"))
+    )
+    return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
+
+
+WEIGHT_BYTES = 8
+
+
+def all_weights(weight: float) -> Generator[Gather, Any, float]:
+    """The first word of a step whose recipe remembers something: the sum of everyone's weight."""
+    heard = yield Gather((torch.tensor([weight], dtype=torch.float64, device="cpu"),))
+    return float(sum(theirs.item() for (theirs,) in heard))

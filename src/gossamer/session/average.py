@@ -1,0 +1,131 @@
+"""Averaging of tensors by a plain function call, without a session."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.compressors import Compressor
+from gossamer.compressors.base import aggregate_finite
+from gossamer.compressors.sharded import is_owed, settle
+from gossamer.core.aggregation import At, Staged, State
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Gather, Word
+from gossamer.errors import LayoutError
+from gossamer.recipes.recipe import resolve
+from gossamer.runtime.runner import perform
+from gossamer.runtime.transport import Transport
+from gossamer.session.transport_setup import group_transport
+from gossamer.transports.mesh.collective_selector import asked_for
+from gossamer.world import current
+
+
+class Memory:
+    """What a compressor remembers about many tensors, by name, however they are put together from call to call."""
+
+    def __init__(self, compressor: Compressor, transport: Transport) -> None:
+        self.compressor, self.transport, self.step = compressor, transport, 0
+        self._states: dict[str, State] = {}  # by the fingerprint of what lies side by side
+
+    def average_(self, x: Packed) -> None:
+        """Overwrite x with the mean over the group, or with NaN on every rank where one of them is not finite."""
+        at = At(step=self.step, rank=self.transport.rank, world=self.transport.world)
+        state = self._state(x, at)
+        staged, agreed = perform(_voted(self.compressor, x, state, at), self.transport).result
+        if not agreed:
+            x.flat.fill_(torch.nan)
+        elif state:
+            self._states[x.layout.fingerprint()] = staged.next_state.after(state)
+
+    def _state(self, x: Packed, at: At) -> State:
+        """The state for this layout; tensors that lay elsewhere before bring theirs along."""
+        key = x.layout.fingerprint()
+        if key not in self._states:
+            state = self.compressor.init(x, at)
+            names = set(x.layout.names)
+            for other in [k for k, old in self._states.items() if names & _names(old)]:
+                settle(self._states[other], at)
+                _move(self._states[other], state)
+                old = self._states.pop(other)
+                if _names(old) - names:
+                    self._states[f"{other} without {key}"] = _without(names, old)
+            self._states[key] = state
+        return self._states[key]
+
+
+def _names(state: State) -> set[str]:
+    return {name for packed in state.values() for name in packed.layout.names}
+
+
+def _without(names: set[str], state: State) -> State:
+    """What a settled state remembers about other tensors: about each, there is one memory only."""
+    others = _names(state) - names
+    return State({key: packed.restrict(others) for key, packed in state.items() if not is_owed(key)})
+
+
+def _move(old: State, new: State) -> None:
+    for key, packed in new.items():
+        for name, view in packed.items() if not is_owed(key) else ():
+            if key in old and name in old[key].layout.by_name:
+                if old[key][name].shape != view.shape:
+                    raise LayoutError(
+                        f'"{name}" was {tuple(old[key][name].shape)} and is {tuple(view.shape)} now, so what is '
+                        "remembered about it no longer means anything. Begin with an empty state."
+                    )
+                view.copy_(old[key][name])
+
+
+def _voted(compressor: Compressor, x: Packed, state: State, at: At) -> Generator[Word, Any, tuple[Staged, bool]]:
+    """Aggregate, then ask whether every rank's numbers were finite."""
+    lost: list[bool] = []
+    staged: Staged = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
+    flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8, device="cpu")
+    heard = yield Gather((flag,))
+    return staged, all(bool(theirs.item()) for (theirs,) in heard)
+
+
+@cache
+def _shared_transport() -> Transport:
+    """One group for all calls of average_ in this process."""
+    return group_transport(current(), asked_for())
+
+
+def average_(
+    tensors: Iterable[Tensor] | Mapping[str, Tensor],
+    compressor: Compressor | str,
+    state: dict[str, Memory] | None = None,
+) -> None:
+    """Overwrite `tensors` with their means over all workers; every rank must call it with the same shapes.
+
+    compressor: one, as it is, or a recipe's text. state: an empty dict at first, and the same one at every later call,
+    for compressors that remember (Feedback, PowerSGD). A number that is not finite on one rank makes the tensors of its
+    dtype NaN on all of them and leaves the state as it was. Raises ValueError where a state is needed and missing.
+    """
+    named = dict(tensors) if isinstance(tensors, Mapping) else {str(i): tensor for i, tensor in enumerate(tensors)}
+    world = current()
+    chosen = resolve(compressor, world.size).compressor if isinstance(compressor, str) else compressor
+    if world.size == 1 or not named:
+        return
+    if strange := {str(tensor.dtype) for tensor in named.values() if not tensor.is_floating_point()}:
+        raise TypeError(f"average_ averages real numbers, not {', '.join(strange)}: pass tensor.float() instead")
+    kinds: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in named.items():
+        kinds.setdefault(f"{tensor.device} {tensor.dtype}", {})[name] = tensor.detach()
+    for kind, group in kinds.items():
+        packed = Packed.pack(group)
+        if state is None and chosen.init(packed, At(world=world.size)):
+            raise ValueError(
+                f"{chosen!r} remembers something between calls and has nowhere to keep it. Write `state = {{}}` once, "
+                "and gossamer.average_(tensors, compressor, state=state) each time."
+            )
+        memory = (state if state is not None else {}).setdefault(kind, Memory(chosen, _shared_transport()))
+        if memory.compressor != chosen:
+            raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
+        memory.average_(packed)
+        memory.step += 1
+        for name, view in packed.items():
+            group[name].copy_(view)

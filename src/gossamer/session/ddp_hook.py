@@ -1,0 +1,64 @@
+"""Communication hook for DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+
+from gossamer.compressors import Compressor
+from gossamer.core.layout import Layout, Packed
+from gossamer.errors import AttachError
+from gossamer.recipes.recipe import resolve
+from gossamer.reducer.parameter_views import trainable
+from gossamer.runtime.comm_thread import Lane
+from gossamer.session.average import Memory
+from gossamer.session.momentum_transfer import ownership
+from gossamer.session.transport_setup import group_transport
+from gossamer.transports.mesh.collective_selector import asked_for
+from gossamer.world import current
+
+
+class DdpState:
+    """What ddp_hook's hook needs: names, memory and a lane."""
+
+    def __init__(self, model: nn.Module, compressor: Compressor) -> None:
+        parameters = trainable(model)
+        if ownership(compressor, parameters):
+            raise AttachError(
+                f"{compressor!r} applies momentum in the optimizer's place, and DDP's hooks know no optimizer. Leave "
+                "DDP out and call gossamer.attach(model, optimizer, ...)."
+            )
+        self.names = {id(parameter): name.removeprefix("module.") for name, parameter in parameters.items()}
+        self.memory = Memory(compressor, group_transport(current(), asked_for()))
+        self.lane = Lane(next(iter(parameters.values())).device)
+
+
+def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, Any]:
+    """What DistributedDataParallel needs to compress: ddp.register_comm_hook(*gossamer.ddp_hook(model, compressor)).
+
+    State is kept by parameter name, so it survives DDP's regrouping of buckets after the first step. With a GradScaler
+    residuals would be in units of its changing scale: use gossamer.attach(..., scaler=scaler) instead of DDP there.
+    """
+    world = current()
+    # a lambda, since DDP compares annotations with the classes themselves, not with their names
+    return DdpState(model, resolve(compressor, world.size).compressor), lambda state, bucket: _ddp_average(
+        state, bucket
+    )
+
+
+def _ddp_average(state: DdpState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    shapes = {state.names[id(parameter)]: parameter for parameter in bucket.parameters()}
+    flat, last = bucket.buffer(), bucket.is_last()
+    layout = Layout.of({name: parameter.detach() for name, parameter in shapes.items()})
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
+
+    def job() -> None:
+        state.memory.average_(Packed(flat, layout))
+        state.memory.step += last
+        future.set_result(flat)
+
+    state.lane.submit(job, on_failure=future.set_exception)  # type: ignore[arg-type]
+    return future

@@ -1,0 +1,147 @@
+"""Optimizers beside the attached one: whether their steps in its parameters mean the same on every rank.
+
+One hook hears of every optimizer's step in this process while sessions are open.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from gossamer.errors import LoopError
+from gossamer.recipes.recipe import Recipe
+from gossamer.session.momentum_transfer import ownership
+from gossamer.strategies import Stage
+
+LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
+
+Watcher = Callable[[Optimizer], None]
+
+_lock = threading.Lock()
+_watchers: tuple[weakref.WeakMethod[Watcher], ...] = ()  # replaced, never changed: steps read it in other threads
+_hook: RemovableHandle | None = None
+
+
+class Watch:
+    """Calls `watcher`, a bound method that is held weakly, before every step of any optimizer, until it is removed."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        global _hook
+        self._watcher = weakref.WeakMethod(watcher)
+        with _lock:
+            _keep(self._watcher)
+            if _hook is None:
+                _hook = register_optimizer_step_pre_hook(_before_any_step)
+
+    def remove(self) -> None:
+        global _hook
+        with _lock:
+            _keep(without=self._watcher)
+            if not _watchers and _hook is not None:
+                _hook.remove()
+                _hook = None
+
+
+def _keep(*more: weakref.WeakMethod[Watcher], without: weakref.WeakMethod[Watcher] | None = None) -> None:
+    global _watchers
+    _watchers = (*(each for each in _watchers if each is not without and each() is not None), *more)
+
+
+def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for each in _watchers:
+        watcher = each()
+        if watcher is not None:
+            watcher(optimizer)
+
+
+class Beside:
+    """What other optimizers may do to the parameters of one session.
+
+    Gradients that are averaged in every backward pass are so for whoever uses them. What happens around the attached
+    optimizer's steps does not happen around another's, and momentum that a compressor applies is the attached one's.
+    """
+
+    def __init__(
+        self, model: nn.Module, attached: Optimizer, recipe: Recipe, parameters: Mapping[str, Parameter]
+    ) -> None:
+        self._model, self._attached = model, attached
+        self._averaged = {id(parameter) for parameter in parameters.values()}
+        self._frozen = {id(parameter) for parameter in model.parameters()} - self._averaged
+        around = any(acts_around_steps(stage) for stage in recipe.strategy.stages)
+        reserved = parameters if around else ownership(recipe.compressor, parameters)
+        self._reserved = {id(parameters[name]) for name in reserved}
+        self._why = (
+            f"{recipe} acts around that one's steps: what this one changes would never reach the other workers"
+            if around
+            else f"{recipe} has put the momentum of the attached one into gradients: another's would come on top of it"
+        )
+
+    def check(self, other: Optimizer, *, local: bool) -> None:
+        """Raise LoopError where `other` is about to make a step that no other rank would hear of, or not rightly.
+
+        local: the gradients are those of this rank, since nothing was averaged after a backward pass in no_sync().
+        """
+        if other is self._attached:
+            return
+        held = [parameter for group in other.param_groups for parameter in group["params"]]
+        if any(id(parameter) in self._reserved for parameter in held):
+            self._refuse_unless_wrapped(other, self._why)
+        elif local and any(id(parameter) in self._averaged for parameter in held):
+            self._refuse_unless_wrapped(other, LOCAL)
+        elif thawed := [p for p in held if id(p) in self._frozen and p.requires_grad and p.grad is not None]:
+            self._refuse_thawed(other, thawed)
+
+    def _refuse_unless_wrapped(self, other: Optimizer, why: str) -> None:
+        if steps_through(self._attached, other) or steps_through(other, self._attached):
+            return
+        raise LoopError(
+            f"{type(other).__name__} is about to change parameters that are attached with another optimizer, "
+            f"{type(self._attached).__name__}, and {why}. "
+            "Call session.close() and gossamer.attach(model, new_optimizer, ...) before training goes on with a new "
+            "one. Two at a time can share gradients that are averaged in backward(), as by EveryStep() + Dense()."
+        )
+
+    def _refuse_thawed(self, other: Optimizer, thawed: list[Parameter]) -> None:
+        if any(parameter is each for parameter in self._model.parameters() for each in thawed):  # an id may be anew
+            raise LoopError(
+                f"{type(other).__name__} trains a parameter that was frozen at attach, and nobody averages its "
+                "gradient. Call session.close() and gossamer.attach(model, optimizer, ...) again after thawing it."
+            )
+
+
+def acts_around_steps(stage: Stage) -> bool:
+    """Whether something other than gradients is agreed upon."""
+    return stage.apart or stage.serving is not None
+
+
+def steps_through(outer: Optimizer, inner: Optimizer, depth: int = 3) -> bool:
+    """Whether `outer` wraps `inner`, as SAM or Lookahead do: its steps are the inner one's."""
+    return any(part is inner or (depth > 0 and steps_through(part, inner, depth - 1)) for part in _parts(outer))
+
+
+def _parts(optimizer: Optimizer) -> Iterator[Optimizer]:
+    for value in vars(optimizer).values():
+        several = value if isinstance(value, (list, tuple)) else [value]
+        yield from (each for each in several if isinstance(each, Optimizer))
+
+
+def refuse_strangers(optimizer: Optimizer, averaged: Set[int]) -> None:
+    """Refuse parameters, by id, that the optimizer trains and nobody averages."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if not held <= averaged:
+        raise LoopError(
+            "the optimizer trains a parameter that was frozen, or not there, at attach, and nobody averages its "
+            "gradient. Call session.close() and gossamer.attach(...) again after adding or thawing it; after resizing "
+            "one, session.reset(name)."
+        )

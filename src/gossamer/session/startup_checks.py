@@ -1,0 +1,163 @@
+"""Ranks that are not alike are found before the first step, by value and by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gossamer.checkpoint import digest
+from gossamer.core import rng
+from gossamer.errors import MismatchError
+from gossamer.events import notice
+from gossamer.reducer.optimizer_settings import by_value
+from gossamer.version import __version__
+
+NOT_SEEN, NO_BATCH = 0, -1
+
+MEANING = {
+    "gossamer": "Gossamer's version (install the same one everywhere)",
+    "torch": "torch's version (install the same one everywhere)",
+    "python": "Python's version (use the same one everywhere)",
+    "nccl": "NCCL's version (install the same one everywhere)",
+    "script": "a hash of the script (copy the same file everywhere)",
+    "recipe": "the recipe (pass the same one everywhere)",
+    "layout": "a hash of the parameters' names, shapes and dtypes (build the same model everywhere)",
+    "options": "what else attach was given (pass the same everywhere)",
+    "optimizer": "a hash of the optimizer's state and settings (load its state on every rank, before attach)",
+}
+
+
+def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, options: str = "") -> dict[str, str]:
+    """What must be alike on every rank."""
+    return {
+        "gossamer": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none",
+        "script": _script_hash(),
+        "recipe": recipe,
+        "layout": layout,
+        "options": options,
+        "optimizer": "none" if optimizer is None else optimizer_digest(optimizer),
+    }
+
+
+def compare(texts: Sequence[str]) -> None:
+    """Refuse fingerprints (as JSON, by rank) that differ, naming each value and the ranks that hold it."""
+    prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
+    differing = [key for key in prints[0] if len({each.get(key) for each in prints}) > 1]
+    if differing:
+        lines = [
+            f"{MEANING.get(key, key)}: {by_value([each.get(key, 'none') for each in prints])}" for key in differing
+        ]
+        raise MismatchError(
+            "the ranks are not alike, so their parameters would drift apart without a word. They differ in "
+            + "; in ".join(lines)
+        )
+
+
+def hand_out(
+    tensors: Sequence[Tensor], tell: Callable[[str], list[str]], broadcast: Callable[[Sequence[Tensor], int], None]
+) -> None:
+    """Give all ranks what rank 0 has of tensors that are not alike everywhere. tell: everyone's text by rank.
+
+    A script that seeds every rank alike, or loads one file, has nothing to send: hashes travel instead.
+    """
+    mine = [tensor.detach() for tensor in tensors]
+    forms, *hashes = zip(*(text.split() for text in tell(_described(mine))), strict=False)
+    if len({*forms}) > 1:
+        raise MismatchError(
+            "the ranks' models have other buffers or frozen parameters: their number, shapes or dtypes differ, so "
+            "nobody could have what rank 0 has. Build the same model everywhere, buffers included, before attach."
+        )
+    unlike = [_once(tensor) for tensor, by_rank in zip(mine, hashes, strict=True) if len({*by_rank}) > 1]
+    if unlike:
+        broadcast(unlike, 0)
+
+
+def _described(tensors: Sequence[Tensor]) -> str:
+    """A hash of what they are like, then one of each one's values."""
+    form = repr([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    return " ".join([f"{rng.address(form):x}", *(digest([tensor]) for tensor in tensors)])
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Without the repetitions of `expand`, into which nobody may write."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _script_hash() -> str:
+    script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
+    if script is None or not script.is_file():
+        return "none"
+    return hashlib.blake2b(script.read_bytes(), digest_size=8).hexdigest()
+
+
+def optimizer_digest(optimizer: Optimizer) -> str:
+    """A hash of every tensor and number in the optimizer's state."""
+    state = optimizer.state_dict()
+    tensors: list[Tensor] = []
+    numbers: list[str] = []
+    for path, value in _leaves(state, ""):
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            numbers.append(f"{path}:{tuple(value.shape)}")
+        else:
+            numbers.append(f"{path}={value!r}")
+    return hashlib.blake2b((digest(tensors) + ";".join(numbers)).encode(), digest_size=8).hexdigest()
+
+
+class FirstBatch:
+    """A hash of the first batch: ranks that train on the same data learn nothing from each other."""
+
+    def __init__(self) -> None:
+        self.hash, self._pid = NOT_SEEN, os.getpid()
+        self.hook: RemovableHandle | None = None
+
+    def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A forward pre-hook that looks at the first batch only.
+
+        A compiler that follows the model in here finds nothing: reading bytes would break its graph in two.
+        """
+        if torch.compiler.is_compiling():
+            return
+        if self.hash == NOT_SEEN and model.training and os.getpid() == self._pid:
+            inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            self.hash = rng.address(digest(inputs)) if inputs else NO_BATCH
+            if self.hook is not None:
+                self.hook.remove()
+
+    @staticmethod
+    def compare(batches: Sequence[tuple[int, float]]) -> None:
+        """Notice equal hashes among everyone's (hash, weight)."""
+        hashes = [batch for batch, weight in batches if weight > 0 and batch not in (NOT_SEEN, NO_BATCH)]
+        if len(set(hashes)) < len(hashes):
+            notice(
+                "several workers began with the very same batch, so they compute the same gradient several times. Give "
+                "each its own part of the data: DataLoader(dataset, sampler=world.shard(dataset), ...)."
+            )
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}")
+    elif isinstance(tree, (list, tuple)):
+        for place, value in enumerate(tree):
+            yield from _leaves(value, f"{path}.{place}")
+    else:
+        yield path, tree

@@ -1,0 +1,61 @@
+"""Transport setup: which transport a session of this job uses."""
+
+from __future__ import annotations
+
+import os
+
+from gossamer.environment import choose_interface, here, interfaces
+from gossamer.environment.run_settings import dedicated_servers, own_address, returns
+from gossamer.errors import AttachError, ConnectError
+from gossamer.network import read_network
+from gossamer.recipes.recipe import Recipe
+from gossamer.runtime.transport import Transport
+from gossamer.strategies import Stage
+from gossamer.transports.detached import ReturnedTransport
+from gossamer.transports.mesh.collective_selector import ENGINE, asked_for
+from gossamer.transports.mesh.transport import meshed
+from gossamer.transports.process_group import ProcessGroupTransport
+from gossamer.transports.simulated import SimulatedGroup
+from gossamer.transports.throttled import PacedTransport
+from gossamer.world import World
+
+
+def transport_for(world: World, recipe: Recipe) -> Transport:
+    if world.size == 1:
+        return SimulatedGroup(1).transports[0]
+    if returns():
+        if not all(_takes_back(stage) for stage in recipe.strategy.stages):
+            raise AttachError(
+                f"rank {world.rank} was lost and came back alone, and with {recipe} all workers move in step: there is "
+                "no place between two steps where one could come in. Leave out --max-restarts, or let the parameters "
+                "live on servers: gossamer run --servers 1 --recipe 'ParameterServer()'; or with single neighbours: "
+                "gossamer run --recipe \"Gossip('pairwise')\"."
+            )
+        return ReturnedTransport(world.rank, world.size)
+    paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
+    wish = asked_for(recipe.topology.collective)
+    transport = group_transport(world, wish)
+    return PacedTransport(transport, read_network(paced, world.size), wish) if paced else transport
+
+
+def _takes_back(stage: Stage) -> bool:
+    """Whether somebody who is here has what a worker needs to go on, and nobody waits for it at a step."""
+    if stage.serving is not None:
+        return bool(dedicated_servers())
+    return stage.mixing is not None and not stage.mixing.in_lock_step
+
+
+def group_transport(world: World, wish: str) -> Transport:
+    """The process group, with a mesh of its own where everyone's tensors live on processors."""
+    return meshed(ProcessGroupTransport(), _listening_address(), ENGINE if world.device.type == "cuda" else wish)
+
+
+def _listening_address() -> str:
+    """Of the interface that was chosen, or that leads to rank 0 where the script made the process group itself."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return own_address()
+    try:
+        towards = choose_interface(here())
+    except ConnectError:  # it cannot be told; nobody reaches loopback from elsewhere, and the engine serves
+        towards = None
+    return interfaces().get(towards or "", own_address())

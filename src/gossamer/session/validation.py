@@ -1,0 +1,109 @@
+"""Validation of what attach is given: models and optimizers that cannot be served are refused."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from gossamer.errors import AttachError
+from gossamer.reducer.parameter_views import trainable
+from gossamer.runtime.open_sessions import open_sessions
+
+
+def refuse(model: nn.Module) -> None:
+    """Raise AttachError for models that cannot be served, with the line to write instead."""
+    if isinstance(model, DistributedDataParallel):
+        raise AttachError(
+            "this model is wrapped in DistributedDataParallel, which averages gradients itself. Attach the module "
+            "inside it (model.module), or keep DDP: ddp.register_comm_hook(*gossamer.ddp_hook(ddp, compressor))."
+        )
+    refuse_unmade(model)
+    for module in model.modules():
+        if getattr(module, "sparse", False) is True:
+            raise AttachError(
+                f"{type(module).__name__} was built with sparse=True, and sparse gradients have no place in a bucket. "
+                "Build it with sparse=False; TopK() sends few entries anyway."
+            )
+    parameters = trainable(model)
+    if not parameters:
+        raise AttachError(
+            "the model has no trainable parameter, so there is nothing to average. Call model.requires_grad_(True), or "
+            "thaw the part that you train, before attach."
+        )
+    for name, buffer in model.named_buffers():
+        if buffer.layout != torch.strided or buffer.is_quantized:
+            raise AttachError(
+                f'"{name}" is a sparse or quantised buffer, whose numbers cannot be compared and handed out as they '
+                "lie in memory. Hold its parts as buffers (indices and values, or integers and scale), or the whole "
+                "as a plain attribute that every rank makes alike."
+            )
+    held = {id(parameter) for session in open_sessions() for parameter in session.model.parameters()}
+    if any(id(parameter) in held for parameter in parameters.values()):
+        raise AttachError(
+            "this model is attached already, and two sessions would average each gradient twice. Call session.close() "
+            "on the first, or go on with it."
+        )
+    for name, parameter in parameters.items():
+        if _is_sharded(parameter):
+            raise AttachError(
+                f'"{name}" is a DTensor: it is sharded already, by FSDP or tensor parallelism. Attach a model whose '
+                "parameters are whole on every worker."
+            )
+        if parameter.is_complex():
+            raise AttachError(
+                f'"{name}" is complex, and compressors know real numbers only. Hold torch.view_as_real(...) as the '
+                "parameter and torch.view_as_complex it in forward."
+            )
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise AttachError(
+                f'"{name}" has a post-accumulate-gradient hook, so something acts on its gradient before it is '
+                "averaged: an optimizer that steps inside backward, perhaps. Remove the hook and call optimizer.step() "
+                "after backward()."
+            )
+
+
+def refuse_unmade(model: nn.Module) -> None:
+    """Raise AttachError for parameters and buffers that hold no numbers yet."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise AttachError(
+                f'"{name}" has no shape before the first batch, so there is nothing to lay out or to compare. Run one '
+                "batch through the model, build the optimizer, and then attach."
+            )
+        if tensor.is_meta:
+            raise AttachError(
+                f'"{name}" is on the meta device and holds no numbers, so there is nothing to train. Call '
+                "model.to_empty(device=world.device) and initialise or load the model first."
+            )
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    """Whether this is a DTensor; their module takes half a second to import, and without it there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
+
+
+def refuse_other_kinds(optimizer: Optimizer) -> None:
+    """Raise AttachError for an optimizer whose steps cannot be heard of."""
+    if not isinstance(optimizer, Optimizer):
+        raise AttachError(
+            f"{type(optimizer).__name__} is no torch.optim.Optimizer, whose hooks say when a step is made. Subclass "
+            "torch.optim.Optimizer, or attach the one within it, whose step() it calls."
+        )
+
+
+def refuse_strangers(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise AttachError for an optimizer that holds parameters which are not the model's."""
+    known = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strangers = sum(id(parameter) not in known for parameter in held)
+    if strangers:
+        raise AttachError(
+            f"the optimizer holds {strangers} parameters that are not the model's, and nobody would average their "
+            "gradients. Attach a model that contains them all, such as nn.ModuleList([model, loss])."
+        )

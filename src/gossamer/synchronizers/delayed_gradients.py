@@ -1,0 +1,113 @@
+"""Gradients that are used some steps after they were computed, and travel meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.compressors import Compressor
+from gossamer.errors import LoopError
+from gossamer.reducer.averaged_state import Riders
+from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.step_report import Flags, Presence
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.transport import Transport
+from gossamer.strategies import Periodic
+from gossamer.synchronizers.base import Loop
+from gossamer.synchronizers.in_flight import Arrival, Flight, Fragment
+from gossamer.synchronizers.scheduled import Flights
+
+
+class LateGradients(Flights):
+    """Offers the gradients of every backward pass, and puts the mean of earlier ones in their place."""
+
+    def __init__(
+        self,
+        delay: int,
+        buckets: Sequence[Bucket],
+        compressor: Compressor,
+        transport: Transport,
+        lane: Lane,
+        loop: Loop,
+        seed: int,
+    ) -> None:
+        super().__init__(Periodic(1, delay=delay), [buckets], compressor, transport, lane, loop, seed)
+        self._arrived = False
+
+    def _count(self) -> None:
+        self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        if self._counted:
+            raise LoopError(
+                "a second backward() before optimizer.step() would send once more, among its own gradients, the mean "
+                "that arrived with the first. Accumulate with `with session.no_sync():` around all but the last "
+                "backward(), or use EveryStep(accumulate=...)."
+            )
+        super()._count()
+        self._arrived = False
+        self._boundary()
+        if not self._arrived:
+            self._show_nothing()
+
+    @torch.no_grad()
+    def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
+        """A copy: more than one is under way, and the loss scale may have changed before it lands."""
+        flat = torch.zeros_like(bucket.flat)
+        pairs = [
+            (slot.of(flat), parameter.grad)
+            for slot in bucket.layout
+            if (parameter := bucket.parameters[slot.name]).grad is not None and presence == Presence.TRAINING
+        ]
+        if pairs:
+            views, gradients = zip(*pairs, strict=True)
+            torch._foreach_copy_(views, gradients)
+        return flat.div_(self._loop.scale() or 1.0)
+
+    def _land(self, flight: Flight, arrival: Arrival) -> None:
+        used = {name for name, someone in zip(self._fragments[0].names, arrival.used, strict=True) if someone}
+        self._show([mean.mul_(self._loop.scale() or 1.0) for mean in arrival.means], used)
+        self._arrived = True
+        if arrival.riders is not None:
+            self._riders(flight.turn.fragment).replace(arrival.riders, 0.0)
+
+    def _lost(self, flight: Flight) -> None:
+        self._show_nothing()
+        self._arrived = True
+
+    def _show_nothing(self) -> None:
+        """Nobody makes a step; a GradScaler learns of it from gradients that are infinite, and refuses to find none."""
+        infinite = [torch.full_like(bucket.flat, torch.inf) for bucket in self.buckets]
+        self._show(infinite, set(self._fragments[0].names) if self._loop.scale() is not None else set())
+
+    def _show(self, flats: Sequence[Tensor], used: Set[str]) -> None:
+        """Unlike a gradient of zeros, none lets an optimizer do nothing."""
+        for place, bucket in enumerate(self.buckets):
+            for slot in bucket.layout:
+                bucket.parameters[slot.name].grad = slot.of(flats[place]) if slot.name in used else None
+
+    def _used(self, fragment: Fragment, presence: Presence) -> Flags:
+        graded = [p.grad is not None for bucket in fragment.buckets for p in bucket.parameters.values()]
+        return np.array(graded) & (presence == Presence.TRAINING)
+
+    def _riders(self, fragment: int) -> Riders:
+        return Riders(self._loop.averaged())
+
+    def before_step(self, *, closure: bool) -> None:
+        if closure:
+            raise LoopError(
+                "gradients that arrive late are those of an earlier step, and a closure computes gradients that are "
+                "used at once. Use EveryStep() with such an optimizer."
+            )
+        if not self._counted:
+            self._count()  # no gradient hook fired here: the others wait for this rank
+
+    def after_step(self) -> None:
+        self._counted = False
+        self._tell()
+
+    def end_epoch(self) -> int:
+        missed = super().end_epoch()
+        self._show((), set())
+        return missed

@@ -1,0 +1,312 @@
+"""Parameters that are averaged with neighbours, while every worker trains its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer import events
+from gossamer.checkpoint.state import AGREED_KEY
+from gossamer.compressors import Compressor
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.ops import Mean, Script, Together
+from gossamer.errors import GossamerError, Stopped
+from gossamer.gossip.rules import MASS
+from gossamer.kernels import all_finite, room_like
+from gossamer.reducer.averaged_state import Riders
+from gossamer.reducer.backward_hooks import Passes, without_spoilt
+from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.step_report import Presence, first_batches
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.runner import Performed, perform
+from gossamer.runtime.transport import Transport
+from gossamer.strategies import Mixing, Turn
+from gossamer.synchronizers.base import Exchange, Loop, Remembered
+from gossamer.synchronizers.gossip_round import Graph, Head, Part, mix
+from gossamer.topologies import Topology
+
+PREFIX = "mixing."  # before the keys of what a rule remembers, beside what a compressor does
+BUFFERS = "buffers"
+
+
+class Mixes(Exchange):
+    """Lets neighbours mix their parameters after the optimizer's own step, every so many backward passes.
+
+    A round is one word to the neighbours. All workers hear of each other in every `rounds_apart` of them only: who has
+    run out of data keeps its neighbours company until then, and a run that is to stop goes on until then. Whoever
+    wants all workers at the same step (to save, to merge) says so in the place of a round, in which nothing is mixed;
+    a neighbour that goes on training refuses.
+    """
+
+    def __init__(
+        self,
+        strategy: Mixing,
+        topology: Topology,
+        buckets: Sequence[Bucket],
+        compressor: Compressor,
+        transport: Transport,
+        lane: Lane,
+        loop: Loop,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(compressor)
+        self._buckets, self._transport, self._lane, self._loop, self._seed = buckets, transport, lane, loop, seed
+        self._rule.check(topology, transport.world, seed)
+        self._number = 0
+        self._counted = self._within_closure = self._skipped = False
+        self._waited, self._spent = 0.0, list[Performed]()
+        self._merged: dict[str, Tensor] | None = None
+        self._begin_anew()
+        self._passes_seen = Passes(self._parameters(), self._pass_over)
+
+    def _begin_anew(self) -> None:
+        """All workers have the same parameters and buffers."""
+        self._memory = {bucket: self._rule.begin(_gathered(bucket)) for bucket in self._buckets}
+        numbers = self._riders().numbers()
+        self._along = {} if numbers is None else self._rule.along.begin(numbers)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return self._buckets
+
+    @property
+    def passes(self) -> int:
+        return self.step
+
+    @property
+    def agreed(self) -> Mapping[str, Tensor] | None:
+        return self._merged
+
+    def _parameters(self) -> Iterator[Parameter]:
+        for bucket in self._buckets:
+            yield from bucket.parameters.values()
+
+    def _riders(self) -> Riders:
+        return Riders(self._loop.averaged())
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def _pass_over(self) -> None:
+        if not self.muted and not self._within_closure:
+            self._make_up()
+            self._count()
+
+    def _make_up(self) -> None:
+        """The round after a step that the scaler skipped: nobody called, so it is made when the next pass is over. A
+        run that ends in it ends before that pass counts, as it does for those that were called."""
+        self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        if self._counted or self.stopping:
+            return
+        self._mix_due()
+        if self.stopping:
+            raise Stopped
+
+    def _count(self) -> None:
+        scale = self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        self.step += 1
+        self._counted, self._merged = True, None
+        if scale is None:
+            spoilt = without_spoilt(self._buckets)
+            self._skipped = self._skipped or spoilt is not None
+            self._loop.guarded(None if spoilt is None else (self._transport.rank, spoilt))
+
+    def rest(self) -> None:
+        self._counted = False
+
+    def before_step(self, *, closure: bool) -> None:
+        self._within_closure = closure
+
+    def after_step(self) -> None:
+        if not self._counted:
+            self._count()  # the step had no backward pass of its own, or many within it
+        self._counted = self._within_closure = False
+        self._mix_due()
+        self._tell()
+
+    def _tell(self) -> None:
+        costs = {"waiting_seconds": self._waited}
+        for cost in ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent"):
+            costs[cost] = sum(getattr(each, cost) for each in self._spent)
+        skipped, self._waited, self._spent, self._skipped = self._skipped, 0.0, [], False
+        self._loop.ended(skipped, costs)
+
+    @property
+    def _next(self) -> Turn:
+        return self._strategy.schedule.turn(self._number)
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def _mix_due(self) -> None:
+        while self._next.launch <= self.step and not self.stopping:
+            self._mix(Presence.TRAINING)
+
+    @torch.no_grad()
+    def _mix(self, presence: Presence) -> bool:
+        """Make a round; whether anybody goes on training, as far as this rank knows."""
+        parts = self._parts()
+        spoilt = next((_spoilt(part.x) for part in parts if not all_finite(part.x.flat)), None)
+        heads = self._on_lane(self._round(parts, presence))
+        for part in parts:
+            assert part.mixed is not None
+            _use_here(part.mixed)
+            if part.bucket is None:
+                self._riders().replace(part.mixed, 0.0)
+            else:
+                _scatter(part.bucket, part.mixed)
+        self._number += 1
+        self._merged = None
+        self.stopping = self.stopping or any(head.stop for head in heads)
+        self._loop.judged(None if spoilt is None else (self._transport.rank, spoilt))
+        return not heads or any(head.presence == Presence.TRAINING for head in heads)
+
+    @torch.no_grad()
+    def _meet(self) -> None:
+        """Be sure that all ranks want the same now. Raises LoopError where they do not."""
+        self._loop.scale()  # a step that the scaler has skipped is over, which shows in it, and its round is still due
+        if not self._counted:
+            self._mix_due()
+        self._on_lane(self._round(self._parts(), Presence.SAVING))
+
+    def _parts(self) -> list[Part]:
+        parts = [
+            Part(self._rule, Packed(_gathered(bucket), bucket.layout), self._memory[bucket], bucket)
+            for bucket in self._buckets
+        ]
+        numbers = self._riders().numbers()
+        if numbers is not None:
+            parts.append(Part(self._rule.along, Packed(numbers, Layout.of({BUFFERS: numbers})), self._along))
+        return parts
+
+    def _on_lane(self, script: Script) -> Any:
+        asked = time.perf_counter()
+        performed = self._lane.submit(partial(perform, script, self._transport)).wait()
+        self._waited += time.perf_counter() - asked
+        self._spent.append(performed)
+        return performed.result
+
+    def _round(self, parts: Sequence[Part], presence: Presence) -> Generator[Any, Any, Sequence[Head]]:
+        transport, all_meet = self._transport, self._strategy.rounds_apart(self._transport.world)
+        if self.reference is None:
+            self._loop.warn((yield from first_batches(self._loop.batch(), self.weight)))
+            self.reference = 1.0
+        at = At(step=self._number, seed=self._seed, rank=transport.rank, world=transport.world)
+        head = Head(self._number, self.step, presence, self.asked_to_stop)
+        due = (self._number + 1) % all_meet == 0
+        return (yield from mix(parts, head, Graph(self._topology, at), all_meet=due))
+
+    # -- all workers together ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def merge(self) -> Mapping[str, Tensor]:
+        """The mean over all workers, exactly; how far they are from it goes into the run's record."""
+        if self._merged is None:
+            self._meet()
+            self._merged, distance = self._on_lane(self._mean())
+            for tensor in self._merged.values():
+                _use_here(tensor)
+            events.emit(events.Logged(step=self.step, values={"consensus_distance": distance}))
+        return self._merged
+
+    def _mean(self) -> Generator[Any, Any, tuple[dict[str, Tensor], float]]:
+        agreed: dict[str, Tensor] = {}
+        away = torch.zeros(1, dtype=torch.float64, device=self._buckets[0].flat.device)
+        for bucket in self._buckets:
+            mine = _gathered(bucket)
+            shares = self._rule.shares(mine, self._memory[bucket])
+            means = yield Together(tuple(Mean(share.clone()) for share in shares))
+            mean = self._rule.whole(tuple(means)).to(mine.dtype)
+            away += (mine - mean).double().square().sum()
+            agreed |= {slot.name: slot.of(mean) for slot in bucket.layout}
+        squared: Tensor = yield Mean(away)
+        return agreed, sqrt(squared.item())
+
+    def depart(self) -> None:
+        with suppress(GossamerError):
+            self.merge()
+
+    def end_epoch(self) -> int:
+        """Keep the neighbours company until all workers heard that nobody trains; all then stand at the same pass."""
+        training = True
+        while training and not self.stopping:
+            self.step = max(self.step, self._next.launch)
+            training = self._mix(Presence.GONE)
+            self._tell()
+        return 0
+
+    def meet_to_save(self) -> None:
+        self._meet()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def remembered(self) -> Remembered:
+        """Beside all else, the shares whose mean over workers other workers would begin with."""
+        found = state_by_name(self._buckets)
+        for bucket, memory in self._memory.items():
+            share, *_ = self._rule.shares(_gathered(bucket), memory)
+            for name, view in Packed(share, bucket.layout).items():
+                found.setdefault(name, {})[AGREED_KEY] = view
+            for key, tensor in memory.items():
+                of_all = dict.fromkeys(bucket.layout.names, tensor)
+                views = of_all if key == MASS else dict(Packed(tensor, bucket.layout).items())
+                for name, view in views.items():
+                    found[name][PREFIX + key] = view
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        return {"step": self.step, "round": self._number, "reference": self.reference, "along": dict(self._along)}
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.step, self._number, self.reference = progress["step"], progress["round"], progress["reference"]
+        for key, tensor in self._along.items():
+            tensor.copy_(progress["along"][key])
+        self._counted, self._merged = False, None
+        copy_state(remembered, self.remembered())
+
+    def begin_at(self, step: int) -> None:
+        self.step, self._number = step, step // self._strategy.period
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        self._begin_anew()
+
+    def adopt(self, before: Exchange) -> None:
+        super().adopt(before)
+        assert isinstance(before, Mixes)
+        self._number, self._along = before._number, before._along
+
+    def close(self) -> None:
+        self._passes_seen.close()
+
+
+def _gathered(bucket: Bucket) -> Tensor:
+    """The parameters of a bucket side by side, copied: (n,)."""
+    flat = room_like(bucket.flat)
+    views = [slot.of(flat) for slot in bucket.layout]
+    torch._foreach_copy_(views, [parameter.detach() for parameter in bucket.parameters.values()])
+    return flat
+
+
+def _scatter(bucket: Bucket, flat: Tensor) -> None:
+    views = [slot.of(flat) for slot in bucket.layout]
+    torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
+
+
+def _spoilt(x: Packed) -> str:
+    """The first tensor that is not finite, of which there are some."""
+    return next(slot.name for slot in x.layout if not all_finite(slot.span(x.flat)))
+
+
+def _use_here(tensor: Tensor) -> None:
+    """Tell the allocator that this thread's stream uses what the lane's has made."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -1,0 +1,133 @@
+"""One round among neighbours: what goes before the numbers, who is where, and what lands."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.aggregation import At, State
+from gossamer.core.layout import Packed
+from gossamer.core.ops import Gather, Mix, Payload, Together
+from gossamer.errors import LoopError
+from gossamer.gossip.rules import Heard, Offer, Rule
+from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.step_report import Presence
+from gossamer.strategies import Memory
+from gossamer.topologies import Topology
+
+HEAD_BYTES = 32
+
+
+class Head(NamedTuple):
+    """What goes before the numbers of a round: which it is, after how many backward passes, why this rank takes part,
+    and whether somebody asked it to end the run."""
+
+    number: int
+    passes: int
+    presence: Presence
+    stop: bool
+
+    def written(self, device: torch.device) -> Tensor:
+        return torch.tensor(self, dtype=torch.float64, device=device)
+
+
+def read_head(numbers: Tensor) -> Head:
+    number, passes, presence, stop = map(int, numbers.tolist())
+    return Head(number, passes, Presence(presence), bool(stop))
+
+
+@dataclass
+class Part:
+    """What is mixed side by side. x: a copy; mixed: what it became, once the neighbours were heard."""
+
+    rule: Rule
+    x: Packed
+    memory: Memory
+    bucket: Bucket | None = None
+    mixed: Tensor | None = None
+
+    def offer(self, at: At, told: int) -> Offer:
+        state = State() if self.bucket is None else self.bucket.state
+        return self.rule.offer(self.x, self.memory, state, at, told)
+
+    def land(self, offer: Offer, heard: Sequence[Heard]) -> None:
+        self.mixed = self.rule.land(self.x.flat, self.x.layout, self.memory, offer, heard)
+        if self.bucket is not None:
+            self.bucket.state = offer.next_state.after(self.bucket.state)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A topology as `at` sees it in one round, which is at.step."""
+
+    topology: Topology
+    at: At
+
+    @property
+    def tells(self) -> tuple[int, ...]:
+        return self.topology.tells(self.at.rank, self.at.world, self.at.step, self.at.seed)
+
+    @property
+    def edges(self) -> tuple[tuple[int, float], ...]:
+        weights = self.topology.weights(self.at.rank, self.at.world, self.at.step, self.at.seed)
+        return tuple((peer, weight) for peer, weight in weights if peer != self.at.rank)
+
+
+def mix(parts: Sequence[Part], head: Head, graph: Graph, *, all_meet: bool) -> Generator[Any, Any, Sequence[Head]]:
+    """Make a round; everyone's heads where all meet in it, else none. Nothing is written before everyone was heard.
+
+    Where the head says that this rank waits to save, and so do its neighbours, nothing is mixed.
+    """
+    at, tells, edges = graph.at, graph.tells, graph.edges
+    offers = [part.offer(at, len(tells)) for part in parts]
+    written = head.written(parts[0].x.flat.device)
+    word = Mix((written, *chain.from_iterable(offer.payload for offer in offers)), edges, tells)
+    everyone: Sequence[Payload] = ()
+    if all_meet:
+        everyone, heard = yield Together((Gather((written,)), word))
+    else:
+        heard = yield word
+    check({at.rank: head} | {peer: read_head(payload[0]) for peer, payload in zip(word.hears, heard, strict=True)})
+    if head.presence != Presence.SAVING:
+        _land(parts, offers, [(weight, _of(at, peer)) for peer, weight in edges], heard)
+    return [read_head(theirs) for (theirs,) in everyone]
+
+
+def check(heads: Mapping[int, Head]) -> None:
+    """Whether a rank and its neighbours, by rank, are at the same place. Raises LoopError."""
+    waiting = [str(rank) for rank, head in sorted(heads.items()) if head.presence == Presence.SAVING]
+    if waiting and len({(head.presence, head.passes) for head in heads.values()}) > 1:
+        raise LoopError(
+            f"rank{'s' * (len(waiting) > 1)} {', '.join(waiting)} called session.save(), session.merged() or "
+            "session.close() while others were elsewhere in their training, and with Gossip all workers are needed for "
+            "it, after equally many steps. "
+            "Call it on every rank; where ranks have different numbers of batches, write `with session.epoch():` "
+            "around the loop over batches and call it after that."
+        )
+    if len({head.number for head in heads.values()}) > 1:
+        numbers = ", ".join(f"rank {rank} in {head.number}" for rank, head in sorted(heads.items()))
+        raise LoopError(
+            f"neighbours are in different rounds ({numbers}), and would mix what does not belong together. Load the "
+            "same checkpoint on every rank: session.load(directory)."
+        )
+
+
+def _of(at: At, rank: int) -> At:
+    return At(step=at.step, seed=at.seed, rank=rank, world=at.world)
+
+
+def _land(
+    parts: Sequence[Part], offers: Sequence[Offer], edges: Sequence[tuple[float, At]], heard: Sequence[Payload]
+) -> None:
+    """Give each part what is its own of every payload, after the head."""
+    begin = 1
+    for part, offer in zip(parts, offers, strict=True):
+        end = begin + len(offer.payload)
+        theirs = zip(edges, heard, strict=True)
+        part.land(offer, [Heard(weight, payload[begin:end], at) for (weight, at), payload in theirs])
+        begin = end

@@ -1,0 +1,107 @@
+"""What travels while training goes on: fragments, what is offered of them, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.aggregation import State
+from gossamer.core.layout import Layout, Packed
+from gossamer.reducer.bucket import Bucket
+from gossamer.runtime.comm_thread import Ticket
+from gossamer.strategies import Turn
+from gossamer.synchronizers.base import Blame, Costs
+
+
+@dataclass
+class Fragment:
+    """Parameters that take their turn together. weight: of all samples since its last turn."""
+
+    buckets: Sequence[Bucket]
+    weight: float = 0.0
+
+    @property
+    def names(self) -> list[str]:
+        return [name for bucket in self.buckets for name in bucket.layout.names]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Numbers that travel in a bucket's layout and state; `keeps`: they are needed again when the mean has landed."""
+
+    bucket: Bucket
+    flat: Tensor
+    keeps: bool
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.flat, self.bucket.layout)
+
+    @property
+    def layout(self) -> Layout:
+        return self.bucket.layout
+
+    @property
+    def state(self) -> State:
+        return self.bucket.state
+
+    @property
+    def room(self) -> Tensor | None:
+        return None if self.keeps else self.flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """What a flight brought. means, owns: by parcel, as they were offered; none where it was not committed."""
+
+    committed: bool = False
+    means: Sequence[Tensor] = ()
+    owns: Sequence[Tensor | None] = ()
+    riders: Tensor | None = None
+    used: Sequence[bool] = ()
+    blame: Blame | None = None
+    active: bool = True
+    stop: bool = False
+    costs: Costs = field(default_factory=dict)
+
+    def use_here(self) -> None:
+        """Tell the allocator that this thread's stream uses what the lane's has made."""
+        for tensor in (*self.means, *self.owns, self.riders):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+@dataclass(frozen=True)
+class Flight:
+    """One turn under way."""
+
+    number: int
+    turn: Turn
+    parcels: Sequence[Parcel]
+    ticket: Ticket[Arrival]
+
+    def written(self) -> dict[str, Any]:
+        """What must be known to land it later, once it has arrived."""
+        arrival = self.ticket.wait()
+        return {
+            "number": self.number,
+            "committed": arrival.committed,
+            "stop": arrival.stop,
+            "riders": arrival.riders,
+            "used": list(arrival.used),
+            "means": list(arrival.means),
+            "owns": [own for own in arrival.owns if own is not None],
+            "offers": [parcel.flat for parcel in self.parcels if parcel.keeps],
+        }
+
+
+def arrived(written: Mapping[str, Any]) -> Arrival:
+    """What `written` says has come back."""
+    means = [mean.clone() for mean in written["means"]]
+    owns = [own.clone() for own in written["owns"]] or [None] * len(means)
+    about = {key: written[key] for key in ("committed", "stop", "riders", "used")}
+    return Arrival(means=means, owns=owns, **about)

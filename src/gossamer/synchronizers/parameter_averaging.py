@@ -1,0 +1,135 @@
+"""Parameters that are averaged from time to time, while every worker trains its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.checkpoint.state import MERGING_PREFIX
+from gossamer.compressors import Compressor
+from gossamer.core.layout import Packed
+from gossamer.kernels import room_like
+from gossamer.reducer.averaged_state import Riders, momenta, momenta_kept
+from gossamer.reducer.backward_hooks import without_spoilt
+from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.step_report import Presence
+from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.transport import Transport
+from gossamer.strategies import AGREED, AVERAGE, RESET, Memory, Merging
+from gossamer.synchronizers.base import Loop, Remembered
+from gossamer.synchronizers.in_flight import Arrival, Flight
+from gossamer.synchronizers.scheduled import Flights
+
+
+class Merges(Flights):
+    """Offers how far this worker's parameters went, and moves them to where the strategy says at the landing.
+
+    guards: whether a gradient that is not finite is taken away here, before it spoils this worker's parameters.
+    """
+
+    def __init__(
+        self,
+        strategy: Merging,
+        fragments: Sequence[Sequence[Bucket]],
+        optimizer: Optimizer,
+        compressor: Compressor,
+        transport: Transport,
+        lane: Lane,
+        loop: Loop,
+        seed: int,
+        start: int = 0,
+        *,
+        guards: bool = True,
+    ) -> None:
+        super().__init__(strategy.schedule, fragments, compressor, transport, lane, loop, seed, start)
+        self._strategy, self._optimizer, self._guards = strategy, optimizer, guards
+        self.keeps_offers = strategy.needs_own
+        self._kinds = momenta_kept(optimizer) if strategy.on_merge == AVERAGE else []
+        self._memory: dict[Bucket, Memory] = {
+            bucket: self._strategy.begin(_gathered(bucket)) for bucket in self.buckets
+        }
+
+    @property
+    def agreed(self) -> Mapping[str, Tensor]:
+        return {slot.name: slot.of(self._memory[bucket][AGREED]) for bucket in self.buckets for slot in bucket.layout}
+
+    # -- local steps ---------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        super()._count()
+        if self._guards and self._loop.scale() is None:
+            spoilt = without_spoilt(self.buckets)
+            self._skipped = self._skipped or spoilt is not None
+            self._loop.guarded(None if spoilt is None else (self._transport.rank, spoilt))
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
+        flat = room_like(bucket.flat) if self.keeps_offers else bucket.flat
+        _gather(bucket, flat)
+        self._strategy.offer(flat, self._memory[bucket])
+        return flat
+
+    def _land(self, flight: Flight, arrival: Arrival) -> None:
+        for parcel, mean, own in zip(flight.parcels, arrival.means, arrival.owns, strict=True):
+            bucket = parcel.bucket
+            flat = _gathered(bucket)
+            self._strategy.land(flat, self._memory[bucket], mean, own)
+            views = [slot.of(flat) for slot in bucket.layout]
+            torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
+        if arrival.riders is not None:
+            self._riders(flight.turn.fragment).replace(arrival.riders, self._strategy.kept_share)
+        if self._strategy.on_merge == RESET:
+            for parcel in flight.parcels:
+                for parameter in parcel.bucket.parameters.values():
+                    self._optimizer.state.pop(parameter, None)
+
+    def _lost(self, flight: Flight) -> None:
+        for parcel in flight.parcels:
+            self._strategy.undo(self._memory[parcel.bucket], parcel.flat)
+
+    def _riders(self, fragment: int) -> Riders:
+        """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters."""
+        buffers = self._loop.averaged() if fragment == 0 else []
+        parameters = [p for bucket in self._fragments[fragment].buckets for p in bucket.parameters.values()]
+        return Riders([*buffers, *momenta(self._optimizer, parameters, self._kinds)])
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        self._land_until(sys.maxsize)
+
+    def remembered(self) -> Remembered:
+        found = super().remembered()
+        for bucket, memory in self._memory.items():
+            for key, flat in memory.items():
+                for name, view in Packed(flat, bucket.layout).items():
+                    found.setdefault(name, {})[MERGING_PREFIX + key] = view
+        return found
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        for bucket, memory in self._memory.items():
+            self._strategy.restart(_gathered(bucket), memory)
+
+    def end_epoch(self) -> int:
+        """Nobody missed anything: what this rank did not do it takes over with the next merge."""
+        super().end_epoch()
+        return 0
+
+
+def _gathered(bucket: Bucket) -> Tensor:
+    """The parameters of a bucket side by side, copied: (n,)."""
+    flat = room_like(bucket.flat)
+    _gather(bucket, flat)
+    return flat
+
+
+def _gather(bucket: Bucket, flat: Tensor) -> None:
+    views = [slot.of(flat) for slot in bucket.layout]
+    torch._foreach_copy_(views, [parameter.detach() for parameter in bucket.parameters.values()])

@@ -1,0 +1,224 @@
+"""Parameters that live on servers, as the training loop sees them."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer import events
+from gossamer.core.layout import Layout
+from gossamer.errors import AttachError, LoopError
+from gossamer.parameter_server.client.client import Client, Exchanged, Told
+from gossamer.parameter_server.client.partition import servers_for
+from gossamer.parameter_server.client.shard_client import Share
+from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.bucket import Bucket
+from gossamer.runtime.peer_thread import Handle, speak
+from gossamer.runtime.transport import Transport
+from gossamer.strategies.parameter_server import ASYNC, SYNC, ParameterServer
+from gossamer.synchronizers.base import Exchange, Loop, Remembered
+from gossamer.synchronizers.peer_endpoints import Tell, assemble, leave
+
+WIDEST_BYTES = 8
+
+
+class Served(Exchange):
+    """Pushes gradients at every optimizer step, and overwrites the parameters with what the servers made of them.
+
+    Where the rule lets workers run apart, the exchange of one step travels while the next is computed. The optimizer
+    finds no gradients and does nothing: the servers have made it again.
+    """
+
+    in_step = False
+
+    def __init__(
+        self,
+        strategy: ParameterServer,
+        parameters: Mapping[str, Parameter],
+        buckets: Sequence[Bucket],
+        optimizer: Optimizer,
+        recipe: Recipe,
+        transport: Transport,
+        tell: Tell,
+        loop: Loop,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        _refuse(loop)
+        if optimizer.state and transport.rank == 0:
+            events.notice(
+                "the optimizer remembers something already, such as momenta, and servers make it anew: they begin "
+                "without. Attach before the first step, or write EveryStep()"
+            )
+        self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
+        largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
+        self._circle = assemble(transport.rank, transport.world, strategy.shards, largest, tell)
+        self._meets = strategy.mode != ASYNC
+        self._early = strategy.mode != SYNC and strategy.staleness != 0
+        self._leave = weakref.finalize(self, leave, self._circle, os.getpid())  # at exit, too
+        try:
+            self._client = Client(
+                transport.rank,
+                transport.world,
+                parameters,
+                optimizer,
+                recipe,
+                shards=self._circle.servers,
+                seed=seed,
+                early=self._early,
+                beside=self._circle.beside,
+            )
+            _refuse_large(parameters, self._client.shares, self._circle.part_bytes)
+            speak(self._client.begin(), self._circle.me)
+        except BaseException:  # or a server would stay that nobody trains with
+            self._leave()
+            raise
+        self.step = self._client.step  # servers go on where this worker was, if it comes back
+        self._client.land()
+        self._under_way: Handle | None = None
+        self._served_bytes, self._within_closure = self._circle.bytes_served(), False
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return self._buckets
+
+    @property
+    def passes(self) -> int:
+        return self.step
+
+    def merge(self) -> Mapping[str, Tensor]:
+        """The servers' parameters as they are now, for whoever asks."""
+        self._land()
+        exact: dict[str, Tensor] = speak(self._client.exact(), self._circle.me)
+        return exact
+
+    # -- around the optimizer ------------------------------------------------------------------------------------------
+
+    def before_step(self, *, closure: bool) -> None:
+        if closure:
+            raise LoopError(
+                "with parameter servers the optimizer's step is made there, from one gradient that is pushed, and a "
+                "closure computes gradients within the step. Call backward(), then optimizer.step()."
+            )
+        self._wait()
+        self._client.gather({name: parameter.grad for name, parameter in self._parameters.items()}, self.weight)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._client.land()  # of the step before; only this thread writes parameters
+        self._under_way = self._circle.me.start(self._client.push_pull())
+
+    def after_step(self) -> None:
+        self.step += 1
+        if not self._early:
+            self._land()
+        if self.asked_to_stop and not self._client.stopping:
+            speak(self._client.stop(), self._circle.me)
+        self.stopping = self._client.stopping
+
+    def _wait(self) -> None:
+        """Until the exchange under way is over, if there is one."""
+        if self._under_way is None:
+            return
+        handle, self._under_way = self._under_way, None
+        asked = time.perf_counter()
+        exchanged: Exchanged = handle.wait()
+        waited, served = time.perf_counter() - asked, self._circle.bytes_served()
+        costs = {
+            "waiting_seconds": waited,
+            "encode_seconds": exchanged.encode_seconds,
+            "wire_seconds": exchanged.wire_seconds,
+            "decode_seconds": exchanged.decode_seconds,
+            "bytes_sent": exchanged.bytes_sent + served - self._served_bytes,
+            "bytes_pulled": exchanged.bytes_received,
+        }
+        self._served_bytes = served
+        self._loop.guarded(None if exchanged.finite else (self._rank, "gradients"))
+        self._loop.ended(not exchanged.finite, costs)
+
+    def _land(self) -> None:
+        self._wait()
+        self._client.land()
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def end_epoch(self) -> int:
+        """In rounds nobody waits for a worker that has run out of data, and all begin the next epoch together."""
+        self._land()
+        if self._meets:
+            speak(self._client.meet(), self._circle.me)
+            self._client.land()
+        return 0
+
+    def meet_to_save(self) -> None:
+        raise LoopError(
+            "with parameter servers no worker holds what is to be saved. Servers of their own keep a journal and go on "
+            "from it after a crash (gossamer run --servers 1); to keep the model, save it on one rank: `with "
+            "session.merged(model): torch.save(model.state_dict(), path)`."
+        )
+
+    def arrive(self) -> None:
+        raise LoopError("servers hold these parameters in the shapes they had at attach. Attach a new session.")
+
+    def depart(self) -> None:
+        """Wait until all workers are done, and take over what they have made together."""
+        self._land()
+        told: Told = speak(self._client.end(), self._circle.me)
+        self._client.land_exact()
+        events.emit(events.ServersTold(applied=told.applied, late=told.late, staleness=told.staleness))
+        self._circle.linger()
+
+    def close(self) -> None:
+        self._leave()
+
+    # -- checkpoints: see meet_to_save ---------------------------------------------------------------------------------
+
+    def remembered(self) -> Remembered:
+        return {}
+
+    def progress(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.meet_to_save()
+
+
+def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[Share], part_bytes: int) -> None:
+    """A server is told its part in one message, and what is larger than a message may be would be refused there."""
+    largest = max(sum(block.flat.nbytes for block in share.gradients) for share in shares)
+    if largest <= part_bytes:
+        return
+    itemsizes = {name: parameter.element_size() for name, parameter in parameters.items()}
+    servers = servers_for(
+        Layout.of({name: tuple(each.shape) for name, each in parameters.items()}), part_bytes, itemsizes
+    )
+    if servers is None:
+        raise AttachError(
+            f"one row of a tensor is larger than the {part_bytes:,} bytes that a server is told in one message, and "
+            "rows are not divided. Write EveryStep()."
+        )
+    raise AttachError(
+        f"a part of this model has {largest:,} bytes, and a server is told at most {part_bytes:,} in one message. "
+        f"Start more servers, so that each holds less: gossamer run --servers {servers} (with no smaller shards= in "
+        "the recipe)."
+    )
+
+
+def _refuse(loop: Loop) -> None:
+    """What stands around the optimizer's step has no place around one that is made elsewhere."""
+    if loop.scale() is not None:
+        raise AttachError(
+            "a GradScaler expects the optimizer's step here, and with parameter servers it is made there. Train in "
+            "bfloat16, which needs no scaler, or write EveryStep()."
+        )
+    if loop.clips:
+        raise AttachError(
+            "clip_norm clips the mean gradient, and with parameter servers that is made there. Clip each worker's own "
+            "between backward() and step(): torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
+        )
