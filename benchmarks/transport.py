@@ -27,8 +27,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gossamer.bench.machine import machine
 from gossamer.core.peer_ops import SERVER, WORKER, Arrived, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
+from gossamer.environment.host_info import machine
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,7 +27,7 @@ KERNEL_SOURCES = (
 # Every operation is rounded once and NaN is seen: the loops equal plain torch bit for bit. So never -ffast-math.
 KERNEL_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 
-SWITCH = "gossamer/lab/gossamer-switch"
+SWITCH = "gossamer/emulation/gossamer-switch"
 
 
 class BuildError(Exception):

@@ -13,11 +13,13 @@ import torch
 
 from gossamer import compressors
 from gossamer.bench import KERNELS, cells, fed_back, measure, remarks, roster
-from gossamer.bench.clock import interleave, spread
-from gossamer.bench.conversation import Conversation, gradient, of_rank, prepare
-from gossamer.bench.machine import processor
-from gossamer.bench.pair import BenchError, measure_pair
-from gossamer.bench.rows import (
+from gossamer.bench.interleave import interleave, spread
+from gossamer.bench.kernel_switch import available, using
+from gossamer.bench.replay import Conversation, gradient, of_rank, prepare
+from gossamer.bench.suite import build
+from gossamer.bench.two_process import BenchError, measure_pair
+from gossamer.bench.worker import serve
+from gossamer.bench.workloads import (
     ADD,
     COPY,
     ENCODE,
@@ -30,14 +32,12 @@ from gossamer.bench.rows import (
     rows_of,
     yardsticks,
 )
-from gossamer.bench.suite import build
-from gossamer.bench.switch import available, using
-from gossamer.bench.worker import serve
 from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import Aggregation, At, Staged, State
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Gather
+from gossamer.environment.host_info import processor
 from gossamer.kernels.library import wanted_kernels
 from gossamer.runtime.runner import simulate
 

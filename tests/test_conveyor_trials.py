@@ -20,8 +20,9 @@ from gossamer.compressors import PowerSGD
 from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout
 from gossamer.core.ops import Gather, Word, bytes_sent
-from gossamer.forecast import conversation
-from gossamer.foretell import Measured, MeasuredBucket
+from gossamer.estimate.op_trace import conversation
+from gossamer.estimate.step_simulator import Job, Lines, run_step
+from gossamer.estimate.workload_profile import Measured, MeasuredBucket
 from gossamer.network import read_network
 from gossamer.network.cost import op_cost
 from gossamer.recipes.recipe import resolve
@@ -33,7 +34,6 @@ from gossamer.runtime.pipeline import WINDOW
 from gossamer.runtime.pipeline_tuner import TRIAL_PERIOD, TRIED, Trials
 from gossamer.runtime.runner import simulate
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.virtual_steps import Job, Lines, run_step
 
 WORLD = 4
 FIRST = pipeline_tuner.FIRST_TRIAL + len(TRIED)  # exchanges until the first comparison

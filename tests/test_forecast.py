@@ -11,8 +11,10 @@ from gossamer.core.aggregation import At
 from gossamer.core.layout import Layout, Packed
 from gossamer.core.ops import Gather, Mean, Together, bytes_sent
 from gossamer.errors import AttachError
+from gossamer.estimate.op_trace import conversation
+from gossamer.estimate.synthetic_shapes import assumed, assumed_shapes
+from gossamer.estimate.traffic import forecast
 from gossamer.events import Attached
-from gossamer.forecast import assumed, assumed_shapes, conversation, forecast
 from gossamer.kernels import coded_bytes
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.step_report import WEIGHT_BYTES, control_bytes

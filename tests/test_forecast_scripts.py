@@ -8,8 +8,9 @@ from foretold import other, ring
 
 from gossamer import events
 from gossamer.errors import AttachError
+from gossamer.estimate.traffic import forecast
+from gossamer.estimate.user_script import attached_by
 from gossamer.events import emit
-from gossamer.forecast import attached_by, forecast
 from gossamer.kernels import coded_bytes
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.step_report import WEIGHT_BYTES, control_bytes

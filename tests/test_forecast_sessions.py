@@ -12,10 +12,10 @@ from virtual import batch, cluster, network, seeded
 
 from gossamer import events
 from gossamer.errors import AttachError
+from gossamer.estimate.traffic import forecast
 from gossamer.events import Attached, StepEnded
-from gossamer.forecast import forecast
 from gossamer.recipes.recipe import resolve
-from gossamer.timetable import schedule_of
+from gossamer.strategies.base import schedule_of
 
 
 @dataclass

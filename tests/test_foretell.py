@@ -7,13 +7,14 @@ from click.testing import CliRunner
 from gossamer.cli.explain import explain
 from gossamer.core.ops import Gather, Mean, Together
 from gossamer.errors import GossamerError
-from gossamer.foretell import Foretold, Measured, MeasuredBucket, foretell, plan
+from gossamer.estimate.schedule_simulator import Trip, run_sites, run_turns
+from gossamer.estimate.step_simulator import Job, run_step
+from gossamer.estimate.step_time import Foretold, foretell, plan
+from gossamer.estimate.workload_profile import Measured, MeasuredBucket
 from gossamer.network import read_network
 from gossamer.network.cost.op_cost import seconds
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies import Periodic
-from gossamer.virtual_steps import Job, run_step
-from gossamer.virtual_turns import Trip, run_sites, run_turns
 
 
 def floats(numel):

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 import gossamer
 from gossamer import events
-from gossamer.session import gradient_guards
+from gossamer.session import lifecycle_events
 
 
 def logged(**metrics: Any) -> dict[str, float]:
@@ -36,7 +36,7 @@ def test_a_loss_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         "count": 3.0,
         "accuracy": 0.25,
     }
-    monkeypatch.setattr(gradient_guards, "_number", lambda name, value: float(value))
+    monkeypatch.setattr(lifecycle_events, "_number", lambda name, value: float(value))
     with pytest.raises(UserWarning):
         logged(loss=torch.tensor(2.0, requires_grad=True) * 3)
 

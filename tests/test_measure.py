@@ -5,13 +5,13 @@ import torch
 
 from gossamer.core.aggregation import At
 from gossamer.errors import GossamerError
-from gossamer.forecast import assumed
-from gossamer.foretell import foretell, plan
-from gossamer.measure import MeasureError, assume, measure
+from gossamer.estimate.exchange_timer import turn
+from gossamer.estimate.profile_runs import MeasureError, assume, measure
+from gossamer.estimate.step_time import foretell, plan
+from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.network import read_network
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
-from gossamer.stopwatch import turn
 
 SCRIPT = """
 import sys, time, torch, gossamer

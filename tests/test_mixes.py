@@ -24,7 +24,7 @@ from gossamer.checkpoint import digest
 from gossamer.cli.explain import explain
 from gossamer.core.aggregation import At
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
-from gossamer.forecast import forecast
+from gossamer.estimate.traffic import forecast
 from gossamer.gossip.rules import MASS
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.reducer.step_report import Presence

@@ -21,7 +21,7 @@ from gossamer.core.aggregation import At
 from gossamer.core.layout import Packed
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Heard, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.errors import AttachError, ConnectError, LoopError, NonFiniteError, PeerLost, RecipeError, Stopped
-from gossamer.forecast import forecast
+from gossamer.estimate.traffic import forecast
 from gossamer.gossip import state_transfer, termination
 from gossamer.gossip.pairwise import NO_EXCHANGE, Partner
 from gossamer.gossip.termination import Agreed, Parting, Sums

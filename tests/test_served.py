@@ -12,7 +12,7 @@ from virtual import Worker, batch, cluster, heard, network, parameters
 
 from gossamer import events
 from gossamer.errors import Stopped
-from gossamer.forecast import forecast
+from gossamer.estimate.traffic import forecast
 from gossamer.parameter_server.client.client import Client
 from gossamer.recipes.recipe import resolve
 

@@ -1,8 +1,9 @@
 import pytest
 
+from gossamer.estimate.timeline import MOST_COLUMNS, MOST_ROWS, draw
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies import Periodic
-from gossamer.timetable import MOST_COLUMNS, MOST_ROWS, cycle_of, draw, schedule_of
+from gossamer.strategies.base import cycle_of, schedule_of
 
 
 def lasting(text):

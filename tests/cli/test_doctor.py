@@ -13,7 +13,7 @@ from rich.console import Console
 from gossamer.cli import doctor as module
 from gossamer.cli.main import gossamer
 from gossamer.doctor import Host, Pair, Report
-from gossamer.lab import Plan, plan
+from gossamer.emulation import Plan, plan
 from gossamer.network import read_network
 
 PLAN = plan(read_network("100mbit,20ms", 3))

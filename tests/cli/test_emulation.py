@@ -16,10 +16,11 @@ from click.testing import CliRunner
 from gossamer.cli import emulation
 from gossamer.cli.emulation import Emulation, Victims, emulate, enter, schedule
 from gossamer.cli.main import gossamer
-from gossamer.lab import Lab, LabError, Plan, plan, read_fault
-from gossamer.lab.hosts import DIRECTORY
-from gossamer.launch.files import RunFiles, write_json
+from gossamer.emulation import Lab, Plan, plan, read_fault
+from gossamer.emulation.namespaces import DIRECTORY
+from gossamer.emulation.shell import LabError
 from gossamer.launch.job import Job
+from gossamer.launch.logs.run_files import RunFiles, write_json
 from gossamer.network import read_network
 
 NETWORK = read_network("200mbit,2ms", 2)

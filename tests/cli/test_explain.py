@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from gossamer.cli import explain as explain_module
 from gossamer.cli.explain import explain
-from gossamer.forecast import assumed_shapes
+from gossamer.estimate.synthetic_shapes import assumed_shapes
 from gossamer.kernels import coded_bytes
 
 SCRIPT = """

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from gossamer.cli.main import gossamer
-from gossamer.launch import spare
+from gossamer.launch import standby
 from gossamer.synchronizers.peer_endpoints import DEAD_AFTER_SECONDS
 
 pytestmark = [
@@ -30,7 +30,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 import gossamer
-from gossamer.launch.files import RunFiles
+from gossamer.launch.logs.run_files import RunFiles
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 files = RunFiles(Path(os.environ["GOSSAMER_RUN_DIRECTORY"]))
@@ -230,7 +230,7 @@ def test_in_rounds_whoever_stops_is_waited_for_and_who_dies_is_not(
 
 def test_on_arrival_nobody_waits_and_who_was_lost_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(spare, "DELAY_SECONDS", 600.0)
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 600.0)
     seen = run(tmp_path, ON_ARRIVAL, "--max-restarts", "1", "--recipe", "ParameterServer()")
     check_arrival(seen)
     with pytest.raises(AssertionError):

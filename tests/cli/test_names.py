@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from processes import engine_files_left_open
 
 from gossamer.cli.main import gossamer
-from gossamer.launch import spare
+from gossamer.launch import standby
 from gossamer.recipes.recipe import resolve
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,7 +50,7 @@ def commands() -> list[list[str]]:
 @pytest.mark.parametrize("options", commands(), ids=" ".join)
 def test_every_command_of_the_table_trains(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(spare, "DELAY_SECONDS", 600.0)  # nobody is lost, so nobody need stand by
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 600.0)  # nobody is lost, so nobody need stand by
     Path("train.py").write_text(SCRIPT)
     with engine_files_left_open():
         done = CliRunner().invoke(gossamer, ["run", "--workers", "2", "--json", "record.json", *options, "train.py"])

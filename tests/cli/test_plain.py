@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from gossamer.cli.plain import STAND_INS, write_plainly
+from gossamer.cli.terminal_encoding import STAND_INS, write_plainly
+from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
 from gossamer.observe import units
-from gossamer.timetable import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
 
 
 def written(text: str, encoding: str, errors: str = "strict") -> bytes:

@@ -11,13 +11,14 @@ from click.testing import CliRunner
 
 from gossamer.cli.main import gossamer
 from gossamer.cli.rehearse import Plan, Row, _lines, _steps
+from gossamer.estimate.step_time import Foretold
+from gossamer.estimate.workload_profile import Measured, MeasuredBucket
 from gossamer.events import Attached, StepEnded
-from gossamer.foretell import Foretold, Measured, MeasuredBucket
 from gossamer.observe.recorder import warm_up
 from gossamer.recipes.recipe import resolve
-from gossamer.rehearsal.shapes import Gradient, Shapes
+from gossamer.rehearsal.model_shapes import Gradient, Shapes
 from gossamer.rehearsal.worker import Sent
-from gossamer.timetable import schedule_of
+from gossamer.strategies.base import schedule_of
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
 NUMEL = 64 * 1000 + 64 + 64 * 500

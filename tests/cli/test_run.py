@@ -19,8 +19,8 @@ from processes import engine_files_left_open
 
 from gossamer.cli import servers
 from gossamer.cli.main import gossamer
-from gossamer.lab import plan
-from gossamer.launch.serving import Serving
+from gossamer.emulation import plan
+from gossamer.launch.job import Serving
 from gossamer.network import read_network
 from gossamer.observe import plot
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from gossamer.doctor.links import Door, Link, call
+from gossamer.doctor.ping_link import Door, Link, call
 
 TOKEN = b"sixteen letters!"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.doctor.timings import (
+from gossamer.doctor.link_statistics import (
     Ping,
     bits_per_second,
     clock_offset_seconds,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from gossamer.doctor.link_statistics import pairs
 from gossamer.doctor.report import Host, Pair, Report
-from gossamer.doctor.timings import pairs
 from gossamer.doctor.verdict import differing, farther, rate_text, round_trip_text, slower, verdict
 
 

@@ -12,7 +12,7 @@ from processes import per_rank, run_workers
 
 from gossamer import doctor
 from gossamer.doctor import read_report, verdict
-from gossamer.lab import Lab, plan
+from gossamer.emulation import Lab, plan
 from gossamer.network import read_network
 
 WORKER = str(Path(doctor.__file__).with_name("worker.py"))

@@ -6,7 +6,7 @@ import pytest
 
 from gossamer.environment.worker_registry import has_ended, mark_end, publish, published
 from gossamer.errors import ConnectError
-from gossamer.launch.meeting import serve_store
+from gossamer.launch.rendezvous import serve_store
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.lab import LabError, ability
-from gossamer.lab.ability import Plan, needs_switch, plan, reentering
-from gossamer.lab.shell import call
+from gossamer.emulation import capabilities
+from gossamer.emulation.capabilities import Plan, needs_switch, plan, reentering
+from gossamer.emulation.shell import LabError, call
 from gossamer.network import Host, Network, read_network
 from gossamer.network import Path as NetworkPath
 
@@ -18,11 +18,11 @@ DELAYS = read_network("100mbit,20ms", 2)
 def _linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that has everything."""
     (tmp_path / "there").touch()
-    monkeypatch.setattr(ability.sys, "platform", "linux")
-    monkeypatch.setattr(ability, "COMMANDS", ("sh",))
-    monkeypatch.setattr(ability, "TUN", tmp_path / "there")
-    monkeypatch.setattr(ability, "PROGRAM", tmp_path / "there")
-    monkeypatch.setattr(ability, "_works", lambda *command: True)
+    monkeypatch.setattr(capabilities.sys, "platform", "linux")
+    monkeypatch.setattr(capabilities, "COMMANDS", ("sh",))
+    monkeypatch.setattr(capabilities, "TUN", tmp_path / "there")
+    monkeypatch.setattr(capabilities, "PROGRAM", tmp_path / "there")
+    monkeypatch.setattr(capabilities, "_works", lambda *command: True)
 
 
 @pytest.mark.parametrize(
@@ -46,30 +46,30 @@ def test_a_world_of_one_needs_no_switch() -> None:
 
 
 def test_users_enter_a_namespace_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ability, "_works", lambda *command: "--user" in command)
+    monkeypatch.setattr(capabilities, "_works", lambda *command: "--user" in command)
     assert plan(DELAYS) == Plan(emulation="switch", reenters=True)
     assert reentering(["python", "a b"])[-2:] == ["python", "a b"]
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ability, "PROGRAM", tmp_path / "absent")
+    monkeypatch.setattr(capabilities, "PROGRAM", tmp_path / "absent")
     assert plan(RATES).emulation == "kernel"
     assert plan(DELAYS).emulation == "paced"
     assert "gossamer-switch was not built (install a C++ compiler" in plan(DELAYS).reason
 
-    monkeypatch.setattr(ability, "PROGRAM", tmp_path / "there")
-    monkeypatch.setattr(ability, "TUN", tmp_path / "absent")
+    monkeypatch.setattr(capabilities, "PROGRAM", tmp_path / "there")
+    monkeypatch.setattr(capabilities, "TUN", tmp_path / "absent")
     assert plan(RATES).emulation == "kernel"
     assert "absent is missing or may not be opened (modprobe tun" in plan(DELAYS).reason
 
-    monkeypatch.setattr(ability, "_works", lambda *command: False)
+    monkeypatch.setattr(capabilities, "_works", lambda *command: False)
     assert plan(RATES).emulation == "paced"
     assert "neither are user namespaces" in plan(RATES).reason
 
-    monkeypatch.setattr(ability, "COMMANDS", ("sh", "no-such-command"))
+    monkeypatch.setattr(capabilities, "COMMANDS", ("sh", "no-such-command"))
     assert "there is no no-such-command command here (install iproute2" in plan(RATES).reason
 
-    monkeypatch.setattr(ability.sys, "platform", "darwin")
+    monkeypatch.setattr(capabilities.sys, "platform", "darwin")
     assert "Linux's" in plan(RATES).reason
 
 

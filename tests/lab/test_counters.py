@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.lab import counters
-from gossamer.lab.counters import sent_bytes
+from gossamer.emulation import interface_counters
+from gossamer.emulation.interface_counters import sent_bytes
 
 TABLE = """Inter-|   Receive                 |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
@@ -16,6 +16,6 @@ TABLE = """Inter-|   Receive                 |  Transmit
 
 def test_what_the_host_sent_is_counted_in_ip_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dev").write_text(TABLE)
-    monkeypatch.setattr(counters, "COUNTERS", tmp_path / "dev")
+    monkeypatch.setattr(interface_counters, "COUNTERS", tmp_path / "dev")
     assert sent_bytes(0) == 5000
     assert sent_bytes(14) == 5000 - 14 * 20

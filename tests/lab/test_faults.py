@@ -4,7 +4,8 @@ from math import inf
 
 import pytest
 
-from gossamer.lab import LabError, Schedule, read_fault
+from gossamer.emulation import Schedule, read_fault
+from gossamer.emulation.shell import LabError
 
 
 class Told:

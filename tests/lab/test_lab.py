@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from lab.traffic import answering, arrived, bits_per_second, round_trip_seconds
 
-from gossamer.lab import Lab, plan
-from gossamer.lab.hosts import DIRECTORY
+from gossamer.emulation import Lab, plan
+from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.network import Host, Network, read_network
 from gossamer.network import Path as NetworkPath
 

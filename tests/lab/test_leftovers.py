@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from lab.traffic import line
 
-from gossamer.lab import Lab, hosts, plan
-from gossamer.lab.ability import reentering
-from gossamer.lab.hosts import DIRECTORY, new_tag, remove_stale, stale, start_ticks
+from gossamer.emulation import Lab, namespaces, plan
+from gossamer.emulation.capabilities import reentering
+from gossamer.emulation.namespaces import DIRECTORY, new_tag, remove_stale, stale, start_ticks
 from gossamer.network import read_network
 
 LAB = plan(read_network("100mbit,1ms", 2))
@@ -27,7 +27,7 @@ needs_lab = pytest.mark.skipif(
 
 OWNER = """
 import sys
-from gossamer.lab import Lab
+from gossamer.emulation import Lab
 from gossamer.network import read_network
 with Lab(read_network(sys.argv[1], 3)) as lab:
     print(lab.emulation, flush=True)
@@ -109,7 +109,7 @@ def test_the_living_and_strangers_are_left_alone() -> None:
 def test_a_process_number_that_was_given_again_is_somebody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(namespaces, "DIRECTORY", tmp_path)
     pid, start = os.getpid(), start_ticks(os.getpid())
     for name in (f"gossamer-{pid}-{start:x}-0-1", f"gossamer-{pid}-{start - 1:x}-0-bridge", "gossamer-1-x-0-1", "n1"):
         (tmp_path / name).touch()

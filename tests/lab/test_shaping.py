@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from gossamer.lab.shaping import bucket, joined_bytes, line_queue_bytes, queue_bytes
-from gossamer.lab.switch import joins, shared_lines, slowest
+from gossamer.emulation.traffic_shaping import bucket, joined_bytes, line_queue_bytes, queue_bytes
+from gossamer.emulation.tun_switch import joins, shared_lines, slowest
 from gossamer.network import Host, Network, Path, read_network
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from lab.traffic import arrived, streams_bits_per_second
 
-from gossamer.lab import Lab, LabError, plan
-from gossamer.lab.switch import Switch
+from gossamer.emulation import Lab, plan
+from gossamer.emulation.shell import LabError
+from gossamer.emulation.tun_switch import Switch
 from gossamer.network import Host, Network, Path, read_network
 
 LAB = plan(read_network("100mbit,1ms", 2))

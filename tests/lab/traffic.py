@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gossamer.lab import Lab
+from gossamer.emulation import Lab
 
 PAYLOAD_BYTES = 1472
 PACKET_BYTES = 1500

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gossamer.launch.every import Every
+from gossamer.launch.periodic import Every
 
 
 def test_it_acts_beside_the_block_and_once_more_at_its_end() -> None:

@@ -14,9 +14,10 @@ from torch.distributed import HashStore, PrefixStore
 
 from gossamer.cli.main import gossamer
 from gossamer.environment import worker_registry
+from gossamer.launch.elastic_launcher import launch
+from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job
-from gossamer.launch.launcher import Outcome, launch
-from gossamer.launch.member import Member
+from gossamer.launch.process import Member
 from gossamer.launch.supervisor import Supervisor
 
 RECIPE = "Gossip('pairwise')"
@@ -28,7 +29,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 import gossamer
-from gossamer.launch.files import RunFiles
+from gossamer.launch.logs.run_files import RunFiles
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 files = RunFiles(Path(os.environ["GOSSAMER_RUN_DIRECTORY"]))

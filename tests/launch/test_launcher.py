@@ -11,10 +11,10 @@ import pytest
 from processes import engine_files_left_open
 
 from gossamer.errors import ConnectError
-from gossamer.launch import launcher, reaper
-from gossamer.launch.failure import Origin
+from gossamer.launch import elastic_launcher, reaper
+from gossamer.launch.elastic_launcher import launch
+from gossamer.launch.failure import Origin, Outcome
 from gossamer.launch.job import Job
-from gossamer.launch.launcher import Outcome, launch
 
 pytestmark = pytest.mark.processes
 
@@ -190,8 +190,8 @@ def test_restarts_start_everyone_again(run: Run) -> None:
 
 def test_of_two_runs_that_take_one_port_the_slower_takes_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("", 0)) as taken:
-        offered = iter([f"127.0.0.1:{taken.getsockname()[1]}", launcher.free_endpoint()])
-        monkeypatch.setattr(launcher, "free_endpoint", lambda: next(offered))
+        offered = iter([f"127.0.0.1:{taken.getsockname()[1]}", elastic_launcher.free_endpoint()])
+        monkeypatch.setattr(elastic_launcher, "free_endpoint", lambda: next(offered))
         assert run("print('here')", workers=1) == Outcome()
     assert run.lines == [(0, "here")]
 

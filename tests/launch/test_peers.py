@@ -20,16 +20,15 @@ from torch.distributed import TCPStore
 
 from gossamer.environment.run_token import TOKEN_BYTES, check_token_file, make_token_file
 from gossamer.errors import ConnectError, PeerLost
-from gossamer.launch import guard, peers, spare, supervisor
-from gossamer.launch.files import RunFiles
-from gossamer.launch.guard import Guard, left
-from gossamer.launch.job import Job
-from gossamer.launch.launcher import Outcome
-from gossamer.launch.meeting import PORTS, free_endpoints, serve_store
-from gossamer.launch.member import Member
-from gossamer.launch.peers import launch_peers
-from gossamer.launch.serving import Serving
-from gossamer.launch.spare import Spare
+from gossamer.launch import parent_watchdog, peer_launcher, standby, supervisor
+from gossamer.launch.failure import Outcome
+from gossamer.launch.job import Job, Serving
+from gossamer.launch.logs.run_files import RunFiles
+from gossamer.launch.parent_watchdog import Guard, left
+from gossamer.launch.peer_launcher import launch_peers
+from gossamer.launch.process import Member
+from gossamer.launch.rendezvous import PORTS, free_endpoints, serve_store
+from gossamer.launch.standby import Spare
 from gossamer.launch.supervisor import Supervisor
 
 # Starts in no time, unlike one that imports torch; of the real one there is a test below
@@ -298,13 +297,13 @@ def check_the_spare_takes_any_servers_place(run: Run) -> None:
 
 
 def test_a_spare_takes_the_place_of_any_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
     check_the_spare_takes_any_servers_place(run)
 
 
 def test_the_check_of_spares_notices_who_does_not_end_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Spare] = []
-    monkeypatch.setattr(spare, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
     monkeypatch.setattr(Spare, "close", lambda self: kept.append(self))
     try:
         with pytest.raises(AssertionError, match="a spare outlived"):
@@ -316,7 +315,7 @@ def test_the_check_of_spares_notices_who_does_not_end_them(run: Run, monkeypatch
 
 
 def test_on_hosts_of_their_own_each_server_has_a_spare_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
     (run.directory / "spare.py").write_text(SPARE)
     command = (sys.executable, "-S", "-u", str(run.directory / "spare.py"))
     script = """
@@ -416,8 +415,8 @@ def test_the_check_of_secrets_notices_one_in_the_environment(run: Run, monkeypat
     def tells(*arguments: Any) -> dict[str, str]:
         return dict(surroundings(*arguments)) | {"TOLD": (run.private / "token").read_bytes().hex()}
 
-    surroundings = peers._surroundings
-    monkeypatch.setattr(peers, "_surroundings", tells)
+    surroundings = peer_launcher._surroundings
+    monkeypatch.setattr(peer_launcher, "_surroundings", tells)
     with pytest.raises(AssertionError):
         check_nobody_has_the_secret(run)
 
@@ -495,7 +494,7 @@ def test_the_store_listens_where_it_was_asked_to_and_nowhere_else() -> None:
 LAUNCHER = """
 import subprocess, sys
 sys.path.insert(0, sys.argv[2])  # without the rest of the package, which takes seconds
-from guard import Guard
+from parent_watchdog import Guard
 with Guard() as guard:
     child = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]], start_new_session=True)
     {}
@@ -503,13 +502,14 @@ with Guard() as guard:
     sys.stdin.read()
 """
 HELPER = "import os; print(os.getpid(), flush=True); os.kill(os.getpid(), 19)"
+LAUNCH_FOLDER = str(Path(parent_watchdog.__file__).parent)
 STANDING = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {HELPER!r}])"
 
 
 def check_nothing_outlives_a_killed_launcher(registration: str, seconds: float) -> None:
     """A process and its helper, which stands still."""
     with subprocess.Popen(
-        [sys.executable, "-S", "-c", LAUNCHER.format(registration), STANDING, str(Path(guard.__file__).parent)],
+        [sys.executable, "-S", "-c", LAUNCHER.format(registration), STANDING, LAUNCH_FOLDER],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as launcher:  # fmt: skip
         assert launcher.stdout is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.launch import reaper as reaper_module
-from gossamer.launch.files import RunFiles, write_json
+from gossamer.launch.logs.run_files import RunFiles, write_json
 from gossamer.launch.reaper import Reaper
 
 STUBBORN = "import signal, sys; signal.signal(15, signal.SIG_IGN); print(1, flush=True); sys.stdin.read()"

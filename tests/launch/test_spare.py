@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from gossamer.launch import spare
-from gossamer.launch.guard import Guard
-from gossamer.launch.spare import Spare
+from gossamer.launch import standby
+from gossamer.launch.parent_watchdog import Guard
+from gossamer.launch.standby import Spare
 
 PYTHON = (sys.executable, "-S", "-u", "-c")
 WAITS = """
@@ -79,7 +79,7 @@ def await_(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
-    monkeypatch.setattr(spare, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
     found = Waiting(tmp_path)
     yield found
     assert not any(Path(f"/proc/{pid}").exists() for pid in found.groups.known), "a spare outlived its run"
@@ -155,7 +155,7 @@ def test_it_ends_with_its_input(waiting: Waiting) -> None:
 
 
 def test_nobody_competes_with_what_begins(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "DELAY_SECONDS", 600.0)
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 600.0)
     kept = waiting.made(*PYTHON, WAITS)
     kept.look()
     assert waiting.groups.known == set()

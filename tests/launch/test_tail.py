@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.launch.files import RunFiles, write_json
 from gossamer.launch.job import Job
-from gossamer.launch.tail import Follower, LineReader, log_path
+from gossamer.launch.logs.follow import Follower, LineReader, log_path
+from gossamer.launch.logs.run_files import RunFiles, write_json
 
 
 def append(path: Path, data: bytes) -> None:

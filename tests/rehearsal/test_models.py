@@ -3,7 +3,7 @@ from math import prod
 import pytest
 
 from gossamer.rehearsal.layers import Layer, convolution, linear
-from gossamer.rehearsal.models import BUILT_IN, gpt2, resnet, swin
+from gossamer.rehearsal.model_zoo import BUILT_IN, gpt2, resnet, swin
 
 
 def tensors(layers) -> dict[str, tuple[int, ...]]:

@@ -4,8 +4,8 @@ from itertools import pairwise
 import pytest
 
 from gossamer.rehearsal.layers import Layer
-from gossamer.rehearsal.models import BUILT_IN
-from gossamer.rehearsal.shapes import Gradient, Shapes, ShapesError, appearing, find_shapes
+from gossamer.rehearsal.model_shapes import Gradient, Shapes, ShapesError, appearing, find_shapes
+from gossamer.rehearsal.model_zoo import BUILT_IN
 
 SCRIPT = """
 import sys

@@ -5,9 +5,9 @@ import torch
 from virtual import Worker, cluster
 
 from gossamer.recipes.recipe import resolve
-from gossamer.rehearsal import sleeper
-from gossamer.rehearsal.shapes import Gradient
-from gossamer.rehearsal.sleeper import Drifting, Idle, Sleeper, heavy_tailed, idle
+from gossamer.rehearsal import simulated_model
+from gossamer.rehearsal.model_shapes import Gradient
+from gossamer.rehearsal.simulated_model import Drifting, Idle, Sleeper, heavy_tailed, idle
 
 GRADIENTS = (
     Gradient("first.weight", (40, 30), 1.0),
@@ -33,7 +33,7 @@ class FakeTime:
 
 def appearances(monkeypatch, clock: FakeTime, steps: int = 1) -> list[tuple[str, float]]:
     """When each gradient was there, counted from the beginning of the last of `steps` steps of 3 seconds."""
-    monkeypatch.setattr(sleeper, "time", clock)
+    monkeypatch.setattr(simulated_model, "time", clock)
     model = Sleeper(GRADIENTS, step_seconds=3.0, forward_share=1 / 3)
     seen: list[tuple[str, float]] = []
     for name, parameter in model.named_parameters():
@@ -64,7 +64,7 @@ def test_what_one_sleep_takes_too_long_the_next_makes_up_for(monkeypatch):
 
 def test_what_is_late_is_said(monkeypatch):
     clock = FakeTime(oversleep=0.25)
-    monkeypatch.setattr(sleeper, "time", clock)
+    monkeypatch.setattr(simulated_model, "time", clock)
     model = Sleeper(GRADIENTS, step_seconds=3.0, forward_share=0.0)
     model().backward()
     assert model.late_seconds == pytest.approx(0.25)
@@ -188,7 +188,7 @@ def test_what_merges_has_something_to_merge(recipe: str) -> None:
 
 def test_moving_parameters_takes_no_time_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
-    monkeypatch.setattr(sleeper, "time", clock)
+    monkeypatch.setattr(simulated_model, "time", clock)
     model = Sleeper(GRADIENTS, step_seconds=3.0, forward_share=1 / 3)
     model.spend(0.5)
     began = clock.now

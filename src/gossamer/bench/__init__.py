@@ -1,10 +1,10 @@
 """How fast compressors are on one core, beside what memory allows."""
 
-from gossamer.bench.machine import machine
-from gossamer.bench.pair import Paired, measure_pair
+from gossamer.bench.cases import KERNELS, Variants, fed_back, roster
 from gossamer.bench.report import ABOUT, ABOUT_PAIRS, cells, pair_cells, remarks
-from gossamer.bench.roster import KERNELS, Variants, fed_back, roster
 from gossamer.bench.suite import Measured, build, measure
+from gossamer.bench.two_process import Paired, measure_pair
+from gossamer.environment.host_info import machine
 
 __all__ = [
     "ABOUT",

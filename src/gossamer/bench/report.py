@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gossamer.bench.pair import Paired
-from gossamer.bench.rows import (
+from gossamer.bench.suite import Measured
+from gossamer.bench.two_process import Paired
+from gossamer.bench.workloads import (
     ADD,
     COPY,
     DECODE,
@@ -20,7 +21,6 @@ from gossamer.bench.rows import (
     TENSORS,
     WHOLE,
 )
-from gossamer.bench.suite import Measured
 
 ABOUT = (
     "GB/s of gradient (4 bytes an element a second). x copy: seconds over those of tensor.copy_ on as many elements. "

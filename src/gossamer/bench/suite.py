@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gossamer.bench.clock import interleave, spread
-from gossamer.bench.rows import ADD, COPY, Row, bucket, places, products, rows_of, yardsticks
+from gossamer.bench.interleave import interleave, spread
+from gossamer.bench.workloads import ADD, COPY, Row, bucket, places, products, rows_of, yardsticks
 from gossamer.compressors import Compressor
 
 RANK = 4  # of the PowerSGD whose matrix products are timed

@@ -9,9 +9,9 @@ from typing import TextIO
 
 import torch
 
-from gossamer.bench.conversation import Conversation, prepare
-from gossamer.bench.roster import fed_back
-from gossamer.bench.rows import bucket
+from gossamer.bench.cases import fed_back
+from gossamer.bench.replay import Conversation, prepare
+from gossamer.bench.workloads import bucket
 
 
 def serve(elements: int, commands: TextIO, answers: TextIO) -> None:

@@ -32,7 +32,8 @@ from gossamer.bench import (
     remarks,
     roster,
 )
-from gossamer.cli.run import OUTPUT_FILE, check_parent
+from gossamer.cli.options import check_parent
+from gossamer.cli.run import OUTPUT_FILE
 from gossamer.compressors import Compressor
 from gossamer.version import __version__
 

@@ -17,11 +17,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.cli.run import OUTPUT_FILE, check_parent
+from gossamer.cli.options import check_parent
+from gossamer.cli.run import OUTPUT_FILE
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.foretell import NOT_FORETOLD, Foretold, foretell, foretellable
-from gossamer.measure import measure
+from gossamer.estimate.profile_runs import measure
+from gossamer.estimate.step_time import NOT_FORETOLD, Foretold, foretell, foretellable
 from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, Prices, Row, compare
 from gossamer.observe.page import write_page

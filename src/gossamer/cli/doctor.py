@@ -18,10 +18,11 @@ from rich.text import Text
 
 from gossamer import doctor as package
 from gossamer.cli.emulation import Emulation, emulate, enter
-from gossamer.cli.run import OUTPUT_FILE, check_interface, check_machines, check_parent
+from gossamer.cli.options import check_interface, check_parent
+from gossamer.cli.run import OUTPUT_FILE, check_machines
 from gossamer.doctor import VERSIONS, Host, Pair, Report, differing, rate_text, read_report, round_trip_text, verdict
+from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.job import Job
-from gossamer.launch.launcher import launch
 from gossamer.network import read_network
 from gossamer.observe.units import bytes_text, seconds_text
 from gossamer.version import __version__

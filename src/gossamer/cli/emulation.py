@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gossamer.cli.worker import HEADER_BYTES
-from gossamer.lab import Fault, Lab, LabError, Plan, Schedule, plan
-from gossamer.lab.ability import reentering
-from gossamer.launch.files import RunFiles
+from gossamer.emulation import Fault, Lab, Plan, Schedule, plan
+from gossamer.emulation.capabilities import reentering
+from gossamer.emulation.shell import LabError
 from gossamer.launch.job import Job
+from gossamer.launch.logs.run_files import RunFiles
 from gossamer.network import Network
 from gossamer.observe.record import NO_NETWORK, Record
 

@@ -13,17 +13,21 @@ from typing import Any
 
 import click
 
-from gossamer.cli.run import OUTPUT_FILE, check_parent
+from gossamer.cli.options import check_parent
+from gossamer.cli.run import OUTPUT_FILE
 from gossamer.errors import GossamerError
+from gossamer.estimate.profile_runs import assume, measure
+from gossamer.estimate.step_time import NOT_FORETOLD, Foretold, foretell, foretellable
+from gossamer.estimate.synthetic_shapes import assumed
+from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
+from gossamer.estimate.traffic import Forecast, forecast
+from gossamer.estimate.user_script import attached_by
 from gossamer.events import Attached
-from gossamer.forecast import Forecast, assumed, attached_by, forecast
-from gossamer.foretell import NOT_FORETOLD, Foretold, foretell, foretellable
-from gossamer.measure import assume, measure
 from gossamer.network import read_network
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.strategies import Periodic
+from gossamer.strategies.base import cycle_of, schedule_of
 from gossamer.synchronizers.stages import site_size
-from gossamer.timetable import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, cycle_of, draw, schedule_of
 from gossamer.transports.mesh.collective_selector import AUTO
 
 ASSUMED_PARAMETERS = 10_000_000

@@ -10,10 +10,10 @@ from gossamer.cli.bench import bench
 from gossamer.cli.compare import compare_command
 from gossamer.cli.doctor import doctor
 from gossamer.cli.explain import explain
-from gossamer.cli.plain import write_plainly
 from gossamer.cli.recipes import recipes
 from gossamer.cli.rehearse import rehearse
 from gossamer.cli.run import run
+from gossamer.cli.terminal_encoding import write_plainly
 from gossamer.errors import GossamerError
 from gossamer.version import __version__
 

@@ -19,19 +19,20 @@ import click
 
 from gossamer import rehearsal
 from gossamer.cli.emulation import enter
-from gossamer.cli.run import OUTPUT_FILE, check_parent, run
+from gossamer.cli.options import check_parent
+from gossamer.cli.run import OUTPUT_FILE, run
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.foretell import Foretold, foretell, foretellable
-from gossamer.measure import measure
+from gossamer.estimate.profile_runs import measure
+from gossamer.estimate.step_time import Foretold, foretell, foretellable
 from gossamer.network import read_network
 from gossamer.observe.record import Record, write
 from gossamer.observe.recorder import warm_up
 from gossamer.observe.units import bytes_text, seconds_text, share_text
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.rehearsal.models import BUILT_IN
-from gossamer.rehearsal.shapes import Shapes, find_shapes
+from gossamer.rehearsal.model_shapes import Shapes, find_shapes
+from gossamer.rehearsal.model_zoo import BUILT_IN
 from gossamer.strategies import Stage
-from gossamer.timetable import schedule_of
+from gossamer.strategies.base import schedule_of
 from gossamer.version import __version__
 
 WORKER = Path(rehearsal.__file__).with_name("worker.py")

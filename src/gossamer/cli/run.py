@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import signal
@@ -18,22 +17,20 @@ import click
 from rich.console import Console
 
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
+from gossamer.cli.options import check_collective, check_interface, check_parent, check_recipe
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
-from gossamer.errors import PeerLost, RecipeError
-from gossamer.lab import Fault, Plan, Schedule, read_fault
-from gossamer.launch.failure import Failure
-from gossamer.launch.job import Job, interfaces
-from gossamer.launch.launcher import Outcome
+from gossamer.emulation import Fault, Plan, Schedule, read_fault
+from gossamer.errors import PeerLost
+from gossamer.launch.failure import Failure, Outcome
+from gossamer.launch.job import Job, Serving
+from gossamer.launch.logs.follow import log_path
 from gossamer.launch.rendezvous import split_endpoint
-from gossamer.launch.serving import Serving
-from gossamer.launch.tail import log_path
 from gossamer.network import Network, read_network
 from gossamer.observe import record as records
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
-from gossamer.recipes.recipe import resolve
-from gossamer.transports.mesh.collective_selector import AUTO, WISHES, check_wish
+from gossamer.transports.mesh.collective_selector import WISHES
 
 NEVER_ATTACHED = (
     "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
@@ -41,39 +38,6 @@ NEVER_ATTACHED = (
 )
 
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
-
-
-def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """A recipe that cannot be read is refused here once, instead of by every worker."""
-    if text is not None:
-        try:
-            resolve(text)
-        except RecipeError as error:
-            raise click.BadParameter(str(error)) from None
-    return text
-
-
-def check_collective(context: click.Context, option: click.Parameter, wish: str | None) -> str | None:
-    try:
-        check_wish(wish or AUTO)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return wish
-
-
-def check_interface(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
-    if name is not None and name not in interfaces():
-        raise click.BadParameter(f"there is no {name!r} on this machine; there are: {', '.join(interfaces())}")
-    return name
-
-
-def check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """A file that could not be written is missed before the run, not after it."""
-    if path is not None and not path.parent.is_dir():
-        raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
-    if path is not None and not os.access(path.parent, os.W_OK):
-        raise click.BadParameter(f"{path.parent} cannot be written, so there would be no {path.name}: name another")
-    return path
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from gossamer.cli.emulation import PORT, Emulation
+from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.environment.run_token import check_token_file
 from gossamer.errors import ConnectError
-from gossamer.lab.hosts import DIRECTORY
-from gossamer.launch.job import Job
-from gossamer.launch.launcher import Outcome, launch
-from gossamer.launch.peers import launch_peers
-from gossamer.launch.serving import Serving
+from gossamer.launch.elastic_launcher import launch
+from gossamer.launch.failure import Outcome
+from gossamer.launch.job import Job, Serving
+from gossamer.launch.peer_launcher import launch_peers
 
 Start = Callable[..., Outcome]
 CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")

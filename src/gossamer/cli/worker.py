@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from gossamer import events
+from gossamer.emulation.interface_counters import sent_bytes
 from gossamer.environment.run_settings import run_name
-from gossamer.lab.counters import sent_bytes
 from gossamer.launch import worker
-from gossamer.launch.files import RUN_DIRECTORY
+from gossamer.launch.logs.run_files import RUN_DIRECTORY
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import Watch, read_target
 from gossamer.runtime.open_sessions import open_sessions

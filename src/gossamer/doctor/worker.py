@@ -13,11 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gossamer import environment
-from gossamer.doctor.links import Door
-from gossamer.doctor.machine import describe
-from gossamer.doctor.probing import Probe
+from gossamer.doctor.host import describe
+from gossamer.doctor.link_statistics import direction_seconds, pairs
+from gossamer.doctor.pair_probe import Probe
+from gossamer.doctor.ping_link import Door
 from gossamer.doctor.report import Host, Pair, Report, host_from, write_report
-from gossamer.doctor.timings import direction_seconds, pairs
 from gossamer.environment.store import Board
 from gossamer.errors import ConnectError
 

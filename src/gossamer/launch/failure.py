@@ -101,3 +101,21 @@ def from_exit(rank: int, exit_code: int, moment: float, stopped: bool) -> Failur
 
 def cause(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.origin, failure.moment, failure.rank))
+
+
+LOOK_SECONDS = 0.05  # between looks at what workers print
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: well, by a failure, or by a signal to the launcher; and after how many restarts."""
+
+    failure: Failure | None = None
+    signal: int | None = None
+    restarts: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        if self.signal is not None:
+            return 128 + self.signal
+        return self.failure.shell_code if self.failure else 0

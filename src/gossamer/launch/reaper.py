@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gossamer.launch.files import RunFiles, read_json
+from gossamer.launch.logs.run_files import RunFiles, read_json
 
 PATIENCE_SECONDS = 2.5
 POLL_SECONDS = 0.02

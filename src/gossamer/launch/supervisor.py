@@ -8,17 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gossamer.errors import PeerLost
-from gossamer.launch.failure import Failure, cause, from_exit, from_report
-from gossamer.launch.files import RunFiles, read_json
-from gossamer.launch.guard import Guard
-from gossamer.launch.job import Job
-from gossamer.launch.member import POLL_SECONDS, Member, end_all, placed
-from gossamer.launch.outcome import Outcome
+from gossamer.launch.failure import Failure, Outcome, cause, from_exit, from_report
+from gossamer.launch.job import Job, Serving
+from gossamer.launch.logs.follow import Show
+from gossamer.launch.logs.run_files import RunFiles, read_json
+from gossamer.launch.logs.streams import ServerVoice, Voice, WorkerVoice, server_log_path
+from gossamer.launch.parent_watchdog import Guard
+from gossamer.launch.process import POLL_SECONDS, Member, end_all, placed
 from gossamer.launch.reaper import PATIENCE_SECONDS
-from gossamer.launch.serving import Serving
-from gossamer.launch.spare import Spare
-from gossamer.launch.tail import Show
-from gossamer.launch.voices import ServerVoice, Voice, WorkerVoice, server_log_path
+from gossamer.launch.standby import Spare
 
 SERVER_RESTARTS = 10
 # An error sooner than this is one that the next start would meet again

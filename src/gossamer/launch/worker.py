@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from gossamer.errors import Stopped
 from gossamer.launch.failure import Origin, is_echo
-from gossamer.launch.files import RUN_DIRECTORY, RunFiles, write_json
+from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles, write_json
 from gossamer.runtime.open_sessions import open_sessions
 
 Finish = Callable[[], None]

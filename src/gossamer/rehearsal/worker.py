@@ -10,10 +10,10 @@ from statistics import fmean
 
 from gossamer import events
 from gossamer.recipes.recipe import resolve
-from gossamer.rehearsal.shapes import from_file
-from gossamer.rehearsal.sleeper import Sleeper, idle
+from gossamer.rehearsal.model_shapes import from_file
+from gossamer.rehearsal.simulated_model import Sleeper, idle
 from gossamer.session.attach import attach
-from gossamer.timetable import schedule_of
+from gossamer.strategies.base import schedule_of
 from gossamer.world import init
 
 

@@ -17,9 +17,9 @@ from gossamer.reducer.parameter_views import trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import AVERAGE, Stage
+from gossamer.strategies.base import schedule_of
 from gossamer.synchronizers.base import Exchange
 from gossamer.synchronizers.gossip_round import HEAD_BYTES
-from gossamer.timetable import schedule_of
 
 
 def begun(

@@ -14,7 +14,7 @@ from gossamer.core.term import Term
 from gossamer.errors import RecipeError
 from gossamer.gossip.rules import Memory as Memory
 from gossamer.gossip.rules import Rule
-from gossamer.strategies.schedule import Periodic
+from gossamer.strategies.schedule import Periodic, Turn
 from gossamer.topologies import Topology
 
 if TYPE_CHECKING:
@@ -197,3 +197,17 @@ class Stage:
     def apart(self) -> bool:
         """Whether parameters are averaged, and workers hold different ones meanwhile."""
         return self.merging is not None or self.mixing is not None
+
+
+def schedule_of(stage: Stage) -> Periodic:
+    """When the turns of a stage leave and land; gradients that nothing delays do both within one backward pass."""
+    for apart in (stage.merging, stage.mixing):
+        if apart is not None:
+            return apart.schedule
+    return Periodic(stage.accumulate, delay=stage.delay)
+
+
+def cycle_of(stage: Stage) -> list[Turn]:
+    """One period of a stage, in backward passes since the training began."""
+    turns = schedule_of(stage).cycle
+    return [Turn(fragment, launch + stage.start, landing + stage.start) for fragment, launch, landing in turns]

@@ -1,0 +1,98 @@
+"""Two processes at once: what a core gains when another one does the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.bench.interleave import spread
+from gossamer.errors import GossamerError
+
+
+class BenchError(GossamerError, RuntimeError):
+    """A process that measures ended too soon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Aggregations per second of one process alone, and of two at once together; by round."""
+
+    subject: str
+    alone: tuple[float, ...]
+    together: tuple[float, ...]
+    gain: float
+    spread: float
+
+
+def measure_pair(
+    subjects: Sequence[str], elements: int, rounds: int, seconds: float, tick: Callable[[str], None]
+) -> list[Paired]:
+    """Alone and together in turn, each for so many seconds a round; the first round warms up and is not kept."""
+    found: list[Paired] = []
+    with _worker(elements) as first, _worker(elements) as second:
+        for subject in subjects:
+            tick(subject)
+            for worker in (first, second):
+                worker.say({"subject": subject})
+            for worker in (first, second):
+                worker.hear()
+            pairs = [(_rate([first], seconds), _rate([first, second], seconds)) for _ in range(rounds + 1)][1:]
+            gains = [together / alone for alone, together in pairs]
+            found.append(
+                Paired(
+                    subject=subject,
+                    alone=tuple(alone for alone, _ in pairs),
+                    together=tuple(together for _, together in pairs),
+                    gain=statistics.median(gains),
+                    spread=spread(gains),
+                )
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _Worker:
+    process: subprocess.Popen[str]
+
+    def say(self, command: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise BenchError(
+                f"A process that measures ended with {self.process.wait()}, so there is nothing to compare; it said "
+                "why above. Where memory ran out, ask for less: --elements 1000000."
+            )
+        return json.loads(line)
+
+
+@contextmanager
+def _worker(elements: int) -> Iterator[_Worker]:
+    command = [sys.executable, "-m", "gossamer.bench.worker", str(elements)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    with process:
+        try:
+            yield _Worker(process)
+        finally:
+            process.kill()
+
+
+def _rate(workers: Sequence[_Worker], seconds: float) -> float:
+    """Aggregations per second, all workers together."""
+    for worker in workers:
+        worker.say({"seconds": seconds})
+    return float(sum(worker.hear() for worker in workers))

@@ -1,0 +1,32 @@
+"""The system's own commands, `ip` and `tc`, with their complaints as errors."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Sequence
+
+from gossamer.errors import GossamerError
+
+
+def call(command: Sequence[str], text: str = "") -> str:
+    """Run a command to its end and return what it printed; LabError with its own words where it fails."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise LabError(f"there is no {command[0]} command here. Install iproute2 and util-linux.") from None
+    if done.returncode:
+        raise LabError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def ip(namespace: str, lines: Iterable[str]) -> None:
+    """Several `ip` commands in one namespace, without their first word."""
+    call(("ip", "-n", namespace, "-batch", "-"), "".join(f"{line}\n" for line in lines))
+
+
+def tc(namespace: str, lines: Iterable[str]) -> None:
+    call(("tc", "-n", namespace, "-batch", "-"), "".join(f"{line}\n" for line in lines))
+
+
+class LabError(GossamerError):
+    """A network that this machine cannot emulate, or not in this way."""

@@ -1,0 +1,37 @@
+"""Operation trace: the collective operations that one bucket asks for, over meta tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gossamer.core.aggregation import At
+from gossamer.core.coalesce import fuse
+from gossamer.core.layout import Layout, Packed
+from gossamer.core.op_semantics import meta_answer
+from gossamer.core.ops import Gather, Script, Word
+from gossamer.estimate.workload_profile import STEADY
+from gossamer.recipes.recipe import Recipe
+
+
+def conversation(
+    recipe: Recipe, layout: Layout, dtype: torch.dtype, workers: int, control_bytes: int = 0
+) -> list[Word]:
+    """The words, over meta tensors, that one bucket asks for, round by round; control travels in the first."""
+    at = At(step=STEADY, world=workers)
+    packed = Packed(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
+    aggregation: Script = recipe.compressor.aggregate(packed, recipe.compressor.init(packed, at), at)
+    script = fuse([aggregation, _control(control_bytes)]) if control_bytes else aggregation
+    said: list[Word] = []
+    answer: Any = None
+    while True:
+        try:
+            said.append(script.send(answer))
+        except StopIteration:
+            return said
+        answer = meta_answer(said[-1], workers, 0)
+
+
+def _control(nbytes: int) -> Script:
+    yield Gather((torch.empty(nbytes, dtype=torch.uint8, device="meta"),))

@@ -1,0 +1,188 @@
+"""What a step takes without a network: a script runs for a few steps, in as many copies as share the processor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gossamer.compressors import Compressor, Dense
+from gossamer.core.aggregation import At
+from gossamer.core.layout import Layout
+from gossamer.errors import GossamerError
+from gossamer.estimate.exchange_timer import time_stage
+from gossamer.estimate.profiler import AT_ONCE, results
+from gossamer.estimate.workload_profile import STEADY, Measured, MeasuredBucket
+from gossamer.events import Attached
+from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.bucket import Bucket
+from gossamer.strategies import Stage
+
+FEWEST_STEPS = 12
+LINES_OF_ERROR = 8
+MOST_ENTRIES = 2**29
+
+
+class MeasureError(GossamerError, RuntimeError):
+    """A script that could not be measured."""
+
+
+def measure(script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1) -> Measured:
+    """Run `copies` of a script at once until each has made some steps; the mean of what they took.
+
+    As many copies as workers that will share this machine: they slow each other down as those will.
+    """
+    with tempfile.TemporaryDirectory(prefix="gossamer-measure-") as directory:
+        _run_copies(Path(directory), script, arguments, recipe, workers, copies)
+        found = [Measured.from_json(json.loads(path.read_text())) for path in results(Path(directory), copies)]
+    return _mean(found)
+
+
+def _run_copies(
+    directory: Path, script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int
+) -> None:
+    threads = str(max(1, (os.cpu_count() or 1) // copies))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, "GOSSAMER_RECIPE": repr(recipe)}
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for copy in range(copies):
+            command = [
+                sys.executable,
+                "-m",
+                "gossamer.estimate.profiler",
+                str(directory),
+                str(copy),
+                str(copies),
+                str(workers),
+            ]
+            with (directory / f"errors-{copy}").open("wb") as errors:
+                running.append(
+                    subprocess.Popen(
+                        [*command, str(script), *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=errors
+                    )
+                )
+        for copy, process in enumerate(running):
+            process.wait()
+            _check(directory, copy, copies, process.returncode, script)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path) -> None:
+    if results(directory, copies)[copy].exists():
+        return
+    if exit_code:
+        tail = (directory / f"errors-{copy}").read_text(errors="replace").splitlines()[-LINES_OF_ERROR:]
+        raise MeasureError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
+    raise MeasureError(
+        f"{script} ended too soon to be measured. It must attach a recipe and make at least {FEWEST_STEPS} steps: pass "
+        "the arguments with which it trains, or leave it out and say --step-seconds 0.2."
+    )
+
+
+def _mean(found: Sequence[Measured]) -> Measured:
+    """Every number's mean over the copies; what they are the numbers of is the same in all."""
+
+    def mean(values: Sequence[Sequence[float]]) -> list[float]:
+        return [float(value) for value in np.mean(values, axis=0)]
+
+    def joint(same: Sequence[MeasuredBucket]) -> MeasuredBucket:
+        return replace(
+            same[0],
+            ready_seconds=fmean(bucket.ready_seconds for bucket in same),
+            computing_seconds=mean([bucket.computing_seconds for bucket in same]),
+            engine_seconds=mean([bucket.engine_seconds for bucket in same]),
+            offering_seconds=fmean(bucket.offering_seconds for bucket in same),
+            landing_seconds=fmean(bucket.landing_seconds for bucket in same),
+        )
+
+    return replace(
+        found[0],
+        backward_seconds=fmean(each.backward_seconds for each in found),
+        rest_seconds=fmean(each.rest_seconds for each in found),
+        buckets=[joint(same) for same in zip(*(each.buckets for each in found), strict=True)],
+        site_buckets=[joint(same) for same in zip(*(each.site_buckets for each in found), strict=True)],
+    )
+
+
+def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> Measured:
+    """A step of given length, of which backward takes two thirds; its codecs are measured here, with random numbers.
+
+    Gradients appear evenly, by their entries; buckets of equal shapes are measured once, with the threads that each of
+    so many workers would have on this machine.
+    """
+    stage = recipe.strategy.stages[-1]
+    site = stage.per_site if workers > 1 else None
+    with _threads(workers):
+        buckets = _assumed_buckets(model, stage, recipe.compressor, step_seconds, workers)
+        site_buckets = _assumed_buckets(model, AT_ONCE, Dense(), step_seconds, site) if site else []
+    return Measured(
+        recipe=model.recipe,
+        backward_seconds=step_seconds,
+        rest_seconds=0.0,
+        buckets=buckets,
+        control_bytes=model.control_bytes,
+        rider_bytes=model.rider_bytes,
+        site_buckets=site_buckets,
+        site_control_bytes=model.site_control_bytes,
+        copies=0,
+    )
+
+
+@contextmanager
+def _threads(workers: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _assumed_buckets(
+    model: Attached, stage: Stage, compressor: Compressor, step_seconds: float, workers: int
+) -> list[MeasuredBucket]:
+    seen: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}
+    buckets: list[MeasuredBucket] = []
+    numel = 0
+    fragments = model.fragments or [0] * len(model.layouts)
+    for fragment, (dtype, layout) in zip(fragments, model.layouts, strict=True):
+        numel += layout.numel
+        shapes = tuple(slot.shape for slot in layout)
+        if shapes not in seen:
+            seen[shapes] = _codec_of(dtype, layout, stage, compressor, workers)
+        ready_seconds = step_seconds * (1 + 2 * numel / model.parameters) / 3
+        named = {slot.name: slot.shape for slot in layout}
+        place = 0 if stage is AT_ONCE else fragment
+        buckets.append(
+            MeasuredBucket(dtype=dtype, shapes=named, ready_seconds=ready_seconds, fragment=place, **seen[shapes])
+        )
+    return buckets
+
+
+def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> dict[str, Any]:
+    if layout.numel > MOST_ENTRIES:
+        raise MeasureError(
+            f"a bucket of {layout.numel:,} entries is too large to be compressed here, and how long that takes would "
+            "have to be guessed. Ask for a smaller model, such as --parameters 1000000000."
+        )
+    kind = getattr(torch, dtype.removeprefix("torch."))
+    parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
+    buckets = [Bucket(parameters, compressor, At(step=STEADY, world=workers))]
+    fresh = {name: parameter.detach() for name, parameter in parameters.items()}
+    (found,) = time_stage(stage, [buckets], compressor, workers, fresh)
+    return found

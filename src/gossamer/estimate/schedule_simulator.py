@@ -1,0 +1,176 @@
+"""Turns in virtual time: what travels while workers train apart, and how long training waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from gossamer.estimate.step_simulator import Job, Lines, OnLane, Pace, run_jobs, run_step
+from gossamer.strategies import Periodic
+
+STEPS_UNTIL_STEADY = 4
+CYCLES = 2  # that count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trip:
+    """What one fragment's turns are made of: the lane's jobs; offering, landing: what the training thread does.
+
+    The first job is over before any other begins: it says who comes.
+    """
+
+    jobs: Sequence[Job]
+    offering_seconds: float = 0.0
+    landing_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerStep:
+    """Seconds of one step in the long run, means over workers."""
+
+    seconds: float
+    waiting: float
+    wire: float
+    codec: float
+
+
+def run_turns(trips: Sequence[Trip], schedule: Periodic, pace: Pace, lines: Lines, world: int) -> PerStep:
+    """Go through a schedule until it repeats itself, and then some periods more. trips: by fragment."""
+    workers = [
+        _Worker(pass_seconds=pace.backward_seconds + pace.rest_seconds, crowded=pace.crowded) for _ in range(world)
+    ]
+    warm = -(-schedule.delay // schedule.period) + 2
+    before = _spent(workers)
+    for cycle in range(warm + CYCLES):
+        if cycle == warm:
+            before = _spent(workers)
+        for fragment, trip in enumerate(trips):
+            _, launch, landing = schedule.turn(cycle * schedule.fragments + fragment)
+            _fly(trip, launch, landing, workers, lines)
+        for worker in workers:
+            worker.land_until((cycle + 1) * schedule.period)
+    return _per_step(before, _spent(workers), CYCLES * schedule.period)
+
+
+def _fly(trip: Trip, launch: int, landing: int, workers: Sequence[_Worker], lines: Lines) -> None:
+    for worker in workers:
+        worker.take_off(launch, landing, trip.offering_seconds)
+    run_jobs(trip.jobs[:1], workers, lines)
+    run_jobs(trip.jobs[1:], workers, lines)
+    for worker in workers:
+        worker.under_way.append((landing, worker.lane, trip.landing_seconds))
+
+
+def run_sites(
+    jobs: Sequence[Job], trips: Sequence[Trip], schedule: Periodic, pace: Pace, inside: Lines, lines: Lines, world: int
+) -> PerStep:
+    """Steps within sites, whose lines are `inside`, and turns between all, which every worker waits for."""
+    workers = [_Worker(pass_seconds=0.0, crowded=False) for _ in range(world)]
+    before = _spent(workers)
+    for cycle in range(1 + CYCLES):
+        if cycle == 1:
+            before = _spent(workers)
+        for fragment, trip in enumerate(trips):
+            number = cycle * schedule.fragments + fragment
+            launch = schedule.turn(number).launch
+            _steps(launch - (schedule.turn(number - 1).launch if number else 0), jobs, workers, pace, inside)
+            _fly(trip, launch, launch, workers, lines)
+            for worker in workers:
+                worker.land_until(launch)
+    return _per_step(before, _spent(workers), CYCLES * schedule.period)
+
+
+def _steps(count: int, jobs: Sequence[Job], workers: Sequence[_Worker], pace: Pace, inside: Lines) -> None:
+    """The last of a few steps stands for all that follow."""
+    for made in range(min(count, STEPS_UNTIL_STEADY)):
+        alike = count - made if made == STEPS_UNTIL_STEADY - 1 else 1
+        begins = [worker.now for worker in workers]
+        step = run_step(jobs, pace, inside, begins)
+        for rank, worker in enumerate(workers):
+            worker.now += alike * (step.ends[rank] - begins[rank])
+            worker.waiting += alike * step.waiting[rank]
+            worker.wire += alike * step.wire[rank]
+            worker.codec += alike * step.codec[rank]
+
+
+Spent = list[tuple[float, float, float, float, float]]
+
+
+def _spent(workers: Sequence[_Worker]) -> Spent:
+    return [(worker.now, worker.waiting, worker.wire, worker.codec, worker.behind) for worker in workers]
+
+
+def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
+    """By as much as a lane falls behind more and more, training will wait once the delay is used up."""
+    found = [[(b - a) / steps for a, b in zip(*both, strict=True)] for both in zip(before, after, strict=True)]
+    seconds, waiting, wire, codec, behind = (fmean(each) for each in zip(*found, strict=True))
+    late = max(0.0, behind)
+    return PerStep(seconds=seconds + late, waiting=waiting + late, wire=wire, codec=codec)
+
+
+@dataclass(kw_only=True)
+class _Worker(OnLane):
+    """One rank: its training thread, `passes` backward passes on at `now`, beside its lane.
+
+    under_way: (landing, when it has arrived, seconds of the landing); shares: from when to when the lane computes
+    beside training on a crowded processor, so that either goes half as fast; waits: when training will wait for what
+    is on the lane.
+    """
+
+    pass_seconds: float
+    crowded: bool
+    now: float = 0.0
+    passes: int = 0
+    waiting: float = 0.0
+    waits: float = 0.0
+    under_way: deque[tuple[int, float, float]] = field(default_factory=deque)
+    shares: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def behind(self) -> float:
+        """How much longer the lane will be busy."""
+        return max(0.0, self.lane - self.now)
+
+    def take_off(self, launch: int, landing: int, offering_seconds: float) -> None:
+        self.land_until(launch - 1)
+        self._train_until(launch)
+        self._train(offering_seconds)
+        self.lane = max(self.lane, self.now)
+        ahead = copy(self)
+        ahead.under_way = self.under_way.copy()
+        ahead.land_until(landing)
+        self.waits = ahead.now
+
+    def land_until(self, passes: int) -> None:
+        while self.under_way and self.under_way[0][0] <= passes:
+            landing, arrives, seconds = self.under_way.popleft()
+            self._train_until(landing)
+            self.waiting += max(0.0, arrives - self.now)
+            self.now = max(self.now, arrives)
+            self._train(seconds)
+        self._train_until(passes)
+
+    def _train_until(self, passes: int) -> None:
+        self._train((passes - self.passes) * self.pass_seconds)
+        self.passes = passes
+
+    def _train(self, seconds: float) -> None:
+        self.shares = [(begin, end) for begin, end in self.shares if end > self.now]
+        for begin, end in self.shares:
+            alone = max(0.0, begin - self.now)
+            if seconds <= alone:
+                break
+            both = min(end - self.now - alone, 2 * (seconds - alone))
+            seconds -= alone + both / 2
+            self.now += alone + both
+        self.now += seconds
+
+    def compute(self, seconds: float) -> None:
+        shared = min(seconds, max(0.0, self.waits - self.lane)) if self.crowded else 0.0
+        if shared:
+            self.shares.append((self.lane, self.lane + 2 * shared))
+        self.waits += shared
+        super().compute(seconds + shared)

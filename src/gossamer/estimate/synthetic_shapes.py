@@ -1,0 +1,66 @@
+"""Synthetic shapes: those of a transformer with a given number of parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import AdamW
+
+from gossamer.core.aggregation import At
+from gossamer.events import Attached
+from gossamer.recipes.recipe import Recipe
+from gossamer.session.lifecycle_events import begun
+from gossamer.synchronizers.stages import laid_out
+from gossamer.transports.simulated import SimulatedGroup
+
+WIDTH_PER_LAYER = 64
+
+
+def assumed_shapes(parameters: int) -> dict[str, tuple[int, ...]]:
+    """Shapes like a decoder-only transformer's, with exactly this many parameters.
+
+    Layers of width d hold 12 d^2 + 13 d and take at most three quarters; d = 64 layers, as in common models.
+    The rest is an embedding of width d and, for what does not fill a row of it, a bias.
+    """
+    layers = 0
+    while _layers_numel(layers + 1, WIDTH_PER_LAYER * (layers + 1)) <= 0.75 * parameters:
+        layers += 1
+    width = WIDTH_PER_LAYER * max(layers, 1)
+    rows, left = divmod(parameters - _layers_numel(layers, width), width)
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (rows, width)} if rows else {}
+    for layer in range(layers):
+        shapes |= {f"layer.{layer}.{name}": shape for name, shape in _layer_shapes(width).items()}
+    return shapes | ({"head.bias": (left,)} if left else {})
+
+
+def _layers_numel(layers: int, width: int) -> int:
+    return layers * (12 * width**2 + 13 * width)
+
+
+def _layer_shapes(width: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "norm1.weight": (width,),
+        "norm1.bias": (width,),
+        "attention.weight": (3 * width, width),
+        "attention.bias": (3 * width,),
+        "projection.weight": (width, width),
+        "projection.bias": (width,),
+        "norm2.weight": (width,),
+        "norm2.bias": (width,),
+        "up.weight": (4 * width, width),
+        "up.bias": (4 * width,),
+        "down.weight": (width, 4 * width),
+        "down.bias": (width,),
+    }
+
+
+def assumed(parameters: int, recipe: Recipe) -> Attached:
+    """What a session would announce of a model with the assumed shapes, and of AdamW."""
+    model = {
+        name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta"))
+        for name, shape in assumed_shapes(parameters).items()
+    }
+    fragments = laid_out(recipe.strategy.stages[-1], model, recipe.compressor, At())
+    alone = SimulatedGroup(1).transports[0]
+    return begun(nn.ParameterList(model.values()), AdamW(model.values()), recipe, fragments, alone)

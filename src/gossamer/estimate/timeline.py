@@ -1,0 +1,111 @@
+"""Schedules as drawings: backward passes across, what takes its turn down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+
+from gossamer.strategies import Periodic, Stage
+from gossamer.strategies.base import schedule_of
+
+FEWEST_PASSES = 24
+MOST_COLUMNS = 72
+MOST_ROWS = 16
+MOST_TURNS = 2_000  # beyond, there is no row left for any of them
+COLUMNS_PER_TICK = 10
+
+TRAINS, LEAVES, TRAVELS, LANDS, AT_ONCE = "·▲═▼◆"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """axis: numbers of backward passes, each above the end of its column; rows: (what, marks); legend: of the marks."""
+
+    passes_per_column: int
+    axis: str
+    rows: tuple[tuple[str, str], ...]
+    hidden_rows: int
+    legend: str
+
+
+def draw(stage: Stage) -> Drawing:
+    """At least two periods of a stage, from the table that it runs by; long periods have several passes a column."""
+    schedule = schedule_of(stage)
+    periods = max(2, -(-FEWEST_PASSES // schedule.period))
+    passes = periods * schedule.period + schedule.delay
+    width = next(width for width in _round_numbers() if -(-passes // width) <= MOST_COLUMNS)
+    columns = -(-passes // width)
+    rows = [*_site_rows(stage, columns), *_rows(stage, schedule, passes, width)]
+    return Drawing(
+        passes_per_column=width,
+        axis=_axis(stage.start, columns, width),
+        rows=tuple(rows[:MOST_ROWS]),
+        hidden_rows=len(rows[MOST_ROWS:]),
+        legend=_legend(stage, [marks for _, marks in rows]),
+    )
+
+
+def _round_numbers() -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, 100 and so on."""
+    return (step * 10**power for power in count() for step in (1, 2, 5))
+
+
+def _axis(start: int, columns: int, width: int) -> str:
+    labels = [f"{start + column * width:,}" for column in range(1, columns + 1)]
+    tick = COLUMNS_PER_TICK * -(-(len(labels[-1]) + 1) // COLUMNS_PER_TICK)
+    axis = "".join(label.rjust(tick) for label in labels[tick - 1 :: tick])
+    first = labels[0]
+    return first + axis[len(first) :] if width == 1 and not axis[: len(first) + 1].strip() else axis
+
+
+def _site_rows(stage: Stage, columns: int) -> Iterator[tuple[str, str]]:
+    if stage.merging is not None and stage.averages:
+        yield "gradients, by site", AT_ONCE * columns
+
+
+def _rows(stage: Stage, schedule: Periodic, passes: int, width: int) -> Iterator[tuple[str, str]]:
+    turns = list(islice(schedule.plan(passes), MOST_TURNS))
+    for fragment in range(schedule.fragments):
+        flights = [((t.launch - 1) // width, (t.landing - 1) // width) for t in turns if t.fragment == fragment]
+        for place, apart in enumerate(_apart(flights)):
+            name = _name(stage, schedule, fragment) if place == 0 else ""
+            yield name, _marks(apart, -(-passes // width), " " if place else TRAINS)
+
+
+def _name(stage: Stage, schedule: Periodic, fragment: int) -> str:
+    if not stage.apart:
+        return "gradients"
+    return "parameters" if schedule.fragments == 1 else f"fragment {fragment}"
+
+
+def _apart(flights: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Flights on as few rows as it takes for none to touch another."""
+    rows: list[list[tuple[int, int]]] = []
+    for leaves, lands in flights:
+        row = next((row for row in rows if row[-1][1] < leaves), None)
+        if row is None:
+            rows.append(row := [])
+        row.append((leaves, lands))
+    return rows
+
+
+def _marks(flights: Sequence[tuple[int, int]], columns: int, nothing: str) -> str:
+    line, at = "", 0
+    for leaves, lands in flights:
+        line += nothing * (leaves - at)
+        line += AT_ONCE if leaves == lands else LEAVES + TRAVELS * (lands - leaves - 1) + LANDS
+        at = lands + 1
+    return (line + nothing * (columns - at))[:columns]
+
+
+def _legend(stage: Stage, rows: Sequence[str]) -> str:
+    apart = stage.apart and not stage.averages
+    meanings = {
+        TRAINS: "trains apart" if apart else "adds up" if stage.accumulate > 1 else "trains",
+        LEAVES: "leaves",
+        TRAVELS: "travels",
+        LANDS: "lands",
+        AT_ONCE: "leaves and lands",
+    }
+    return "   ".join(f"{mark} {meaning}" for mark, meaning in meanings.items() if any(mark in row for row in rows))

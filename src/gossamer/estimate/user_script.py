@@ -1,0 +1,58 @@
+"""User scripts: run one in this process until it attaches."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from gossamer.errors import AttachError
+from gossamer.events import Attached, Event, subscribe
+from gossamer.recipes.recipe import Recipe
+
+
+class _Seen(BaseException):
+    """Ends a script where it attaches. Not an Exception, so that a script's own handlers let it pass."""
+
+
+def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attached:
+    """Run a script in this process until it attaches, with `recipe` in place of its own; nothing is sent."""
+    seen: list[Attached] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Attached):
+            seen.append(event)
+            raise _Seen
+
+    unsubscribe = subscribe(listen)
+    try:
+        with as_main(script, arguments, recipe), redirect_stdout(sys.stderr):
+            runpy.run_path(str(script), run_name="__main__")
+    except (_Seen, SystemExit):
+        pass
+    finally:
+        unsubscribe()
+    if not seen:
+        raise AttachError(
+            f"{script} ended before it called gossamer.attach, so there is no model to explain. Pass the "
+            "arguments with which it trains after its name, or a size instead of it: --parameters 10000000."
+        )
+    return seen[0]
+
+
+@contextmanager
+def as_main(script: Path, arguments: Sequence[str], recipe: Recipe) -> Iterator[None]:
+    """What a script sees when it is started by name: its arguments, its folder first, and the recipe."""
+    argv, path, environment = sys.argv, sys.path, dict(os.environ)
+    sys.argv = [str(script), *arguments]
+    sys.path = [str(script.resolve().parent), *path]
+    os.environ["GOSSAMER_RECIPE"] = repr(recipe)
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, path
+        os.environ.clear()
+        os.environ.update(environment)

@@ -1,0 +1,226 @@
+"""Run a job's workers on this machine, on PyTorch's own elastic launcher where the loss of one ends all."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from gossamer.errors import ConnectError
+from gossamer.launch.failure import LOOK_SECONDS, Failure, cause, from_exit, from_report
+from gossamer.launch.failure import Outcome as Outcome
+from gossamer.launch.job import NO_SERVERS, Job
+from gossamer.launch.logs.follow import Follower, Show
+from gossamer.launch.logs.run_files import RunFiles, read_json
+from gossamer.launch.peer_launcher import launch_peers
+from gossamer.launch.periodic import Every
+from gossamer.launch.reaper import Reaper
+from gossamer.launch.rendezvous import check_free, free_endpoint, reach
+
+REAPER_SECONDS = 0.02
+MONITOR_SECONDS = 0.2
+MEETING_SECONDS = 300
+PORTS_TRIED = 4
+
+
+class Stopped(KeyboardInterrupt):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def launch(
+    job: Job,
+    directory: Path,
+    *,
+    show: Show,
+    note: Callable[[str], None],
+    tick: Callable[[], None],
+) -> Outcome:
+    """Run `job` to its end. directory: private to this run, empty, and the caller's to remove.
+
+    show(rank, line) gets every line the workers print, note(sentence) what the launcher has to say, tick() is
+    called some twenty times a second in the same thread as `show`. Where workers may be lost one by one, they are
+    started and watched one by one: see launch_peers.
+    """
+    if job.outlives_losses:
+        return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
+    if job.rendezvous is not None:
+        _prepare_meeting(job, job.rendezvous, note)
+    attempts = Attempts(job, RunFiles(directory), show, note)
+
+    def look() -> None:
+        attempts.follower.look()
+        tick()
+
+    try:
+        with _quiet(), Every(LOOK_SECONDS, look), Every(REAPER_SECONDS, attempts.reaper.look):
+            return _run(job, attempts)
+    finally:
+        attempts.close()
+
+
+def _prepare_meeting(job: Job, endpoint: str, note: Callable[[str], None]) -> None:
+    """The engine waits for minutes, and says nothing, where an address is wrong."""
+    if job.node_rank:
+        reach(endpoint)
+        return
+    check_free(endpoint)
+    if job.nodes > 1:
+        others = "machine 1" if job.nodes == 2 else f"machines 1 to {job.nodes - 1}"
+        note(f"waiting for {others} to come to {endpoint}, {MEETING_SECONDS // 60} minutes at most")
+
+
+def _run(job: Job, attempts: Attempts) -> Outcome:
+    try:
+        with _signals(attempts.reaper):
+            _meet_and_run(job, attempts)
+    except ChildFailedError as failed:
+        exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+        return Outcome(failure=cause(attempts.failures(exit_codes)), restarts=attempts.number)
+    except Stopped as stopped:
+        return Outcome(signal=stopped.number, restarts=attempts.number)
+    finally:
+        attempts.reaper.end()
+    return Outcome(restarts=attempts.number)
+
+
+def _meet_and_run(job: Job, attempts: Attempts) -> None:
+    """On one machine any free port will do: when somebody else was faster, take another."""
+    for tried in range(1, PORTS_TRIED + 1):
+        endpoint = job.rendezvous or free_endpoint()
+        try:
+            # `$` is the engine's sign for its own placeholders
+            arguments = [argument.replace("$", "$$") for argument in job.worker_arguments]
+            command = [*job.prefix, sys.executable, *arguments]
+            elastic_launch(_config(job, attempts, endpoint), command[0])(*command[1:])
+            return
+        except DistError as problem:
+            if job.rendezvous is None and tried < PORTS_TRIED and "EADDRINUSE" in str(problem):
+                continue
+            raise ConnectError(
+                f"The {job.nodes} machines could not meet at {endpoint} within {MEETING_SECONDS} seconds "
+                f"({str(problem).splitlines()[0]}). Start the same command on every machine, with "
+                "--node-rank 0 on the one that has this address, and let its firewall pass the port."
+            ) from problem
+
+
+def _config(job: Job, attempts: Attempts, endpoint: str) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=job.nodes,
+        max_nodes=job.nodes,
+        nproc_per_node=job.workers,
+        run_id="gossamer",
+        rdzv_backend="static",
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"rank": job.node_rank, "timeout": MEETING_SECONDS},
+        max_restarts=job.max_restarts,
+        monitor_interval=MONITOR_SECONDS,
+        signals_to_handle="SIGQUIT",  # the others are handled here
+        logs_specs=attempts,
+    )
+
+
+@dataclass(eq=False)
+class Attempts(LogsSpecs):
+    """What belongs to one start of all workers, which the engine announces by asking for their files."""
+
+    job: Job
+    files: RunFiles
+    show: Show
+    note: Callable[[str], None]
+    number: int = 0
+    reaper: Reaper = field(init=False)
+    follower: Follower = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.reaper = Reaper(self.files)
+        self.follower = Follower(self.job, self.files, self.show)
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self.files.directory)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
+        if attempt:
+            self._say_restart(attempt)
+        self.number = attempt
+        ranks = {local: int(env["RANK"]) for local, env in envs.items()}
+        self.reaper.begin(attempt, self.job.local_ranks)
+        self.follower.begin(attempt)
+        errors = {local: str(self.files.directory / f"engine-{attempt}-{rank}.json") for local, rank in ranks.items()}
+        for local, env in envs.items():
+            env |= self.job.environment(self.files.directory) | {"TORCHELASTIC_ERROR_FILE": errors[local]}
+        return LogsDest(
+            stdouts={local: str(self.files.output(rank, attempt)) for local, rank in ranks.items()},
+            stderrs={local: str(self.files.boot(rank, attempt)) for local, rank in ranks.items()},
+            error_files=errors,
+        )
+
+    def failures(self, exit_codes: Mapping[int, int]) -> list[Failure]:
+        """What this attempt's workers reported, or the exit codes of those that could not; logged."""
+        self.follower.drain()
+        failures = list(self._failures(exit_codes))
+        for failure in failures:
+            self.follower.note(failure.rank, failure.traceback or str(failure))
+        return failures
+
+    def close(self) -> None:
+        self.follower.drain()
+        self.follower.close()
+
+    def _failures(self, exit_codes: Mapping[int, int]) -> Iterator[Failure]:
+        for rank in self.job.local_ranks:
+            report = read_json(self.files.failure(rank, self.number))
+            exit_code, moment = self.reaper.died.get(rank, (exit_codes.get(rank, 0), float("inf")))
+            if report is not None:
+                yield from_report(report)
+            elif exit_code:
+                yield from_exit(rank, exit_code, moment, stopped=rank in self.reaper.killed)
+
+    def _say_restart(self, attempt: int) -> None:
+        failures = self.failures({})
+        why = cause(failures) if failures else "a worker failed"
+        self.note(f"{why}. Restarting all workers ({attempt} of at most {self.job.max_restarts}).")
+
+
+@contextmanager
+def _signals(reaper: Reaper) -> Iterator[None]:
+    """A signal that asks to stop ends the workers, quietly, and then the run."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        reaper.stop()
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The engine's own log repeats what the closing message says."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    silence, before = logging.NullHandler(), logger.propagate
+    logger.addHandler(silence)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.propagate = before
+        logger.removeHandler(silence)

@@ -1,0 +1,114 @@
+"""Run a job whose workers and servers come and go: the loss of one does not end the others."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from gossamer.environment import worker_registry
+from gossamer.environment.network_interfaces import interfaces
+from gossamer.environment.run_token import check_token_file, make_token_file
+from gossamer.errors import ConnectError, require
+from gossamer.launch.failure import LOOK_SECONDS, Outcome
+from gossamer.launch.job import Job, Serving
+from gossamer.launch.logs.follow import Show
+from gossamer.launch.logs.run_files import RunFiles
+from gossamer.launch.parent_watchdog import Guard
+from gossamer.launch.periodic import Every
+from gossamer.launch.rendezvous import free_endpoints, serve_store
+from gossamer.launch.supervisor import Supervisor
+
+LOOPBACK = "127.0.0.1"
+# What an outer launcher, or a run that this one is part of, may have left here
+FOREIGN = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"),
+    *("GOSSAMER_SERVER", "GOSSAMER_JOURNAL", "GOSSAMER_REJOIN"),
+)
+
+
+def launch_peers(
+    job: Job,
+    serving: Serving,
+    directory: Path,
+    *,
+    show: Show,
+    note: Callable[[str], None],
+    tick: Callable[[], None],
+) -> Outcome:
+    """Run `job` beside its servers, if any, until no worker is left; arguments as `launch` has them. Call in the main
+    thread.
+
+    A worker that a signal ends is lost: `note` says so and the others go on; job.max_restarts is how often each may be
+    started again, alone, with GOSSAMER_REJOIN=1. A worker that ends with an error ends the run, and so does the loss of
+    all, or, where no server has the parameters, of the last that has any. A server that ends is started again at the
+    same address with the same journal, at most SERVER_RESTARTS times, by a spare process that waits for that; PeerLost
+    is raised where that does not help.
+    """
+    require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
+    with heard() as signals, Guard() as guard:
+        store, meeting = serve_store(serving.meeting or f"{_host(job)}:0", serving.network)
+        endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
+        token = check_token_file(serving.token_file) if serving.token_file else make_token_file(directory)
+        surroundings = _surroundings(job, directory, meeting, endpoints, token)
+        trains = partial(worker_registry.trains, store)
+        supervisor = Supervisor(job, serving, RunFiles(directory), guard, surroundings, trains, show, note)
+
+        def look() -> None:
+            supervisor.look()
+            tick()
+
+        try:
+            with Every(LOOK_SECONDS, look):
+                return supervisor.run(signals)
+        finally:
+            supervisor.close()
+            del store, trains  # nobody is left to ask it
+
+
+def _host(job: Job) -> str:
+    if job.interface is None:
+        return LOOPBACK
+    address = interfaces().get(job.interface)
+    if address is None:
+        raise ConnectError(
+            f"{job.interface} has no IPv4 address, so servers cannot listen there. Name another: --interface NAME"
+        )
+    return address
+
+
+def _surroundings(job: Job, directory: Path, meeting: str, endpoints: Sequence[str], token: Path) -> Mapping[str, str]:
+    """The environment of every process of this run, as far as it is the same. Of the secret it has the place only."""
+    address, _, port = meeting.rpartition(":")
+    inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    return inherited | job.environment(directory) | {
+        "WORLD_SIZE": str(job.workers),
+        "LOCAL_WORLD_SIZE": str(job.workers),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GOSSAMER_RUN": secrets.token_hex(8),
+        "GOSSAMER_SERVERS": ",".join(endpoints),
+        "GOSSAMER_TOKEN_FILE": str(token),
+    }  # fmt: skip
+
+
+@contextmanager
+def heard() -> Iterator[list[int]]:
+    """The signals that ask to stop, as they come: they wait to be looked at, and never interrupt a start or an end."""
+    signals: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

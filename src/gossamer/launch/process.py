@@ -1,0 +1,133 @@
+"""One place of a run, worker or server, and the processes that hold it one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gossamer.launch.logs.run_files import RunFiles, write_json
+from gossamer.launch.parent_watchdog import Guard
+
+POLL_SECONDS = 0.02
+
+Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], subprocess.Popen[bytes]]
+
+
+def spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    boot: Path,
+    given: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """A process that leads a group of its own. output, boot: files for its two streams; given: its standard input."""
+    with output.open("wb", buffering=0) as out, boot.open("wb", buffering=0) as errors:
+        return subprocess.Popen(
+            command, env=environment, stdin=given, stdout=out, stderr=errors, start_new_session=True
+        )
+
+
+def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
+    """The command where the prefix puts the member of this number."""
+    return [*(part.replace("${local_rank}", str(number)) for part in prefix), *command]
+
+
+class Member:
+    """At most one process at a time, which leads a process group: its helpers end with it.
+
+    number: in the run's files; command: what is run, after `prefix`, in which ${local_rank} stands for the number;
+    environment(attempt): the whole of it; guard: ends the processes if this one cannot; begin: how a process starts.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        files: RunFiles,
+        guard: Guard,
+        command: Sequence[str],
+        environment: Callable[[int], Mapping[str, str]],
+        prefix: Sequence[str] = (),
+        begin: Spawn = spawn,
+    ) -> None:
+        self.number = number
+        self.attempt = -1
+        self._files = files
+        self._guard = guard
+        self._command = placed(number, prefix, command)
+        self._environment = environment
+        self._begin = begin
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
+
+    @property
+    def lives(self) -> bool:
+        """Until its end has been taken notice of."""
+        return self._process is not None
+
+    @property
+    def age_seconds(self) -> float:
+        """Since the latest start."""
+        return time.monotonic() - self._began
+
+    def start(self) -> None:
+        self.attempt += 1
+        self._began = time.monotonic()
+        output, boot = (path(self.number, self.attempt) for path in (self._files.output, self._files.boot))
+        self._process = self._begin(self._command, self._environment(self.attempt), output, boot)
+        self._guard.add(self._process.pid)
+        # Whoever lets faults happen finds the process there
+        started = {"pid": self._process.pid, "host": socket.gethostname(), "moment": time.time()}
+        write_json(self._files.started(self.number, self.attempt), started)
+
+    def ended(self) -> int | None:
+        """The exit code, negative for a signal's number, told once; None while it lives or is not there."""
+        if self._process is None or (exit_code := self._process.poll()) is None:
+            return None
+        self._signal(signal.SIGKILL)  # its helpers
+        self._guard.remove(self._process.pid)
+        self._process = None
+        return exit_code
+
+    def ask_to_end(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def wait(self) -> int | None:
+        """Until a process that was killed is gone; as `ended`."""
+        if self._process is not None:
+            self._process.wait()
+        return self.ended()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+
+def end_all(members: Sequence[Member], patience_seconds: float, hurried: Callable[[], bool]) -> dict[int, int]:
+    """Ask politely, kill whoever is still there after `patience_seconds` or when `hurried()`; exit codes by number."""
+    alive = [member for member in members if member.lives]
+    for member in alive:
+        member.ask_to_end()
+    exit_codes: dict[int, int] = {}
+    deadline = time.monotonic() + patience_seconds
+    while alive and time.monotonic() < deadline and not hurried():
+        ended = {member.number: exit_code for member in alive if (exit_code := member.ended()) is not None}
+        alive = [member for member in alive if member.lives]
+        exit_codes |= ended
+        if not ended:
+            time.sleep(POLL_SECONDS)
+    for member in alive:
+        member.kill()
+    for member in alive:
+        exit_code = member.wait()
+        exit_codes[member.number] = -signal.SIGKILL if exit_code is None else exit_code
+    return exit_codes

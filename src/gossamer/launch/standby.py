@@ -1,0 +1,82 @@
+"""A process that has imported everything and waits to be told whose place it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gossamer.launch.parent_watchdog import Guard
+from gossamer.launch.process import spawn
+
+# Whoever starts at this moment has more use for the processor
+DELAY_SECONDS = 1.0
+
+
+class Spare:
+    """At most one process that waits on its standard input for a line of JSON: the environment it does not have yet.
+
+    A server that is started from nothing imports for five seconds on an idle machine, and for fifteen on a busy one,
+    while all workers wait; one that has waited listens again within a fraction of a second. What it costs meanwhile: no
+    processor time, and 315 MB of resident memory, of which 225 MB are its own and the rest is files that the other
+    processes have in memory, too.
+
+    command: what it runs, nothing for no spare at all; environment: with which it is started; output, boot: files for
+    what it prints until it is taken. It ends when its input does, and by `guard`, so that it outlives no launcher.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path, guard: Guard
+    ) -> None:
+        self._command, self._environment, self._output, self._boot = command, environment, output, boot
+        self._guard = guard
+        self._process: subprocess.Popen[bytes] | None = None
+        self._due = 0.0
+        self._delay()
+
+    def look(self) -> None:
+        """Start one where there is none, a moment after the last was taken or anything else began."""
+        if self._process is not None or not self._command or time.monotonic() < self._due:
+            return
+        self._delay()
+        with contextlib.suppress(OSError):  # no memory, perhaps: training goes on without one
+            self._process = spawn(self._command, self._environment, self._output, self._boot, given=subprocess.PIPE)
+            self._guard.add(self._process.pid)
+
+    def take(
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path
+    ) -> subprocess.Popen[bytes]:
+        """A process with this environment, as `spawn` starts one: the one that waits, or another where it is gone."""
+        process, self._process = self._process, None
+        self._delay()
+        if process is not None and process.stdin is not None and process.poll() is None:
+            missing = {name: text for name, text in environment.items() if self._environment.get(name) != text}
+            with contextlib.suppress(OSError):
+                self._output.replace(output)
+                self._boot.replace(boot)
+                process.stdin.write(json.dumps(missing).encode() + b"\n")
+                process.stdin.close()
+                return process
+        if process is not None:
+            self._end(process)
+        return spawn(command, environment, output, boot)
+
+    def close(self) -> None:
+        """It holds nothing, so nobody asks it politely."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._end(process)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        self._guard.remove(process.pid)
+
+    def _delay(self) -> None:
+        self._due = time.monotonic() + DELAY_SECONDS
