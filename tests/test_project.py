@@ -18,13 +18,13 @@ from laws.laws import (
     check_untouched,
     check_zeros,
 )
+from support.paths import ROOT
 
 import gossamer
 from gossamer.compressors import Feedback
 from gossamer.recipes.catalog import NOUNS
 from gossamer.recipes.recipe import resolve
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MAY_IMPORT_TORCH_DISTRIBUTED = {"transports", "environment", "launch", "session"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from processes import engine_files_left_open
+from support.processes import engine_files_left_open
 
 from gossamer.cli import servers
 from gossamer.cli.main import gossamer

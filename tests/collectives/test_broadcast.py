@@ -1,6 +1,6 @@
 import pytest
 import torch
-from collectives.tables import check_form, check_partners, rounds_of, run, tables_of
+from support.collective_tables import check_form, check_partners, rounds_of, run, tables_of
 
 from gossamer.collectives import Broadcast, Does, Hop
 

@@ -1,5 +1,5 @@
 import pytest
-from collectives.tables import rounds_of, tables_of
+from support.collective_tables import rounds_of, tables_of
 
 from gossamer.collectives import Does, Hierarchical, Hop
 

@@ -1,5 +1,5 @@
 import pytest
-from collectives.tables import check_table, rounds_of, tables_of
+from support.collective_tables import check_table, rounds_of, tables_of
 
 from gossamer.collectives import Does, Hop, Ring
 

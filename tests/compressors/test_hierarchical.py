@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from compressors.between_nodes import BETWEEN, FED_BACK, NODES
 from laws.laws import (
     LAYOUT,
     Group,
@@ -17,6 +16,7 @@ from laws.laws import (
     check_zeros,
     close,
 )
+from support.between_nodes import BETWEEN, FED_BACK, NODES
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Feedback, Hierarchical, PowerSGD, Route, TopK

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from compressors.between_nodes import BETWEEN, FED_BACK, NODES
 from laws.formulas import places
 from laws.laws import (
     LAYOUT,
     Group,
     check_bytes,
 )
+from support.between_nodes import BETWEEN, FED_BACK, NODES
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, Feedback, Hierarchical, PowerSGD, Route, hierarchical

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from compressors.between_nodes import FED_BACK
 from laws.laws import (
     LAYOUT,
 )
+from support.between_nodes import FED_BACK
+from support.virtual import Worker, batch, cluster, network, parameters
 from torch import Tensor
 from torch.nn.functional import mse_loss
-from virtual import Worker, batch, cluster, network, parameters
 
 from gossamer import checkpoint
 from gossamer.compressors import Feedback, Hierarchical, Sharded

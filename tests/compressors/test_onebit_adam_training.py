@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.virtual import Worker, agree, batch, cluster, joined, loss_of, network, notices, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from virtual import Worker, agree, batch, cluster, joined, loss_of, network, notices, parameters, seeded
 
 from gossamer.errors import AttachError, LoopError
 from gossamer.session.momentum_transfer import FromAdam

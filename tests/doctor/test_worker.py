@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import per_rank, run_workers
+from support.processes import per_rank, run_workers
 
 from gossamer import doctor
 from gossamer.doctor import read_report, verdict

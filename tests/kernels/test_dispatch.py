@@ -8,18 +8,17 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.paths import ROOT
 
 from gossamer import kernels
 from gossamer.kernels import Residual, library
 from gossamer.kernels import select as native_select
 from gossamer.kernels.reference import index_coding, select
 
-ROOT = Path(__file__).resolve().parents[2]
 PAIRS = [
     (native_select.largest, select.largest),
     (native_select.largest_with_momentum, select.largest_with_momentum),

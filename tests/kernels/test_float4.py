@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels import codecs
-from kernels.codecs import bits, compiled
+from support import kernel_codecs as codecs
+from support.kernel_codecs import bits, compiled
 from torch import Tensor
 
 from gossamer.core import rng

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from strategies.loops import LR, START, agree, close, run, sgd
+from support.loops import LR, START, agree, close, run, sgd
+from support.virtual import Worker, batch, cluster, joined, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from virtual import Worker, batch, cluster, joined, network, parameters, seeded
 
 from gossamer.reducer.accumulation import Sums
 from gossamer.reducer.bucketing import divide

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import golden
 import pytest
 import torch
-from strategies.loops import sgd
+from support import golden
+from support.loops import sgd
+from support.virtual import Worker, cluster, parameters
 from torch import Tensor, nn
-from virtual import Worker, cluster, parameters
 
 GOLDEN = {
     "local": "LocalSGD(4)",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from processes import succeed
+from support.paths import SUPPORT
+from support.processes import succeed
 
 CHECKS = [
     "words_over_gloo",
@@ -26,6 +25,6 @@ CHECKS = [
 @pytest.mark.processes
 @pytest.mark.parametrize("world", [2, 4])
 def test_real_workers(world: int) -> None:
-    said = succeed([str(Path(__file__).with_name("worker_checks.py")), *CHECKS], world)
+    said = succeed([str(SUPPORT / "worker_checks.py"), *CHECKS], world)
     for text in said:
         assert [line for line in text.splitlines() if line.startswith("passed")] == [f"passed {c}" for c in CHECKS]

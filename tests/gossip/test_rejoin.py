@@ -1,0 +1,473 @@
+"""A worker of pairwise gossip that was lost comes back: whom it begins from, and what is never counted for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support.fault_seeds import block_name, blocks, replayed
+from support.machines import CALLER, TRAINER, of_machines
+from torch import Tensor
+
+from gossamer.core import rng
+from gossamer.core.layout import Packed
+from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
+from gossamer.errors import MalformedError, PeerLost
+from gossamer.gossip.incarnation import LIFE_STEPS, life_in, numbered, read_life, written_life
+from gossamer.gossip.pairwise import Partner
+from gossamer.gossip.pairwise_scripts import initiate
+from gossamer.gossip.state_transfer import ROLL, Roll, TakenOver, come_back, read_roll
+from gossamer.gossip.termination import Parting
+from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
+from gossamer.topologies import Complete
+
+UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact
+WORLD = 3
+
+
+# -- what happens is written down ----------------------------------------------------------------------------------
+
+
+class Move(NamedTuple):
+    """What one end of an exchange moved by, and in which of its lives."""
+
+    rank: int
+    life: int
+    difference: Tensor
+
+
+@dataclass
+class Book:
+    """moves: by the exchange's stamp; asked: whom that was meant for, in which life; shown: to joiners, by rank."""
+
+    moves: dict[Stamp, list[Move]] = field(default_factory=lambda: defaultdict(list))
+    asked: dict[Stamp, tuple[int, int]] = field(default_factory=dict)
+    shown: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+
+class Noted(Partner):
+    """Writes down what it does."""
+
+    book: Book
+    under = Stamp(0, 0)
+
+    def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
+        push = super().ask(peer, step, within_seconds)
+        self.book.asked[push.stamp] = peer, read_life(push.about)
+        return push
+
+    def answer(self, stamp: Stamp, payload: tuple[Tensor, ...]) -> Receipt:
+        self.under = stamp
+        return super().answer(stamp, payload)
+
+    def land(self, push: Push, receipt: Receipt) -> bool:
+        self.under = push.stamp
+        return super().land(push, receipt)
+
+    def snapshot(self, known: int) -> Pulled:
+        self.book.shown[self.rank].append(self.shown)
+        return super().snapshot(known)
+
+    def _move(self, theirs: Tensor, sent: Tensor) -> None:
+        before = self.shown
+        super()._move(theirs, sent)
+        self.book.moves[self.under].append(Move(self.rank, self.life, self.shown - before))
+
+
+# -- rules that are wrong ------------------------------------------------------------------------------------------
+
+
+class Reuses(Noted):
+    """Numbers its steps in each life as in the first."""
+
+    def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
+        life, self.life = self.life, 0
+        try:
+            return super().ask(peer, step, within_seconds)
+        finally:
+            self.life = life
+
+
+class TakesAll(Noted):
+    """Takes part in what was meant for another life."""
+
+    def hear(self, push: Push) -> Receipt:
+        return self.answer(push.stamp, push.payload)
+
+
+class Loyal(Noted):
+    """Goes on with what it had begun with the one before."""
+
+    def _abandon(self, peer: int) -> bool:
+        return False
+
+
+class OldWords(Noted):
+    """Listens to what a worker said in the life before."""
+
+    def answer(self, stamp: Stamp, payload: tuple[Tensor, ...]) -> Receipt:
+        lives, self._lives = self._lives, {}
+        try:
+            return super().answer(stamp, payload)
+        finally:
+            self._lives = {peer: max(self._lives.get(peer, 0), lives.get(peer, 0)) for peer in {*self._lives, *lives}}
+
+
+def from_its_own(found: TakenOver, rank: int) -> Tensor:
+    """A worker that begins as at the start of the run."""
+    return start_of(rank)
+
+
+def as_found(found: TakenOver, rank: int) -> Tensor:
+    return found.state[0]
+
+
+# -- machines ------------------------------------------------------------------------------------------------------
+
+
+def start_of(rank: int) -> Tensor:
+    return UNIT * torch.tensor([16.0 * rank + 8.0, -5.0 * rank], dtype=torch.float64)
+
+
+class Machine:
+    """A worker, its training thread and its exchanges. A kill takes all that it has, and it begins another life."""
+
+    def __init__(self, rank: int, world: int, seed: int, rule: type[Noted], book: Book, begins: Any) -> None:
+        self.rank, self.world, self.seed, self.rule, self.book, self.begins = rank, world, seed, rule, book, begins
+        self.life, self.awake, self.trained = -1, False, 0
+        self.begun: list[tuple[int, Tensor]] = []
+        self.partner: Noted
+        self.parting: Parting
+
+    def live(self) -> PeerScript:
+        self.life += 1
+        try:
+            if self.life:
+                others = [peer for peer in range(self.world) if peer != self.rank]
+                found: TakenOver = yield from come_back(others, (torch.zeros_like(start_of(0)),))
+                self.trained = found.roll.steps
+                self.begin(self.begins(found, self.rank))
+                self.begun.append((found.peer, self.start))
+            else:
+                self.begin(start_of(self.rank))
+            yield from self.parting.listen()
+        finally:
+            self.awake = False
+
+    def begin(self, start: Tensor) -> None:
+        self.parameters, self.start, self.given = start.clone(), start, start.clone()
+        one = self.rule(Packed.pack({"weight": start}), self.rank, seed=self.seed, life=self.life)
+        one.book = self.book
+        if self.life:
+            one.gone.update(peer for peer in range(self.world) if peer != self.rank)
+        self.parting, self.partner, self.awake = Parting(one, self.world), one, True
+
+    def born(self) -> PeerScript:
+        while not self.awake:
+            yield from compute(0.05)
+        return self.partner
+
+    def train(self, steps: int, moves: bool) -> PeerScript:
+        one: Noted = yield from self.born()
+        draw = rng.generator("gradients", self.seed, self.rank, self.life)
+        for _ in range(steps):
+            yield from compute(0.7 + 0.2 * self.rank)
+            gradient = UNIT * torch.randint(-8, 8, (2,), generator=draw).double() * moves
+            self.parameters += gradient
+            self.given += gradient
+            self.trained += 1
+            self.parting.steps = self.trained
+            one.drain(self.parameters)
+
+    def call(self, exchanges: int, patience_seconds: float) -> PeerScript:
+        one: Noted = yield from self.born()
+        asked = 0
+        while asked < exchanges or one.open:
+            yield from compute(0.7 + 0.2 * self.rank)
+            asked += 1
+            peer = one.neighbour(Complete(), self.world, asked)
+            if peer is not None:
+                with suppress(PeerLost):
+                    yield from initiate(one, peer, asked, patience_seconds)
+
+
+def train(
+    seed: int,
+    net: VirtualNetwork,
+    world: int = WORLD,
+    steps: int = 4,
+    rule: type[Noted] = Noted,
+    begins: Any = as_found,
+    moves: bool = True,
+    keep: bool = False,
+) -> tuple[list[Machine], Book, Trace]:
+    """Machines train and average, some are lost and come back. net: its faults are of workers."""
+    book = Book()
+    machines = [Machine(rank, world, seed, rule, book, begins) for rank in range(world)]
+    patience_seconds = 2.0 + 2 * net.round_trip_seconds
+    scripts: dict[Peer, Callable[[], PeerScript]] = {}
+    for rank, each in enumerate(machines):
+        scripts[Peer(WORKER, rank)] = each.live
+        scripts[Peer(TRAINER, rank)] = partial(each.train, steps, moves)
+        scripts[Peer(CALLER, rank)] = partial(each.call, steps, patience_seconds)
+    net = of_machines(net)
+    answerers = [Peer(WORKER, rank) for rank in range(world)]
+    trace = converse(scripts, net, seed, servers=answerers, checks=True, keep=keep, most_seconds=500.0)
+    return machines, book, trace
+
+
+# -- what is checked -----------------------------------------------------------------------------------------------
+
+
+def check_exchanges(machines: Sequence[Machine], book: Book) -> None:
+    """Both ends of an exchange move by as much against each other, each once, in the lives that it was begun in; where
+    only one did, the other's life is over."""
+    for stamp, moves in book.moves.items():
+        peer, life = book.asked[stamp]
+        ends = {(stamp.worker, life_in(stamp.step)), (peer, life)}
+        moved = [(each.rank, each.life) for each in moves]
+        assert len(set(moved)) == len(moved), f"{stamp} moved somebody twice"
+        assert set(moved) <= ends, f"{stamp}, which was begun by {ends}, moved {moved}"
+        if len(moved) == 2:
+            assert not (moves[0].difference + moves[1].difference).any(), f"{stamp} moved the sum"
+        else:
+            assert any(machines[rank].life != life for rank, life in ends), f"{stamp} moved one of two that live"
+
+
+def check_accounts(machines: Sequence[Machine], book: Book) -> None:
+    """What a worker has is what it began its life with, its gradients, and what exchanges of this life moved."""
+    for each in machines:
+        if each.partner.life != each.life:  # all was over before it had found anybody
+            continue
+        mine = [m.difference for ms in book.moves.values() for m in ms if (m.rank, m.life) == (each.rank, each.life)]
+        each.partner.drain(each.parameters)
+        assert torch.equal(each.parameters, each.given + sum(mine, torch.zeros(2).double()))
+        assert each.partner.open == ()
+
+
+def check_begins(machines: Sequence[Machine], book: Book) -> None:
+    """Whoever came back began from what somebody showed, to the bit."""
+    for each in machines:
+        for peer, start in each.begun:
+            assert any(torch.equal(start, shown) for shown in book.shown[peer]), "it begins from what nobody showed"
+
+
+def check_counted(machines: Sequence[Machine], book: Book) -> None:
+    """What a worker began with a life that has ended, and what that took along, it has counted."""
+    for each in machines:
+        mine = [ms for stamp, ms in book.moves.items() if (stamp.worker, life_in(stamp.step)) == (each.rank, each.life)]
+        half_made = sum(each.rank not in [move.rank for move in moves] for moves in mine)
+        assert half_made <= each.partner.abandoned, "more is missing than was counted"
+
+
+def check(machines: Sequence[Machine], book: Book) -> None:
+    check_begins(machines, book)
+    check_exchanges(machines, book)
+    check_accounts(machines, book)
+    check_counted(machines, book)
+
+
+NET = VirtualNetwork(round_trip_seconds=0.5, jitter_seconds=0.05, dead_after_seconds=2.0, resend_seconds=0.3)
+SOON, LATE = 0.4, 3.0  # back before the others count it as gone, and after
+
+
+def points() -> list[float]:
+    """Just after each moment of a run without faults."""
+    _, _, trace = train(0, NET, keep=True)
+    moments = sorted({moment for moment, _ in trace.events})
+    return [moment + 1e-6 for moment in moments]
+
+
+def lost(at: float, away_seconds: float, rank: int = 1) -> VirtualNetwork:
+    peer = Peer(WORKER, rank)
+    return replace(NET, faults=(Kill(peer, at), Restart(peer, at + away_seconds)))
+
+
+def check_every_point(away_seconds: float, **options: Any) -> None:
+    moments = points()
+    back = averaged = 0
+    for at in moments:
+        machines, book, _ = train(0, lost(at, away_seconds), **options)
+        check(machines, book)
+        back += bool(machines[1].begun)
+        averaged += any(len(ms) == 2 and (1, 1) in [(m.rank, m.life) for m in ms] for ms in book.moves.values())
+    assert len(moments) > 30
+    assert back > len(moments) * 0.8
+    assert averaged == back, "nobody averages with who came back"
+
+
+@pytest.mark.parametrize("away_seconds", [SOON, LATE])
+def test_at_every_point_of_a_run_a_worker_may_be_lost_and_come_back(away_seconds: float) -> None:
+    check_every_point(away_seconds)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"begins": from_its_own}, "what nobody showed"),
+        ({"rule": Reuses}, "which was begun by|moved the sum|moved one of two"),
+        ({"rule": TakesAll}, "which was begun by|moved somebody twice"),
+        ({"rule": Loyal}, "more is missing"),
+        ({"rule": OldWords}, "which was begun by|moved one of two"),
+    ],
+    ids=["begins from its own", "reuses stamps", "takes all", "loyal", "old words"],
+)
+def test_who_takes_one_life_for_another_is_found(broken: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_every_point(SOON, **broken)
+
+
+def bad_network(seed: int) -> VirtualNetwork:
+    """Workers 1 and 3 of four may be killed, also while they come back; somebody is always left."""
+    peers = [Peer(WORKER, rank) for rank in range(4)]
+    return VirtualNetwork.random(seed, peers, horizon_seconds=8.0, mortal=peers[1::2])
+
+
+@pytest.mark.parametrize("block", blocks(75), ids=block_name)
+def test_lives_are_kept_apart_on_bad_networks(block: range) -> None:
+    back = 0
+    for seed in block:
+        with replayed(seed, "lives_are_kept_apart"):
+            machines, book, _ = train(seed, bad_network(seed), world=4, steps=6)
+            check(machines, book)
+        back += sum(len(each.begun) for each in machines)
+    assert back >= len(block) // 4
+
+
+@pytest.mark.parametrize("rule", [Reuses, TakesAll, Loyal])
+def test_bad_networks_find_who_takes_one_life_for_another(rule: type[Noted]) -> None:
+    with pytest.raises(AssertionError):
+        [check(*train(seed, bad_network(seed), world=4, steps=6, rule=rule)[:2]) for seed in range(200)]
+
+
+def test_with_who_came_back_workers_agree_again() -> None:
+    """Where nobody trains, all end at one mean: what the lost one had is missing from it, and somebody's is double."""
+    machines, _, _ = train(1, lost(1.0, LATE), steps=60, moves=False)
+    ends = torch.stack([each.partner.shown for each in machines])
+    assert machines[1].life == 1
+    assert float((ends - ends.mean(0)).norm()) < 1e-3 * float((start_of(2) - start_of(0)).norm())
+
+
+# -- who is here ---------------------------------------------------------------------------------------------------
+
+
+def test_steps_of_lives_never_meet() -> None:
+    assert numbered(0, 7) == 7
+    assert numbered(3, 7) == 3 * LIFE_STEPS + 7
+    assert [life_in(numbered(life, step)) for life in (0, 1, 9) for step in (0, LIFE_STEPS - 1)] == [0, 0, 1, 1, 9, 9]
+    assert [read_life(written_life(life)) for life in (0, 1, 12)] == [0, 1, 12]
+    assert [read_life(text) for text in ("x", "-1", "1" * 10, "\u0661")] == [-1] * 4
+
+
+def test_a_roll_is_read_as_it_was_written() -> None:
+    roll = Roll(life=2, steps=40, done=True, stop=False, agreed=False, here=(0, 3))
+    assert read_roll(roll.written()) == roll
+    for text in ("", "{}", "[1, 2]", "[0, 0, false, false, false, 3]", '[0, "x", false, false, false, []]'):
+        with pytest.raises(MalformedError, match="no roll"):
+            read_roll(text)
+
+
+def answers(roll: str) -> PeerScript:
+    while True:
+        heard = yield Await()
+        if isinstance(heard, Arrived):
+            yield Reply(token=heard.token, answer=Pulled(version=0, about=roll))
+
+
+def came_back(roll: str) -> TakenOver:
+    me, other = Peer(WORKER, 1), Peer(WORKER, 0)
+    scripts = {me: lambda: come_back([0], (start_of(0),)), other: lambda: answers(roll)}
+    found: TakenOver = converse(scripts, VirtualNetwork(), 0, servers=(other,)).result(me)
+    return found
+
+
+def test_who_comes_back_after_the_end_takes_nothing_over() -> None:
+    roll = Roll(life=0, steps=9, done=True, stop=False, agreed=True, here=(0,))
+    assert came_back(roll.written()) == TakenOver(0, roll, ())
+
+
+def test_who_finds_nothing_to_go_on_from_says_so() -> None:
+    for roll in ("nonsense", Roll(0, 0, False, False, False, (0,)).written()):
+        with pytest.raises(PeerLost, match=r"workers 0 give nothing to go on from.*begin again"):
+            came_back(roll)
+
+
+def test_nobody_waits_for_workers_that_have_come_to_the_end() -> None:
+    """Whoever comes back a moment too late hears of it after the first that does not answer, not after a minute."""
+    assert words_to_nobody(lambda: True) == 1
+    assert words_to_nobody(lambda: False) == 20
+
+
+def words_to_nobody(is_over: Callable[[], bool]) -> int:
+    """How many are said before a worker that nobody answers gives up."""
+    script = come_back([0, 2], (start_of(0),), is_over)
+    next(script)
+    for count in range(1, 100):
+        try:
+            script.throw(PeerLost("nobody answers"))
+        except PeerLost:
+            return count
+    raise AssertionError("it never gives up")
+
+
+class Ageless(Parting):
+    """Takes what a worker said in one life for the words of all."""
+
+    @property
+    def _done_here(self) -> set[int]:
+        return set(self._said["done"])
+
+
+def check_who_is_done(rule: type[Parting]) -> None:
+    """Somebody who is done and comes back is not, until it says so again; what is late changes nothing."""
+    one = rule(Partner(Packed.pack({"weight": start_of(0)}), 0), 2)
+    script = one.listen(lambda peer, where: places.append((peer, where)))
+    places: list[tuple[Peer, str]] = []
+    next(script)
+
+    def said(key: str, life: int, about: str = "") -> set[int]:
+        push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, numbered(life, 0)), about=about)
+        script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), word=push))
+        next(script)
+        return one._done_here
+
+    assert said("here", 0) == set()
+    assert said("done", 0) == {1}
+    assert said("here", 1, "[]") == set()
+    assert said("done", 0) == set()
+    assert said("done", 1) == {1}
+    assert said("done", 0) == {1}
+    assert places == [(Peer(WORKER, 1), "[]")]
+
+
+def test_who_came_back_is_not_done() -> None:
+    check_who_is_done(Parting)
+    with pytest.raises(AssertionError):
+        check_who_is_done(Ageless)
+
+
+def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
+    """That a worker is done, and that the run is asked to end."""
+    old, new = (Parting(Partner(Packed.pack({"weight": start_of(0)}), rank, life=rank), 2) for rank in (0, 1))
+    old._done, old.steps = True, 17
+    old._say_that("stop", 1, 0)
+    script = old.listen()
+    next(script)
+    greeting = new.say(0, "here")
+    reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), word=next(greeting)))
+    assert not new.told_to_stop
+    with pytest.raises(StopIteration):
+        greeting.send(reply.answer)
+    assert new.told_to_stop
+    assert new._done_here == {0}
+    next(script)
+    word = Pull(of=Peer(WORKER, 0), key=ROLL)
+    said = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), word=word)).answer
+    assert read_roll(said.about) == Roll(life=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0))

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from support.processes import engine_files_left_open
+
+from gossamer.errors import ConnectError
+from gossamer.launch import elastic_launcher, reaper
+from gossamer.launch.elastic_launcher import launch
+from gossamer.launch.failure import Origin, Outcome
+from gossamer.launch.job import Job
+
+pytestmark = pytest.mark.processes
+
+
+@dataclass
+class Run:
+    """Launches scripts, and keeps what was shown."""
+
+    directory: Path
+    lines: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __call__(self, script: str, *arguments: str, **changes: Any) -> Outcome:
+        path = self.directory / "script.py"
+        path.write_text("import os, sys, time, signal\nrank = int(os.environ['RANK'])\n" + dedent(script))
+        private = self.directory / "private"
+        private.mkdir()
+        job = Job(script=path, arguments=arguments, logs=self.directory / "logs", **changes)
+        began = time.monotonic()
+        try:
+            with engine_files_left_open():
+                return launch(
+                    job,
+                    private,
+                    show=lambda rank, line: self.lines.append((rank, line)),
+                    note=self.notes.append,
+                    tick=lambda: None,
+                )
+        finally:
+            self.seconds = time.monotonic() - began
+
+    def log(self, rank: int) -> str:
+        return (self.directory / "logs" / f"rank-{rank}.log").read_text()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_the_script_runs_as_under_plain_python(run: Run) -> None:
+    (run.directory / "sibling.py").write_text("value = 7")
+    outcome = run(
+        """
+        import sibling
+        print(__name__, sys.argv[1:], sibling.value)
+        print("aside", file=sys.stderr)
+        print("no end of line", end="")
+        """,
+        "--rate",
+        "$$x ${local_rank}",
+    )
+    assert outcome == Outcome()
+    said = ["__main__ ['--rate', '$$x ${local_rank}'] 7", "aside", "no end of line"]
+    assert [line for rank, line in run.lines if rank == 0] == said
+    assert [line for rank, line in run.lines if rank == 1] == said
+
+
+def test_the_first_real_error_is_the_cause_and_its_traceback_is_the_users(run: Run) -> None:
+    outcome = run(
+        """
+        def work():
+            if rank == 1:
+                raise ValueError("bad data")
+            time.sleep(60)
+        work()
+        """,
+        workers=3,
+    )
+    failure = outcome.failure
+    assert failure is not None
+    assert (failure.rank, failure.exit_code, failure.summary) == (1, 1, "ValueError: bad data")
+    assert failure.traceback.splitlines()[1].endswith('script.py", line 8, in <module>')
+    assert "runpy" not in failure.traceback
+    assert "gossamer" not in failure.traceback
+    assert run.log(1).count("ValueError: bad data") == 1
+    assert "Traceback" not in "".join(line for _, line in run.lines)
+    assert run.seconds < 30
+
+
+def test_a_lost_peer_is_never_the_cause(run: Run) -> None:
+    outcome = run(
+        """
+        from gossamer.errors import PeerLost
+        from pathlib import Path
+        if rank == 0:
+            try:
+                raise PeerLost("another worker left")
+            finally:
+                Path(__file__).with_name("first").touch()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while not Path(__file__).with_name("first").exists():
+            pass
+        raise ZeroDivisionError("the cause")
+        """
+    )
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.failure.origin) == (1, Origin.RAISED)
+
+
+def test_a_killed_worker_is_named_and_stubborn_ones_do_not_delay_the_end(run: Run) -> None:
+    outcome = run(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank == 2:
+            print("last words", time.time(), flush=True)
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+        """,
+        workers=3,
+    )
+    ended = time.time()
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.exit_code) == (2, 137)
+    ((rank, words),) = run.lines
+    assert rank == 2
+    assert ended - float(words.split()[-1]) < 5
+    assert "rank 0 was stopped" in run.log(0)
+
+
+def test_a_killed_worker_is_named_where_nobody_but_the_engine_can_look(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "await_end", reaper._await_collection)  # as on macOS before Python 3.13
+    outcome = run(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank == 1:
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+        """
+    )
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.exit_code) == (1, 137)
+    assert run.seconds < 25  # less than the engine's own patience
+
+
+def test_exit_codes_of_the_script_are_kept(run: Run) -> None:
+    assert run("sys.exit(7 if rank else 0)").exit_code == 7
+
+
+def test_sys_exit_with_a_text_prints_it(run: Run) -> None:
+    assert run("sys.exit('not enough data')", workers=1).exit_code == 1
+    assert run.lines == [(0, "not enough data")]
+
+
+def test_a_script_that_cannot_be_read_fails_with_its_own_line(run: Run) -> None:
+    outcome = run("x = (", workers=1)
+    assert outcome.failure is not None
+    assert "SyntaxError" in outcome.failure.summary
+    assert "runpy" not in outcome.failure.traceback
+
+
+def test_restarts_start_everyone_again(run: Run) -> None:
+    outcome = run(
+        """
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print("attempt", attempt)
+        if attempt == "0" and rank == 1:
+            raise ValueError("once")
+        if attempt == "0":
+            time.sleep(60)
+        """,
+        max_restarts=2,
+    )
+    assert outcome == Outcome(restarts=1)
+    assert sorted(run.lines) == [(rank, f"attempt {attempt}") for rank in (0, 1) for attempt in (0, 1)]
+    (note,) = run.notes
+    assert note.startswith("rank 1 failed: ValueError: once")
+    assert "Restarting all workers (1 of at most 2)" in note
+
+
+def test_of_two_runs_that_take_one_port_the_slower_takes_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as taken:
+        offered = iter([f"127.0.0.1:{taken.getsockname()[1]}", elastic_launcher.free_endpoint()])
+        monkeypatch.setattr(elastic_launcher, "free_endpoint", lambda: next(offered))
+        assert run("print('here')", workers=1) == Outcome()
+    assert run.lines == [(0, "here")]
+
+
+def test_a_place_to_meet_that_is_taken_is_refused_at_once(run: Run) -> None:
+    with socket.create_server(("", 0)) as taken, pytest.raises(ConnectError, match="is in use"):
+        run("", rendezvous=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert run.seconds < 2
+
+
+def test_an_error_while_showing_ends_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\nprint('x')\ntime.sleep(60)")
+    (tmp_path / "private").mkdir()
+
+    def show(rank: int, line: str) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    job = Job(script=script, workers=1, logs=tmp_path)
+    with pytest.raises(BrokenPipeError), engine_files_left_open():
+        launch(job, tmp_path / "private", show=show, note=print, tick=lambda: None)

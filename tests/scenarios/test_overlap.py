@@ -1,0 +1,88 @@
+"""Communication hides behind the backward pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.sessions import sgd
+from support.virtual import Worker, batch, cluster
+from torch import Tensor, nn
+
+from gossamer import events
+from gossamer.core.ops import Word
+from gossamer.reducer.bucketing import divide
+from gossamer.runtime.transport import Transport
+
+
+class Slow:
+    """Answers every word 50 ms late."""
+
+    delay_seconds = 0.05
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner, self.rank, self.world = inner, inner.rank, inner.world
+
+    def answer(self, word: Word) -> Any:
+        return self.begin(word)()
+
+    def begin(self, word: Word) -> Callable[[], Any]:
+        answered, due = self._inner.begin(word), time.perf_counter() + self.delay_seconds
+
+        def wait() -> Any:
+            time.sleep(max(0.0, due - time.perf_counter()))  # the link's delay, not a synchronisation
+            return answered()
+
+        return wait
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Pausing(torch.autograd.Function):
+    """A layer whose backward takes 60 ms."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        time.sleep(0.06)
+        return grads[0]
+
+
+def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.synchronizers.stages.divide", partial(divide, bucket_bytes=1))
+    buckets, waits = 6, list[float]()
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.StepEnded) and event.step > 1:
+            waits.append(event.waiting_seconds)
+
+    def work(worker: Worker) -> None:
+        layers = [nn.Linear(6, 6, bias=False).double() for _ in range(buckets)]
+        model = nn.ModuleList(layers)
+        optimizer = sgd(model)
+        worker.attach(model, optimizer)
+        for step in range(4):
+            optimizer.zero_grad()
+            x, _ = batch(step, worker.rank)
+            for layer in layers:
+                x = layer(Pausing.apply(x.requires_grad_()))
+            x.square().mean().backward()
+            optimizer.step()
+
+    stop = events.subscribe(note)
+    try:
+        cluster(work, 2, Slow)  # type: ignore[arg-type]
+    finally:
+        stop()
+    # Of each step's words, the first layer's cannot hide: it comes after backward. Another may arrive as late.
+    fit = (buckets - 2) * Slow.delay_seconds
+    hidden = [1 - (wait - 2 * Slow.delay_seconds) / fit for wait in waits]
+    assert sorted(hidden)[len(hidden) // 2] >= 0.8, hidden

@@ -1,0 +1,87 @@
+"""A run that was asked to stop leaves the block on every rank, and the script goes on below it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.sessions import sgd
+from support.virtual import Worker, cluster, loss_of, network, parameters
+
+from gossamer.errors import Stopped
+from gossamer.session.session import Session
+
+RECIPES = ["Dense()", "TopK(0.3)", "EveryStep(delay=1)", "LocalSGD(period=2)", "Gossip() + Ring()"]
+
+
+def trained(worker: Worker, recipe: str, *, below: list[int]) -> Any:
+    model = network(0)
+    with worker.attach(model, sgd(model), recipe) as session:
+        for step in range(50):
+            if worker.rank == worker.world - 1 and step == 3:
+                session.ask_to_stop()
+            loss_of(model, step, worker.rank).backward()
+            session.optimizer.step()
+            session.optimizer.zero_grad()
+        pytest.fail("nobody stopped")
+    below.append(worker.rank)
+    return session.steps
+
+
+def check_all_go_on(recipe: str, world: int) -> None:
+    below: list[int] = []
+    steps = cluster(lambda worker: trained(worker, recipe, below=below), world)
+    assert sorted(below) == list(range(world))
+    assert len({*steps}) == 1
+    assert 3 <= steps[0] <= 8
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_script_goes_on_below_the_block(recipe: str, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all_go_on(recipe, world)
+
+    def leaves_it_to_others(self: Session, kind: Any, *_: object) -> None:
+        self._end(well=True)
+
+    monkeypatch.setattr(Session, "__exit__", leaves_it_to_others)
+    with pytest.raises(Stopped):
+        check_all_go_on(recipe, world)
+
+
+def test_another_sessions_end_is_not_taken_for_ones_own() -> None:
+    def work(worker: Worker) -> list[str]:
+        said = []
+        outer, inner = network(0), network(1)
+        with worker.attach(outer, sgd(outer)) as first:
+            with worker.attach(inner, sgd(inner)):
+                first.ask_to_stop()
+                loss_of(outer, 0, worker.rank).backward()
+                first.optimizer.step()
+                said.append("within")
+            said.append("between")
+        said.append("below")
+        return said
+
+    assert cluster(work, 2) == [["below"], ["below"]]
+
+
+def test_an_epoch_that_ends_so_ends_the_block() -> None:
+    """A rank without data hears of it, too."""
+
+    def work(worker: Worker) -> Any:
+        model = network(0)
+        with worker.attach(model, sgd(model)) as session:
+            with session.epoch():
+                for step in range(20 if worker.rank else 1):
+                    if step == 4:
+                        session.ask_to_stop()
+                    loss_of(model, step, worker.rank).backward()
+                    session.optimizer.step()
+                    session.optimizer.zero_grad()
+            pytest.fail("nobody stopped")
+        return session.steps, parameters(model)
+
+    results = cluster(work, 2)
+    assert len({steps for steps, _ in results}) == 1
+    assert results[0][0] <= 6

@@ -1,0 +1,163 @@
+"""Runs with momentum in the compressor: skipped steps, resumed and uneven ones, models that change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.momenta import ALL, MIXED, REAL, close, one_cycle, sgd
+from support.virtual import Worker, agree, batch, cluster, grow, loss_of, network, parameters
+from torch import Tensor, nn
+
+from gossamer.session.session import Session
+
+
+def remembered(session: Session) -> Tensor:
+    state = session.state_dict()["state"]
+    buffers = [each["momentum_buffer"] for each in session.optimizer.state.values() if "momentum_buffer" in each]
+    return torch.cat(
+        [t.flatten().double() for each in state.values() for t in each.values()]
+        + [buffer.flatten().double() for buffer in buffers]
+    )
+
+
+@pytest.mark.parametrize("recipe", REAL)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str, value: float) -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(0)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer, recipe)
+        for step in range(5):
+            before, weights = remembered(session), parameters(model)
+            optimizer.zero_grad()
+            bad = step == 2 and worker.rank == 1
+            (loss_of(model, step, worker.rank) * (value if bad else 1.0)).backward()
+            optimizer.step()
+            still = torch.equal(parameters(model), weights) and (
+                len(before) == len(remembered(session)) and torch.equal(before, remembered(session))
+            )
+            assert still == (step == 2)
+        assert session.steps == 4
+        return parameters(model)
+
+    agree(cluster(work, 3))
+
+
+@pytest.mark.parametrize("recipe", REAL)
+def test_the_loss_scale_does_not_show(recipe: str) -> None:
+    def work(worker: Worker, scale: float) -> Tensor:
+        model = network(0, torch.float32)
+        optimizer = sgd(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+        worker.attach(model, optimizer, recipe, scaler=scaler)
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = loss_of(model, step, worker.rank)
+            if step == 2 and worker.rank == 1:
+                loss = loss * 1e38 * 1e38
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == scale / 2
+        return parameters(model)
+
+    one, many = (agree(cluster(lambda worker, s=scale: work(worker, s), 2)) for scale in (2.0, 4096.0))
+    assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize("recipe", REAL)
+@pytest.mark.parametrize("stop", [1, 5])
+def test_a_resumed_run_has_the_same_bits(recipe: str, stop: int, tmp_path: Path) -> None:
+    def work(worker: Worker, steps: int) -> Tensor:
+        model = network(worker.rank)
+        optimizer = sgd(model, nesterov=True)
+        scheduler = one_cycle(optimizer)
+        session = worker.attach(model, optimizer, recipe)
+        mine = session.load(tmp_path)
+        if mine:
+            scheduler.load_state_dict(mine["scheduler"])
+        for step in range(session.steps, steps):
+            optimizer.zero_grad()
+            loss_of(model, step, worker.rank).backward()
+            optimizer.step()
+            scheduler.step()
+        if steps == stop:
+            session.save(tmp_path, scheduler=scheduler.state_dict())
+        return parameters(model)
+
+    whole = agree(cluster(lambda worker: work(worker, 8), 3))
+    half = agree(cluster(lambda worker: work(worker, stop), 3))
+    assert not torch.equal(half, whole)
+    assert torch.equal(agree(cluster(lambda worker: work(worker, 8), 3)), whole)
+
+
+@pytest.mark.parametrize("recipe", [*REAL, MIXED])
+def test_ranks_that_run_out_of_data_agree_in_the_end(recipe: str) -> None:
+    """Their schedulers stand still meanwhile, so their momentum is old."""
+
+    def work(worker: Worker) -> Tensor:
+        model = network(0)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer, recipe)
+        for epoch in range(2):
+            with session.epoch():
+                for step in range([5, 2, 1][worker.rank]):
+                    optimizer.param_groups[0]["momentum"] = optimizer.param_groups[1]["momentum"] = 0.9 - 0.1 * step
+                    optimizer.zero_grad()
+                    loss_of(model, 10 * epoch + step, worker.rank).backward()
+                    optimizer.step()
+        return parameters(model)
+
+    agree(cluster(work, 3))
+
+
+def test_parameters_that_nobody_used_stand_still() -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(0)
+        assert isinstance(model, nn.Sequential)
+        optimizer = sgd(model, weight_decay=0.1)
+        worker.attach(model, optimizer, ALL)
+        for step in range(4):
+            optimizer.zero_grad()
+            inputs, _ = batch(step, worker.rank)
+            used = model if step % 2 else model[:2]
+            before = parameters(model[2:])
+            used(inputs).square().mean().backward()
+            optimizer.step()
+            assert torch.equal(parameters(model[2:]), before) == (step % 2 == 0)
+        return parameters(model)
+
+    ended = agree(cluster(work, 2))
+    model = network(0)
+    assert isinstance(model, nn.Sequential)
+    optimizer = sgd(model, weight_decay=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        inputs = torch.cat([batch(step, rank)[0] for rank in range(2)])
+        (model if step % 2 else model[:2])(inputs).square().mean().backward()
+        optimizer.step()
+    close(ended, parameters(model))
+
+
+def test_resizing_keeps_the_momentum_of_the_others() -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(0)
+        assert isinstance(model, nn.Sequential)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer, "Route(DGC(density=0.2), smallest=0)")
+        for step in range(4):
+            if step == 2:
+                grow(model[4])
+                optimizer.param_groups[1]["params"] = list(model.parameters())[1:]
+                kept = {key: t.clone() for key, t in session.state_dict()["state"]["2.weight"].items()}
+                session.reset("4.weight", "4.bias")
+                now = session.state_dict()["state"]["2.weight"]
+                assert all(torch.equal(now[key], kept[key]) for key in kept)
+            optimizer.zero_grad()
+            model(batch(step, worker.rank)[0]).square().mean().backward()
+            optimizer.step()
+        return parameters(model)
+
+    agree(cluster(work, 2))

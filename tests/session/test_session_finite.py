@@ -1,0 +1,118 @@
+"""Numbers that are not finite: nobody takes the step, and who had them is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.sessions import RECIPES, sgd
+from support.virtual import Worker, agree, batch, cluster, heard, network, parameters
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from gossamer import events
+from gossamer.compressors import Feedback
+from gossamer.errors import NonFiniteError
+
+
+def poisoned(
+    worker: Worker, recipe: str, poison: Callable[[int, int], float], steps: int
+) -> tuple[Tensor, Any, list[Any]]:
+    model = network(0)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    session = worker.attach(model, optimizer, recipe)
+    seen: list[Any] = []
+    for step in range(steps):
+        before = parameters(model), _flat(session.state_dict()["state"])
+        optimizer.zero_grad()
+        inputs, targets = batch(step, worker.rank)
+        (mse_loss(model(inputs), targets) * poison(step, worker.rank)).backward()
+        optimizer.step()
+        seen.append((before, (parameters(model), _flat(session.state_dict()["state"]))))
+    return parameters(model), session.steps, seen
+
+
+def _flat(state: dict[str, dict[str, Tensor]]) -> Tensor:
+    parts = [tensor.flatten() for each in state.values() for tensor in each.values()]
+    return torch.cat(parts).clone() if parts else torch.zeros(0)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str, value: float) -> None:
+    def poison(step: int, rank: int) -> float:
+        return value if step == 2 and rank == 1 else 1.0
+
+    results = cluster(lambda worker: poisoned(worker, recipe, poison, 5), 3)
+    agree([ended for ended, _, _ in results])
+    for _, steps, seen in results:
+        assert steps == 4
+        (weights, state), (weights_after, state_after) = seen[2]
+        assert torch.equal(weights, weights_after), "a skipped step moved the parameters"
+        assert torch.equal(state, state_after), "a skipped step changed what is remembered"
+        assert not torch.equal(seen[3][0][0], seen[3][1][0]), "training did not go on"
+
+
+def test_who_and_where_is_named_and_five_in_a_row_stop() -> None:
+    named = pytest.raises(NonFiniteError, match=r'5 steps in a row.*"\d\.(weight|bias)" on rank 1')
+    with heard(events.Skipped) as skipped, named:
+        cluster(lambda worker: poisoned(worker, "TopK(0.1)", lambda s, r: float("nan") if r == 1 else 1.0, 9), 2)
+    assert {event.rank for event in skipped} == {1}
+
+
+def test_the_skip_test_catches_feedback_that_commits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Feedback.aggregate
+
+    def eager(self: Feedback, x: Any, state: Any, at: Any, out: Any = None) -> Any:
+        staged = yield from honest(self, x, state, at, out)
+        state["residual"].flat.copy_(staged.next_state["residual"].flat)
+        return staged
+
+    monkeypatch.setattr(Feedback, "aggregate", eager)
+    with pytest.raises(AssertionError, match="remembered"):
+        test_a_bad_gradient_on_one_rank_changes_nothing_anywhere("TopK(0.1)", float("nan"))
+
+
+def scaled(worker: Worker, recipe: str, scale: float, overflow: bool) -> tuple[Tensor, float, int]:
+    model = network(0, torch.float32)
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+    session = worker.attach(model, optimizer, recipe, scaler=scaler)
+    for step in range(5):
+        optimizer.zero_grad()
+        inputs, targets = batch(step, worker.rank, dtype=torch.float32)
+        loss = mse_loss(model(inputs), targets)
+        if overflow and step == 2 and worker.rank == 1:
+            loss = loss * 1e38 * 1e38
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return parameters(model), scaler.get_scale(), session.steps
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()"])
+def test_grad_scaler_decides_alike_everywhere(recipe: str) -> None:
+    results = cluster(lambda worker: scaled(worker, recipe, 1024.0, overflow=True), 3)
+    agree([ended for ended, _, _ in results])
+    assert {scale for _, scale, _ in results} == {512.0}
+    assert {steps for *_, steps in results} == {4}
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()"])
+def test_residuals_do_not_depend_on_the_loss_scale(recipe: str) -> None:
+    one = cluster(lambda worker: scaled(worker, recipe, 1.0, overflow=False), 2)[0][0]
+    many = cluster(lambda worker: scaled(worker, recipe, 4096.0, overflow=False), 2)[0][0]
+    assert torch.equal(one, many)
+
+
+def test_float16_that_overflows_is_skipped_not_infinite() -> None:
+    def poison(step: int, rank: int) -> float:
+        return 1e9 if step == 1 and rank == 0 else 1.0
+
+    results = cluster(lambda worker: poisoned(worker, "Dense(dtype='float16')", poison, 3), 2)
+    assert torch.isfinite(agree([ended for ended, *_ in results])).all()
+    assert results[0][1] == 2

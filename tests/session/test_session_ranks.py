@@ -1,0 +1,154 @@
+"""Ranks that are not alike: in data, in weights, and where they must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.sessions import sgd, train
+from support.virtual import Worker, agree, batch, cluster, joined, network, notices, parameters
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from gossamer.errors import LoopError, MismatchError
+
+# -- uneven data -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.3)"])
+def test_ranks_run_out_of_data_at_different_times(recipe: str) -> None:
+    def work(worker: Worker) -> tuple[Tensor, int, Tensor]:
+        model = network(worker.rank)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        session = worker.attach(model, optimizer, recipe)
+        for epoch in range(2):
+            with session.epoch():
+                for step in range([5, 2, 0][worker.rank]):
+                    inputs, targets = batch(100 * epoch + step, worker.rank)
+                    mse_loss(model(inputs), targets).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        moments = [state["exp_avg"].flatten() for state in optimizer.state.values()]
+        return parameters(model), session.steps, torch.cat(moments)
+
+    results = cluster(work, 3)
+    agree([ended for ended, *_ in results])
+    agree([moments for *_, moments in results])
+    assert {steps for _, steps, _ in results} == {10}
+
+
+def test_saving_within_an_epoch(tmp_path: Path) -> None:
+    def work(worker: Worker, batches: int) -> Tensor:
+        model = network(0)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer, "TopK(0.3)")
+        with session.epoch():
+            for step in range(batches):
+                optimizer.zero_grad()
+                mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+                optimizer.step()
+                if step == 2:
+                    session.save(tmp_path)
+        return parameters(model)
+
+    saved = agree(cluster(lambda worker: work(worker, 4), 3))
+    assert torch.equal(saved, cluster(lambda worker: train(worker, "TopK(0.3)", 4), 3)[0])
+    with pytest.raises(LoopError, match=r"call session\.save.* ranks 0, 1 called it.*drop_last"):
+        cluster(lambda worker: work(worker, 2 if worker.rank == 2 else 4), 3)
+
+
+def test_weights_make_uneven_batches_one_batch() -> None:
+    sizes = [5, 3, 1]
+
+    def work(worker: Worker) -> Tensor:
+        model = network(0)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer)
+        for step in range(4):
+            optimizer.zero_grad()
+            inputs, targets = batch(step, worker.rank, sizes[(worker.rank + step) % 3])
+            session.weight(len(inputs))
+            mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        return parameters(model)
+
+    model = network(0)
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        inputs, targets = joined(batch(step, rank, sizes[(rank + step) % 3]) for rank in range(3))
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    torch.testing.assert_close(agree(cluster(work, 3)), parameters(model), atol=1e-12, rtol=1e-12)
+
+
+def test_equal_weights_change_no_bit() -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(0)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer, "TopK(0.2)")
+        for step in range(4):
+            optimizer.zero_grad()
+            session.weight(7)
+            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            optimizer.step()
+        return parameters(model)
+
+    assert torch.equal(cluster(work, 3)[0], cluster(lambda worker: train(worker, "TopK(0.2)", 4), 3)[0])
+
+
+# -- ranks that are not alike ------------------------------------------------------------------------------------------
+
+
+def test_optimizer_state_on_one_rank_only_is_found() -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        optimizer = sgd(model)
+        if worker.rank == 0:
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        worker.attach(model, optimizer)
+
+    with pytest.raises(MismatchError, match=r"optimizer.*on rank 0.*on rank"):
+        cluster(work, 3)
+
+
+def test_other_recipe_layout_and_learning_rate_are_found() -> None:
+    with pytest.raises(MismatchError, match=r"TopK.*rank 1|rank 1.*TopK"):
+        cluster(lambda worker: train(worker, "TopK(0.1)" if worker.rank == 1 else "Dense()", 1), 2)
+
+    def wider(worker: Worker) -> None:
+        model = nn.Linear(6, 3 + worker.rank)
+        worker.attach(model, torch.optim.SGD(model.parameters(), 0.1))
+
+    with pytest.raises(MismatchError, match=r"layout|names, shapes"):
+        cluster(wider, 2)
+
+    def hotter(worker: Worker) -> None:
+        model = network(0)
+        optimizer = sgd(model)
+        worker.attach(model, optimizer)
+        for step in range(3):
+            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] *= 0.5 if worker.rank == 1 and step == 1 else 1.0
+
+    with pytest.raises(MismatchError, match=r"lr=0\.1.*rank 0.*lr=0\.05.*rank 1"):
+        cluster(hotter, 2)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_equal_first_batches_are_noticed(equal: bool) -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        optimizer = sgd(model)
+        worker.attach(model, optimizer)
+        inputs, targets = batch(0, 0 if equal else worker.rank)
+        mse_loss(model(inputs), targets).backward()
+
+    with notices() as said:
+        cluster(work, 2)
+    assert len(said) == equal
+    assert all("world.shard" in message for message in said)

@@ -1,0 +1,72 @@
+"""Workers that train apart: a run that is stopped and taken up again, and what it must come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.virtual import Worker, batch, cluster, network, parameters
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from gossamer.recipes.recipe import resolve
+
+Snapshot = Mapping[str, Any]
+
+
+def train(
+    worker: Worker,
+    recipe: str,
+    start: int,
+    stop: int,
+    *,
+    snapshot: Snapshot | None = None,
+    keep: Sequence[int] = (),
+    load: Path | None = None,
+    save: Path | None = None,
+) -> tuple[list[Tensor], list[Tensor], dict[int, Snapshot]]:
+    """(parameters, merged parameters by step; what was kept after the steps in `keep`)."""
+    model = network(worker.rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    session = worker.attach(model, optimizer, resolve(recipe))
+    if snapshot is not None:
+        model.load_state_dict(snapshot["model"])
+        optimizer.load_state_dict(snapshot["optimizer"])
+        session.load_state_dict(snapshot["session"])
+    if load is not None:
+        assert session.load(load) == {"made": start}
+    path, merged, kept = [], [], {}
+    for step in range(start, stop):
+        optimizer.zero_grad()
+        session.weight(2 + (step + worker.rank) % 3)
+        inputs, targets = batch(step, worker.rank)
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        path.append(parameters(model))
+        with session.merged(model):
+            merged.append(parameters(model))
+        if step + 1 in keep:
+            kept[step + 1] = deepcopy(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "session": session.state_dict()}
+            )
+    if save is not None:
+        session.save(save, made=stop)
+    return path, merged, kept
+
+
+def check_resume(
+    recipe: str, after: Sequence[int], spoil: Callable[[Any], None] = lambda state: None, world: int = 3
+) -> None:
+    """What goes on from each snapshot goes where the run that was never interrupted went."""
+    whole = cluster(lambda worker: train(worker, recipe, 0, 12, keep=after), world)
+    for made in after:
+        kept = [snapshots[made] for *_, snapshots in whole]
+        for each in kept:
+            spoil(each["session"])
+        resumed = cluster(lambda worker, k=kept, m=made: train(worker, recipe, m, 12, snapshot=k[worker.rank]), world)
+        for (path, merged, _), (path_after, merged_after, _) in zip(whole, resumed, strict=True):
+            for a, b in zip((*path[made:], *merged[made:]), (*path_after, *merged_after), strict=True):
+                assert torch.equal(a, b), f"resumed after step {made}, training went another way"

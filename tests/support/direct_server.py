@@ -1,0 +1,88 @@
+"""A shard that is told what to do directly: no time, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from support.server_runs import SHAPES, Shapes, parameters, sgd, whole
+from torch import Tensor
+
+from gossamer.checkpoint import flatten
+from gossamer.core.peer_ops import WORKER, Answer, Arrived, Ask, Left, Peer, Pull, Push, Reply, Stamp
+from gossamer.parameter_server import Rule, Shard
+from gossamer.parameter_server.client.shard_client import Share, shares
+from gossamer.parameter_server.from_recipe import rule_for, shard_of, ways_of
+from gossamer.parameter_server.update_policy import GRADIENT, PARAMETERS
+from gossamer.recipes.recipe import resolve
+
+
+class Told:
+    """A server, and a way to write its workers' words. answers: by the word's number, in the order they were given."""
+
+    def __init__(self, text: str, world: int = 2, shapes: Shapes = SHAPES, optimizer: Any = None) -> None:
+        recipe = resolve(text)
+        tensors = parameters(shapes)
+        self._make = lambda: shares(
+            tensors, (optimizer or sgd())(tensors.values()), ways_of(recipe),
+            recipe=repr(recipe), world=world, seed=0, shards=1,
+        )[0]  # fmt: skip
+        self.workers: dict[int, Share] = {worker: self._make() for worker in range(world)}
+        self._options = self.workers[0].description.groups
+        first = self.workers[0]
+        self.shard = shard_of(first.description.text(), first.values(tensors))
+        self.shapes, self._tokens = shapes, count()
+        self.words: dict[int, Ask] = {}
+        self.answers: list[tuple[int, Answer]] = []
+
+    @property
+    def rule(self) -> Rule:
+        return rule_for(self.shard)
+
+    def push(self, worker: int, step: int, known: int = 0) -> Push:
+        """A worker's gradient of whole numbers, encoded."""
+        share, stamp = self.workers[worker], Stamp(worker, step, known)
+        share.gather(whole(self.shapes, 1000 * worker + step + 1))
+        written = share.write(stamp)
+        share.commit(written)
+        payload = tuple(tensor.clone() for tensor in written.payload)
+        about = share.about(self._options, 1.0, written.counts)
+        return Push(to=share.peer, key=GRADIENT, stamp=stamp, payload=payload, about=about)
+
+    def pull(self, worker: int, at_least: int = 0, known: int | None = None) -> Pull:
+        share = self.workers[worker]
+        known = share.copy.version if known is None else known
+        return Pull(of=share.peer, key=PARAMETERS, known=known, at_least=at_least)
+
+    def say(self, worker: int, word: Ask) -> list[Answer]:
+        """What is answered now, to this word or to others that waited."""
+        token = next(self._tokens)
+        self.words[token] = word
+        return self.hear(Arrived(moment=0.0, token=token, sender=Peer(WORKER, worker), word=word))
+
+    def lose(self, worker: int) -> list[Answer]:
+        return self.hear(Left(moment=0.0, peer=Peer(WORKER, worker)))
+
+    def hear(self, event: Any) -> list[Answer]:
+        return self.note(self.rule.react(self.shard, event))
+
+    def note(self, replies: Iterable[Reply]) -> list[Answer]:
+        given = [(reply.token, reply.answer) for reply in replies]
+        self.answers += given
+        return [answer for _, answer in given]
+
+
+def same_state(one: Shard, other: Shard) -> None:
+    """Bit for bit, and in every count."""
+    (text, tensors), (other_text, others) = flatten(one.state_dict()), flatten(other.state_dict())
+    assert text == other_text
+    same_tensors(list(tensors.values()), list(others.values()))
+
+
+def same_tensors(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == other.dtype
+        assert torch.equal(mine.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)), "other bits"

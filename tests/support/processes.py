@@ -1,0 +1,104 @@
+"""Real worker processes on loopback: start some, wait for all, show what they said where one failed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(rank: int, world: int, port: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(TESTS / "eager"), str(TESTS)]),
+        "PYTHONWARNINGS": "error::FutureWarning",
+    }
+
+
+def run_workers(
+    arguments: Sequence[str],
+    world: int,
+    *,
+    extra: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    timeout_seconds: float = 100,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run `python ARGUMENTS` once per rank; returns what each did, by rank. None outlives the call."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [open(Path(folder) / str(rank), "w+") for rank in range(world)]  # noqa: SIM115  # closed below
+        workers = [
+            subprocess.Popen(
+                [*prefix, sys.executable, *arguments],
+                env=environment(rank, world, port) | dict(extra or {}),
+                stdout=logs[rank],
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        try:
+            codes = [worker.wait(timeout_seconds) for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+        said = []
+        for log in logs:
+            log.seek(0)
+            said.append(log.read())
+            log.close()
+    return [subprocess.CompletedProcess(list(arguments), code, text) for code, text in zip(codes, said, strict=True)]
+
+
+def succeed(arguments: Sequence[str], world: int, **options: Any) -> list[str]:
+    """The same, for workers that must all end well; returns what they printed."""
+    results = run_workers(arguments, world, **options)
+    failed = [f"rank {rank} ended with {r.returncode}:\n{r.stdout}" for rank, r in enumerate(results) if r.returncode]
+    assert not failed, "\n".join(failed)
+    return [result.stdout for result in results]
+
+
+def per_rank(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Arguments for run_workers with which rank r becomes commands[r], a program and its arguments."""
+    become = "import json, os, sys; mine = json.loads(sys.argv[1])[int(os.environ['RANK'])]; os.execv(mine[0], mine)"
+    return ["-c", become, json.dumps([list(command) for command in commands])]
+
+
+@contextmanager
+def engine_files_left_open() -> Iterator[None]:
+    """For a launcher in this process: the engine leaves its workers' output files to the garbage collector."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
+
+
+def findings(text: str) -> list[dict[str, Any]]:
+    """What a worker said in lines such as `said {"seconds": 1.5}`."""
+    return [json.loads(line.removeprefix("said ")) for line in text.splitlines() if line.startswith("said ")]

@@ -1,0 +1,57 @@
+"""Training on servers, real endpoints on loopback, one thread a worker; and alone, to compare."""
+
+from __future__ import annotations
+
+import torch
+from support.virtual import Worker, batch, cluster, joined, network, parameters
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from gossamer.session.session import Session
+
+ROUNDS = {
+    "sync": "ParameterServer(mode='sync')",
+    "one shard": "ParameterServer(mode='sync', shards=1)",
+    "stale 0": "ParameterServer(mode='stale', staleness=0)",
+}
+
+
+def begun(worker: Worker, recipe: str, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.Optimizer, Session]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    return model, optimizer, worker.attach(model, optimizer, recipe)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, rank: int) -> float:
+    x, y = batch(number, rank)
+    loss = mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def trained(worker: Worker, recipe: str, steps: int = 5) -> torch.Tensor:
+    model, optimizer, session = begun(worker, recipe)
+    for number in range(steps):
+        step(model, optimizer, number, worker.rank)
+    session.close()
+    return parameters(model)
+
+
+def alone(world: int, steps: int = 5) -> torch.Tensor:
+    """One process on the joined batches, from where rank 0 begins."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for number in range(steps):
+        x, y = joined(batch(number, rank) for rank in range(world))
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters(model)
+
+
+def check_joined(recipe: str, world: int) -> None:
+    found = cluster(lambda worker: trained(worker, recipe), world)
+    assert all(torch.equal(each, found[0]) for each in found)
+    torch.testing.assert_close(found[0], alone(world), rtol=0, atol=1e-12)

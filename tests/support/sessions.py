@@ -1,0 +1,47 @@
+"""Training that tests of sessions compare: by virtual workers, and by one process on the joined batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from support.virtual import Worker, batch, joined, network, parameters
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+RECIPES = [
+    "Dense()",
+    "Dense(dtype='bfloat16')",
+    "TopK(0.1)",
+    "Int8()",
+    "PowerSGD(rank=2)",
+    "Route(Feedback(PowerSGD(2)), rest=Feedback(Int8()))",
+]
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+def train(worker: Worker, recipe: Any = None, steps: int = 5, *, set_to_none: bool = True, **options: Any) -> Tensor:
+    model = network(worker.rank)
+    optimizer = sgd(model)
+    worker.attach(model, optimizer, recipe, **options)
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        inputs, targets = batch(step, worker.rank)
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return parameters(model)
+
+
+def alone(world: int, steps: int = 5) -> Tensor:
+    """One process on the joined batch."""
+    model = network(0)
+    optimizer = sgd(model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs, targets = joined(batch(step, rank) for rank in range(world))
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return parameters(model)

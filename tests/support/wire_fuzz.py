@@ -1,0 +1,156 @@
+"""Frames that were changed on their way: what is heard must be what was said, from the start, or nothing.
+
+PYTHONPATH=tests python -m wire.fuzz 100000 [SEED]
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+
+import torch
+from support.wire_pairs import LIMIT, SERVED, acquainted
+
+from gossamer.core.peer_ops import Pull, Push, Stamp
+from gossamer.errors import MalformedError
+from gossamer.kernels.crc import SHORT
+from gossamer.transports.wire.connection_state import GATHERED_BYTES, Conversation, Spoken
+from gossamer.transports.wire.frames import HEADER_BYTES, Message
+from gossamer.transports.wire.messages import PING, asked
+
+Frames = Sequence[bytes]
+Change = Callable[[random.Random, list[bytes]], bytes]
+LENGTHS = [0, 1, 7, 255, 2**16, LIMIT, LIMIT + 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]
+
+
+def messages() -> tuple[Message, ...]:
+    payload = (torch.arange(40, dtype=torch.float32), torch.tensor([True, False, True]), torch.tensor(7))
+    large = (torch.arange(9000, dtype=torch.float64),)
+    return (
+        asked(Push(to=SERVED, key="layer.0", stamp=Stamp(3, 17, 4), payload=payload, about='{"weight": 8}'), 0),
+        PING,
+        asked(Pull(of=SERVED, key="layer.0", known=-1, at_least=3), 1),
+        asked(Push(to=SERVED, key="layer.1", stamp=Stamp(3, 18, 4), payload=large), 2),
+        asked(Pull(of=SERVED, key="layer.2"), 3),
+    )
+
+
+def spoken_by(conversation: Conversation) -> list[bytes]:
+    return [b"".join(conversation.frame(message)) for message in messages()]
+
+
+# -- what may happen on the way ------------------------------------------------------------------------
+
+
+def flip(draw: random.Random, frames: list[bytes]) -> bytes:
+    data = bytearray(b"".join(frames))
+    for _ in range(draw.choice([1, 1, 2, 9])):
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    return bytes(data)
+
+
+def flip_at_the_start(draw: random.Random, frames: list[bytes]) -> bytes:
+    place = draw.randrange(len(frames))
+    data = bytearray(frames[place])
+    data[draw.randrange(min(len(data), 2 * HEADER_BYTES))] ^= 1 << draw.randrange(8)
+    return b"".join([*frames[:place], bytes(data), *frames[place + 1 :]])
+
+
+def cut(draw: random.Random, frames: list[bytes]) -> bytes:
+    data = b"".join(frames)
+    start = draw.randrange(len(data))
+    return data[:start] + data[start + draw.choice([1, 8, 48, 5000, len(data)]) :]
+
+
+def lie_about_length(draw: random.Random, frames: list[bytes]) -> bytes:
+    """Another length in a header, whose checksum is made right again."""
+    place = draw.randrange(len(frames))
+    data = bytearray(frames[place])
+    start, size = draw.choice([(24, 4), (28, 4), (32, 8)])
+    length = min(draw.choice(LENGTHS), 2 ** (8 * size) - 1)
+    data[start : start + size] = length.to_bytes(size, "little")
+    data[HEADER_BYTES - 4 : HEADER_BYTES] = zlib.crc32(data[: HEADER_BYTES - 4]).to_bytes(4, "little")
+    return b"".join([*frames[:place], bytes(data), *frames[place + 1 :]])
+
+
+def duplicate(draw: random.Random, frames: list[bytes]) -> bytes:
+    place = draw.randrange(len(frames))
+    frames.insert(draw.randrange(len(frames) + 1), frames[place])
+    return b"".join(frames)
+
+
+def reorder(draw: random.Random, frames: list[bytes]) -> bytes:
+    draw.shuffle(frames)
+    return b"".join(frames)
+
+
+def lose(draw: random.Random, frames: list[bytes]) -> bytes:
+    del frames[draw.randrange(len(frames))]
+    return b"".join(frames)
+
+
+def noise(draw: random.Random, frames: list[bytes]) -> bytes:
+    place = draw.randrange(len(frames))
+    return b"".join(frames[:place]) + draw.randbytes(draw.choice([1, 48, 200])) + b"".join(frames[place:])
+
+
+CHANGES: tuple[Change, ...] = (flip, flip_at_the_start, cut, lie_about_length, duplicate, reorder, lose, noise)
+
+
+# -- what must not -------------------------------------------------------------------------------------
+
+
+def words(heard: Sequence[Spoken]) -> list[tuple[object, ...]]:
+    return [(each.kind, each.record, [tensor.tolist() for tensor in each.payload]) for each in heard]
+
+
+def hear(listener: Conversation, data: bytes) -> list[Spoken]:
+    """What is accepted until something is refused."""
+    heard: list[Spoken] = []
+    left = memoryview(data)
+    try:
+        while left.nbytes:
+            room = listener.room()
+            assert room.nbytes <= LIMIT, "more memory was allocated than agreed on"
+            nbytes = min(room.nbytes, left.nbytes)
+            room[:nbytes], left = left[:nbytes], left[nbytes:]
+            for spoken in listener.filled(nbytes):
+                assert spoken is not None, "a handshake took place"
+                heard.append(spoken)
+    except MalformedError:
+        pass
+    return heard
+
+
+class Rehearsed:
+    """A listener that has met whoever says `frames`, as often as one wants."""
+
+    def __init__(self) -> None:
+        dialler, self._listener = acquainted()
+        self.frames = spoken_by(dialler)
+        self.words = words(self.hear(b"".join(self.frames)))
+
+    def hear(self, data: bytes) -> list[Spoken]:
+        self._listener._heard = 0
+        self._listener._begin()
+        return hear(self._listener, data)
+
+
+def fuzz(count: int, seed: int = 0) -> None:
+    """Streams of five frames, each changed in one way."""
+    rehearsed = Rehearsed()
+    assert len(rehearsed.words) == len(messages())
+    assert max(map(len, rehearsed.frames)) > max(GATHERED_BYTES, SHORT), "nothing is received where it belongs"
+    for number in range(seed, seed + count):
+        change = CHANGES[number % len(CHANGES)]
+        heard = words(rehearsed.hear(change(random.Random(number), list(rehearsed.frames))))
+        if heard != rehearsed.words[: len(heard)]:
+            raise AssertionError(f"{change.__name__} made another word of a frame: python -m wire.fuzz 1 {number}")
+
+
+if __name__ == "__main__":
+    number = int(sys.argv[1])
+    fuzz(number, int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    print(f"{number} changed streams: no frame was taken for another word")
