@@ -17,10 +17,10 @@ import torch
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor, Dense, OneBit, TopK
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors
 from gossamer.core.op_semantics import meta_answer
-from gossamer.core.ops import Mix, Script, Word
+from gossamer.core.ops import CollectiveOp, NeighborAllGather, Script
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import RecipeError
 from gossamer.gossip.pairwise import Partner
@@ -29,7 +29,7 @@ from gossamer.network.cost.message_schedule import Send
 from gossamer.network.cost.op_cost import parts_of
 from gossamer.parameter_server import Client, host
 from gossamer.recipes.recipe import resolve
-from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies import Gossip
 from gossamer.strategies.parameter_server import ParameterServer
@@ -43,14 +43,14 @@ CALLER = "caller"
 Through = Counter[Hashable]  # bytes that each machine sends and receives in a step
 
 
-def model(rows: int, device: str = "cpu") -> Packed:
-    return Packed.pack({"weight": torch.zeros(rows, COLUMNS, device=device)})
+def model(rows: int, device: str = "cpu") -> FlatTensors:
+    return FlatTensors.pack({"weight": torch.zeros(rows, COLUMNS, device=device)})
 
 
 # -- in lock step: what the ranks say, and what that makes each of them send
 
 
-def said(script: Script, world: int, rank: int) -> Iterable[Word]:
+def said(script: Script, world: int, rank: int) -> Iterable[CollectiveOp]:
     answer: Any = None
     while True:
         try:
@@ -61,7 +61,7 @@ def said(script: Script, world: int, rank: int) -> Iterable[Word]:
         answer = meta_answer(word, world, rank)
 
 
-def carried(words: Sequence[Iterable[Word]]) -> Through:
+def carried(words: Sequence[Iterable[CollectiveOp]]) -> Through:
     """words[r]: what rank r says, one after the other."""
     through: Through = Counter()
     for rank, each in enumerate(words):
@@ -78,7 +78,7 @@ def all_reduce(compressor: Compressor, world: int, rows: int) -> Through:
     chosen, x = resolve(compressor, world).compressor, model(rows, "meta")
 
     def script(rank: int) -> Script:
-        at = At(rank=rank, world=world)
+        at = AggregationContext(rank=rank, world=world)
         return chosen.aggregate(x, chosen.init(x, at), at)
 
     return carried([said(script(rank), world, rank) for rank in range(world)])
@@ -90,13 +90,13 @@ def gossip(topology: Topology, compressor: Compressor, world: int, rows: int) ->
     assert isinstance(recipe.strategy, Gossip)
     x, rule = model(rows), recipe.strategy.rule(recipe.compressor)
     x.flat.normal_()
-    like = Packed.zeros(x.layout, dtype=x.flat.dtype, device=x.flat.device)
-    state = recipe.compressor.init(x, At())
-    payload = rule.offer(x, rule.begin(like.flat), state, At(), 1).payload
+    like = FlatTensors.zeros(x.layout, dtype=x.flat.dtype, device=x.flat.device)
+    state = recipe.compressor.init(x, AggregationContext())
+    payload = rule.offer(x, rule.begin(like.flat), state, AggregationContext(), 1).payload
 
-    def word(rank: int) -> Word:
+    def word(rank: int) -> CollectiveOp:
         tells = topology.tells(rank, world, 0)
-        return Mix(payload, topology.weights(rank, world, 0), tells)
+        return NeighborAllGather(payload, topology.weights(rank, world, 0), tells)
 
     return carried([[word(rank)] for rank in range(world)])
 
@@ -128,7 +128,7 @@ def served(servers: int, beside: bool, compressor: Compressor, world: int, rows:
     def run(steps: int) -> Trace:
         workers = {Peer(WORKER, number): partial(worker, number, steps) for number in range(world)}
         hosts = {Peer(SERVER, number): partial(host, number) for number in range(servers)}
-        return converse({**workers, **hosts}, VirtualNetwork(round_trip_seconds=0.01), 0, most_words=10**9)
+        return simulate_peers({**workers, **hosts}, VirtualNetwork(round_trip_seconds=0.01), 0, most_words=10**9)
 
     return steady(run, lambda peer: peer.number if beside else peer)
 
@@ -146,7 +146,9 @@ def pairwise(compressor: Compressor, world: int, rows: int, steps: int = 20) -> 
 
     answerers = {Peer(WORKER, each.rank): partial(answering, each) for each in partners}
     callers = {Peer(CALLER, each.rank): partial(call, each) for each in partners}
-    trace = converse({**answerers, **callers}, VirtualNetwork(round_trip_seconds=0.1), 0, servers=tuple(answerers))
+    trace = simulate_peers(
+        {**answerers, **callers}, VirtualNetwork(round_trip_seconds=0.1), 0, servers=tuple(answerers)
+    )
     through = trace.bytes_through(lambda peer: peer.number)
     return Counter({rank: through[rank] // steps for rank in through})
 

@@ -13,7 +13,15 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from gossamer.collectives import Collective, Direct, Does, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.collectives import (
+    Collective,
+    DirectAllReduce,
+    Does,
+    HalvingDoubling,
+    HierarchicalAllReduce,
+    RingAllReduce,
+    TreeAllReduce,
+)
 from gossamer.errors import GossamerError
 from gossamer.network import Network, read_network
 from gossamer.network.cost.cheapest_collective import (
@@ -31,7 +39,11 @@ from gossamer.observe.units import seconds_text
 NETWORKS = ("1gbit,0.2ms", "100mbit,20ms", "examples/networks/two-sites-80ms.toml")
 SIZES = {"4 KB": 4_000, "1 MB": 1_000_000, "100 MB": 100_000_000}
 ITEMSIZE = 4
-COLUMNS = ("engine", *(each.name for each in (Direct, HalvingDoubling, Ring, Hierarchical, Tree)), "auto")
+COLUMNS = (
+    "engine",
+    *(each.name for each in (DirectAllReduce, HalvingDoubling, RingAllReduce, HierarchicalAllReduce, TreeAllReduce)),
+    "auto",
+)
 
 
 # -- prices
@@ -74,7 +86,7 @@ def rows(specs: Iterable[str], workers: Iterable[int]) -> Iterator[str]:
 # -- a picture of the tables
 
 
-DRAWN = (Direct(), HalvingDoubling(), Ring(), Hierarchical(per_node=2), Tree())
+DRAWN = (DirectAllReduce(), HalvingDoubling(), RingAllReduce(), HierarchicalAllReduce(per_node=2), TreeAllReduce())
 COLOURS = {Does.ADD: "#0072B2", Does.KEEP: "#D55E00"}  # told apart by people who see colours differently, too
 
 
@@ -86,7 +98,7 @@ def picture(path: Path, world: int = 4) -> None:
     rounds = [1 + max(hop.round for rank in range(world) for hop in each.hops(rank, world)) for each in DRAWN]
     figure = Figure(figsize=(14, 3.2), layout="constrained", dpi=110)
     for axes, each, count in zip(figure.subplots(1, len(DRAWN), width_ratios=rounds), DRAWN, rounds, strict=True):
-        axes.set_title(each.name if each.name != Hierarchical.name else "hierarchical(2)", fontsize=10)
+        axes.set_title(each.name if each.name != HierarchicalAllReduce.name else "hierarchical(2)", fontsize=10)
         _draw(axes, each, world, count)
     lines = [
         Line2D([], [], color=colour, label=f"what comes is {does}")

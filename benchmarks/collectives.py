@@ -35,19 +35,19 @@ from torch import Tensor
 
 import gossamer
 from gossamer import events
-from gossamer.collectives import COLLECTIVES, Collective, Direct, Hop
-from gossamer.core.ops import Gather, Mean
+from gossamer.collectives import COLLECTIVES, Collective, DirectAllReduce, Hop
+from gossamer.core.ops import AllGather, AllReduceMean
 from gossamer.environment.run_settings import own_address
 from gossamer.network import read_network
 from gossamer.network.cost.cheapest_collective import rested_seconds, table_seconds
 from gossamer.network.cost.message_schedule import Moves
 from gossamer.network.cost.op_cost import ENGINE as BY_ENGINE
-from gossamer.transports.mesh.collective_selector import Picker
+from gossamer.transports.mesh.collective_selector import CollectiveSelector
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.link_measurement import Links
 from gossamer.transports.mesh.native_mesh import Mesh
 from gossamer.transports.mesh.shared_memory import share
-from gossamer.transports.mesh.transport import MeshTransport, meshed
+from gossamer.transports.mesh.transport import MeshTransport, mesh_transport
 from gossamer.transports.process_group import ProcessGroupTransport
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,7 +68,7 @@ class Row:
     act: Callable[[], object]
 
 
-class Scattered(Direct):
+class Scattered(DirectAllReduce):
     """The first half of a direct mean: every part is summed by its owner."""
 
     def _hops(self, rank: int, world: int) -> Iterator[Hop]:
@@ -89,7 +89,7 @@ def rows(megabytes: float, small: bool) -> tuple[list[Row], Callable[[], None], 
     engine = ProcessGroupTransport()
     engine.gather_text("")  # what the engine itself takes to begin is no matter of links
     began = time.perf_counter()
-    automatic = meshed(engine, own_address())
+    automatic = mesh_transport(engine, own_address())
     known = {"seconds": time.perf_counter() - began, "links": automatic.links}
     sockets = connect(world.rank, world.size, own_address(), engine.gather_text)
     mesh = Mesh(world.rank, sockets, shared=share(world.rank, sockets, engine.gather_text))
@@ -97,14 +97,14 @@ def rows(megabytes: float, small: bool) -> tuple[list[Row], Callable[[], None], 
 
     def by(wish: Collective | str) -> MeshTransport:
         """Over the same connections, so that all rows find them in the same state."""
-        return MeshTransport(engine, mesh, Picker(wish, links), lambda other: other)
+        return MeshTransport(engine, mesh, CollectiveSelector(wish, links), lambda other: other)
 
     numel = numel_of(megabytes, world.size)
     whole, half = torch.rand(numel), torch.rand(numel, dtype=torch.float32).bfloat16()
     part, halves = torch.rand(numel // world.size), half.clone()
 
     def mean(transport: Any, tensor: Tensor) -> Callable[[], object]:
-        return lambda: transport.answer(Mean(tensor, tensor))
+        return lambda: transport.answer(AllReduceMean(tensor, tensor))
 
     def summed(tensor: Tensor) -> Callable[[], object]:
         return lambda: (dist.all_reduce(tensor), tensor.div_(world.size))
@@ -114,7 +114,7 @@ def rows(megabytes: float, small: bool) -> tuple[list[Row], Callable[[], None], 
 
     def together() -> None:
         for _ in range(2):  # who comes last to one gather leaves it first, by one way
-            automatic.answer(Gather((torch.zeros(1),)))
+            automatic.answer(AllGather((torch.zeros(1),)))
 
     if small:
         return found, together, known
@@ -124,7 +124,7 @@ def rows(megabytes: float, small: bool) -> tuple[list[Row], Callable[[], None], 
         Row(SCATTER, ENGINE, lambda: dist.reduce_scatter_tensor(part, whole)),
         Row(SCATTER, "direct", mean(by(Scattered()), whole)),
         Row(GATHER, ENGINE, lambda: dist.all_gather_into_tensor(whole, part)),
-        Row(GATHER, "direct", lambda: automatic.answer(Gather((part,)))),
+        Row(GATHER, "direct", lambda: automatic.answer(AllGather((part,)))),
     ]
     return [*found, *more], together, known
 

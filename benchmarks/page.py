@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.bench import ABOUT, Measured, cells, remarks
+from gossamer.bench import ABOUT, BenchmarkResult, cells, remarks
 from gossamer.compressors import Compressor
 from gossamer.recipes.catalog import NOUNS
 from gossamer.recipes.fields import signature
@@ -71,7 +71,7 @@ def read(docstring: str) -> tuple[str, str, dict[str, str]]:
 
 def speeds(record: dict[str, Any]) -> str:
     """What `gossamer bench compressors` measured, as a table."""
-    measured = [Measured(**{**one, "seconds": tuple(one["seconds"])}) for one in record["measured"]]
+    measured = [BenchmarkResult(**{**one, "seconds": tuple(one["seconds"])}) for one in record["measured"]]
     about = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
     notes = [f"- {sentence}" for sentence in remarks(measured)]
     return "\n".join([f"Command: `{record['command']}`; {about}.", "", ABOUT, "", *_table(cells(measured)), "", *notes])

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from gossamer.compressors import Compressor, Dense, Sharded, SparseSum, TopK
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.observe.units import bytes_text
 from gossamer.runtime.runner import price
 
@@ -22,8 +22,8 @@ Curves = Mapping[str, Sequence[float]]  # bytes a worker sends, by number of wor
 
 
 def bytes_sent(compressor: Compressor, numel: int, workers: int) -> float:
-    x = Packed.zeros(Layout.of({"weight": (numel,)}), dtype=torch.float32, device=torch.device("meta"))
-    at = At(world=workers)
+    x = FlatTensors.zeros(Layout.of({"weight": (numel,)}), dtype=torch.float32, device=torch.device("meta"))
+    at = AggregationContext(world=workers)
     said = price(compressor.aggregate(x, compressor.init(x, at), at), workers)
     return sum(word.bytes_sent for word in said)
 

@@ -10,8 +10,8 @@ from benchmarks.tasks import Task
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.core.aggregation import At, Staged
-from gossamer.core.ops import Word, bytes_sent
+from gossamer.core.aggregation import AggregationContext, AggregationResult
+from gossamer.core.ops import CollectiveOp, bytes_sent
 from gossamer.errors import NotFinite
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
@@ -45,7 +45,7 @@ class Workers:
         self.compressor: Compressor = resolve(text, world=world).compressor
         self.optimizer = task.optimizer(self.model.parameters())
         parameters = dict(self.model.named_parameters())
-        at = [At(seed=seed, rank=rank, world=world) for rank in range(world)]
+        at = [AggregationContext(seed=seed, rank=rank, world=world) for rank in range(world)]
         self.buckets = [Bucket(parameters, self.compressor, here) for here in at]
         self.momentum = momentum_transfer.take_over(self.optimizer, self.compressor, parameters, at[0], None)
         self.bytes_sent = 0.0
@@ -60,9 +60,11 @@ class Workers:
         applied, nesterov = self.momentum.now()
         scripts = []
         for rank, bucket in enumerate(self.buckets):
-            at = At(step=self.step, seed=self.seed, rank=rank, world=self.world, momentum=applied, nesterov=nesterov)
+            at = AggregationContext(
+                step=self.step, seed=self.seed, rank=rank, world=self.world, momentum=applied, nesterov=nesterov
+            )
             scripts.append(self._counted(bucket, at))
-        staged: list[Staged] = simulate(scripts)
+        staged: list[AggregationResult] = simulate(scripts)
         if not all(each.finite for each in staged):
             raise NotFinite("the group agreed on a number that is not finite")
         for bucket, each in zip(reversed(self.buckets), reversed(staged), strict=True):
@@ -72,7 +74,7 @@ class Workers:
         self.optimizer.step()
         self.momentum.after()
 
-    def _counted(self, bucket: Bucket, at: At) -> Generator[Word, Any, Staged]:
+    def _counted(self, bucket: Bucket, at: AggregationContext) -> Generator[CollectiveOp, Any, AggregationResult]:
         """A worker's script; what it sends is counted."""
         script, answer = self.compressor.aggregate(bucket.packed, bucket.state, at, bucket.flat), None
         while True:

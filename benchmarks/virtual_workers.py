@@ -17,7 +17,7 @@ from benchmarks.tasks import Task
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.ops import Word, bytes_sent
+from gossamer.core.ops import CollectiveOp, bytes_sent
 from gossamer.errors import NonFiniteError, PeerLost
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.transport import Transport
@@ -63,11 +63,11 @@ class Counting:
     def bytes_sent(self) -> float:
         return self._answered + sum(part.bytes_sent for part in self._parts)
 
-    def answer(self, word: Word) -> Any:
+    def answer(self, word: CollectiveOp) -> Any:
         self._answered += bytes_sent(word, self.world, self.rank)
         return self._inner.answer(word)
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         self._answered += bytes_sent(word, self.world, self.rank)
         return self._inner.begin(word)
 

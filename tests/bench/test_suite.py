@@ -15,7 +15,7 @@ from gossamer import compressors
 from gossamer.bench import KERNELS, cells, fed_back, measure, remarks, roster
 from gossamer.bench.interleave import interleave, spread
 from gossamer.bench.kernel_switch import available, using
-from gossamer.bench.replay import Conversation, gradient, of_rank, prepare
+from gossamer.bench.replay import ReplayedExchange, gradient, of_rank, prepare
 from gossamer.bench.suite import build
 from gossamer.bench.two_process import BenchError, measure_pair
 from gossamer.bench.worker import serve
@@ -24,7 +24,7 @@ from gossamer.bench.workloads import (
     COPY,
     ENCODE,
     ONTO,
-    Row,
+    Workload,
     bucket,
     many_tensors,
     places,
@@ -34,9 +34,9 @@ from gossamer.bench.workloads import (
 )
 from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, TopK
 from gossamer.compressors.int8 import Int8
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Gather
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllGather
 from gossamer.environment.host_info import processor
 from gossamer.kernels.library import wanted_kernels
 from gossamer.runtime.runner import simulate
@@ -101,12 +101,16 @@ def test_a_conversation_comes_to_what_the_group_agreed_on(text: str) -> None:
 def agreed(compressor: Compressor, world: int) -> torch.Tensor:
     """The mean of the second step of a group, without any bookkeeping."""
     x = gradient(LAYOUT)
-    states = [compressor.init(x, At(seed=11, rank=rank, world=world, momentum=0.9)) for rank in range(world)]
+    states = [
+        compressor.init(x, AggregationContext(seed=11, rank=rank, world=world, momentum=0.9)) for rank in range(world)
+    ]
     for step in range(2):
-        staged: list[Staged] = simulate(
+        staged: list[AggregationResult] = simulate(
             [
                 compressor.aggregate(
-                    of_rank(x, rank), states[rank], At(step=step, seed=11, rank=rank, world=world, momentum=0.9)
+                    of_rank(x, rank),
+                    states[rank],
+                    AggregationContext(step=step, seed=11, rank=rank, world=world, momentum=0.9),
                 )
                 for rank in range(world)
             ]
@@ -164,15 +168,19 @@ def test_groups_that_remember_other_things_share_no_memory() -> None:
 class Slow(Compressor):
     """Encodes and decodes as long as it is told."""
 
-    def aggregate(self, x: Packed, state: State, at: At, out: torch.Tensor | None = None) -> Aggregation:
+    def aggregate(
+        self, x: FlatTensors, state: State, at: AggregationContext, out: torch.Tensor | None = None
+    ) -> Aggregation:
         time.sleep(0.02)
-        yield Gather((torch.ones(1),))
+        yield AllGather((torch.ones(1),))
         time.sleep(0.04)
-        return Staged(mean=x.flat, mine=lambda: x.flat)
+        return AggregationResult(mean=x.flat, mine=lambda: x.flat)
 
 
 def test_time_before_the_last_word_is_encoding_and_after_it_decoding() -> None:
-    conversation = Conversation(Slow(), gradient(LAYOUT), State(), At(world=1), torch.empty(1), [[(torch.ones(1),)]])
+    conversation = ReplayedExchange(
+        Slow(), gradient(LAYOUT), State(), AggregationContext(world=1), torch.empty(1), [[(torch.ones(1),)]]
+    )
     encode, decode = conversation.run()
     assert 0.02 <= encode < 0.04 <= decode
 
@@ -187,8 +195,8 @@ def test_a_script_that_goes_on_is_noticed() -> None:
 # -- rows ----------------------------------------------------------------------------------------------------------
 
 
-def fixed(subject: str, layout: Layout, parts: tuple[tuple[str, int], ...], *seconds: float) -> Row:
-    return Row(
+def fixed(subject: str, layout: Layout, parts: tuple[tuple[str, int], ...], *seconds: float) -> Workload:
+    return Workload(
         subject=subject, kernels="torch", layout=layout, payloads=1, entries=0, parts=parts, timer=lambda: seconds
     )
 
@@ -223,11 +231,11 @@ def test_rows_are_measured_with_both_implementations() -> None:
 def test_small_buckets_are_timed_with_warm_caches(monkeypatch) -> None:
     ran: list[int] = []
 
-    def run(conversation: Conversation) -> tuple[float, float]:
+    def run(conversation: ReplayedExchange) -> tuple[float, float]:
         ran.append(len(conversation.x.layout))
         return (0.005, 0.001) if len(ran) % 2 else (0.004, 0.002)
 
-    monkeypatch.setattr(Conversation, "run", run)
+    monkeypatch.setattr(ReplayedExchange, "run", run)
     rows = rows_of(Dense("bfloat16"), bucket(100_000))
     ran.clear()
     assert {tuple(row.timer()) for row in rows if len(row.layout) in (1, 200)} == {(0.004, 0.001)}

@@ -20,11 +20,11 @@ from gossamer.compressors.int8 import Int8
 from gossamer.compressors.sharded import OWED
 from gossamer.core import rng
 from gossamer.core.aggregation import State
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import CheckpointError
 from gossamer.recipes.recipe import resolve
 from gossamer.sampler import Shard
-from gossamer.session.average import Memory
+from gossamer.session.average import AverageState
 from gossamer.transports.simulated import SimulatedGroup
 
 SEVERAL = "Route(Int8(block=16), smallest=10)"  # sharded among three or more
@@ -284,12 +284,12 @@ def test_debts_follow_tensors_into_other_buckets() -> None:
     transports = SimulatedGroup(3).transports
 
     def work(rank: int) -> Any:
-        memory = Memory(Feedback(Sharded(Int8(block=4))), transports[rank])
+        memory = AverageState(Feedback(Sharded(Int8(block=4))), transports[rank])
         given, sent = {name: torch.zeros(shape) for name, shape in shapes.items()}, dict[str, Tensor]()
         for step, buckets in enumerate([["abc"], ["abc"], ["cb", "a"], ["ca", "b"]]):
             for bucket in buckets:
                 generator = rng.generator(step, rank, bucket)
-                x = Packed.pack({name: torch.randn(shapes[name], generator=generator).double() for name in bucket})
+                x = FlatTensors.pack({name: torch.randn(shapes[name], generator=generator).double() for name in bucket})
                 for name, view in x.items():
                     given[name] = given[name] + view
                 memory.average_(x)
@@ -313,11 +313,11 @@ def check_one_memory(compressor: Compressor, world: int = 4) -> None:
     transports = SimulatedGroup(world).transports
 
     def work(rank: int) -> tuple[Tensor, Tensor]:
-        memory = Memory(compressor, transports[rank])
+        memory = AverageState(compressor, transports[rank])
         given, sent = (dict.fromkeys("abc", torch.zeros(8, 32)) for _ in range(2))
         for step, names in enumerate(["ab", "a", "ab", "bc", "a", "ab", "cba"]):
             draws = rng.generator(step, rank, names)
-            x = Packed.pack({name: torch.randint(-9, 9, (8, 32), generator=draws) * 8.0 * world for name in names})
+            x = FlatTensors.pack({name: torch.randint(-9, 9, (8, 32), generator=draws) * 8.0 * world for name in names})
             given |= {name: given[name] + view for name, view in x.items()}
             memory.average_(x)
             sent |= {name: sent[name] + view for name, view in x.items()}
@@ -334,7 +334,7 @@ def test_what_waits_is_remembered_once_whoever_lies_beside(
     compressor: Compressor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_one_memory(compressor)
-    monkeypatch.setitem(Memory._state.__globals__, "_without", lambda names, state: State())
+    monkeypatch.setitem(AverageState._state.__globals__, "_without", lambda names, state: State())
     with pytest.raises(AssertionError):
         check_one_memory(compressor)
 

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from gossamer.cli import doctor as module
 from gossamer.cli.main import gossamer
-from gossamer.doctor import Host, Pair, Report
-from gossamer.emulation import Plan, plan
+from gossamer.doctor import DoctorReport, HostReport, PairReport
+from gossamer.emulation import EmulationPlan, plan
 from gossamer.network import read_network
 
 PLAN = plan(read_network("100mbit,20ms", 3))
@@ -75,19 +75,21 @@ def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "leave out --nnodes" in refused("--network", "1mbit", "--nnodes", "2", "--rendezvous", "a:1")
     assert "--rendezvous" in refused("--nnodes", "2")
     assert "such as 100mbit" in refused("--network", "fast")
-    monkeypatch.setattr(module, "enter", lambda network, faults: Plan(emulation="paced", reason="there is no tun"))
+    monkeypatch.setattr(
+        module, "enter", lambda network, faults: EmulationPlan(emulation="paced", reason="there is no tun")
+    )
     assert "1mbit cannot be emulated" in refused("--network", "1mbit")
 
 
-def host(rank: int, torch: str) -> Host:
-    return Host(
+def host(rank: int, torch: str) -> HostReport:
+    return HostReport(
         rank=rank, name="lab", address=f"10.77.0.{rank + 1}", interface="eth0", gossamer="0.1.0", torch=torch,
         python="3.11.7", nccl=None, cores=8, memory_bytes=64_000_000_000, gpus=("H100",) * rank, load_average=0.1,
         clock_offset_seconds=-0.003 * rank,
     )  # fmt: skip
 
 
-def shown(report: Report, color: bool = False) -> str:
+def shown(report: DoctorReport, color: bool = False) -> str:
     console = Console(width=120, force_terminal=color, highlight=False)
     with console.capture() as capture:
         module._show(report, console)
@@ -99,8 +101,8 @@ def plain(line: str) -> str:
 
 
 def test_differing_versions_stand_out_and_problems_are_told() -> None:
-    broken = Pair(ranks=(0, 1), problems=("rank 0 cannot reach rank 1 at 10.77.0.2 (timed out)",))
-    report = Report(hosts=(host(0, "2.13.0"), host(1, "2.12.0")), pairs=(broken,), seconds=1.0)
+    broken = PairReport(ranks=(0, 1), problems=("rank 0 cannot reach rank 1 at 10.77.0.2 (timed out)",))
+    report = DoctorReport(hosts=(host(0, "2.13.0"), host(1, "2.12.0")), pairs=(broken,), seconds=1.0)
     lines = shown(report).splitlines()
     assert plain(lines[1]) == "0-1 - - - -"
     assert plain(lines[3]) == "rank torch host interface address cores load memory gpus clock"
@@ -112,9 +114,9 @@ def test_differing_versions_stand_out_and_problems_are_told() -> None:
 
 
 def test_equal_versions_take_no_columns() -> None:
-    fine = Pair(ranks=(0, 1), minimum_round_trip_seconds=0.02, median_round_trip_seconds=0.021,
+    fine = PairReport(ranks=(0, 1), minimum_round_trip_seconds=0.02, median_round_trip_seconds=0.021,
                 forth_bits_per_second=94e6, back_bits_per_second=93e6)  # fmt: skip
-    report = Report(hosts=(host(0, "2.13.0"), host(1, "2.13.0")), pairs=(fine,), seconds=1.0, backend="gloo",
+    report = DoctorReport(hosts=(host(0, "2.13.0"), host(1, "2.13.0")), pairs=(fine,), seconds=1.0, backend="gloo",
                     join_seconds=0.25)  # fmt: skip
     text = shown(report)
     assert plain(text.splitlines()[1]) == "0-1 20 ms 21 ms 94 Mbit/s 93 Mbit/s"

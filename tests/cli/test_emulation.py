@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gossamer.cli import emulation
 from gossamer.cli.emulation import Emulation, Victims, emulate, enter, schedule
 from gossamer.cli.main import gossamer
-from gossamer.emulation import Lab, Plan, plan, read_fault
+from gossamer.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
 from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.emulation.shell import LabError
 from gossamer.launch.job import Job
@@ -99,7 +99,7 @@ def test_a_killed_run_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     while any(inhabitants(name) for name in names) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [inhabitants(name) for name in names] == [""] * 3
-    with Lab(NETWORK):
+    with EmulatedNetwork(NETWORK):
         assert left_by(run.pid) == []
 
 
@@ -130,7 +130,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monk
 def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(emulation.REENTERED, raising=False)
     monkeypatch.setenv(emulation.LOG_LEVEL, "ERROR")
-    monkeypatch.setattr(emulation, "plan", lambda network: Plan(emulation="switch", reenters=True))
+    monkeypatch.setattr(emulation, "plan", lambda network: EmulationPlan(emulation="switch", reenters=True))
     monkeypatch.setattr(sys, "argv", ["gossamer", "run", "a b.py"])
 
     def execute(program: str, words: list[str]) -> None:
@@ -151,7 +151,7 @@ def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_words_are_paced_where_nothing_can_be_emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    planned = Plan(emulation="paced", reason="there is no tun")
+    planned = EmulationPlan(emulation="paced", reason="there is no tun")
     monkeypatch.setattr(emulation, "plan", lambda network: planned)
     with pytest.raises(LabError, match="no hosts either"):
         enter(NETWORK, [read_fault("slow(1, factor=2, at=1)", 2)])

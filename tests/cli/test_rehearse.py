@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from gossamer.cli.main import gossamer
-from gossamer.cli.rehearse import Plan, Row, _lines, _steps
-from gossamer.estimate.step_time import Foretold
-from gossamer.estimate.workload_profile import Measured, MeasuredBucket
+from gossamer.cli.rehearse import RehearsalPlan, RehearsalRow, _lines, _steps
+from gossamer.estimate.step_time import StepTimeEstimate
+from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.events import Attached, StepEnded
 from gossamer.observe.recorder import warm_up
 from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.model_shapes import Gradient, Shapes
-from gossamer.rehearsal.worker import Sent
+from gossamer.rehearsal.worker import SentBytes
 from gossamer.strategies.base import schedule_of
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
@@ -56,7 +56,9 @@ def test_recipes_are_rehearsed_with_real_bytes(shapes, tmp_path):
     assert "workers agree" not in done.stdout  # the single runs' own tables
 
 
-def row(recipe: str, busy_seconds: float = 0.0, late_seconds: float = 0.0, foretold: Foretold | None = None) -> Row:
+def row(
+    recipe: str, busy_seconds: float = 0.0, late_seconds: float = 0.0, foretold: StepTimeEstimate | None = None
+) -> RehearsalRow:
     record = {
         "workers": 4,
         "seconds_per_step": {"median": 0.2},
@@ -70,17 +72,19 @@ def row(recipe: str, busy_seconds: float = 0.0, late_seconds: float = 0.0, foret
             "bytes_sent_per_step": 1_200_000.0,
         },
     }
-    return Row(recipe=recipe, record=record, foretold=foretold)
+    return RehearsalRow(recipe=recipe, record=record, foretold=foretold)
 
 
-def lines(*rows: Row) -> list[str]:
+def lines(*rows: RehearsalRow) -> list[str]:
     shapes = Shapes("a model", (Gradient("a", (5,), 1.0),))
-    plan = Plan(shapes=shapes, step_seconds=0.1, forward_share=0.3, workers=4, network="1gbit,1ms", steps=30)
+    plan = RehearsalPlan(shapes=shapes, step_seconds=0.1, forward_share=0.3, workers=4, network="1gbit,1ms", steps=30)
     return list(_lines(plan, rows))
 
 
 def test_the_table_says_what_was_measured():
-    foretold = Foretold(step_seconds=0.19, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={})
+    foretold = StepTimeEstimate(
+        step_seconds=0.19, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={}
+    )
     said = lines(row("Dense()", foretold=foretold), row("Int8()"))
     assert said[3] == "workers   4, network 1gbit,1ms"
     assert re.split(" {2,}", said[5])[:6] == ["recipe", "step", "foretold", "ratio", "waiting", "encode"]
@@ -114,12 +118,12 @@ class FakeRun:
 
 def test_a_network_is_foretold_and_handed_on(shapes, tmp_path, monkeypatch):
     """A worker whose only bucket of 4 kB is ready at once: two of them exchange it within the round trip's time."""
-    bucket = MeasuredBucket(
+    bucket = BucketProfile(
         dtype="float32", shapes={"a": (1000,)}, ready_seconds=0.1, computing_seconds=(0, 0), engine_seconds=(0,)
     )
-    measured = Measured(recipe="Dense()", backward_seconds=0.1, rest_seconds=0.0, buckets=[bucket], crowded=True)
+    measured = WorkloadProfile(recipe="Dense()", backward_seconds=0.1, rest_seconds=0.0, buckets=[bucket], crowded=True)
     run, asked = FakeRun(), []
-    command = sys.modules[Plan.__module__]
+    command = sys.modules[RehearsalPlan.__module__]
     monkeypatch.setattr(command, "run", run)
     monkeypatch.setattr(command, "measure", lambda *given, copies: asked.append((*given, copies)) or measured)
     options = ["--shapes", str(shapes), "--step-seconds", "0.1", "--workers", "2", "--network", "1gbit,100ms"]
@@ -156,14 +160,16 @@ def test_whole_periods_are_rehearsed(text: str, fewest: int, steps: int) -> None
 
 def test_a_step_is_a_backward_pass_for_every_recipe():
     """An exchange of four passes takes four times as long as one of them, and is no slower for it."""
-    foretold = Foretold(step_seconds=0.2, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={})
+    foretold = StepTimeEstimate(
+        step_seconds=0.2, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={}
+    )
     four = replace(row("EveryStep(accumulate=4)", foretold=foretold), passes=4)
     assert (four.seconds_per_step, four.foretold_seconds, four.bytes_sent) == (0.05, 0.05, 300_000)
     assert four.lane_seconds == [0.0025, 0.005, 0.00075]
 
 
 def test_bytes_are_those_of_whole_periods_in_which_everything_lands():
-    sent = Sent(delay=1)
+    sent = SentBytes(delay=1)
     sent(Attached(recipe="", layouts=(), parameters=0, buffer_bytes=0, control_bytes=0, rank=0, world=2, period=3))
     for step, nbytes in enumerate([0, 0, 0, 9, 0, 0, 9, 0], start=1):
         sent(StepEnded(step=step, seconds=0.1, bytes_sent=nbytes))

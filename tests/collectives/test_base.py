@@ -11,23 +11,23 @@ from gossamer import collectives
 from gossamer.collectives import (
     COLLECTIVES,
     Collective,
-    Direct,
+    DirectAllReduce,
     Does,
     HalvingDoubling,
-    Hierarchical,
-    Ring,
-    Tree,
+    HierarchicalAllReduce,
+    RingAllReduce,
+    TreeAllReduce,
     bounds,
     others,
 )
 
 WORLDS = (*range(1, 10), 16)
 EVERY = [
-    Ring(),
+    RingAllReduce(),
     HalvingDoubling(),
-    Tree(),
-    Direct(),
-    *(Hierarchical(per_node=per_node) for per_node in (1, 2, 3, 4, 8)),
+    TreeAllReduce(),
+    DirectAllReduce(),
+    *(HierarchicalAllReduce(per_node=per_node) for per_node in (1, 2, 3, 4, 8)),
 ]
 
 
@@ -46,7 +46,7 @@ def test_sums_are_exact_and_the_same_everywhere(collective):
         check_same_bytes(tables, pieces)
 
 
-@pytest.mark.parametrize("collective", [Ring(), Direct(), HalvingDoubling(), *EVERY[4:]], ids=repr)
+@pytest.mark.parametrize("collective", [RingAllReduce(), DirectAllReduce(), HalvingDoubling(), *EVERY[4:]], ids=repr)
 def test_all_together_send_everything_twice_but_once(collective):
     """2 N (n-1) bytes: every rank but the owner sends its numbers to a sum once, and hears it once."""
     for world in WORLDS:
@@ -140,7 +140,7 @@ def test_sums_without_an_owner_differ():
         check_table(tables, 1)
 
 
-class Late(Direct):
+class Late(DirectAllReduce):
     """A broken twin: owners tell before they have heard."""
 
     def _hops(self, rank, world):
@@ -168,15 +168,15 @@ def test_others_begin_after_oneself():
 
 def test_collectives_have_names():
     made = [COLLECTIVES[name]() for name in ("ring", "halving", "tree", "direct")]
-    assert made == [Ring(), HalvingDoubling(), Tree(), Direct()]
-    assert COLLECTIVES["hierarchical"](per_node=2) == Hierarchical(per_node=2)
+    assert made == [RingAllReduce(), HalvingDoubling(), TreeAllReduce(), DirectAllReduce()]
+    assert COLLECTIVES["hierarchical"](per_node=2) == HierarchicalAllReduce(per_node=2)
     assert {name: each.name for name, each in COLLECTIVES.items()} == {name: name for name in COLLECTIVES}
     assert len({*EVERY}) == len(EVERY)
 
 
 def test_what_several_add_goes_by_the_table():
     """8 is lost beside 2**27 in float32, unless it is added last."""
-    table = tables_of(Direct(), 3)
+    table = tables_of(DirectAllReduce(), 3)
     tensors = [torch.tensor([big, 0.0, 0.0]) for big in (2.0**27, 8.0, -(2.0**27))]
     assert summed(table, 3, tensors)[0].tolist() == [0.0, 0.0, 0.0]
     assert [hop.peer for hop in table[0] if hop.does is Does.ADD] == [1, 2]

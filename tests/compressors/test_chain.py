@@ -24,14 +24,14 @@ from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.threshold import Threshold
 from gossamer.core import rng
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import MalformedError
 from gossamer.kernels import Residual, decode_places
 from gossamer.recipes.parser import parse
 
 LAYOUT = Layout.of({"matrix": (20, 30), "empty": (0,), "one": (1,), "vector": (400,)})
-AT = At(step=3, seed=1, rank=1, world=2)
+AT = AggregationContext(step=3, seed=1, rank=1, world=2)
 COUNTS = [60, 0, 1, 40]
 SECOND = [Int8(), Int8(block=16), QSGD(), OneBit(), OneBit(columns=True), TwoBit(threshold=0.5)]
 SECOND += [TopK(density=0.5), Threshold(value=1.0, capacity=0.5)]
@@ -52,11 +52,11 @@ def test_the_second_codec_sees_the_values_of_each_tensor() -> None:
 def test_what_is_sent_stands_at_the_chosen_places(then: Codec) -> None:
     x, first = numbers(), TopK(density=0.1)
     chain = Chain(first, then)
-    payload = chain.encode(Packed(x, LAYOUT), AT)
-    places, values = first.select(Packed(x, LAYOUT), AT)
+    payload = chain.encode(FlatTensors(x, LAYOUT), AT)
+    places, values = first.select(FlatTensors(x, LAYOUT), AT)
     inner = Layout.of({name: (count,) for name, count in zip(LAYOUT.names, COUNTS, strict=True)})
     expected = torch.zeros_like(x)
-    expected[places.long()] = then.decoded(then.encode(Packed(values, inner), AT), inner, x)
+    expected[places.long()] = then.decoded(then.encode(FlatTensors(values, inner), AT), inner, x)
     assert torch.equal(chain.decoded(payload, LAYOUT, x), expected)
     assert torch.equal(decode_places(payload[0], sum(COUNTS), LAYOUT.numel), places)
 
@@ -68,7 +68,7 @@ def test_both_losses_are_left(then: Codec, aliased: bool) -> None:
     wanted = x + before
     residual = Residual(before, before if aliased else torch.empty_like(x))
     chain = Chain(TopK(density=0.1), then)
-    payload = chain.encode(Packed(x, LAYOUT), AT, residual)
+    payload = chain.encode(FlatTensors(x, LAYOUT), AT, residual)
     own = chain.decoded(payload, LAYOUT, x)
     torch.testing.assert_close(residual.after + own, wanted, atol=1e-6, rtol=0)
     untold = own == 0
@@ -78,7 +78,7 @@ def test_both_losses_are_left(then: Codec, aliased: bool) -> None:
 class Forgetful(Chain):
     """A twin that forgets what the second codec lost."""
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> tuple[Tensor, ...]:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> tuple[Tensor, ...]:
         payload = super().encode(x, at, residual)
         if residual is not None:
             places = decode_places(payload[0], sum(self.first.counts(x.layout.sizes)), x.layout.numel)
@@ -93,7 +93,7 @@ def test_conservation_catches_a_forgotten_second_loss() -> None:
 
 def test_means_are_sums_over_the_divisor() -> None:
     chain = Chain(TopK(density=0.1), Int8())
-    payloads = [chain.encode(Packed(numbers(seed), LAYOUT), AT) for seed in range(4)]
+    payloads = [chain.encode(FlatTensors(numbers(seed), LAYOUT), AT) for seed in range(4)]
     out = torch.full((LAYOUT.numel,), torch.nan)
     chain.decode(payloads, LAYOUT, out, 4)
     parts = [chain.decoded(payload, LAYOUT, out) / 4 for payload in payloads]
@@ -103,7 +103,7 @@ def test_means_are_sums_over_the_divisor() -> None:
 def test_malformed_parts_are_refused_before_anything_is_written() -> None:
     chain, out = Chain(TopK(density=0.1), Int8()), numbers()
     kept = out.clone()
-    good = chain.encode(Packed(numbers(1), LAYOUT), AT)
+    good = chain.encode(FlatTensors(numbers(1), LAYOUT), AT)
     coded, scales, codes = good
     broken = [
         (torch.full_like(coded, 255), scales, codes),
@@ -121,8 +121,8 @@ def test_malformed_parts_are_refused_before_anything_is_written() -> None:
 def test_sizes_follow_from_the_layout() -> None:
     for then in SECOND:
         chain = Chain(TopK(density=0.1), then)
-        payload = chain.encode(Packed(numbers(), LAYOUT), AT)
-        on_meta = chain.encode(Packed(numbers().to("meta"), LAYOUT), AT)
+        payload = chain.encode(FlatTensors(numbers(), LAYOUT), AT)
+        on_meta = chain.encode(FlatTensors(numbers().to("meta"), LAYOUT), AT)
         assert [(each.shape, each.dtype) for each in payload] == [(each.shape, each.dtype) for each in on_meta]
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense
 from gossamer.core import rng
-from gossamer.core.aggregation import At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Mean
+from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite
 from gossamer.runtime.runner import simulate
 
@@ -25,10 +25,10 @@ def numbers(name: object, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(N, generator=rng.generator("dense", str(name)), dtype=torch.float64).to(dtype)
 
 
-def aggregate(compressor: Compressor, inputs: list[Tensor], outs: list[Tensor | None]) -> list[Staged]:
-    found: list[Staged] = simulate(
+def aggregate(compressor: Compressor, inputs: list[Tensor], outs: list[Tensor | None]) -> list[AggregationResult]:
+    found: list[AggregationResult] = simulate(
         [
-            compressor.aggregate(Packed(x, LAYOUT), State(), At(rank=rank, world=len(inputs)), out)
+            compressor.aggregate(FlatTensors(x, LAYOUT), State(), AggregationContext(rank=rank, world=len(inputs)), out)
             for rank, (x, out) in enumerate(zip(inputs, outs, strict=True))
         ]
     )
@@ -87,13 +87,13 @@ def test_what_cannot_be_sent_is_noticed_before_the_first_word(dtype: str | None,
     x = numbers("nonsense")
     x[7] = number
     with pytest.raises(NotFinite):
-        next(Dense(dtype=dtype).aggregate(Packed(x, LAYOUT), State(), At(world=2)))
+        next(Dense(dtype=dtype).aggregate(FlatTensors(x, LAYOUT), State(), AggregationContext(world=2)))
 
 
 @pytest.mark.parametrize("name", HALVES)
 def test_half_of_the_bytes_travel_and_the_answer_has_room_of_its_own(name: str) -> None:
-    word = next(Dense(dtype=name).aggregate(Packed(numbers("room"), LAYOUT), State(), At(world=2)))
-    assert isinstance(word, Mean)
+    word = next(Dense(dtype=name).aggregate(FlatTensors(numbers("room"), LAYOUT), State(), AggregationContext(world=2)))
+    assert isinstance(word, AllReduceMean)
     assert word.out is not None
     assert word.tensor.nbytes == word.out.nbytes == 2 * N
     assert word.tensor.data_ptr() != word.out.data_ptr()

@@ -14,9 +14,9 @@ from torch import Tensor
 from gossamer.compressors import DGC, Compressor, Route
 from gossamer.compressors.dgc import MOMENTUM
 from gossamer.compressors.error_feedback import RESIDUAL
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Mean
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite
 from gossamer.kernels import coded_bytes
 from gossamer.runtime.runner import price, simulate
@@ -29,7 +29,7 @@ class Accelerated(Group):
 
     momentum, nesterov = 0.9, False
 
-    def at(self, rank: int) -> At:
+    def at(self, rank: int) -> AggregationContext:
         return replace(super().at(rank), momentum=self.momentum, nesterov=self.nesterov)
 
 
@@ -74,7 +74,7 @@ def test_everything_offered_is_sent_or_waits(compressor: Compressor, kind: type[
 class Plain(DGC):
     """A twin that sends gradients without momentum."""
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         return super().aggregate(x, state, replace(at, momentum=0.0), out)
 
 
@@ -82,8 +82,8 @@ class Plain(DGC):
 class Forgetful(DGC):
     """A twin that drops what it did not send."""
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
-        staged: Staged = yield from super().aggregate(x, state, at, out)
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
+        staged: AggregationResult = yield from super().aggregate(x, state, at, out)
         staged.next_state[RESIDUAL].flat.zero_()
         return staged
 
@@ -94,7 +94,9 @@ def test_the_law_catches_missing_momentum_and_lost_entries(twin: Compressor) -> 
         check_everything_offered_is_sent_or_waits(twin, Accelerated)
 
 
-def one_step(compressor: DGC, world: int = 2, steps: int = 3) -> tuple[Accelerated, list[State], list[Tensor], Staged]:
+def one_step(
+    compressor: DGC, world: int = 2, steps: int = 3
+) -> tuple[Accelerated, list[State], list[Tensor], AggregationResult]:
     """(group, states before, gradients, rank 0's answer) of the last of a few steps."""
     group = Accelerated(compressor, world)
     for _ in range(steps):
@@ -125,11 +127,15 @@ def test_the_largest_of_what_waits_are_sent_and_begin_anew(masking: bool) -> Non
 def test_by_hand() -> None:
     """Two entries, one of them sent a step: mu = 1/2, numbers that are exact."""
     layout = Layout.of({"pair": (1, 2)})
-    state = DGC(density=0.5).init(Packed.zeros(layout, dtype=torch.float32, device=torch.device("cpu")), At(world=2))
+    state = DGC(density=0.5).init(
+        FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("cpu")), AggregationContext(world=2)
+    )
     seen: list[list[list[float]]] = []
     for step in range(3):
-        at = At(step=step, world=2, momentum=0.5)
-        scripts = [DGC(density=0.5).aggregate(Packed(torch.tensor([4.0, 3.0]), layout), state, at) for _ in range(2)]
+        at = AggregationContext(step=step, world=2, momentum=0.5)
+        scripts = [
+            DGC(density=0.5).aggregate(FlatTensors(torch.tensor([4.0, 3.0]), layout), state, at) for _ in range(2)
+        ]
         staged, other = simulate(scripts)
         assert torch.equal(staged.mean, other.mean)
         state = staged.next_state.after(state)
@@ -144,11 +150,13 @@ def test_by_hand() -> None:
 def test_nesterov_by_hand() -> None:
     layout = Layout.of({"one": (1, 1)})
     compressor = DGC(density=1.0, masking=False)
-    state = compressor.init(Packed.zeros(layout, dtype=torch.float32, device=torch.device("cpu")), At(world=2))
+    state = compressor.init(
+        FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("cpu")), AggregationContext(world=2)
+    )
     sent: list[float] = []
     for _ in range(3):
-        at = At(world=2, momentum=0.5, nesterov=True)
-        x = Packed(torch.tensor([2.0]), layout)
+        at = AggregationContext(world=2, momentum=0.5, nesterov=True)
+        x = FlatTensors(torch.tensor([2.0]), layout)
         staged = simulate([compressor.aggregate(x, state, at) for _ in range(2)])[0]
         state = staged.next_state.after(state)
         sent.append(float(staged.mean))
@@ -167,8 +175,8 @@ def test_masking_leaves_the_others_their_momentum_where_everything_travels() -> 
 
 
 def bytes_of(compressor: Compressor, world: int, step: int, numel: int = 4096) -> float:
-    at = At(step=step, world=world)
-    x = Packed.zeros(Layout.of({"matrix": (64, numel // 64)}), dtype=torch.float32, device=torch.device("meta"))
+    at = AggregationContext(step=step, world=world)
+    x = FlatTensors.zeros(Layout.of({"matrix": (64, numel // 64)}), dtype=torch.float32, device=torch.device("meta"))
     return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
 
 
@@ -182,8 +190,8 @@ def test_density_falls_in_five_stages(world: int) -> None:
 
 
 def words(compressor: Compressor, world: int) -> list[str]:
-    at = At(world=world)
-    x = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
+    at = AggregationContext(world=world)
+    x = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
     return [word.word for word in price(compressor.aggregate(x, compressor.init(x, at), at), world)]
 
 
@@ -201,10 +209,10 @@ def test_everything_travels_where_it_is_cheaper() -> None:
 
 def offered(compressor: DGC, x: Tensor, world: int = 4) -> Tensor:
     """What one worker, fresh, would send of x, without momentum and with a density that sends all."""
-    at = At(world=world)
-    script = compressor.aggregate(Packed(x, LAYOUT), compressor.init(Packed(x, LAYOUT), at), at)
+    at = AggregationContext(world=world)
+    script = compressor.aggregate(FlatTensors(x, LAYOUT), compressor.init(FlatTensors(x, LAYOUT), at), at)
     word = next(script)
-    assert isinstance(word, Mean)
+    assert isinstance(word, AllReduceMean)
     return word.tensor
 
 
@@ -250,10 +258,10 @@ def test_half_precision_gradients_are_remembered_in_single(density: float) -> No
     for finite in (True, False):  # momentum makes the second one too large for float16
         states = group.states
         assert {packed.flat.dtype for state in states for packed in state.values()} == {torch.float32}
-        staged: list[Staged] = simulate(
+        staged: list[AggregationResult] = simulate(
             [
                 DGC(density=density, masking=False).aggregate(
-                    Packed(x.clone(), LAYOUT), state, group.at(rank), torch.empty_like(x)
+                    FlatTensors(x.clone(), LAYOUT), state, group.at(rank), torch.empty_like(x)
                 )
                 for rank, state in enumerate(states)
             ]

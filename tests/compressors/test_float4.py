@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gossamer.compressors import Chain, Codec, Compressor, Feedback, Float4, OneBit, Sharded, SignMagnitude, TopK
 from gossamer.core import rng
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.kernels.reference.float4 import MAGNITUDES
 from gossamer.recipes.parser import parse
 from gossamer.recipes.recipe import resolve
@@ -25,8 +25,8 @@ CHAINED = Chain(TopK(density=0.1), SignMagnitude())
 
 
 def sent(codec: Codec, x: Tensor) -> Tensor:
-    one = Packed(x, Layout.of({"x": (len(x),)}))
-    return codec.decoded(codec.encode(one, At()), one.layout, x)
+    one = FlatTensors(x, Layout.of({"x": (len(x),)}))
+    return codec.decoded(codec.encode(one, AggregationContext()), one.layout, x)
 
 
 def normal(count: int, seed: int = 0) -> Tensor:
@@ -66,10 +66,10 @@ def test_law_catches_what_is_rounded_toward_zero() -> None:
 
 @pytest.mark.parametrize("power", [-120, -20, 20, 100])
 def test_scale_changes_nothing_but_scales(power: int) -> None:
-    one = Packed(normal(1000).float(), Layout.of({"x": (1000,)}))
+    one = FlatTensors(normal(1000).float(), Layout.of({"x": (1000,)}))
     for codec in (Float4(), SignMagnitude()):
-        numbers, codes = codec.encode(one, At())
-        scaled, same = codec.encode(Packed(one.flat * 2.0**power, one.layout), At())
+        numbers, codes = codec.encode(one, AggregationContext())
+        scaled, same = codec.encode(FlatTensors(one.flat * 2.0**power, one.layout), AggregationContext())
         assert torch.equal(codes, same)
         assert torch.equal(scaled, numbers * 2.0**power)
 
@@ -137,11 +137,11 @@ def descended(compressor: Compressor, periods: int = 200) -> float:
     targets = [normal(256, seed).float() for seed in range(4)]
     goal = torch.stack(targets).mean(0)
     layout, x, found = Layout.of({"x": (256,)}), torch.zeros(256), torch.zeros(256)
-    ats = [At(rank=rank, world=4) for rank in range(4)]
-    states = [compressor.init(Packed(x, layout), at) for at in ats]
+    ats = [AggregationContext(rank=rank, world=4) for rank in range(4)]
+    states = [compressor.init(FlatTensors(x, layout), at) for at in ats]
     for period in range(periods):
         scripts = [
-            compressor.aggregate(Packed(0.3 * (x - target), layout), state, at)
+            compressor.aggregate(FlatTensors(0.3 * (x - target), layout), state, at)
             for target, state, at in zip(targets, states, ats, strict=True)
         ]
         staged = simulate(scripts)

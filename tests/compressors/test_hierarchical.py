@@ -22,8 +22,8 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Feedback, Hierarchical, PowerSGD, Route, TopK
 from gossamer.compressors.hierarchical import _piece
 from gossamer.compressors.int8 import Int8
-from gossamer.core.aggregation import Aggregation, At, State
-from gossamer.core.layout import Packed, Slot
+from gossamer.core.aggregation import Aggregation, AggregationContext, State
+from gossamer.core.layout import FlatTensors, Slot
 
 
 @pytest.mark.parametrize(("world", "per_node"), NODES)
@@ -49,7 +49,7 @@ def test_three_levels() -> None:
 class Innocent(Hierarchical):
     """Takes no part of what the compressor between nodes lost."""
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         staged = yield from super().aggregate(x, state, at, out)
         return replace(staged, mine=lambda: x.flat)
 
@@ -105,7 +105,7 @@ def test_conservation(between: Compressor, world: int, per_node: int) -> None:
 class Forgetful(Hierarchical):
     """Remembers what it was, not what it has become."""
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         staged = yield from super().aggregate(x, state, at, out)
         return replace(staged, next_state=State({key: packed.clone() for key, packed in state.items()}))
 
@@ -117,9 +117,9 @@ def test_conservation_catches(twin: Compressor) -> None:
 
 
 def test_memory_is_of_the_pieces_of_a_place() -> None:
-    like = Packed.zeros(LAYOUT, dtype=torch.bfloat16, device=torch.device("cpu"))
+    like = FlatTensors.zeros(LAYOUT, dtype=torch.bfloat16, device=torch.device("cpu"))
     compressor = Hierarchical(FED_BACK, per_node=2)
-    state = compressor.init(like, At(rank=3, world=4))
+    state = compressor.init(like, AggregationContext(rank=3, world=4))
     assert list(state) == ["place1.residual"]
     assert state["place1.residual"].flat.dtype == torch.float32
     assert [slot.shape for slot in state["place1.residual"].layout] == [
@@ -130,5 +130,5 @@ def test_memory_is_of_the_pieces_of_a_place() -> None:
         (1,),
         (8, 33),
     ]
-    assert compressor.init(like, At(rank=1, world=2)) == {}  # a single node
-    assert compressor.init(like, At()) == {}
+    assert compressor.init(like, AggregationContext(rank=1, world=2)) == {}  # a single node
+    assert compressor.init(like, AggregationContext()) == {}

@@ -21,9 +21,9 @@ from gossamer.compressors import Compressor, Dense, Feedback, Hierarchical, Powe
 from gossamer.compressors.hierarchical import _part, _piece, _Place
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
-from gossamer.core.aggregation import Aggregation, At, Staged
-from gossamer.core.layout import Layout, Packed, Slot, dense_stride
-from gossamer.core.ops import Among, Together, Word
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult
+from gossamer.core.layout import FlatTensors, Layout, Slot, dense_stride
+from gossamer.core.ops import Coalesced, CollectiveOp, InGroup
 from gossamer.runtime.runner import simulate
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_halves_are_added_up_in_single_precision() -> None:
     assert group.aggregate(numbers)[0].mean.tolist() == [(1 + 3 * 2.0**-9) / 4] * 4
 
 
-def overflowing(compressor: Compressor) -> list[Staged]:
+def overflowing(compressor: Compressor) -> list[AggregationResult]:
     """Numbers that only single precision cannot hold, on one worker of four."""
     group = Group(compressor, 4)
     gradients = [torch.ones(LAYOUT.numel, dtype=torch.float64) for _ in range(4)]
@@ -105,7 +105,7 @@ def overflowing(compressor: Compressor) -> list[Staged]:
     return group.aggregate(gradients)
 
 
-def check_one_opinion(staged: Sequence[Staged]) -> None:
+def check_one_opinion(staged: Sequence[AggregationResult]) -> None:
     assert [each.finite for each in staged] == [False] * len(staged)
 
 
@@ -135,7 +135,7 @@ def spread(compressor: Compressor) -> float:
 def test_places_draw_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spread(Hierarchical(QSGD(levels=1), per_node=2)) > 0
 
-    def everywhere(place: _Place, at: At) -> At:
+    def everywhere(place: _Place, at: AggregationContext) -> AggregationContext:
         return replace(at, rank=place.node, world=place.nodes)
 
     monkeypatch.setattr(_Place, "at", everywhere)
@@ -145,9 +145,9 @@ def test_places_draw_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- words and bytes ---------------------------------------------------------------------------------------------------
 
 
-def words_of(compressor: Compressor, rank: int, world: int) -> list[Word]:
+def words_of(compressor: Compressor, rank: int, world: int) -> list[CollectiveOp]:
     """What a rank says, with the others saying theirs."""
-    said: list[Word] = []
+    said: list[CollectiveOp] = []
 
     def listened(script: Aggregation, each: int) -> Aggregation:
         answer = None
@@ -163,17 +163,17 @@ def words_of(compressor: Compressor, rank: int, world: int) -> list[Word]:
     group = Group(compressor, world)
     simulate(
         [
-            listened(compressor.aggregate(Packed(x, LAYOUT), state, group.at(each)), each)
+            listened(compressor.aggregate(FlatTensors(x, LAYOUT), state, group.at(each)), each)
             for each, (x, state) in enumerate(zip(group.gradients(), group.states, strict=True))
         ]
     )
     return said
 
 
-def groups(word: Word) -> set[tuple[int, ...]]:
-    if isinstance(word, Together):
+def groups(word: CollectiveOp) -> set[tuple[int, ...]]:
+    if isinstance(word, Coalesced):
         return set().union(*map(groups, word.words))
-    assert isinstance(word, Among)
+    assert isinstance(word, InGroup)
     return {word.ranks}
 
 

@@ -19,25 +19,25 @@ from torch.nn.functional import mse_loss
 from gossamer import checkpoint
 from gossamer.compressors import Feedback, Hierarchical, Sharded
 from gossamer.compressors.int8 import Int8
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors
 from gossamer.errors import RecipeError
 from gossamer.recipes.recipe import resolve
 
 
 def test_nodes_must_be_full() -> None:
-    like = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
+    like = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
     for world in (2, 6, 9):
         with pytest.raises(
             RecipeError, match=rf"{world} workers do not make nodes of 4.*per_node={ {2: 2, 6: 3, 9: 3}[world] }\."
         ):
-            Hierarchical(FED_BACK, per_node=4).init(like, At(world=world))
+            Hierarchical(FED_BACK, per_node=4).init(like, AggregationContext(world=world))
 
 
 def test_debts_that_move_with_the_workers_are_refused() -> None:
-    like = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
+    like = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(RecipeError, match="without the division"):
-        Hierarchical(Feedback(Sharded(Int8())), per_node=2).init(like, At(world=8))
+        Hierarchical(Feedback(Sharded(Int8())), per_node=2).init(like, AggregationContext(world=8))
     assert "Sharded" not in repr(resolve("Hierarchical(Int8(block=16), per_node=2)", 64))
 
 

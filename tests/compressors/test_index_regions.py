@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gossamer.compressors import index_regions
 from gossamer.compressors.index_regions import Regions
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 
 CPU = torch.device("cpu")
 
@@ -83,10 +83,13 @@ def test_the_check_catches_regions_that_patterns_fill(twin: type[Regions], patte
 
 
 def test_regions_are_drawn_anew_and_alike_on_every_rank() -> None:
-    x = Packed(torch.empty(4096), Layout.of({"w": (4096,)}))
-    first = Regions.drawn(x, At(step=0, world=4))
-    assert all(Regions.drawn(x, At(step=index_regions.STEPS - 1, rank=rank, world=4)) == first for rank in range(4))
-    for other in (At(step=index_regions.STEPS, world=4), At(seed=1, world=4)):
+    x = FlatTensors(torch.empty(4096), Layout.of({"w": (4096,)}))
+    first = Regions.drawn(x, AggregationContext(step=0, world=4))
+    assert all(
+        Regions.drawn(x, AggregationContext(step=index_regions.STEPS - 1, rank=rank, world=4)) == first
+        for rank in range(4)
+    )
+    for other in (AggregationContext(step=index_regions.STEPS, world=4), AggregationContext(seed=1, world=4)):
         moved = Regions.drawn(x, other).locate(torch.arange(4096))[0] != first.locate(torch.arange(4096))[0]
         assert 0.5 < float(moved.float().mean()) < 1
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Codec, Compressor, Feedback, OneBit
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import NotFinite
 from gossamer.runtime.runner import simulate
@@ -16,9 +16,9 @@ from gossamer.runtime.runner import simulate
 
 def send(codec: Codec, x: Tensor) -> tuple[Payload, Tensor]:
     """What travels for one tensor, and what it stands for, in x's shape."""
-    one = Packed.pack({"x": x})
-    payload = codec.encode(one, At())
-    return payload, Packed(codec.decoded(payload, one.layout, one.flat), one.layout)["x"]
+    one = FlatTensors.pack({"x": x})
+    payload = codec.encode(one, AggregationContext())
+    return payload, FlatTensors(codec.decoded(payload, one.layout, one.flat), one.layout)["x"]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -81,7 +81,7 @@ def test_columns_of_a_strided_tensor() -> None:
     x = normal(6, 5, 3, 3)
     _, plain = send(OneBit(columns=True), x)
     strided = x.contiguous(memory_format=torch.channels_last)
-    assert Packed.pack({"x": strided})["x"].stride() != x.stride()
+    assert FlatTensors.pack({"x": strided})["x"].stride() != x.stride()
     assert torch.equal(send(OneBit(columns=True), strided)[1], plain)
 
 
@@ -89,7 +89,7 @@ def test_means_that_leave_the_range_are_not_sent() -> None:
     layout = Layout.of({"x": (64,)})
     for codec in (OneBit(), OneBit(columns=True)):
         with pytest.raises(NotFinite):
-            codec.encode(Packed(torch.full((64,), 1e300, dtype=torch.float64), layout), At())
+            codec.encode(FlatTensors(torch.full((64,), 1e300, dtype=torch.float64), layout), AggregationContext())
     _, meant = send(OneBit(columns=True), torch.full((64,), 3e38))
     assert torch.equal(meant, torch.full((64,), 3e38)), "the sum of a column need not be in float32's range"
 
@@ -114,10 +114,10 @@ def descended(compressor: Compressor, steps: int = 400) -> float:
     layout = Layout.of({"x": (64, 8)})
     x = normal(64, 8).float()
     start = float(x.norm())
-    state = compressor.init(Packed(torch.zeros(layout.numel), layout), At())
+    state = compressor.init(FlatTensors(torch.zeros(layout.numel), layout), AggregationContext())
     for step in range(steps):
-        gradient = Packed((curvature * x).view(-1), layout)
-        (staged,) = simulate([compressor.aggregate(gradient, state, At(step=step))])
+        gradient = FlatTensors((curvature * x).view(-1), layout)
+        (staged,) = simulate([compressor.aggregate(gradient, state, AggregationContext(step=step))])
         state = staged.next_state.after(state)
         x -= 0.5 * staged.mean.view_as(x)
     return float(x.norm()) / start

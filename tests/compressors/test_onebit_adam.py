@@ -15,8 +15,8 @@ from gossamer.compressors import Compressor, Dense, Feedback, OneBit, OneBitAdam
 from gossamer.compressors.dgc import MOMENTUM
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.int8 import Int8
-from gossamer.core.aggregation import At, Staged
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import AggregationContext, AggregationResult
+from gossamer.core.layout import FlatTensors
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import price
 
@@ -24,7 +24,7 @@ from gossamer.runtime.runner import price
 class Accelerated(Group):
     """A group whose optimizer has a first beta."""
 
-    def at(self, rank: int) -> At:
+    def at(self, rank: int) -> AggregationContext:
         return replace(super().at(rank), momentum=0.8)
 
 
@@ -50,7 +50,7 @@ def momenta(inner: Compressor, steps: int = 8) -> tuple[Tensor, Tensor, Tensor]:
     for _ in range(steps):
         gradients = group.gradients()
         put = 0.8 * put + 0.2 * torch.stack(gradients).mean(0)
-        staged: list[Staged] = group.aggregate(gradients)
+        staged: list[AggregationResult] = group.aggregate(gradients)
         came = 0.8 * came + 0.2 * staged[0].mean
     owed = torch.stack([state[RESIDUAL].flat for state in group.states if RESIDUAL in state] or [0 * came]).mean(0)
     return came, put, owed
@@ -73,13 +73,13 @@ def test_feedback_keeps_adams_moment_near_what_it_should_be() -> None:
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_bytes_of_both_phases(world: int) -> None:
     compressor = OneBitAdam(warmup=3, inner=Feedback(OneBit(block=64)))
-    x = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
+    x = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
     for step, expected in [
         (0, ring(world, 4 * LAYOUT.numel)),
         (2, ring(world, 4 * LAYOUT.numel)),
         (3, sum((world - 1) * (-(-size // 8) + 4 * -(-size // 64)) for size in LAYOUT.sizes)),
     ]:
-        at = At(step=step, world=world)
+        at = AggregationContext(step=step, world=world)
         sent = sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
         assert sent == expected
 

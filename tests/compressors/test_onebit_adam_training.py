@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer.errors import AttachError, LoopError
-from gossamer.session.momentum_transfer import FromAdam
+from gossamer.session.momentum_transfer import AdamMomentumTransfer
 from gossamer.session.session import Session
 
 WARMUP = 4
@@ -87,7 +87,7 @@ def test_sending_all_is_preconditioned_momentum_sgd(kind: type[torch.optim.Adam]
 
 
 def test_a_variance_that_moves_on_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FromAdam, "step", lambda self, group, owned: [group | {"params": owned}])
+    monkeypatch.setattr(AdamMomentumTransfer, "step", lambda self, group, owned: [group | {"params": owned}])
     with pytest.raises(AssertionError):
         torch.testing.assert_close(together(torch.optim.Adam), by_hand(torch.optim.Adam), atol=1e-12, rtol=1e-12)
 
@@ -157,16 +157,16 @@ def test_rows_that_nobody_used_stay_bit_for_bit(inner: str) -> None:
 
 
 def test_rows_would_move_without_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FromAdam._move
+    honest = AdamMomentumTransfer._move
 
-    def unmasked(self: FromAdam, parameter: nn.Parameter, group: Any) -> None:
+    def unmasked(self: AdamMomentumTransfer, parameter: nn.Parameter, group: Any) -> None:
         state = self.optimizer.state[parameter]
         kept = state["exp_avg_sq"]
         state["exp_avg_sq"] = kept.clamp(min=1e-20)
         honest(self, parameter, group)
         state["exp_avg_sq"] = kept
 
-    monkeypatch.setattr(FromAdam, "_move", unmasked)
+    monkeypatch.setattr(AdamMomentumTransfer, "_move", unmasked)
     before, after = rows_after_training("OneBit(block=2048)")
     assert not torch.equal(before, after)
 

@@ -11,8 +11,8 @@ from laws.laws import LAYOUT
 from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK, point_to_point
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
-from gossamer.core.aggregation import At, State
-from gossamer.core.layout import Packed, Slot
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors, Slot
 from gossamer.errors import MalformedError
 
 EVERY = [
@@ -23,12 +23,12 @@ EVERY = [
     Route(Feedback(PowerSGD(rank=2)), rest=Feedback(Int8()), smallest=100),
     *(compressor for family in (quantisers, sparse_family, momentum, sharded) for compressor in family.EXACT),
 ]
-AT = At(step=3, seed=5, rank=2, world=4)
+AT = AggregationContext(step=3, seed=5, rank=2, world=4)
 
 
-def numbers(step: int) -> Packed:
+def numbers(step: int) -> FlatTensors:
     generator = torch.Generator().manual_seed(step)
-    return Packed(torch.randn(LAYOUT.numel, generator=generator), LAYOUT)
+    return FlatTensors(torch.randn(LAYOUT.numel, generator=generator), LAYOUT)
 
 
 @pytest.mark.parametrize("compressor", EVERY, ids=repr)
@@ -36,10 +36,10 @@ def test_the_reader_has_the_writers_bits(compressor: Compressor) -> None:
     state = point_to_point.begin(compressor, numbers(0), AT)
     for step in range(3):
         x = numbers(step)
-        letter = point_to_point.write(compressor, x, state, AT)
+        letter = point_to_point.encode(compressor, x, state, AT)
         out = torch.full((LAYOUT.numel,), float("nan"))
         payload = tuple(tensor.clone() for tensor in letter.payload)
-        point_to_point.read(compressor, payload, LAYOUT, AT, out)
+        point_to_point.decode(compressor, payload, LAYOUT, AT, out)
         assert torch.equal(out, letter.own().to(out.dtype))
         assert torch.equal(x.flat, numbers(step).flat)
         state = letter.next_state.after(state)
@@ -48,8 +48,8 @@ def test_the_reader_has_the_writers_bits(compressor: Compressor) -> None:
 def hashed_slots(monkeypatch: pytest.MonkeyPatch, reads: int = 5) -> int:
     """How many slots are hashed while the same reader reads again."""
     compressor, x, out = Int8(), numbers(0), torch.empty(LAYOUT.numel)
-    payload = point_to_point.write(compressor, x, State(), AT).payload
-    point_to_point.read(compressor, payload, LAYOUT, AT, out)
+    payload = point_to_point.encode(compressor, x, State(), AT).payload
+    point_to_point.decode(compressor, payload, LAYOUT, AT, out)
     by_content, hashed = Slot.__hash__, list[str]()
 
     def counted(slot: Slot) -> int:
@@ -59,8 +59,8 @@ def hashed_slots(monkeypatch: pytest.MonkeyPatch, reads: int = 5) -> int:
     with monkeypatch.context() as patch:
         patch.setattr(Slot, "__hash__", counted)
         for _ in range(reads):
-            point_to_point.read(compressor, payload, LAYOUT, AT, out)
-        assert torch.equal(out, point_to_point.write(compressor, x, State(), AT).own())
+            point_to_point.decode(compressor, payload, LAYOUT, AT, out)
+        assert torch.equal(out, point_to_point.encode(compressor, x, State(), AT).own())
     return len(hashed)
 
 
@@ -87,31 +87,38 @@ def test_what_was_written_and_what_is_left_are_what_was_given(compressor: Compre
         torch.zeros(LAYOUT.numel),
     )
     for step in range(20):
-        x = Packed(numbers(step).flat.mul_(64).round_(), LAYOUT)
-        letter = point_to_point.write(compressor, x, state, AT)
+        x = FlatTensors(numbers(step).flat.mul_(64).round_(), LAYOUT)
+        letter = point_to_point.encode(compressor, x, state, AT)
         given += x.flat
         sent += letter.own()
         state = letter.next_state.after(state)
     residual = torch.zeros(LAYOUT.numel)
     for packed in state.values():
         for name, view in packed.items():
-            Packed(residual, LAYOUT)[name].copy_(view)
+            FlatTensors(residual, LAYOUT)[name].copy_(view)
     torch.testing.assert_close(sent + residual, given, atol=2e-3, rtol=0)
 
 
 def test_workers_draw_for_themselves() -> None:
-    x = Packed(torch.full((LAYOUT.numel,), 0.3), LAYOUT)
-    here, there = (point_to_point.write(QSGD(levels=3), x, State(), At(rank=rank, world=2)).own() for rank in range(2))
+    x = FlatTensors(torch.full((LAYOUT.numel,), 0.3), LAYOUT)
+    here, there = (
+        point_to_point.encode(QSGD(levels=3), x, State(), AggregationContext(rank=rank, world=2)).own()
+        for rank in range(2)
+    )
     assert not torch.equal(here, there)
-    assert torch.equal(here, point_to_point.write(QSGD(levels=3), x, State(), At(rank=0, world=5)).own())
+    assert torch.equal(
+        here, point_to_point.encode(QSGD(levels=3), x, State(), AggregationContext(rank=0, world=5)).own()
+    )
 
 
 @pytest.mark.parametrize(
     "compressor", [Dense(), Feedback(TopK(density=0.1)), Route(Int8()), PowerSGD(rank=2)], ids=repr
 )
 def test_a_letter_that_nobody_wrote_is_refused(compressor: Compressor) -> None:
-    payload = point_to_point.write(compressor, numbers(1), point_to_point.begin(compressor, numbers(1), AT), AT).payload
+    payload = point_to_point.encode(
+        compressor, numbers(1), point_to_point.begin(compressor, numbers(1), AT), AT
+    ).payload
     out = torch.zeros(LAYOUT.numel)
     for wrong in (payload[:-1], (*payload, payload[0]), (payload[0].flatten()[:-1], *payload[1:]), ()):
         with pytest.raises(MalformedError):
-            point_to_point.read(compressor, wrong, LAYOUT, AT, out)
+            point_to_point.decode(compressor, wrong, LAYOUT, AT, out)

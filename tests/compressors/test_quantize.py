@@ -9,8 +9,8 @@ from laws.unbiased import check_unbiased, draws_of
 from gossamer.compressors import Codec, Compressor, OneBit, TwoBit
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.kernels import Residual
@@ -21,20 +21,20 @@ SPREAD = torch.linspace(-1.37, 1.61, 64)
 OUTLIER = torch.cat([torch.linspace(-0.5, 0.5, 63), torch.tensor([-7.0])])
 
 
-def packed(**tensors: torch.Tensor) -> Packed:
-    return Packed.pack(tensors)
+def packed(**tensors: torch.Tensor) -> FlatTensors:
+    return FlatTensors.pack(tensors)
 
 
-def decoded(codec: Codec, x: Packed, at: At | None = None) -> torch.Tensor:
-    return codec.decoded(codec.encode(x, at or At()), x.layout, x.flat)
+def decoded(codec: Codec, x: FlatTensors, at: AggregationContext | None = None) -> torch.Tensor:
+    return codec.decoded(codec.encode(x, at or AggregationContext()), x.layout, x.flat)
 
 
 class Nearest(QSGD):
     """Rounds to a level before it pretends to draw one."""
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         unit = x.flat.abs().max() / self.levels
-        return super().encode(Packed((x.flat / unit).round() * unit, x.layout), at, residual)
+        return super().encode(FlatTensors((x.flat / unit).round() * unit, x.layout), at, residual)
 
 
 @pytest.mark.parametrize("x", [SPREAD, OUTLIER], ids=["spread", "outlier"])
@@ -80,11 +80,15 @@ def test_error_of_int8() -> None:
 def test_noise_is_addressed(codec: Codec) -> None:
     x = SPREAD.repeat(4)
     state = torch.get_rng_state()
-    base = decoded(codec, packed(a=x), At(seed=1, step=2, rank=3))
-    assert torch.equal(base, decoded(codec, packed(a=x), At(seed=1, step=2, rank=3, world=9)))
-    for at in (At(seed=2, step=2, rank=3), At(seed=1, step=3, rank=3), At(seed=1, step=2, rank=0)):
+    base = decoded(codec, packed(a=x), AggregationContext(seed=1, step=2, rank=3))
+    assert torch.equal(base, decoded(codec, packed(a=x), AggregationContext(seed=1, step=2, rank=3, world=9)))
+    for at in (
+        AggregationContext(seed=2, step=2, rank=3),
+        AggregationContext(seed=1, step=3, rank=3),
+        AggregationContext(seed=1, step=2, rank=0),
+    ):
         assert not torch.equal(base, decoded(codec, packed(a=x), at))
-    assert not torch.equal(base, decoded(codec, packed(b=x), At(seed=1, step=2, rank=3)))
+    assert not torch.equal(base, decoded(codec, packed(b=x), AggregationContext(seed=1, step=2, rank=3)))
     assert torch.equal(state, torch.get_rng_state()), "torch's global generator was touched"
 
 
@@ -92,7 +96,7 @@ def test_noise_is_addressed(codec: Codec) -> None:
 def test_workers_draw_on_their_own(codec: Codec) -> None:
     """So their errors cancel: the mean of 16 is four times as good."""
     x = SPREAD.repeat(100)
-    errors = torch.stack([decoded(codec, packed(a=x), At(rank=rank)) - x for rank in range(16)])
+    errors = torch.stack([decoded(codec, packed(a=x), AggregationContext(rank=rank)) - x for rank in range(16)])
     gain = float(errors.square().mean() / errors.mean(0).square().mean())
     assert gain == pytest.approx(16, rel=0.15)
 
@@ -101,15 +105,15 @@ def test_workers_draw_on_their_own(codec: Codec) -> None:
 def test_bare_values_and_empty_tensors(codec: Codec) -> None:
     """A codec needs no matrices: another compressor may hand it a list of values."""
     for layout in (Layout.of({"values": (37,)}), Layout.of({"a": (0,), "b": (3,), "c": (0, 4), "d": (), "e": (2, 0)})):
-        x = Packed(torch.linspace(-1, 1, layout.numel), layout)
+        x = FlatTensors(torch.linspace(-1, 1, layout.numel), layout)
         left = torch.empty(layout.numel)
-        payload = codec.encode(x, At(), Residual(torch.zeros(layout.numel), left))
+        payload = codec.encode(x, AggregationContext(), Residual(torch.zeros(layout.numel), left))
         out = codec.decoded(payload, layout, x.flat)
         torch.testing.assert_close(out + left, x.flat)
-        blank = codec.encode(Packed(x.flat.to("meta"), layout), At())
+        blank = codec.encode(FlatTensors(x.flat.to("meta"), layout), AggregationContext())
         assert [(t.shape, t.dtype) for t in blank] == [(t.shape, t.dtype) for t in payload]
     nothing = Layout(())
-    codec.decode([codec.encode(Packed(torch.empty(0), nothing), At())], nothing, torch.empty(0))
+    codec.decode([codec.encode(FlatTensors(torch.empty(0), nothing), AggregationContext())], nothing, torch.empty(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -118,13 +122,13 @@ def test_half_precision(codec: Codec, dtype: torch.dtype) -> None:
     x = packed(a=SPREAD.to(dtype), b=OUTLIER.to(dtype))
     out = decoded(codec, x)
     assert out.dtype == torch.float32
-    assert torch.equal(out, decoded(codec, Packed(x.flat.float(), x.layout)))
+    assert torch.equal(out, decoded(codec, FlatTensors(x.flat.float(), x.layout)))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_malformed_payloads_write_nothing(codec: Codec) -> None:
     x = packed(a=SPREAD, b=OUTLIER)
-    good = codec.encode(x, At())
+    good = codec.encode(x, AggregationContext())
     for place in range(len(good)):
         bad = tuple(t[:-1] if each == place else t for each, t in enumerate(good))
         out = torch.full_like(x.flat, 7)

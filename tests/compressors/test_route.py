@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gossamer.compressors import Dense, PowerSGD, Route, TopK
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.recipes.parser import parse
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import price
@@ -55,11 +55,11 @@ def test_dimensions_sizes_and_names_decide(route: Route, rest: set[str]) -> None
 
 
 def test_names_change_what_travels() -> None:
-    packed = Packed(torch.empty(LAYOUT.numel, device="meta"), LAYOUT)
+    packed = FlatTensors(torch.empty(LAYOUT.numel, device="meta"), LAYOUT)
 
     def words(route: Route) -> list[str]:
-        state = route.init(packed, At(world=2))
-        return [each.word for each in price(route.aggregate(packed, state, At(world=2)), 2)]
+        state = route.init(packed, AggregationContext(world=2))
+        return [each.word for each in price(route.aggregate(packed, state, AggregationContext(world=2)), 2)]
 
     assert words(Route(TopK(density=0.1))) == ["Gather", "Mean"]
     assert words(Route(TopK(density=0.1), names="*")) == ["Mean"]

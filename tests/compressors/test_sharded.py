@@ -16,9 +16,9 @@ from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.sharded import OWED, settle
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Exchange, Gather
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllGather, AllToAll
 from gossamer.kernels import Residual
 from gossamer.runtime.runner import price, simulate
 
@@ -26,7 +26,10 @@ CODECS = [Int8(block=16), QSGD(), OneBit(), TwoBit(), TwoBit(adaptive=True), Top
 
 
 def sent(compressor: Compressor, world: int, numel: int = 2**20) -> float:
-    x, at = Packed.zeros(Layout.of({"w": (numel,)}), dtype=torch.float32, device=torch.device("meta")), At(world=world)
+    x, at = (
+        FlatTensors.zeros(Layout.of({"w": (numel,)}), dtype=torch.float32, device=torch.device("meta")),
+        AggregationContext(world=world),
+    )
     return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
 
 
@@ -40,9 +43,9 @@ def test_bytes_hardly_grow_with_the_workers(codec: Codec) -> None:
 
 
 def test_a_part_travels_in_two_words() -> None:
-    x, at = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta")), At(world=4)
+    x, at = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta")), AggregationContext(world=4)
     said = [word.word for word in price(Sharded(Int8()).aggregate(x, State(), at), 4)]
-    assert said == [Exchange.__name__, Gather.__name__]
+    assert said == [AllToAll.__name__, AllGather.__name__]
 
 
 # -- the second residual -----------------------------------------------------------------------------------------------
@@ -53,7 +56,7 @@ class Forgetful(Sharded):
     """Says nothing of what the second encoding lost."""
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         staged = yield from super().aggregate_compensated(x, residual, state, at, out)
         return replace(staged, owes=None, next_state=state)
@@ -63,10 +66,10 @@ class Forgetful(Sharded):
 class Innocent(Sharded):
     """Takes no part of the second encoding's error for its own."""
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         before = x.flat.clone()
         staged = yield from super().aggregate(x, state, at, out)
-        own = self.inner.decoded(self.inner.encode(Packed(before, x.layout), at), x.layout, before)
+        own = self.inner.decoded(self.inner.encode(FlatTensors(before, x.layout), at), x.layout, before)
         return replace(staged, mine=lambda: own)
 
 
@@ -94,9 +97,9 @@ def test_what_is_owed_is_said_later() -> None:
 
 
 def test_alone_it_remembers_nothing() -> None:
-    like = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
-    assert Sharded(Int8()).init(like, At(world=4)) == {}
-    state = Feedback(Sharded(Int8())).init(like, At(rank=1, world=4))
+    like = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
+    assert Sharded(Int8()).init(like, AggregationContext(world=4)) == {}
+    state = Feedback(Sharded(Int8())).init(like, AggregationContext(rank=1, world=4))
     assert {key: packed.layout.numel for key, packed in state.items()} == {RESIDUAL: LAYOUT.numel, OWED: 277}
 
 
@@ -117,7 +120,7 @@ def test_settled_debts_lie_in_the_residuals(compressor: Compressor) -> None:
 
 def outstanding(group: Group) -> Tensor:
     """The mean residual and all that is owed, by tensor."""
-    found = Packed.zeros(LAYOUT, dtype=torch.float64, device=torch.device("cpu"))
+    found = FlatTensors.zeros(LAYOUT, dtype=torch.float64, device=torch.device("cpu"))
     placed = {slot.name: slot.span(found.flat) for slot in LAYOUT}
     begun = dict.fromkeys(placed, 0)
     for state in group.states:
@@ -152,19 +155,21 @@ def test_two_encodings_at_random_are_right_on_average(monkeypatch: pytest.Monkey
 
 
 def test_parts_of_one_tensor_do_not_share_their_noise() -> None:
-    x = Packed(torch.full((64,), 0.3), Layout.of({"w": (64,)}))
-    word = next(Sharded(QSGD(levels=1, block=16)).aggregate(x, State(), At(world=2)))
+    x = FlatTensors(torch.full((64,), 0.3), Layout.of({"w": (64,)}))
+    word = next(Sharded(QSGD(levels=1, block=16)).aggregate(x, State(), AggregationContext(world=2)))
     assert not torch.equal(word.parts[0][1], word.parts[1][1])
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------
 
 
-def aggregate(compressor: Compressor, inputs: list[Tensor], layout: Layout, states: list[State]) -> list[Staged]:
+def aggregate(
+    compressor: Compressor, inputs: list[Tensor], layout: Layout, states: list[State]
+) -> list[AggregationResult]:
     world = len(inputs)
-    result: list[Staged] = simulate(
+    result: list[AggregationResult] = simulate(
         [
-            compressor.aggregate(Packed(x, layout), state, At(rank=rank, world=world))
+            compressor.aggregate(FlatTensors(x, layout), state, AggregationContext(rank=rank, world=world))
             for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
         ]
     )
@@ -185,8 +190,8 @@ def test_a_sum_beyond_the_range_is_noticed_by_all(codec: Codec, place: int) -> N
 
 def test_a_debt_beyond_the_range_is_noticed_by_all() -> None:
     compressor, layout = Feedback(Sharded(Int8())), Layout.of({"w": (64,)})
-    blank = Packed.zeros(layout, dtype=torch.float32, device=torch.device("cpu"))
-    states = [compressor.init(blank, At(rank=rank, world=4)) for rank in range(4)]
+    blank = FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("cpu"))
+    states = [compressor.init(blank, AggregationContext(rank=rank, world=4)) for rank in range(4)]
     states[3][OWED].flat.fill_(torch.finfo(torch.float32).max)
     inputs = [torch.full((64,), 2e32) for _ in range(4)]
     assert not any(each.finite for each in aggregate(compressor, inputs, layout, states))
@@ -220,8 +225,8 @@ def test_half_precision_is_averaged_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_pieces_keep_the_names_of_their_tensors() -> None:
-    like = Packed.zeros(Layout.of({"a": (2, 3), "b": (5,)}), dtype=torch.float32, device=torch.device("cpu"))
-    states = [Sharded(Int8()).init_compensated(like, At(rank=rank, world=3)) for rank in range(3)]
+    like = FlatTensors.zeros(Layout.of({"a": (2, 3), "b": (5,)}), dtype=torch.float32, device=torch.device("cpu"))
+    states = [Sharded(Int8()).init_compensated(like, AggregationContext(rank=rank, world=3)) for rank in range(3)]
     assert [dict(zip(s[OWED].layout.names, s[OWED].layout.sizes, strict=True)) for s in states] == [
         {"a": 4},
         {"a": 2, "b": 2},

@@ -26,9 +26,9 @@ from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.index_regions import Regions
 from gossamer.compressors.int8 import Int8
 from gossamer.core import rng
-from gossamer.core.aggregation import At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Exchange, Gather, Mean, Payload
+from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Payload
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import coded_bytes
 from gossamer.runtime.runner import price, simulate
@@ -39,7 +39,7 @@ META: Any = {"dtype": torch.float32, "device": torch.device("meta")}
 
 
 def said(compressor: Compressor, world: int, layout: Layout = MILLION) -> list[Any]:
-    x, at = Packed.zeros(layout, **META), At(world=world)
+    x, at = FlatTensors.zeros(layout, **META), AggregationContext(world=world)
     return price(compressor.aggregate(x, compressor.init(x, at), at), world)
 
 
@@ -71,7 +71,7 @@ def test_the_bound_holds_wherever_a_region_gets_forty_entries() -> None:
 
 
 def test_a_sum_travels_in_two_words() -> None:
-    assert [word.word for word in said(SUM, 4)] == [Exchange.__name__, Gather.__name__]
+    assert [word.word for word in said(SUM, 4)] == [AllToAll.__name__, AllGather.__name__]
 
 
 @pytest.mark.parametrize("world", [6, 7])
@@ -85,7 +85,7 @@ def test_what_is_priced_is_sent(world: int) -> None:
 
 def over_dense(numel: int, world: int, density: float) -> float:
     """By how many bytes a message to one other worker exceeds its share of a dense mean, for one tensor."""
-    choice, x = SparseSum(TopK(density=density)), Packed.zeros(Layout.of({"w": (numel,)}), **META)
+    choice, x = SparseSum(TopK(density=density)), FlatTensors.zeros(Layout.of({"w": (numel,)}), **META)
     rows = Regions(numel, world).rows
     return 4 + sum(4 * room + coded_bytes(room, rows) for room in choice.rooms(x, world)) - 2 * 4 * numel / world
 
@@ -95,10 +95,10 @@ def check_crossing() -> None:
     over = {numel: over_dense(numel, 4, 0.7) for numel in range(16, 3000)}
     tie = next(numel for numel in over if over[numel] == 0)
     dearer, cheaper = (next(n for n in over if sign * over[n] > 0) for sign in (1, -1))
-    for numel, word in ((tie, Mean), (dearer, Mean), (cheaper, Exchange)):
+    for numel, word in ((tie, AllReduceMean), (dearer, AllReduceMean), (cheaper, AllToAll)):
         layout = Layout.of({"w": (numel,)})
         assert said(Feedback(most), 4, layout)[0].word == said(most, 4, layout)[0].word == word.__name__
-        assert (sent(most, 4, layout) == sent(Dense(), 4, layout)) == (word is Mean)
+        assert (sent(most, 4, layout) == sent(Dense(), 4, layout)) == (word is AllReduceMean)
 
 
 def test_it_is_the_dense_mean_where_that_costs_as_much_or_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def supports(pattern: str) -> list[Tensor]:
     """Which entries each worker has: those of nobody else, half of them everyone's, the same, or one region's."""
     order = torch.randperm(NUMEL, generator=rng.generator("supports"))
     if pattern == "one region":
-        drawn = Regions.drawn(Packed(torch.empty(NUMEL), ONE), At(seed=7, world=WORLD))
+        drawn = Regions.drawn(FlatTensors(torch.empty(NUMEL), ONE), AggregationContext(seed=7, world=WORLD))
         return [drawn.members(0, torch.device("cpu"))[:205]] * WORLD
     shared = {"apart": 0, "half": 102, "same": 205}[pattern]
     return [torch.cat([order[:shared], order[205 * (r + 1) :][: 205 - shared]]) for r in range(WORLD)]
@@ -261,18 +261,22 @@ def test_going_on_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_remembers_no_more_than_feedback_does() -> None:
-    like = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
-    assert SparseSum(TopK(density=0.1)).init(like, At(world=4)) == {}
-    assert {key: packed.layout for key, packed in SUM.init(like, At(world=4)).items()} == {RESIDUAL: LAYOUT}
+    like = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
+    assert SparseSum(TopK(density=0.1)).init(like, AggregationContext(world=4)) == {}
+    assert {key: packed.layout for key, packed in SUM.init(like, AggregationContext(world=4)).items()} == {
+        RESIDUAL: LAYOUT
+    }
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------
 
 
-def aggregate(compressor: Compressor, inputs: Sequence[Tensor], layout: Layout, states: list[State]) -> list[Staged]:
-    result: list[Staged] = simulate(
+def aggregate(
+    compressor: Compressor, inputs: Sequence[Tensor], layout: Layout, states: list[State]
+) -> list[AggregationResult]:
+    result: list[AggregationResult] = simulate(
         [
-            compressor.aggregate(Packed(x, layout), state, At(rank=rank, world=len(inputs)))
+            compressor.aggregate(FlatTensors(x, layout), state, AggregationContext(rank=rank, world=len(inputs)))
             for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
         ]
     )
@@ -307,14 +311,14 @@ def test_the_check_catches_an_owner_that_tells_nobody(monkeypatch: pytest.Monkey
 
 
 def test_what_waits_beyond_the_range_is_noticed_before_the_first_word() -> None:
-    blank = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
+    blank = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
     for place in range(0, LAYOUT.numel, 97):
-        state = TENTH.init(blank, At(world=4))
+        state = TENTH.init(blank, AggregationContext(world=4))
         state[RESIDUAL].flat[place] = torch.finfo(torch.float32).max
         x = torch.zeros(LAYOUT.numel)
         x[place] = 3e38
         with pytest.raises(NotFinite):
-            next(TENTH.aggregate(Packed(x, LAYOUT), state, At(world=4)))
+            next(TENTH.aggregate(FlatTensors(x, LAYOUT), state, AggregationContext(world=4)))
 
 
 # -- odd sizes and precisions ------------------------------------------------------------------------------------------
@@ -387,7 +391,7 @@ def test_it_wants_feedback_as_its_choice_does() -> None:
     ],
 )
 def test_messages_that_nobody_wrote_are_refused(spoil: Any) -> None:
-    script = TENTH.inner.aggregate(Packed(torch.arange(1107.0), LAYOUT), State(), At(world=4))
+    script = TENTH.inner.aggregate(FlatTensors(torch.arange(1107.0), LAYOUT), State(), AggregationContext(world=4))
     message = next(script).parts[0]
     with pytest.raises(MalformedError):
         script.send([message, spoil(*message), message, message])
@@ -404,9 +408,9 @@ def test_a_row_beyond_the_region_is_refused() -> None:
 
 
 def test_one_worker_alone_can_be_read_by_another() -> None:
-    x = Packed(torch.randn(LAYOUT.numel, generator=rng.generator("letter")), LAYOUT)
-    letter = point_to_point.write(SparseSum(TopK(density=0.1)), x, State(), At())
+    x = FlatTensors(torch.randn(LAYOUT.numel, generator=rng.generator("letter")), LAYOUT)
+    letter = point_to_point.encode(SparseSum(TopK(density=0.1)), x, State(), AggregationContext())
     out = torch.empty(LAYOUT.numel)
-    point_to_point.read(SparseSum(TopK(density=0.1)), letter.payload, LAYOUT, At(), out)
+    point_to_point.decode(SparseSum(TopK(density=0.1)), letter.payload, LAYOUT, AggregationContext(), out)
     assert torch.equal(out, letter.own())
     assert int(out.count_nonzero()) == sum(TopK(density=0.1).counts(LAYOUT.sizes))

@@ -11,10 +11,10 @@ from laws.unbiased import check_unbiased, draws_of
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Feedback, Route, TernGrad
-from gossamer.core.aggregation import At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.op_semantics import answers
-from gossamer.core.ops import Gather, Together
+from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.op_semantics import answer_all
+from gossamer.core.ops import AllGather, Coalesced
 from gossamer.errors import NotFinite
 from gossamer.kernels import ternary_decode, ternary_encode
 from gossamer.runtime.runner import simulate
@@ -23,12 +23,12 @@ SPREAD = torch.linspace(-1.37, 1.61, 64)
 OUTLIER = torch.cat([torch.linspace(-0.5, 0.5, 63), torch.tensor([-7.0])])
 
 
-def together(compressor: Compressor, inputs: Sequence[Tensor], seed: int = 0) -> list[Staged]:
+def together(compressor: Compressor, inputs: Sequence[Tensor], seed: int = 0) -> list[AggregationResult]:
     """One aggregation of one tensor per worker."""
     layout, world = Layout.of({"x": (len(inputs[0]),)}), len(inputs)
-    staged: list[Staged] = simulate(
+    staged: list[AggregationResult] = simulate(
         [
-            compressor.aggregate(Packed(x, layout), State(), At(seed=seed, rank=rank, world=world))
+            compressor.aggregate(FlatTensors(x, layout), State(), AggregationContext(seed=seed, rank=rank, world=world))
             for rank, x in enumerate(inputs)
         ]
     )
@@ -92,19 +92,19 @@ def test_what_is_as_large_as_the_scale_always_travels() -> None:
 
 def test_two_messages_and_nonsense_before_the_first() -> None:
     layout = Layout.of({"x": (64,)})
-    script = TernGrad().aggregate(Packed(SPREAD, layout), State(), At(world=1))
+    script = TernGrad().aggregate(FlatTensors(SPREAD, layout), State(), AggregationContext(world=1))
     first = next(script)
-    assert isinstance(first, Gather)
+    assert isinstance(first, AllGather)
     assert [t.tolist() for t in first.payload] == [[pytest.approx(1.61)]]
     second = script.send([first.payload])
-    assert isinstance(second, Gather)
+    assert isinstance(second, AllGather)
     assert [(t.dtype, len(t)) for t in second.payload] == [(torch.uint8, 13)]
     for number in (math.nan, math.inf, 1e300):
         bad = SPREAD.double()
         bad[3] = number
         for compressor in (TernGrad(), TernGrad(clip=2.5)):
             with pytest.raises(NotFinite):
-                next(compressor.aggregate(Packed(bad, layout), State(), At()))
+                next(compressor.aggregate(FlatTensors(bad, layout), State(), AggregationContext()))
 
 
 def test_sums_that_could_overflow_are_noticed_by_all() -> None:
@@ -112,7 +112,7 @@ def test_sums_that_could_overflow_are_noticed_by_all() -> None:
     assert [each.finite for each in staged] == [False] * 3
     half = torch.full((8,), 60000.0, dtype=torch.float16)
     layout = Layout.of({"x": (8,)})
-    script = TernGrad().aggregate(Packed(half, layout), State(), At(), half)
+    script = TernGrad().aggregate(FlatTensors(half, layout), State(), AggregationContext(), half)
     (one,) = simulate([script])
     assert one.finite
     assert one.mean is half
@@ -120,16 +120,16 @@ def test_sums_that_could_overflow_are_noticed_by_all() -> None:
 
 def test_clip_leaves_equal_entries_and_single_ones_alone() -> None:
     layout = Layout.of({"equal": (50,), "one": (1,), "none": (0,), "zeros": (9,)})
-    x = Packed(torch.cat([torch.full((50,), -0.3), torch.tensor([5.0]), torch.zeros(9)]), layout)
-    (staged,) = simulate([TernGrad(clip=1.0).aggregate(x, State(), At())])
+    x = FlatTensors(torch.cat([torch.full((50,), -0.3), torch.tensor([5.0]), torch.zeros(9)]), layout)
+    (staged,) = simulate([TernGrad(clip=1.0).aggregate(x, State(), AggregationContext())])
     assert torch.allclose(staged.mean, x.flat)
 
 
 def test_clip_counts_root_mean_squares() -> None:
     layout = Layout.of({"none": (0,), "large": (5000,), "small": (9,)})
-    x = Packed(normal(5009) * 1e30, layout)
-    first = next(TernGrad(clip=0.5).aggregate(x, State(), At()))
-    assert isinstance(first, Gather)
+    x = FlatTensors(normal(5009) * 1e30, layout)
+    first = next(TernGrad(clip=0.5).aggregate(x, State(), AggregationContext()))
+    assert isinstance(first, AllGather)
     found = [0.5 * span.double().square().mean().sqrt() for span in x.flat.split([5000, 9])]
     torch.testing.assert_close(first.payload[0][1:], torch.stack(found).float())
     assert float(first.payload[0][0]) == 0
@@ -138,10 +138,10 @@ def test_clip_counts_root_mean_squares() -> None:
 def residual_growth(compressor: Compressor, steps: int = 60) -> float:
     """The residual's size after `steps`, in sizes of what is given each step."""
     layout = Layout.of({"x": (1024,)})
-    state = compressor.init(Packed(torch.zeros(1024), layout), At())
+    state = compressor.init(FlatTensors(torch.zeros(1024), layout), AggregationContext())
     for step in range(steps):
-        x = Packed(normal(1024, seed=step), layout)
-        (staged,) = simulate([compressor.aggregate(x, state, At(step=step))])
+        x = FlatTensors(normal(1024, seed=step), layout)
+        (staged,) = simulate([compressor.aggregate(x, state, AggregationContext(step=step))])
         state = staged.next_state.after(state)
     return float(state["residual"].flat.norm()) / 32
 
@@ -157,12 +157,12 @@ def test_feedback_settles_below_a_clip_of_two() -> None:
 
 def test_in_a_route_its_messages_travel_with_the_others() -> None:
     layout = Layout.of({"a": (16, 33), "b": (20,)})
-    script = Route(TernGrad()).aggregate(Packed(torch.ones(layout.numel), layout), State(), At())
+    script = Route(TernGrad()).aggregate(FlatTensors(torch.ones(layout.numel), layout), State(), AggregationContext())
     first = next(script)
-    second = script.send(answers([first])[0])
+    second = script.send(answer_all([first])[0])
     with pytest.raises(StopIteration):
-        script.send(answers([second])[0])
-    assert [type(first), type(second)] == [Together, Gather]
+        script.send(answer_all([second])[0])
+    assert [type(first), type(second)] == [Coalesced, AllGather]
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])

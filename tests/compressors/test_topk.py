@@ -15,16 +15,16 @@ from gossamer.compressors.randomk import draw
 from gossamer.compressors.threshold import Threshold
 from gossamer.compressors.topk import dearer_than_dense, share
 from gossamer.core import rng
-from gossamer.core.aggregation import At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Gather, Mean
+from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllGather, AllReduceMean
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import Residual, encode_places
 from gossamer.kernels.reference.counter_rng import uniform
 from gossamer.runtime.runner import simulate
 
 LAYOUT = Layout.of({"matrix": (5, 8), "empty": (0, 3), "one": (1,), "vector": (9,)})
-TWO = At(world=2)
+TWO = AggregationContext(world=2)
 
 
 def numbers(seed: int = 0, layout: Layout = LAYOUT) -> Tensor:
@@ -36,7 +36,9 @@ def room(layout: Layout = LAYOUT) -> Residual:
 
 
 def alone(compressor: RandomK, x: Tensor, layout: Layout, step: int) -> Tensor:
-    staged: Staged = simulate([compressor.aggregate(Packed(x, layout), State(), At(step=step))])[0]
+    staged: AggregationResult = simulate(
+        [compressor.aggregate(FlatTensors(x, layout), State(), AggregationContext(step=step))]
+    )[0]
     return staged.own
 
 
@@ -67,7 +69,7 @@ def test_topk_contracts_each_tensor(density: float) -> None:
     for seed in range(20):
         residual = room()
         wanted = numbers(seed) ** 3
-        top.encode(Packed(wanted, LAYOUT), TWO, residual)
+        top.encode(FlatTensors(wanted, LAYOUT), TWO, residual)
         for slot, count in zip(LAYOUT, top.counts(LAYOUT.sizes), strict=True):
             left, whole = slot.span(residual.after).square().sum(), slot.span(wanted).square().sum()
             assert left <= (1 - count / max(slot.numel, 1)) * whole * (1 + 1e-6)
@@ -76,7 +78,7 @@ def test_topk_contracts_each_tensor(density: float) -> None:
 def test_topk_takes_the_first_of_equals() -> None:
     layout = Layout.of({"a": (6,), "b": (4,)})
     x = torch.tensor([1.0, -1, 1, 1, -1, 1, 0, 0, 0, 0])
-    places, values = TopK(density=0.5).select(Packed(x, layout), TWO)
+    places, values = TopK(density=0.5).select(FlatTensors(x, layout), TWO)
     assert places.tolist() == [0, 1, 2, 6, 7]
     assert values.tolist() == [1, -1, 1, 0, 0]
 
@@ -93,7 +95,7 @@ def test_topk_refuses_what_it_never_sent(values: Tensor, places: list[int]) -> N
     layout = Layout.of({"a": (40,)})
     out = numbers(0, layout)
     kept = out.clone()
-    good = TopK(density=0.1).encode(Packed(out, layout), TWO)
+    good = TopK(density=0.1).encode(FlatTensors(out, layout), TWO)
     bad = values, encode_places(torch.tensor(places, dtype=torch.int32), 40)
     with pytest.raises(MalformedError):
         TopK(density=0.1).decode([good, bad], layout, out)
@@ -156,9 +158,9 @@ def test_places_reach_all_of_a_large_tensor() -> None:
 
 def test_all_ranks_draw_alike_and_every_step_anew() -> None:
     random_k = RandomK(density=0.2)
-    first = random_k.places(LAYOUT, At(step=3, seed=5, rank=0, world=4))
-    assert torch.equal(first, random_k.places(LAYOUT, At(step=3, seed=5, rank=2, world=4)))
-    others = [At(step=4, seed=5, world=4), At(step=3, seed=6, world=4)]
+    first = random_k.places(LAYOUT, AggregationContext(step=3, seed=5, rank=0, world=4))
+    assert torch.equal(first, random_k.places(LAYOUT, AggregationContext(step=3, seed=5, rank=2, world=4)))
+    others = [AggregationContext(step=4, seed=5, world=4), AggregationContext(step=3, seed=6, world=4)]
     assert not any(torch.equal(first, random_k.places(LAYOUT, at)) for at in others)
     renamed = Layout.of({"other": (50,)})
     assert not torch.equal(random_k.places(Layout.of({"a": (50,)}), TWO), random_k.places(renamed, TWO))
@@ -205,9 +207,9 @@ def test_on_average_it_leaves_the_share_that_was_not_drawn() -> None:
 def test_feedback_never_meets_scaled_values(scaled: bool) -> None:
     inner = RandomK(density=0.3, feedback=not scaled)
     compressor = Feedback(inner)
-    x = Packed(numbers(), LAYOUT)
+    x = FlatTensors(numbers(), LAYOUT)
     state = compressor.init(x, TWO)
-    staged: list[Staged] = simulate([compressor.aggregate(x, state, TWO)] * 1)
+    staged: list[AggregationResult] = simulate([compressor.aggregate(x, state, TWO)] * 1)
     places = inner.places(LAYOUT, TWO)
     assert torch.equal(staged[0].own[places], x.flat[places])
     assert torch.equal(staged[0].next_state["residual"].flat + staged[0].own, x.flat)
@@ -216,20 +218,20 @@ def test_feedback_never_meets_scaled_values(scaled: bool) -> None:
 def test_a_sum_out_of_range_is_refused_before_the_first_word() -> None:
     layout = Layout.of({"a": (4,)})
     large = torch.full((4,), 2e38)
-    assert isinstance(next(RandomK(density=1.0).aggregate(Packed(large / 2, layout), State(), TWO)), Mean)
+    assert isinstance(next(RandomK(density=1.0).aggregate(FlatTensors(large / 2, layout), State(), TWO)), AllReduceMean)
     with pytest.raises(NotFinite):
-        next(RandomK(density=1.0).aggregate(Packed(large, layout), State(), TWO))
+        next(RandomK(density=1.0).aggregate(FlatTensors(large, layout), State(), TWO))
     with pytest.raises(NotFinite):
-        next(RandomK(density=0.25, feedback=False).aggregate(Packed(large / 2, layout), State(), TWO))
+        next(RandomK(density=0.25, feedback=False).aggregate(FlatTensors(large / 2, layout), State(), TWO))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_travels_wide_and_is_rounded_once(dtype: torch.dtype) -> None:
     xs = [numbers(seed).to(dtype) for seed in range(3)]
-    random_k, at = RandomK(density=0.5), At(world=3)
-    apart: list[Staged] = simulate([random_k.aggregate(Packed(x, LAYOUT), State(), at) for x in xs])
-    together: list[Staged] = simulate(
-        [random_k.aggregate(Packed(x, LAYOUT), State(), at, x) for x in [x.clone() for x in xs]]
+    random_k, at = RandomK(density=0.5), AggregationContext(world=3)
+    apart: list[AggregationResult] = simulate([random_k.aggregate(FlatTensors(x, LAYOUT), State(), at) for x in xs])
+    together: list[AggregationResult] = simulate(
+        [random_k.aggregate(FlatTensors(x, LAYOUT), State(), at, x) for x in [x.clone() for x in xs]]
     )
     places = random_k.places(LAYOUT, at)
     assert apart[0].mean.dtype == torch.float32
@@ -243,7 +245,7 @@ TWENTY = Layout.of({"a": (10,), "b": (2, 5)})
 
 
 def sent(threshold: Threshold, x: Tensor, residual: Residual | None = None) -> Tensor:
-    payload = threshold.encode(Packed(x, TWENTY), TWO, residual)
+    payload = threshold.encode(FlatTensors(x, TWENTY), TWO, residual)
     return threshold.decoded(payload, TWENTY, x)
 
 
@@ -256,7 +258,7 @@ def test_only_what_exceeds_the_threshold_travels() -> None:
     assert told.nonzero().view(-1).tolist() == [9, 10]
     assert torch.equal(told + residual.after, x)
     assert float(residual.after[2]) == 0.5
-    used, values, _ = threshold.encode(Packed(x, TWENTY), TWO)
+    used, values, _ = threshold.encode(FlatTensors(x, TWENTY), TWO)
     assert used.tolist() == [2]
     assert values.tolist() == [torch.tensor(-0.51).item(), 3.0, 0.0, 0.0]
 
@@ -274,13 +276,15 @@ def test_where_more_pass_than_find_room_the_largest_travel(aliased: bool) -> Non
 def test_what_found_no_room_comes_later() -> None:
     threshold = Feedback(Threshold(value=0.1, capacity=0.2))
     x = torch.linspace(1.0, 2.0, 20)
-    state = threshold.init(Packed(x, TWENTY), TWO)
+    state = threshold.init(FlatTensors(x, TWENTY), TWO)
     total = torch.zeros(20)
     for step in range(5):
         given_now = x if step == 0 else torch.zeros(20)
-        staged: list[Staged] = simulate(
+        staged: list[AggregationResult] = simulate(
             [
-                threshold.aggregate(Packed(given_now, TWENTY), state, At(step=step, rank=rank, world=2))
+                threshold.aggregate(
+                    FlatTensors(given_now, TWENTY), state, AggregationContext(step=step, rank=rank, world=2)
+                )
                 for rank in (0, 1)
             ]
         )
@@ -293,8 +297,8 @@ def test_what_found_no_room_comes_later() -> None:
 def test_payloads_have_one_size(count: int) -> None:
     x = torch.zeros(20)
     x[:count] = 1.0
-    payload = Threshold(value=0.5, capacity=0.2).encode(Packed(x, TWENTY), TWO)
-    on_meta = Threshold(value=0.5, capacity=0.2).encode(Packed(x.to("meta"), TWENTY), TWO)
+    payload = Threshold(value=0.5, capacity=0.2).encode(FlatTensors(x, TWENTY), TWO)
+    on_meta = Threshold(value=0.5, capacity=0.2).encode(FlatTensors(x.to("meta"), TWENTY), TWO)
     assert [(each.shape, each.dtype) for each in payload] == [(each.shape, each.dtype) for each in on_meta]
 
 
@@ -304,7 +308,7 @@ def test_a_count_that_no_encoder_wrote_is_refused(used: Tensor, dtype: torch.dty
     threshold = Threshold(value=0.5, capacity=0.2)
     x = torch.zeros(20)
     x[3:5] = 1.0
-    good = threshold.encode(Packed(x, TWENTY), TWO)
+    good = threshold.encode(FlatTensors(x, TWENTY), TWO)
     kept = x.clone()
     with pytest.raises(MalformedError):
         threshold.decode([good, (used.to(dtype), *good[1:])], TWENTY, x)
@@ -316,33 +320,40 @@ def test_a_count_that_no_encoder_wrote_is_refused(used: Tensor, dtype: torch.dty
 def test_everything_travels_where_that_is_cheaper() -> None:
     layout = Layout.of({"a": (400,)})
     threshold = Threshold(value=2.0, capacity=0.2)
-    payload = sum(each.nbytes for each in threshold.encode(Packed(numbers(0, layout), layout), TWO))
+    payload = sum(each.nbytes for each in threshold.encode(FlatTensors(numbers(0, layout), layout), TWO))
     said = {}
     for world in range(2, 20):
-        x = Packed(numbers(0, layout), layout)
-        plain = next(threshold.aggregate(x, State(), At(world=world)))
-        fed_back = next(threshold.aggregate_compensated(x, room(layout), State(), At(world=world)))
+        x = FlatTensors(numbers(0, layout), layout)
+        plain = next(threshold.aggregate(x, State(), AggregationContext(world=world)))
+        fed_back = next(threshold.aggregate_compensated(x, room(layout), State(), AggregationContext(world=world)))
         assert type(plain) is type(fed_back)
         said[world] = type(plain)
-    assert said == {world: Mean if world * payload >= 8 * 400 else Gather for world in said}
-    assert set(said.values()) == {Mean, Gather}
+    assert said == {world: AllReduceMean if world * payload >= 8 * 400 else AllGather for world in said}
+    assert set(said.values()) == {AllReduceMean, AllGather}
 
 
 def test_what_costs_as_much_as_a_mean_is_one() -> None:
-    x = Packed(torch.zeros(100), Layout.of({"a": (100,)}))
-    assert [dearer_than_dense(200, x, At(world=world)) for world in (2, 3, 4, 5)] == [False, False, True, True]
-    assert not dearer_than_dense(10**6, x, At(world=1)), "nobody hears anything, so nothing is dear"
+    x = FlatTensors(torch.zeros(100), Layout.of({"a": (100,)}))
+    assert [dearer_than_dense(200, x, AggregationContext(world=world)) for world in (2, 3, 4, 5)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert not dearer_than_dense(10**6, x, AggregationContext(world=1)), "nobody hears anything, so nothing is dear"
 
 
 def test_where_everything_travels_nothing_is_left() -> None:
     layout = Layout.of({"a": (400,)})
     xs = [numbers(seed, layout) for seed in range(8)]
 
-    def run(compressor: Feedback | Dense) -> list[Staged]:
-        result: list[Staged] = simulate(
+    def run(compressor: Feedback | Dense) -> list[AggregationResult]:
+        result: list[AggregationResult] = simulate(
             [
                 compressor.aggregate(packed, compressor.init(packed, at), at)
-                for packed, at in ((Packed(x, layout), At(rank=rank, world=8)) for rank, x in enumerate(xs))
+                for packed, at in (
+                    (FlatTensors(x, layout), AggregationContext(rank=rank, world=8)) for rank, x in enumerate(xs)
+                )
             ]
         )
         return result

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Feedback, TwoBit
-from gossamer.core.aggregation import At, State
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual
 from gossamer.runtime.runner import simulate
@@ -20,12 +20,12 @@ from gossamer.runtime.runner import simulate
 ADAPTIVE = TwoBit(adaptive=True)
 
 
-def one(x: Tensor) -> Packed:
-    return Packed(x, Layout.of({"x": (len(x),)}))
+def one(x: Tensor) -> FlatTensors:
+    return FlatTensors(x, Layout.of({"x": (len(x),)}))
 
 
 def sent(codec: TwoBit, x: Tensor) -> Tensor:
-    return codec.decoded(codec.encode(one(x), At()), one(x).layout, x)
+    return codec.decoded(codec.encode(one(x), AggregationContext()), one(x).layout, x)
 
 
 def normal(count: int, seed: int = 0) -> Tensor:
@@ -33,16 +33,16 @@ def normal(count: int, seed: int = 0) -> Tensor:
 
 
 def after(compressor: Compressor, gradients: list[Tensor]) -> State:
-    state = compressor.init(one(torch.zeros_like(gradients[0])), At())
+    state = compressor.init(one(torch.zeros_like(gradients[0])), AggregationContext())
     for step, gradient in enumerate(gradients):
-        (staged,) = simulate([compressor.aggregate(one(gradient), state, At(step=step))])
+        (staged,) = simulate([compressor.aggregate(one(gradient), state, AggregationContext(step=step))])
         state = staged.next_state.after(state)
     return state
 
 
 def test_codes_by_hand() -> None:
     x = torch.tensor([0.5, -0.5, 0.4999, -0.4999, 7.0, 0.0, -0.0])
-    (codes,) = TwoBit().encode(one(x), At())
+    (codes,) = TwoBit().encode(one(x), AggregationContext())
     assert codes.tolist() == [0b00001011, 0b000011]
     assert sent(TwoBit(), x).tolist() == [0.5, -0.5, 0, 0, 0.5, 0, 0]
 
@@ -64,15 +64,15 @@ def test_a_fixed_threshold_is_a_speed_limit(steps: int) -> None:
 
 
 def test_nothing_but_codes_travels_where_everyone_knows_the_threshold() -> None:
-    assert [t.dtype for t in TwoBit().encode(one(normal(10)), At())] == [torch.uint8]
-    assert [t.dtype for t in ADAPTIVE.encode(one(normal(10)), At())] == [torch.float32, torch.uint8]
+    assert [t.dtype for t in TwoBit().encode(one(normal(10)), AggregationContext())] == [torch.uint8]
+    assert [t.dtype for t in ADAPTIVE.encode(one(normal(10)), AggregationContext())] == [torch.float32, torch.uint8]
 
 
 # -- the adaptive threshold
 
 
 def threshold_of(x: Tensor, codec: TwoBit = ADAPTIVE) -> float:
-    return float(codec.encode(one(x), At())[0])
+    return float(codec.encode(one(x), AggregationContext())[0])
 
 
 def test_the_unit_is_the_magnitude_of_what_is_there() -> None:
@@ -84,27 +84,29 @@ def test_the_unit_is_the_magnitude_of_what_is_there() -> None:
 
 
 def test_every_tensor_has_its_own() -> None:
-    x = Packed.pack({"a": torch.ones(3), "none": torch.empty(0), "zeros": torch.zeros(5), "b": torch.full((9,), 4.0)})
-    assert ADAPTIVE.encode(x, At())[0].tolist() == [0.5, 0.0, 2.0]
+    x = FlatTensors.pack(
+        {"a": torch.ones(3), "none": torch.empty(0), "zeros": torch.zeros(5), "b": torch.full((9,), 4.0)}
+    )
+    assert ADAPTIVE.encode(x, AggregationContext())[0].tolist() == [0.5, 0.0, 2.0]
 
 
 def test_every_block_has_its_own() -> None:
     x = torch.cat([torch.ones(16), torch.full((16,), 8.0), torch.full((5,), 2.0)])
-    assert TwoBit(adaptive=True, block=16).encode(one(x), At())[0].tolist() == [0.5, 4.0, 1.0]
-    assert len(ADAPTIVE.encode(one(torch.ones(5000)), At())[0]) == 3
+    assert TwoBit(adaptive=True, block=16).encode(one(x), AggregationContext())[0].tolist() == [0.5, 4.0, 1.0]
+    assert len(ADAPTIVE.encode(one(torch.ones(5000)), AggregationContext())[0]) == 3
 
 
 def test_the_residual_is_part_of_what_is_measured() -> None:
     x, owed = normal(500), 30 * normal(500, seed=1)
-    payload = ADAPTIVE.encode(one(x), At(), Residual(owed, torch.empty(500)))
+    payload = ADAPTIVE.encode(one(x), AggregationContext(), Residual(owed, torch.empty(500)))
     assert float(payload[0]) == pytest.approx(threshold_of(x + owed), rel=1e-6)
 
 
 @pytest.mark.parametrize("power", [-100, -20, 10, 100])
 def test_scale_changes_nothing_but_the_threshold(power: int) -> None:
     x = normal(1000)
-    thresholds, codes = ADAPTIVE.encode(one(x), At())
-    scaled, same = ADAPTIVE.encode(one(x * 2.0**power), At())
+    thresholds, codes = ADAPTIVE.encode(one(x), AggregationContext())
+    scaled, same = ADAPTIVE.encode(one(x * 2.0**power), AggregationContext())
     assert torch.equal(codes, same)
     assert torch.equal(scaled, thresholds * 2.0**power)
 
@@ -177,9 +179,9 @@ def descended(compressor: Compressor, scale: float) -> float:
     """How far from a minimum that lies `scale` away a descent ends, relative to that."""
     target = scale * normal(64)
     x = torch.zeros(64)
-    state = compressor.init(one(x), At())
+    state = compressor.init(one(x), AggregationContext())
     for step in range(300):
-        (staged,) = simulate([compressor.aggregate(one(x - target), state, At(step=step))])
+        (staged,) = simulate([compressor.aggregate(one(x - target), state, AggregationContext(step=step))])
         state = staged.next_state.after(state)
         x = x - 0.1 * staged.mean
     return float((x - target).norm() / target.norm())
@@ -194,11 +196,11 @@ def test_converges_where_a_fixed_threshold_does_not(scale: float) -> None:
 @pytest.mark.parametrize("x", [[math.nan], [math.inf], [3e38, 1e300], [1e200]], ids=str)
 def test_what_cannot_be_sent(x: list[float]) -> None:
     with pytest.raises(NotFinite):
-        ADAPTIVE.encode(one(torch.tensor(x, dtype=torch.float64)), At())
+        ADAPTIVE.encode(one(torch.tensor(x, dtype=torch.float64)), AggregationContext())
 
 
 def test_sums_that_could_overflow_are_noticed() -> None:
-    (staged,) = simulate([ADAPTIVE.aggregate(one(torch.full((8,), 3e38)), State(), At())])
+    (staged,) = simulate([ADAPTIVE.aggregate(one(torch.full((8,), 3e38)), State(), AggregationContext())])
     assert not staged.finite
 
 

@@ -13,8 +13,8 @@ from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, T
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.warmup import ramp
 from gossamer.core import rng
-from gossamer.core.aggregation import At, Staged, State
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.kernels import Residual
 from gossamer.runtime.runner import price, simulate
 
@@ -26,8 +26,8 @@ def numbers(seed: int = 0) -> Tensor:
 
 
 def bytes_at(compressor: Compressor, step: int) -> float:
-    blank = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
-    at = At(step=step, world=4)
+    blank = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
+    at = AggregationContext(step=step, world=4)
     return sum(each.bytes_sent for each in price(compressor.aggregate(blank, compressor.init(blank, at), at), 4))
 
 
@@ -72,9 +72,9 @@ def test_what_was_owed_before_is_paid_at_once() -> None:
     xs, owed = [numbers(seed) for seed in range(3)], [numbers(seed) for seed in range(3, 6)]
     residuals = [Residual(before, torch.full_like(before, torch.nan)) for before in owed]
     warm = Warmup(TopK(density=0.1), steps=1)
-    staged: list[Staged] = simulate(
+    staged: list[AggregationResult] = simulate(
         [
-            warm.aggregate_compensated(Packed(x, SMALL), residual, State(), At(rank=rank, world=3))
+            warm.aggregate_compensated(FlatTensors(x, SMALL), residual, State(), AggregationContext(rank=rank, world=3))
             for rank, (x, residual) in enumerate(zip(xs, residuals, strict=True))
         ]
     )
@@ -89,8 +89,10 @@ def test_a_mean_beyond_half_precision_is_noticed(factor: float) -> None:
     x = torch.full((SMALL.numel,), 30000.0, dtype=torch.float16)
     residual = Residual(torch.full((SMALL.numel,), 30000.0 * factor), torch.empty(SMALL.numel))
     out = torch.empty_like(x)
-    at = At()
-    staged: Staged = simulate([Dense().aggregate_compensated(Packed(x, SMALL), residual, State(), at, out)])[0]
+    at = AggregationContext()
+    staged: AggregationResult = simulate(
+        [Dense().aggregate_compensated(FlatTensors(x, SMALL), residual, State(), at, out)]
+    )[0]
     assert staged.mean is out
     assert staged.finite == bool(torch.isfinite(out).all())
     assert staged.finite == (factor == 1.0)

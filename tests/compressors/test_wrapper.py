@@ -11,8 +11,8 @@ from laws.laws import LAYOUT
 from gossamer.compressors import Compressor, Feedback, OneBitAdam, PowerSGD, Route, Sharded, Warmup
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.wrapper import beside
-from gossamer.core.aggregation import Aggregation, Staged, State
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import Aggregation, AggregationResult, State
+from gossamer.core.layout import FlatTensors
 from gossamer.runtime.runner import simulate
 
 WRAPPERS = [Feedback, lambda inner: Warmup(inner, steps=2), lambda inner: OneBitAdam(inner=inner)]
@@ -38,11 +38,11 @@ def test_a_codec_in_parts_suits_what_the_codec_suits() -> None:
 
 def nothing_remembered() -> Aggregation:
     yield from ()
-    return Staged(mean=torch.ones(1), mine=lambda: torch.ones(1))
+    return AggregationResult(mean=torch.ones(1), mine=lambda: torch.ones(1))
 
 
 def test_what_goes_on_beside_a_state_leaves_it_as_it_was() -> None:
-    state = State({"q": Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))})
+    state = State({"q": FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))})
     (staged,) = simulate([beside(state, nothing_remembered())])
     assert staged.next_state is not state  # a commit would else forget its room
     assert {key: packed.flat.data_ptr() for key, packed in staged.next_state.items()} == {

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from gossamer.doctor.ping_link import Door, Link, call
+from gossamer.doctor.ping_link import Door, PingLink, call
 
 TOKEN = b"sixteen letters!"
 
@@ -19,7 +19,7 @@ def door() -> Iterator[Door]:
 
 
 @pytest.fixture
-def link(door: Door) -> Iterator[Link]:
+def link(door: Door) -> Iterator[PingLink]:
     """The asking end; the other one serves until it is told to end or the link breaks."""
 
     def serve() -> None:
@@ -37,7 +37,7 @@ def link(door: Door) -> Iterator[Link]:
     assert served.is_set()
 
 
-def test_one_end_asks_and_the_other_answers(link: Link) -> None:
+def test_one_end_asks_and_the_other_answers(link: PingLink) -> None:
     ping = link.ping()
     assert 0 < ping.seconds < 5
     assert ping.answered == pytest.approx(ping.sent, abs=5)

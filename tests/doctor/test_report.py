@@ -3,17 +3,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gossamer.doctor import Host, Pair, Report, read_report, write_report
+from gossamer.doctor import DoctorReport, HostReport, PairReport, read_report, write_report
 
-HOST = Host(
+HOST = HostReport(
     rank=0, name="here", address="10.0.0.1", interface=None, gossamer="0.1.0", torch="2.13.0", python="3.11.7",
     nccl="2.27.5", cores=2, memory_bytes=8_000_000_000, gpus=("one", "two"), load_average=0.5,
 )  # fmt: skip
 
 
 def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
-    pairs = (Pair(ranks=(0, 1), minimum_round_trip_seconds=0.02), Pair(ranks=(0, 2), problems=("no way",)))
-    report = Report(hosts=(HOST,), pairs=pairs, seconds=1.5, backend="gloo", join_seconds=0.1)
+    pairs = (PairReport(ranks=(0, 1), minimum_round_trip_seconds=0.02), PairReport(ranks=(0, 2), problems=("no way",)))
+    report = DoctorReport(hosts=(HOST,), pairs=pairs, seconds=1.5, backend="gloo", join_seconds=0.1)
     write_report(tmp_path / "report.json", report)
     assert read_report(tmp_path / "report.json") == report
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]

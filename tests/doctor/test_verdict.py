@@ -5,28 +5,30 @@ from dataclasses import replace
 import pytest
 
 from gossamer.doctor.link_statistics import pairs
-from gossamer.doctor.report import Host, Pair, Report
+from gossamer.doctor.report import DoctorReport, HostReport, PairReport
 from gossamer.doctor.verdict import differing, farther, rate_text, round_trip_text, slower, verdict
 
 
-def host(rank: int, address: str = "") -> Host:
-    return Host(
+def host(rank: int, address: str = "") -> HostReport:
+    return HostReport(
         rank=rank, name="lab", address=address or f"10.77.0.{rank + 1}", interface="eth0", gossamer="0.1.0",
         torch="2.13.0", python="3.11.7", nccl=None, cores=8, memory_bytes=64_000_000_000, gpus=(), load_average=0.1,
         clock_offset_seconds=0.0,
     )  # fmt: skip
 
 
-def pair(first: int, second: int, forth: float = 94e6, back: float = 94e6, seconds: float = 0.021) -> Pair:
-    return Pair(
+def pair(first: int, second: int, forth: float = 94e6, back: float = 94e6, seconds: float = 0.021) -> PairReport:
+    return PairReport(
         ranks=(first, second), minimum_round_trip_seconds=seconds, median_round_trip_seconds=seconds,
         forth_bits_per_second=forth, back_bits_per_second=back, clock_offset_seconds=0.0,
     )  # fmt: skip
 
 
-def report(*found: Pair) -> Report:
+def report(*found: PairReport) -> DoctorReport:
     world = 1 + max(max(each.ranks) for each in found)
-    return Report(hosts=tuple(map(host, range(world))), pairs=found, seconds=1.0, backend="gloo", join_seconds=0.1)
+    return DoctorReport(
+        hosts=tuple(map(host, range(world))), pairs=found, seconds=1.0, backend="gloo", join_seconds=0.1
+    )
 
 
 FOUR = tuple(pair(a, b) for a, b in pairs(4))
@@ -92,7 +94,7 @@ def test_workers_of_one_machine_are_no_hosts() -> None:
 
 
 def test_pairs_that_cannot_talk_are_named() -> None:
-    broken = Pair(ranks=(1, 2), problems=("rank 1 cannot reach rank 2 at 10.77.0.3 (timed out)",))
+    broken = PairReport(ranks=(1, 2), problems=("rank 1 cannot reach rank 2 at 10.77.0.3 (timed out)",))
     found = report(pair(0, 1), pair(0, 2), broken)
     assert verdict(found) == "3 hosts, 94 Mbit/s, 21 ms, pair 1-2 cannot talk"
     assert not found.healthy

@@ -12,7 +12,7 @@ from support.processes import per_rank, run_workers
 
 from gossamer import doctor
 from gossamer.doctor import read_report, verdict
-from gossamer.emulation import Lab, plan
+from gossamer.emulation import EmulatedNetwork, plan
 from gossamer.network import read_network
 
 WORKER = str(Path(doctor.__file__).with_name("worker.py"))
@@ -28,7 +28,7 @@ needs_lab = pytest.mark.skipif(
 @pytest.mark.processes
 def test_hosts_that_cannot_reach_each_other_are_named_and_the_others_measured(tmp_path: Path) -> None:
     commands = []
-    with Lab(NETWORK) as lab:
+    with EmulatedNetwork(NETWORK) as lab:
         for host in lab.hosts:
             program, *prefix = host.prefix
             command = [sys.executable, WORKER, str(tmp_path / f"{host.address}.json"), "--seconds=0.1"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.emulation import capabilities
-from gossamer.emulation.capabilities import Plan, needs_switch, plan, reentering
+from gossamer.emulation.capabilities import EmulationPlan, needs_switch, plan, reentering
 from gossamer.emulation.shell import LabError, call
 from gossamer.network import Host, Network, read_network
 from gossamer.network import Path as NetworkPath
@@ -31,14 +31,16 @@ def _linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_the_kernel_alone_does_rates(spec: str, needs: bool) -> None:
     assert needs_switch(read_network(spec, 2)) is needs
-    assert plan(read_network(spec, 2)) == Plan(emulation="switch" if needs else "kernel")
+    assert plan(read_network(spec, 2)) == EmulationPlan(emulation="switch" if needs else "kernel")
 
 
 def test_the_kernel_alone_has_no_lines_that_hosts_share() -> None:
     hosts = tuple(Host(up_bits_per_second=1e9, down_bits_per_second=1e9, site=site) for site in "aab")
     shared = Network(hosts=hosts, paths={frozenset("ab"): NetworkPath(bits_per_second=1e8)})
-    assert plan(shared) == Plan(emulation="switch")
-    assert plan(Network(hosts=hosts[:2], paths=shared.paths)) == Plan(emulation="kernel")  # nobody is at the other end
+    assert plan(shared) == EmulationPlan(emulation="switch")
+    assert plan(Network(hosts=hosts[:2], paths=shared.paths)) == EmulationPlan(
+        emulation="kernel"
+    )  # nobody is at the other end
 
 
 def test_a_world_of_one_needs_no_switch() -> None:
@@ -47,7 +49,7 @@ def test_a_world_of_one_needs_no_switch() -> None:
 
 def test_users_enter_a_namespace_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "_works", lambda *command: "--user" in command)
-    assert plan(DELAYS) == Plan(emulation="switch", reenters=True)
+    assert plan(DELAYS) == EmulationPlan(emulation="switch", reenters=True)
     assert reentering(["python", "a b"])[-2:] == ["python", "a b"]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.testbed_traffic import line
 
-from gossamer.emulation import Lab, namespaces, plan
+from gossamer.emulation import EmulatedNetwork, namespaces, plan
 from gossamer.emulation.capabilities import reentering
 from gossamer.emulation.namespaces import DIRECTORY, new_tag, remove_stale, stale, start_ticks
 from gossamer.network import read_network
@@ -72,7 +72,7 @@ def test_a_killed_owner_leaves_no_process_and_the_next_lab_removes_the_rest(seed
         process.kill()
     names = left_by(process.pid)
     assert eventually(lambda: not inhabitants(names))
-    with Lab(read_network("1gbit", 2)):
+    with EmulatedNetwork(read_network("1gbit", 2)):
         assert left_by(process.pid) == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.testbed_traffic import answering, arrived, bits_per_second, round_trip_seconds
 
-from gossamer.emulation import Lab, plan
+from gossamer.emulation import EmulatedNetwork, plan
 from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.network import Host, Network, read_network
 from gossamer.network import Path as NetworkPath
@@ -27,7 +27,7 @@ def within(measured: float, asked: float, share: float = 0.05) -> bool:
     return abs(measured - asked) <= share * asked
 
 
-def best_rate(lab: Lab, asked: float) -> float:
+def best_rate(lab: EmulatedNetwork, asked: float) -> float:
     """The nearest of three: others may use this machine's processors meanwhile, and they can only disturb."""
     rates: list[float] = []
     while len(rates) < 3 and not (rates and within(rates[-1], asked)):
@@ -52,7 +52,7 @@ def best_rate(lab: Lab, asked: float) -> float:
 def test_rate_and_round_trip_are_as_asked(spec: str, emulation: str) -> None:
     network = read_network(spec, 2)
     asked = network.hosts[0].up_bits_per_second
-    with Lab(network) as lab:
+    with EmulatedNetwork(network) as lab:
         assert lab.emulation == emulation
         with answering(lab, 1):
             took = round_trip_seconds(lab, 0, 1)
@@ -66,7 +66,7 @@ def test_rate_and_round_trip_are_as_asked(spec: str, emulation: str) -> None:
 
 @pytest.mark.parametrize("spec", ["20mbit", "20mbit,5ms"])
 def test_a_slowed_host_is_slower_and_recovers(spec: str) -> None:
-    with Lab(read_network(spec, 2)) as lab:
+    with EmulatedNetwork(read_network(spec, 2)) as lab:
         lab.slow(1, 1.25)
         assert within(best_rate(lab, 16e6), 16e6)
         assert not within(bits_per_second(lab, 0, 1), 20e6)  # so the check above can fail
@@ -76,12 +76,12 @@ def test_a_slowed_host_is_slower_and_recovers(spec: str) -> None:
 
 def test_the_slower_of_two_unequal_lines_counts() -> None:
     home = Host(up_bits_per_second=5e6, down_bits_per_second=40e6)
-    with Lab(Network(hosts=(home, home), default=NetworkPath(round_trip_seconds=0.01))) as lab:
+    with EmulatedNetwork(Network(hosts=(home, home), default=NetworkPath(round_trip_seconds=0.01))) as lab:
         assert within(best_rate(lab, 5e6), 5e6)
 
 
 def test_what_was_sent_is_in_the_senders_counter() -> None:
-    with Lab(read_network("50mbit,2ms", 2)) as lab:
+    with EmulatedNetwork(read_network("50mbit,2ms", 2)) as lab:
         before = lab.interface_bytes()
         arrived(lab, 0, 1, 100)
         sent = [after - first for first, after in zip(before, lab.interface_bytes(), strict=True)]
@@ -93,7 +93,7 @@ def test_packets_are_lost_as_often_as_asked_and_the_same_ones_each_time() -> Non
     network = read_network("100mbit,1ms,loss=2%", 2)
     runs = []
     for seed in (7, 7, 8):
-        with Lab(network, seed=seed) as lab:
+        with EmulatedNetwork(network, seed=seed) as lab:
             runs.append(arrived(lab, 0, 1, count))
     first, again, other = runs
     assert abs(count - len(first) - count * share) <= 4.5 * math.sqrt(count * share * (1 - share))
@@ -103,7 +103,7 @@ def test_packets_are_lost_as_often_as_asked_and_the_same_ones_each_time() -> Non
 
 
 def test_jitter_varies_the_time_and_never_the_order() -> None:
-    with Lab(read_network("100mbit,10ms,jitter=2ms", 2)) as lab:
+    with EmulatedNetwork(read_network("100mbit,10ms,jitter=2ms", 2)) as lab:
         assert arrived(lab, 0, 1, 1000) == list(range(1, 1001))
         with answering(lab, 1):
             fastest = round_trip_seconds(lab, 0, 1, count=40)
@@ -117,7 +117,7 @@ def test_a_cut_is_a_cut_and_heals(spec: str) -> None:
         with answering(lab, b):
             return round_trip_seconds(lab, a, b, count=2, patience_seconds=0.1) is not None
 
-    with Lab(read_network(spec, 3)) as lab:
+    with EmulatedNetwork(read_network(spec, 3)) as lab:
         assert hears(0, 1)
         lab.cut(0, 1)
         assert [hears(0, 1), hears(1, 0), hears(0, 2), hears(2, 1)] == [False, False, True, True]
@@ -137,16 +137,16 @@ def traces() -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize("spec", ["100mbit", "100mbit,2ms"])
 def test_nothing_is_left_whether_it_ends_well_or_not(spec: str) -> None:
     before = traces()
-    with Lab(read_network(spec, 3)):
+    with EmulatedNetwork(read_network(spec, 3)):
         assert len(traces()[0]) == 4
         assert traces()[1] == before[1]
-    with pytest.raises(ZeroDivisionError), Lab(read_network(spec, 3)):
+    with pytest.raises(ZeroDivisionError), EmulatedNetwork(read_network(spec, 3)):
         raise ZeroDivisionError
     assert traces() == before == (set(), before[1])
 
 
 def test_hosts_that_are_not_there_are_refused() -> None:
-    with Lab(read_network("100mbit", 2)) as lab:
+    with EmulatedNetwork(read_network("100mbit", 2)) as lab:
         with pytest.raises(ValueError, match="hosts count from 0 to 1, and 2 is none"):
             lab.cut(0, 2)
         with pytest.raises(ValueError, match="hosts count from 0 to 1, and -1 is none"):
@@ -156,12 +156,12 @@ def test_hosts_that_are_not_there_are_refused() -> None:
 
 
 def test_the_switch_says_what_it_did() -> None:
-    with Lab(read_network("100mbit,2ms", 2)) as lab:
+    with EmulatedNetwork(read_network("100mbit,2ms", 2)) as lab:
         before = lab.cpu_seconds()
         bits_per_second(lab, 0, 1, seconds=0.2)
         after = lab.cpu_seconds()
         assert before is not None
         assert after is not None
         assert before < after < before + 5
-    with Lab(read_network("100mbit", 2)) as lab:
+    with EmulatedNetwork(read_network("100mbit", 2)) as lab:
         assert lab.cpu_seconds() is None

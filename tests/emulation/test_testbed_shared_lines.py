@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.testbed_traffic import arrived, streams_bits_per_second
 
-from gossamer.emulation import Lab, plan
+from gossamer.emulation import EmulatedNetwork, plan
 from gossamer.emulation.shell import LabError
 from gossamer.emulation.tun_switch import Switch
 from gossamer.network import Host, Network, Path, read_network
@@ -29,12 +29,12 @@ def offices(shared: float | None, jitter_seconds: float = 0.0) -> Network:
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Lab(offices(RATE)) as running:
+def lab() -> Iterator[EmulatedNetwork]:
+    with EmulatedNetwork(offices(RATE)) as running:
         yield running
 
 
-def check_shared(lab: Lab, attempts: int = ATTEMPTS) -> None:
+def check_shared(lab: EmulatedNetwork, attempts: int = ATTEMPTS) -> None:
     """Two streams the same way, each over lines of its own but one: together they are as fast as it."""
     for _ in range(attempts):
         rates = streams_bits_per_second(lab, (0, 2), (1, 3))
@@ -43,17 +43,17 @@ def check_shared(lab: Lab, attempts: int = ATTEMPTS) -> None:
     raise AssertionError(rates)
 
 
-def test_two_streams_share_the_line(lab: Lab) -> None:
+def test_two_streams_share_the_line(lab: EmulatedNetwork) -> None:
     assert lab.emulation == "switch"
     check_shared(lab)
 
 
 def test_without_a_line_between_they_do_not() -> None:
-    with Lab(offices(None)) as apart, pytest.raises(AssertionError):
+    with EmulatedNetwork(offices(None)) as apart, pytest.raises(AssertionError):
         check_shared(apart, attempts=1)
 
 
-def test_one_stream_each_way_has_all_of_it(lab: Lab) -> None:
+def test_one_stream_each_way_has_all_of_it(lab: EmulatedNetwork) -> None:
     for _ in range(ATTEMPTS):
         rates = streams_bits_per_second(lab, (0, 2), (3, 1))
         if all(abs(rate - RATE) < 0.1 * RATE for rate in rates):
@@ -62,7 +62,7 @@ def test_one_stream_each_way_has_all_of_it(lab: Lab) -> None:
 
 
 def test_jitter_before_a_shared_line_keeps_the_order() -> None:
-    with Lab(offices(RATE / 4, jitter_seconds=0.001)) as jittery:
+    with EmulatedNetwork(offices(RATE / 4, jitter_seconds=0.001)) as jittery:
         assert arrived(jittery, 0, 2, 200) == list(range(1, 201))
 
 

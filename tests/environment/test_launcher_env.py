@@ -2,7 +2,7 @@
 
 import pytest
 
-from gossamer.environment import Job, detect
+from gossamer.environment import JobEnvironment, detect
 from gossamer.environment.launcher_env import first_host
 from gossamer.errors import ConnectError
 
@@ -55,11 +55,11 @@ def without(environ, *names):
     ],
 )
 def test_a_plain_run_is_a_world_of_one(environ):
-    assert detect(environ) == Job(rank=0, world=1, local_rank=0, local_world=1, launcher="python")
+    assert detect(environ) == JobEnvironment(rank=0, world=1, local_rank=0, local_world=1, launcher="python")
 
 
 def test_torchrun():
-    assert detect(TORCHRUN) == Job(
+    assert detect(TORCHRUN) == JobEnvironment(
         rank=3,
         world=4,
         local_rank=1,

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from gossamer.environment import Job, choose_interface, interface_towards, interfaces
+from gossamer.environment import JobEnvironment, choose_interface, interface_towards, interfaces
 from gossamer.errors import ConnectError
 
-SPREAD = Job(rank=0, world=4, local_rank=0, local_world=2, master_address="127.0.1.1", master_port=1)
+SPREAD = JobEnvironment(rank=0, world=4, local_rank=0, local_world=2, master_address="127.0.1.1", master_port=1)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads interfaces as Linux does")
 
 
@@ -56,7 +56,7 @@ def test_between_machines_loopback_is_never_chosen(network):
 @linux
 def test_on_one_machine_loopback_is_right(network):
     network(eth0="10.0.0.1")
-    assert choose_interface(Job(world=2, local_world=2, master_address="127.0.1.1")) == "lo"
+    assert choose_interface(JobEnvironment(world=2, local_world=2, master_address="127.0.1.1")) == "lo"
 
 
 @linux

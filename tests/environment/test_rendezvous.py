@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gossamer.environment import Job, device_for, join, leave, rendezvous
+from gossamer.environment import JobEnvironment, device_for, join, leave, rendezvous
 from gossamer.errors import ConnectError
 
 
@@ -34,7 +34,7 @@ def port():
 
 
 def job(rank, port, world=2):
-    return Job(
+    return JobEnvironment(
         rank=rank,
         world=world,
         local_rank=rank,
@@ -211,8 +211,8 @@ def test_a_group_that_exists_is_used_as_it_is(tmp_path):
 
 def test_a_worker_without_a_gpu_of_its_own_computes_on_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device_for(Job(local_rank=1, local_world=3, world=3)) == torch.device("cuda", 1)
-    assert device_for(Job(local_rank=2, local_world=3, world=3)) == torch.device("cpu")
+    assert device_for(JobEnvironment(local_rank=1, local_world=3, world=3)) == torch.device("cuda", 1)
+    assert device_for(JobEnvironment(local_rank=2, local_world=3, world=3)) == torch.device("cpu")
 
 
 WORKER = """

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 from support.processes import free_port
 
-from gossamer.environment.store import Board
+from gossamer.environment.store import RendezvousStore
 from gossamer.errors import ConnectError
 
 
 def test_what_one_pins_all_read() -> None:
     port = free_port()
-    first = Board("doctor", "127.0.0.1", port, serves=True, seconds=5)
-    second = Board("doctor", "127.0.0.1", port, serves=False, seconds=5)
-    other = Board("another", "127.0.0.1", port, serves=False, seconds=5)
+    first = RendezvousStore("doctor", "127.0.0.1", port, serves=True, seconds=5)
+    second = RendezvousStore("doctor", "127.0.0.1", port, serves=False, seconds=5)
+    other = RendezvousStore("another", "127.0.0.1", port, serves=False, seconds=5)
     second.pin("topic", "text with ö")
     assert first.read("topic", 5) == "text with ö"
     with pytest.raises(TimeoutError, match="topic"):

@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import GossamerError
 from gossamer.estimate.exchange_timer import turn
 from gossamer.estimate.profile_runs import MeasureError, assume, measure
-from gossamer.estimate.step_time import foretell, plan
+from gossamer.estimate.step_time import estimate_step_time, plan
 from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.network import read_network
 from gossamer.recipes.recipe import resolve
@@ -124,7 +124,7 @@ def test_turns_are_timed_with_their_rules(text, offers, lands):
     assert [bucket.fragment for bucket in seen.buckets] == list(model.fragments)
     assert [bucket.offering_seconds > 0 for bucket in seen.buckets] == [offers] * len(seen.buckets)
     assert [bucket.landing_seconds > 0 for bucket in seen.buckets] == [lands] * len(seen.buckets)
-    assert foretell(recipe, seen, read_network("100mbit", 3), 3).step_seconds >= 0.3
+    assert estimate_step_time(recipe, seen, read_network("100mbit", 3), 3).step_seconds >= 0.3
 
 
 def test_sites_are_timed_dense():
@@ -140,7 +140,7 @@ def test_a_turn_leaves_parameters_as_they_are():
     parameters = {"a": torch.nn.Parameter(torch.randn(50, 60)), "b": torch.nn.Parameter(torch.randn(7))}
     kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     strategy = resolve("DiLoCo(4)").strategy
-    bucket = Bucket(parameters, resolve("Int8").compressor, At(world=3))
+    bucket = Bucket(parameters, resolve("Int8").compressor, AggregationContext(world=3))
     fresh = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
     (timed,) = turn(strategy, [bucket], resolve("Int8").compressor, 3, fresh)
     assert all(torch.equal(kept[name], parameter) for name, parameter in parameters.items())
@@ -160,4 +160,4 @@ def test_a_script_that_merges_is_measured(script, text):
     assert list(seen.rider_bytes) == ([4 * 60] if sites else [4 * 60, 0])
     assert list(seen.buffer_bytes) == ([120, 120, 8] if sites else [])
     assert [bucket.ready_seconds > 0 for bucket in seen.site_buckets] == [True] * sites
-    assert foretell(recipe, seen, read_network("1gbit", 4), 4).step_seconds >= seen.compute_seconds
+    assert estimate_step_time(recipe, seen, read_network("1gbit", 4), 4).step_seconds >= seen.compute_seconds

@@ -5,23 +5,23 @@ import torch
 from click.testing import CliRunner
 
 from gossamer.cli.explain import explain
-from gossamer.core.ops import Gather, Mean, Together
+from gossamer.core.ops import AllGather, AllReduceMean, Coalesced
 from gossamer.errors import GossamerError
 from gossamer.estimate.schedule_simulator import Trip, run_sites, run_turns
-from gossamer.estimate.step_simulator import Job, run_step
-from gossamer.estimate.step_time import Foretold, foretell, plan
-from gossamer.estimate.workload_profile import Measured, MeasuredBucket
+from gossamer.estimate.step_simulator import BucketJob, run_step
+from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time, plan
+from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.network import read_network
 from gossamer.network.cost.op_cost import seconds
 from gossamer.recipes.recipe import resolve
-from gossamer.strategies import Periodic
+from gossamer.strategies import PeriodicSchedule
 
 
 def floats(numel):
     return torch.empty(numel, device="meta")
 
 
-WORD = Gather((floats(1),))
+WORD = AllGather((floats(1),))
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +40,11 @@ class Fixed:
 
 
 def measured(**changes):
-    return Measured(**{"recipe": "", "backward_seconds": 20.0, "rest_seconds": 4.0, "buckets": []} | changes)
+    return WorkloadProfile(**{"recipe": "", "backward_seconds": 20.0, "rest_seconds": 4.0, "buckets": []} | changes)
 
 
 def job(ready, *rounds, last=0.0):
-    return Job(ready_seconds=ready, rounds=[(seconds, WORD, 0.0) for seconds in rounds], last_seconds=last)
+    return BucketJob(ready_seconds=ready, rounds=[(seconds, WORD, 0.0) for seconds in rounds], last_seconds=last)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_buffers_follow_the_last_bucket():
 
 
 def bucket(rounds, **shapes):
-    return MeasuredBucket(
+    return BucketProfile(
         dtype="float32",
         shapes=shapes,
         ready_seconds=0.1,
@@ -110,23 +110,23 @@ def bucket(rounds, **shapes):
 def test_the_last_bucket_takes_the_control_word_along():
     model = measured(buckets=[bucket(1, a=(50, 50)), bucket(1, b=(60, 60), c=(7,))], control_bytes=23)
     first, last = plan(resolve("Dense"), model, 4)
-    assert [type(word) for _, word, _ in first.rounds] == [Mean]
+    assert [type(word) for _, word, _ in first.rounds] == [AllReduceMean]
     ((_, word, _),) = last.rounds
-    assert isinstance(word, Together)
-    assert [type(each) for each in word.words] == [Mean, Gather]
+    assert isinstance(word, Coalesced)
+    assert [type(each) for each in word.words] == [AllReduceMean, AllGather]
     assert word.words[1].payload[0].nbytes == 23
 
 
 def test_a_compressor_of_several_rounds_has_a_computing_time_before_each():
     (only,) = plan(resolve("PowerSGD(rank=2)"), measured(buckets=[bucket(2, a=(50, 50))], control_bytes=23), 4)
-    assert [type(word) for _, word, _ in only.rounds] == [Together, Mean]
+    assert [type(word) for _, word, _ in only.rounds] == [Coalesced, AllReduceMean]
 
 
 def test_foretold_is_compute_and_what_the_network_adds():
     model = measured(
         backward_seconds=0.2, rest_seconds=0.05, buckets=[bucket(1, a=(1000, 1000))], control_bytes=23, copies=2
     )
-    told = foretell(resolve("Dense"), model, read_network("100mbit", 2), 2)
+    told = estimate_step_time(resolve("Dense"), model, read_network("100mbit", 2), 2)
     line = 4e6 * 1526 / 1448 * 8 / 100e6
     assert told.wire_seconds == pytest.approx(line, rel=0.01)
     assert told.step_seconds == pytest.approx(0.05 + max(0.2, 0.102 + line), rel=0.01)
@@ -137,21 +137,21 @@ def test_foretold_is_compute_and_what_the_network_adds():
 
 def test_alone_there_is_nothing_to_wait_for():
     model = measured(buckets=[bucket(1, a=(10, 10))])
-    told = foretell(resolve("Dense"), model, read_network("1mbit,1s", 1), 1)
-    assert told == Foretold(
+    told = estimate_step_time(resolve("Dense"), model, read_network("1mbit,1s", 1), 1)
+    assert told == StepTimeEstimate(
         step_seconds=24.0, waiting_seconds=0.0, wire_seconds=0.0, codec_seconds=0.0, inputs=told.inputs
     )
 
 
 def test_more_hosts_than_workers_leave_the_rest_out():
     model = measured(buckets=[bucket(1, a=(100, 100))], control_bytes=23)
-    two = foretell(resolve("Dense"), model, read_network("1mbit,1s", 2), 2)
-    assert foretell(resolve("Dense"), model, read_network("1mbit,1s", 8), 2).step_seconds == two.step_seconds
+    two = estimate_step_time(resolve("Dense"), model, read_network("1mbit,1s", 2), 2)
+    assert estimate_step_time(resolve("Dense"), model, read_network("1mbit,1s", 8), 2).step_seconds == two.step_seconds
 
 
 def test_measurements_survive_json():
     model = measured(buckets=[bucket(1, a=(10, 10))])
-    assert Measured.from_json(model.to_json()) == model
+    assert WorkloadProfile.from_json(model.to_json()) == model
 
 
 # -- strategies that talk less, in virtual time ------------------------------------------------------------------------
@@ -172,14 +172,14 @@ PASS = 24.0  # seconds; a word takes ten
 @pytest.mark.parametrize(
     ("schedule", "words", "seconds", "waiting"),
     [
-        (Periodic(5), 1, (5 * PASS + 2 + 11 + 3) / 5, 11 / 5),  # nobody trains meanwhile
-        (Periodic(5, delay=1), 1, (5 * PASS + 2 + 3) / 5, 0.0),  # 11 < 24: hidden
-        (Periodic(5, delay=1), 3, (5 * PASS + 2 + 33 + 3 - PASS) / 5, (33 - PASS) / 5),  # 33 > 24
-        (Periodic(5, delay=2), 3, (5 * PASS + 2 + 3) / 5, 0.0),
-        (Periodic(1), 1, PASS + 2 + 11 + 3, 11.0),
-        (Periodic(1, delay=1), 3, 33.0, 33 - PASS - 5),  # the lane never rests
-        (Periodic(1, delay=3), 3, 33.0, 33 - PASS - 5),  # and a longer delay does not help it
-        (Periodic(1, delay=3), 2, PASS + 5, 0.0),
+        (PeriodicSchedule(5), 1, (5 * PASS + 2 + 11 + 3) / 5, 11 / 5),  # nobody trains meanwhile
+        (PeriodicSchedule(5, delay=1), 1, (5 * PASS + 2 + 3) / 5, 0.0),  # 11 < 24: hidden
+        (PeriodicSchedule(5, delay=1), 3, (5 * PASS + 2 + 33 + 3 - PASS) / 5, (33 - PASS) / 5),  # 33 > 24
+        (PeriodicSchedule(5, delay=2), 3, (5 * PASS + 2 + 3) / 5, 0.0),
+        (PeriodicSchedule(1), 1, PASS + 2 + 11 + 3, 11.0),
+        (PeriodicSchedule(1, delay=1), 3, 33.0, 33 - PASS - 5),  # the lane never rests
+        (PeriodicSchedule(1, delay=3), 3, 33.0, 33 - PASS - 5),  # and a longer delay does not help it
+        (PeriodicSchedule(1, delay=3), 2, PASS + 5, 0.0),
     ],
 )
 def test_training_waits_for_what_has_not_landed(schedule, words, seconds, waiting):
@@ -192,11 +192,11 @@ def test_training_waits_for_what_has_not_landed(schedule, words, seconds, waitin
 def test_fragments_take_turns_on_one_lane():
     """The long one is still on the lane when the short one leaves: 4 passes hold 96 seconds of 42 + 11."""
     long, short = trip(job(0.0, *[0.5] * 4)), trip(job(0.0, 1.0))
-    assert turns(Periodic(4, fragments=2, delay=1), long, short)[:2] == pytest.approx(
+    assert turns(PeriodicSchedule(4, fragments=2, delay=1), long, short)[:2] == pytest.approx(
         ((96 + 42 - 24) / 4, (42 - 24) / 4)
     )
-    assert turns(Periodic(4, fragments=2, delay=2), long, short)[:2] == pytest.approx((24.0, 0.0))
-    assert turns(Periodic(2, fragments=2, delay=1), long, short)[:2] == pytest.approx(
+    assert turns(PeriodicSchedule(4, fragments=2, delay=2), long, short)[:2] == pytest.approx((24.0, 0.0))
+    assert turns(PeriodicSchedule(2, fragments=2, delay=1), long, short)[:2] == pytest.approx(
         ((48 + 42 - 24) / 2, (42 - 24) / 2)
     )
 
@@ -204,23 +204,25 @@ def test_fragments_take_turns_on_one_lane():
 def test_who_comes_is_known_before_anything_else_leaves():
     """The meeting takes 10 seconds; then one bucket leaves at 11 and the other at 12, and that one is there at 22."""
     going = trip(job(0.0, 0.0), job(0.0, 1.0), job(0.0, 1.0))
-    assert turns(Periodic(2), going) == pytest.approx(((48 + 22) / 2, 22 / 2, 20 / 2, 2 / 2))
+    assert turns(PeriodicSchedule(2), going) == pytest.approx(((48 + 22) / 2, 22 / 2, 20 / 2, 2 / 2))
     with pytest.raises(AssertionError):
-        assert turns(Periodic(2), trip(job(0.0), *going.jobs)) == pytest.approx(turns(Periodic(2), going))
+        assert turns(PeriodicSchedule(2), trip(job(0.0), *going.jobs)) == pytest.approx(
+            turns(PeriodicSchedule(2), going)
+        )
 
 
 def test_on_crowded_processors_a_turn_slows_training():
     """Computing on the lane takes twice as long beside training, which loses as much as it is given."""
     going = trip(job(0.0, 4.0, last=2.0))
-    assert turns(Periodic(2, delay=1), going, crowded=True) == pytest.approx(((48 + 6) / 2, 0.0, 5.0, 12 / 2))
-    assert turns(Periodic(2, delay=1), going) == pytest.approx((24.0, 0.0, 5.0, 3.0))
-    assert turns(Periodic(2), going, crowded=True) == pytest.approx(((48 + 16) / 2, 8.0, 5.0, 3.0))
+    assert turns(PeriodicSchedule(2, delay=1), going, crowded=True) == pytest.approx(((48 + 6) / 2, 0.0, 5.0, 12 / 2))
+    assert turns(PeriodicSchedule(2, delay=1), going) == pytest.approx((24.0, 0.0, 5.0, 3.0))
+    assert turns(PeriodicSchedule(2), going, crowded=True) == pytest.approx(((48 + 16) / 2, 8.0, 5.0, 3.0))
 
 
 def test_training_is_slowed_only_until_it_waits():
     """Of 30 seconds on the lane 24 are shared and take twice as long; then training waits, and the rest goes alone."""
     going = trip(job(0.0, 30.0))
-    (seconds, waiting, _, codec) = turns(Periodic(2, delay=1), going, crowded=True)
+    (seconds, waiting, _, codec) = turns(PeriodicSchedule(2, delay=1), going, crowded=True)
     assert codec == pytest.approx((24 * 2 + 6) / 2)
     assert waiting == pytest.approx(16 / 2)
     assert seconds == pytest.approx((48 + 24 + 16) / 2)
@@ -228,11 +230,11 @@ def test_training_is_slowed_only_until_it_waits():
 
 def test_sites_step_on_their_own_and_wait_for_turns():
     inner, going = [job(20.0, 1.0)], trip(job(0.0, 1.0), offering=2.0, landing=3.0)
-    found = run_sites(inner, [going], Periodic(6), measured(), Fixed(), Fixed(), 4)
+    found = run_sites(inner, [going], PeriodicSchedule(6), measured(), Fixed(), Fixed(), 4)
     assert found.seconds == pytest.approx((6 * 35 + 2 + 11 + 3) / 6)
     assert found.waiting == pytest.approx((6 * 11 + 11) / 6)
     assert (found.wire, found.codec) == pytest.approx(((6 * 10 + 10) / 6, (6 + 1) / 6))
-    found = run_sites(inner, [going], Periodic(2), measured(), Fixed(), Fixed(), 4)
+    found = run_sites(inner, [going], PeriodicSchedule(2), measured(), Fixed(), Fixed(), 4)
     assert found.seconds == pytest.approx((2 * 35 + 2 + 11 + 3) / 2)
 
 
@@ -244,7 +246,7 @@ def told(text, spec="100mbit", workers=2, **changes):
         **{"backward_seconds": 0.2, "rest_seconds": 0.05, "buckets": [bucket(1, a=(1000, 1000))], "control_bytes": 23}
         | changes
     )
-    return foretell(resolve(text), model, read_network(spec, workers), workers)
+    return estimate_step_time(resolve(text), model, read_network(spec, workers), workers)
 
 
 def test_a_period_is_averaged():
@@ -318,8 +320,8 @@ def test_slow_paths_between_sites_do_not_slow_what_is_inside(tmp_path):
     far = told("EveryStep()", str(spec), workers=4).step_seconds
     said = told("LocalSGD(50, per_site=2)", str(spec), workers=4, **buckets).step_seconds
     network = read_network(str(spec), 4)
-    bucket_and_control = Together((Mean(floats(1_000_000)), Gather((floats(6),))))
-    turn = 0.002 + sum(seconds(word, network) for word in (Gather((floats(4),)), bucket_and_control))
+    bucket_and_control = Coalesced((AllReduceMean(floats(1_000_000)), AllGather((floats(6),))))
+    turn = 0.002 + sum(seconds(word, network) for word in (AllGather((floats(4),)), bucket_and_control))
     assert said == pytest.approx(inside + turn / 50, rel=1e-3)
     assert said < far
     with pytest.raises(AssertionError):

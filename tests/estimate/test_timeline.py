@@ -2,7 +2,7 @@ import pytest
 
 from gossamer.estimate.timeline import MOST_COLUMNS, MOST_ROWS, draw
 from gossamer.recipes.recipe import resolve
-from gossamer.strategies import Periodic
+from gossamer.strategies import PeriodicSchedule
 from gossamer.strategies.base import cycle_of, schedule_of
 
 
@@ -18,13 +18,13 @@ def drawn(text):
 @pytest.mark.parametrize(
     ("text", "schedule", "cycle"),
     [
-        ("EveryStep()", Periodic(1), [(0, 1, 1)]),
-        ("EveryStep(accumulate=3)", Periodic(3), [(0, 3, 3)]),
-        ("EveryStep(delay=2)", Periodic(1, delay=2), [(0, 1, 3)]),
-        ("LocalSGD(5)", Periodic(5), [(0, 5, 5)]),
-        ("PostLocalSGD(5, start=100)", Periodic(5), [(0, 105, 105)]),
-        ("DiLoCo(6, fragments=3, delay=1)", Periodic(6, 3, 1), [(0, 2, 3), (1, 4, 5), (2, 6, 7)]),
-        ("DelayedAveraging(delay=3, period=2)", Periodic(2, delay=3), [(0, 2, 5)]),
+        ("EveryStep()", PeriodicSchedule(1), [(0, 1, 1)]),
+        ("EveryStep(accumulate=3)", PeriodicSchedule(3), [(0, 3, 3)]),
+        ("EveryStep(delay=2)", PeriodicSchedule(1, delay=2), [(0, 1, 3)]),
+        ("LocalSGD(5)", PeriodicSchedule(5), [(0, 5, 5)]),
+        ("PostLocalSGD(5, start=100)", PeriodicSchedule(5), [(0, 105, 105)]),
+        ("DiLoCo(6, fragments=3, delay=1)", PeriodicSchedule(6, 3, 1), [(0, 2, 3), (1, 4, 5), (2, 6, 7)]),
+        ("DelayedAveraging(delay=3, period=2)", PeriodicSchedule(2, delay=3), [(0, 2, 5)]),
     ],
 )
 def test_every_stage_has_a_schedule(text, schedule, cycle):

@@ -7,13 +7,13 @@ import pytest
 import torch
 from support.foretold import WORKERS, other, ring
 
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Gather, Mean, Together, bytes_sent
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllGather, AllReduceMean, Coalesced, bytes_sent
 from gossamer.errors import AttachError
-from gossamer.estimate.op_trace import conversation
+from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.synthetic_shapes import assumed, assumed_shapes
-from gossamer.estimate.traffic import forecast
+from gossamer.estimate.traffic import estimate_traffic
 from gossamer.events import Attached
 from gossamer.kernels import coded_bytes
 from gossamer.recipes.recipe import resolve
@@ -36,7 +36,7 @@ def said_of(text, shapes=SHAPES, workers=WORKERS, dtype="float32", buffer_bytes=
         rank=0,
         world=1,
     )
-    return forecast(recipe, model, workers=workers)
+    return estimate_traffic(recipe, model, workers=workers)
 
 
 def gathers(text):
@@ -105,8 +105,8 @@ def test_the_forecast_is_what_real_tensors_send(text):
     sent = []
 
     def worker(rank):
-        at = At(rank=rank, world=WORKERS)
-        x = Packed(torch.arange(float(layout.numel)), layout)
+        at = AggregationContext(rank=rank, world=WORKERS)
+        x = FlatTensors(torch.arange(float(layout.numel)), layout)
         script, answer = compressor.aggregate(x, compressor.init(x, at), at), None
         while True:
             try:
@@ -123,10 +123,10 @@ def test_the_forecast_is_what_real_tensors_send(text):
 @pytest.mark.parametrize("text", ["Dense", "lan", "TopK(0.05)", "PowerSGD(rank=2)", "home"])
 def test_a_conversation_is_what_is_priced(text):
     recipe, layout = resolve(text), Layout.of(SHAPES)
-    words = conversation(recipe, layout, torch.float32, WORKERS)
+    words = trace_ops(recipe, layout, torch.float32, WORKERS)
     priced = said_of(text).buckets[0]
     assert sum(bytes_sent(word, WORKERS) for word in words) == sum(word.bytes_sent for word in priced)
-    with_control = conversation(recipe, layout, torch.float32, WORKERS, control_bytes=23)
+    with_control = trace_ops(recipe, layout, torch.float32, WORKERS, control_bytes=23)
     assert len(with_control) == len(words)
     assert bytes_sent(with_control[0], WORKERS) == bytes_sent(words[0], WORKERS) + 3 * 23
     assert all(tensor.is_meta for tensor in tensors_of(words[0]))
@@ -134,11 +134,11 @@ def test_a_conversation_is_what_is_priced(text):
 
 def tensors_of(word):
     match word:
-        case Mean(tensor):
+        case AllReduceMean(tensor):
             return [tensor]
-        case Gather(payload):
+        case AllGather(payload):
             return list(payload)
-        case Together(words):
+        case Coalesced(words):
             return [tensor for each in words for tensor in tensors_of(each)]
 
 
@@ -149,11 +149,11 @@ def test_a_warm_up_is_over_when_a_step_is_priced():
 
 def test_talking_less_sends_less():
     every, seldom = (
-        forecast(resolve(text), assumed(10**5, resolve(text)), workers=4) for text in ("Dense", "DiLoCo(50)")
+        estimate_traffic(resolve(text), assumed(10**5, resolve(text)), workers=4) for text in ("Dense", "DiLoCo(50)")
     )
     assert every.bytes_sent / 51 < seldom.bytes_sent < every.bytes_sent / 49
     assert seldom.share_of_dense == seldom.bytes_sent / seldom.dense_bytes_sent
-    four = forecast(resolve("EveryStep(accumulate=4)"), assumed(10**5, resolve(None)), workers=4)
+    four = estimate_traffic(resolve("EveryStep(accumulate=4)"), assumed(10**5, resolve(None)), workers=4)
     assert (four.passes, four.steps, four.bytes_sent) == (4, 1, every.bytes_sent)
     assert four.share_of_dense == every.share_of_dense / 4
 
@@ -174,7 +174,7 @@ def test_talking_less_sends_less():
 )
 def test_strategies_keep_copies_of_the_parameters(strategy, copies):
     recipe = resolve(strategy)
-    said = forecast(recipe, assumed(10**5, recipe), workers=4)
+    said = estimate_traffic(recipe, assumed(10**5, recipe), workers=4)
     assert said.strategy_bytes == copies * 4 * 10**5
     assert (said.residual_bytes, said.other_state_bytes) == (0, 0)
 
@@ -209,7 +209,7 @@ def test_assumed_buckets_are_those_of_a_session():
 
 def test_assumed_momenta_are_adams():
     recipe = resolve("DiLoCo(8, fragments=2, optimizer_state='average')")
-    said = forecast(recipe, assumed(10**5, recipe), workers=4)
+    said = estimate_traffic(recipe, assumed(10**5, recipe), workers=4)
     assert other(said, "averaged along") == ring(4 * 2 * 10**5)
     assert len(assumed(10**5, recipe).rider_bytes) == 2
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer import events
 from gossamer.errors import AttachError
-from gossamer.estimate.traffic import forecast
+from gossamer.estimate.traffic import estimate_traffic
 from gossamer.events import Attached, StepEnded
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies.base import schedule_of
@@ -77,7 +77,7 @@ STRATEGIES = {
 
 
 def check_bytes(recipe, attached, sent, world):
-    said = forecast(recipe, attached, workers=world)
+    said = estimate_traffic(recipe, attached, workers=world)
     assert len(sent) > 2 * said.steps
     for cycle in (sent[-said.steps :], sent[-2 * said.steps : -said.steps]):
         assert sum(cycle) == pytest.approx(said.cycle_bytes_sent, rel=1e-12)
@@ -153,5 +153,5 @@ def test_the_forecast_knows_sites(compressor):
 def test_sites_must_fit_the_world():
     recipe, attached, _ = heard_of("LocalSGD(3, per_site=2)", 1, world=4)
     with pytest.raises(AttachError, match="do not make sites of 2"):
-        forecast(recipe, attached, workers=3)
-    assert forecast(recipe, attached, workers=1).bytes_sent == 0
+        estimate_traffic(recipe, attached, workers=3)
+    assert estimate_traffic(recipe, attached, workers=1).bytes_sent == 0

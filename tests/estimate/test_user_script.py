@@ -8,7 +8,7 @@ from support.foretold import other, ring
 
 from gossamer import events
 from gossamer.errors import AttachError
-from gossamer.estimate.traffic import forecast
+from gossamer.estimate.traffic import estimate_traffic
 from gossamer.estimate.user_script import attached_by
 from gossamer.events import emit
 from gossamer.kernels import coded_bytes
@@ -78,7 +78,7 @@ def test_a_real_attach_is_priced(tmp_path):
     recipe = resolve("TopK(0.1)")
     seen = attached_by(script, [], recipe)
     assert seen.recipe == repr(recipe)
-    said = forecast(recipe, seen, workers=2)
+    said = estimate_traffic(recipe, seen, workers=2)
     assert [word.bytes_sent for words in said.buckets for word in words] == [
         120 * 4 + coded_bytes(120, 1200),
         ring(4 * 120, 2),

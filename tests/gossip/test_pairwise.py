@@ -19,16 +19,16 @@ from gossamer.compressors import Compressor, Dense, Feedback, OneBit, PowerSGD, 
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
 from gossamer.core import rng
-from gossamer.core.layout import Packed
+from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import (
     WORKER,
     Arrived,
     Await,
     Elapsed,
-    Joined,
-    Left,
     Peer,
+    PeerJoined,
+    PeerLeft,
     PeerScript,
     Pull,
     Pulled,
@@ -40,7 +40,7 @@ from gossamer.core.peer_ops import (
 from gossamer.errors import MalformedError, PeerLost, RecipeError
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import answering, initiate
-from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.topologies import Complete, Ring, Topology
 
@@ -50,7 +50,7 @@ SCHEDULES = 10_000
 
 def partner(rank: int, values: Sequence[float] | Tensor, rule: type[Partner] = Partner, **options: Any) -> Partner:
     flat = torch.as_tensor(values, dtype=torch.float64)
-    return rule(Packed.pack({"weight": flat}), rank, **options)
+    return rule(FlatTensors.pack({"weight": flat}), rank, **options)
 
 
 def exchange(asks: Partner, answers: Partner, step: int) -> bool:
@@ -496,7 +496,7 @@ class Swallows(Partner):
 def drift_in_half_precision(rule: type[Partner]) -> float:
     """What parameters around 256, of which bfloat16 holds every second, lose while another moves in small steps."""
     coarse, fine = torch.tensor([256.0], dtype=torch.bfloat16), torch.tensor([260.0])
-    one, other = (rule(Packed.pack({"weight": each}), rank) for rank, each in enumerate((coarse, fine)))
+    one, other = (rule(FlatTensors.pack({"weight": each}), rank) for rank, each in enumerate((coarse, fine)))
     for step in range(8):
         exchange(one, other, step)
         fine += 0.25
@@ -549,10 +549,10 @@ def test_answering_hears_who_comes_and_goes() -> None:
     one = partner(0, [0.0])
     script = answering(one)
     assert next(script) == Await()
-    assert script.send(Left(moment=0.0, peer=Peer(WORKER, 1))) == Await()
-    script.send(Left(moment=0.0, peer=Peer("trainer", 4)))
+    assert script.send(PeerLeft(moment=0.0, peer=Peer(WORKER, 1))) == Await()
+    script.send(PeerLeft(moment=0.0, peer=Peer("trainer", 4)))
     assert {one.neighbour(Ring(), 5, step) for step in range(50)} == {4}
-    script.send(Joined(moment=0.0, peer=Peer(WORKER, 1)))
+    script.send(PeerJoined(moment=0.0, peer=Peer(WORKER, 1)))
     assert {one.neighbour(Ring(), 5, step) for step in range(50)} == {1, 4}
 
 
@@ -695,7 +695,7 @@ def train(
         scripts[Peer(CALLER, rank)] = partial(each.call, world, topology or Complete(), steps, patience_seconds)
     net = of_machines(net)
     answerers = [Peer(WORKER, rank) for rank in range(world)]
-    trace = converse(scripts, net, seed, servers=answerers, checks=True, most_seconds=10_000.0)
+    trace = simulate_peers(scripts, net, seed, servers=answerers, checks=True, most_seconds=10_000.0)
     for each in machines:
         each.partner.drain(each.parameters)
     return machines, trace

@@ -16,15 +16,21 @@ from support.machines import CALLER, TRAINER, of_machines
 from torch import Tensor
 
 from gossamer.core import rng
-from gossamer.core.layout import Packed
+from gossamer.core.layout import FlatTensors
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.errors import MalformedError, PeerLost
-from gossamer.gossip.incarnation import LIFE_STEPS, life_in, numbered, read_life, written_life
+from gossamer.gossip.incarnation import (
+    STEPS_PER_INCARNATION,
+    decode_incarnation,
+    encode_incarnation,
+    incarnation_of,
+    with_incarnation,
+)
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
-from gossamer.gossip.state_transfer import ROLL, Roll, TakenOver, come_back, read_roll
-from gossamer.gossip.termination import Parting
-from gossamer.simulation import Trace, compute, converse
+from gossamer.gossip.state_transfer import ROLL, PeerStatus, ReceivedState, decode_status, rejoin
+from gossamer.gossip.termination import TerminationProtocol
+from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.topologies import Complete
 
@@ -60,7 +66,7 @@ class Noted(Partner):
 
     def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
         push = super().ask(peer, step, within_seconds)
-        self.book.asked[push.stamp] = peer, read_life(push.about)
+        self.book.asked[push.stamp] = peer, decode_incarnation(push.about)
         return push
 
     def answer(self, stamp: Stamp, payload: tuple[Tensor, ...]) -> Receipt:
@@ -120,12 +126,12 @@ class OldWords(Noted):
             self._lives = {peer: max(self._lives.get(peer, 0), lives.get(peer, 0)) for peer in {*self._lives, *lives}}
 
 
-def from_its_own(found: TakenOver, rank: int) -> Tensor:
+def from_its_own(found: ReceivedState, rank: int) -> Tensor:
     """A worker that begins as at the start of the run."""
     return start_of(rank)
 
 
-def as_found(found: TakenOver, rank: int) -> Tensor:
+def as_found(found: ReceivedState, rank: int) -> Tensor:
     return found.state[0]
 
 
@@ -144,14 +150,14 @@ class Machine:
         self.life, self.awake, self.trained = -1, False, 0
         self.begun: list[tuple[int, Tensor]] = []
         self.partner: Noted
-        self.parting: Parting
+        self.parting: TerminationProtocol
 
     def live(self) -> PeerScript:
         self.life += 1
         try:
             if self.life:
                 others = [peer for peer in range(self.world) if peer != self.rank]
-                found: TakenOver = yield from come_back(others, (torch.zeros_like(start_of(0)),))
+                found: ReceivedState = yield from rejoin(others, (torch.zeros_like(start_of(0)),))
                 self.trained = found.roll.steps
                 self.begin(self.begins(found, self.rank))
                 self.begun.append((found.peer, self.start))
@@ -163,11 +169,11 @@ class Machine:
 
     def begin(self, start: Tensor) -> None:
         self.parameters, self.start, self.given = start.clone(), start, start.clone()
-        one = self.rule(Packed.pack({"weight": start}), self.rank, seed=self.seed, life=self.life)
+        one = self.rule(FlatTensors.pack({"weight": start}), self.rank, seed=self.seed, life=self.life)
         one.book = self.book
         if self.life:
             one.gone.update(peer for peer in range(self.world) if peer != self.rank)
-        self.parting, self.partner, self.awake = Parting(one, self.world), one, True
+        self.parting, self.partner, self.awake = TerminationProtocol(one, self.world), one, True
 
     def born(self) -> PeerScript:
         while not self.awake:
@@ -219,7 +225,7 @@ def train(
         scripts[Peer(CALLER, rank)] = partial(each.call, steps, patience_seconds)
     net = of_machines(net)
     answerers = [Peer(WORKER, rank) for rank in range(world)]
-    trace = converse(scripts, net, seed, servers=answerers, checks=True, keep=keep, most_seconds=500.0)
+    trace = simulate_peers(scripts, net, seed, servers=answerers, checks=True, keep=keep, most_seconds=500.0)
     return machines, book, trace
 
 
@@ -231,7 +237,7 @@ def check_exchanges(machines: Sequence[Machine], book: Book) -> None:
     only one did, the other's life is over."""
     for stamp, moves in book.moves.items():
         peer, life = book.asked[stamp]
-        ends = {(stamp.worker, life_in(stamp.step)), (peer, life)}
+        ends = {(stamp.worker, incarnation_of(stamp.step)), (peer, life)}
         moved = [(each.rank, each.life) for each in moves]
         assert len(set(moved)) == len(moved), f"{stamp} moved somebody twice"
         assert set(moved) <= ends, f"{stamp}, which was begun by {ends}, moved {moved}"
@@ -262,7 +268,11 @@ def check_begins(machines: Sequence[Machine], book: Book) -> None:
 def check_counted(machines: Sequence[Machine], book: Book) -> None:
     """What a worker began with a life that has ended, and what that took along, it has counted."""
     for each in machines:
-        mine = [ms for stamp, ms in book.moves.items() if (stamp.worker, life_in(stamp.step)) == (each.rank, each.life)]
+        mine = [
+            ms
+            for stamp, ms in book.moves.items()
+            if (stamp.worker, incarnation_of(stamp.step)) == (each.rank, each.life)
+        ]
         half_made = sum(each.rank not in [move.rank for move in moves] for moves in mine)
         assert half_made <= each.partner.abandoned, "more is missing than was counted"
 
@@ -359,19 +369,21 @@ def test_with_who_came_back_workers_agree_again() -> None:
 
 
 def test_steps_of_lives_never_meet() -> None:
-    assert numbered(0, 7) == 7
-    assert numbered(3, 7) == 3 * LIFE_STEPS + 7
-    assert [life_in(numbered(life, step)) for life in (0, 1, 9) for step in (0, LIFE_STEPS - 1)] == [0, 0, 1, 1, 9, 9]
-    assert [read_life(written_life(life)) for life in (0, 1, 12)] == [0, 1, 12]
-    assert [read_life(text) for text in ("x", "-1", "1" * 10, "\u0661")] == [-1] * 4
+    assert with_incarnation(0, 7) == 7
+    assert with_incarnation(3, 7) == 3 * STEPS_PER_INCARNATION + 7
+    assert [
+        incarnation_of(with_incarnation(life, step)) for life in (0, 1, 9) for step in (0, STEPS_PER_INCARNATION - 1)
+    ] == [0, 0, 1, 1, 9, 9]
+    assert [decode_incarnation(encode_incarnation(life)) for life in (0, 1, 12)] == [0, 1, 12]
+    assert [decode_incarnation(text) for text in ("x", "-1", "1" * 10, "\u0661")] == [-1] * 4
 
 
 def test_a_roll_is_read_as_it_was_written() -> None:
-    roll = Roll(life=2, steps=40, done=True, stop=False, agreed=False, here=(0, 3))
-    assert read_roll(roll.written()) == roll
+    roll = PeerStatus(life=2, steps=40, done=True, stop=False, agreed=False, here=(0, 3))
+    assert decode_status(roll.written()) == roll
     for text in ("", "{}", "[1, 2]", "[0, 0, false, false, false, 3]", '[0, "x", false, false, false, []]'):
         with pytest.raises(MalformedError, match="no roll"):
-            read_roll(text)
+            decode_status(text)
 
 
 def answers(roll: str) -> PeerScript:
@@ -381,20 +393,20 @@ def answers(roll: str) -> PeerScript:
             yield Reply(token=heard.token, answer=Pulled(version=0, about=roll))
 
 
-def came_back(roll: str) -> TakenOver:
+def came_back(roll: str) -> ReceivedState:
     me, other = Peer(WORKER, 1), Peer(WORKER, 0)
-    scripts = {me: lambda: come_back([0], (start_of(0),)), other: lambda: answers(roll)}
-    found: TakenOver = converse(scripts, VirtualNetwork(), 0, servers=(other,)).result(me)
+    scripts = {me: lambda: rejoin([0], (start_of(0),)), other: lambda: answers(roll)}
+    found: ReceivedState = simulate_peers(scripts, VirtualNetwork(), 0, servers=(other,)).result(me)
     return found
 
 
 def test_who_comes_back_after_the_end_takes_nothing_over() -> None:
-    roll = Roll(life=0, steps=9, done=True, stop=False, agreed=True, here=(0,))
-    assert came_back(roll.written()) == TakenOver(0, roll, ())
+    roll = PeerStatus(life=0, steps=9, done=True, stop=False, agreed=True, here=(0,))
+    assert came_back(roll.written()) == ReceivedState(0, roll, ())
 
 
 def test_who_finds_nothing_to_go_on_from_says_so() -> None:
-    for roll in ("nonsense", Roll(0, 0, False, False, False, (0,)).written()):
+    for roll in ("nonsense", PeerStatus(0, 0, False, False, False, (0,)).written()):
         with pytest.raises(PeerLost, match=r"workers 0 give nothing to go on from.*begin again"):
             came_back(roll)
 
@@ -407,7 +419,7 @@ def test_nobody_waits_for_workers_that_have_come_to_the_end() -> None:
 
 def words_to_nobody(is_over: Callable[[], bool]) -> int:
     """How many are said before a worker that nobody answers gives up."""
-    script = come_back([0, 2], (start_of(0),), is_over)
+    script = rejoin([0, 2], (start_of(0),), is_over)
     next(script)
     for count in range(1, 100):
         try:
@@ -417,7 +429,7 @@ def words_to_nobody(is_over: Callable[[], bool]) -> int:
     raise AssertionError("it never gives up")
 
 
-class Ageless(Parting):
+class Ageless(TerminationProtocol):
     """Takes what a worker said in one life for the words of all."""
 
     @property
@@ -425,15 +437,15 @@ class Ageless(Parting):
         return set(self._said["done"])
 
 
-def check_who_is_done(rule: type[Parting]) -> None:
+def check_who_is_done(rule: type[TerminationProtocol]) -> None:
     """Somebody who is done and comes back is not, until it says so again; what is late changes nothing."""
-    one = rule(Partner(Packed.pack({"weight": start_of(0)}), 0), 2)
+    one = rule(Partner(FlatTensors.pack({"weight": start_of(0)}), 0), 2)
     script = one.listen(lambda peer, where: places.append((peer, where)))
     places: list[tuple[Peer, str]] = []
     next(script)
 
     def said(key: str, life: int, about: str = "") -> set[int]:
-        push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, numbered(life, 0)), about=about)
+        push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, with_incarnation(life, 0)), about=about)
         script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), word=push))
         next(script)
         return one._done_here
@@ -448,14 +460,16 @@ def check_who_is_done(rule: type[Parting]) -> None:
 
 
 def test_who_came_back_is_not_done() -> None:
-    check_who_is_done(Parting)
+    check_who_is_done(TerminationProtocol)
     with pytest.raises(AssertionError):
         check_who_is_done(Ageless)
 
 
 def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
     """That a worker is done, and that the run is asked to end."""
-    old, new = (Parting(Partner(Packed.pack({"weight": start_of(0)}), rank, life=rank), 2) for rank in (0, 1))
+    old, new = (
+        TerminationProtocol(Partner(FlatTensors.pack({"weight": start_of(0)}), rank, life=rank), 2) for rank in (0, 1)
+    )
     old._done, old.steps = True, 17
     old._say_that("stop", 1, 0)
     script = old.listen()
@@ -470,4 +484,4 @@ def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
     next(script)
     word = Pull(of=Peer(WORKER, 0), key=ROLL)
     said = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), word=word)).answer
-    assert read_roll(said.about) == Roll(life=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0))
+    assert decode_status(said.about) == PeerStatus(life=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0))

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gossamer.core.layout import Packed
+from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Reply
 from gossamer.errors import MalformedError
 from gossamer.gossip import state_transfer
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import answering, initiate
-from gossamer.gossip.state_transfer import STATE, opened, sealed, take_over
-from gossamer.simulation import converse
+from gossamer.gossip.state_transfer import STATE, checked, receive_state, with_checksum
+from gossamer.simulation import simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 
 LIVE, JOINER = Peer(WORKER, 0), Peer(WORKER, 1)
@@ -41,11 +41,11 @@ def one_count(answer: Pulled) -> Pulled:
 
 
 def shorter(answer: Pulled) -> Pulled:
-    return sealed(replace(answer, payload=(answer.payload[0][:2].clone(), *answer.payload[1:])))
+    return with_checksum(replace(answer, payload=(answer.payload[0][:2].clone(), *answer.payload[1:])))
 
 
 def another_dtype(answer: Pulled) -> Pulled:
-    return sealed(replace(answer, payload=(answer.payload[0].float(), *answer.payload[1:])))
+    return with_checksum(replace(answer, payload=(answer.payload[0].float(), *answer.payload[1:])))
 
 
 def nothing(answer: Pulled) -> Pulled:
@@ -53,16 +53,16 @@ def nothing(answer: Pulled) -> Pulled:
 
 
 def spoilt(answer: Pulled) -> Pulled:
-    return sealed(replace(answer, payload=(answer.payload[0] * torch.inf, *answer.payload[1:])))
+    return with_checksum(replace(answer, payload=(answer.payload[0] * torch.inf, *answer.payload[1:])))
 
 
 def alone(answer: Pulled) -> Pulled:
-    return sealed(replace(answer, payload=answer.payload[:1]))
+    return with_checksum(replace(answer, payload=answer.payload[:1]))
 
 
 def joined(change: Change) -> tuple[Partner, Partner]:
     """A worker joins one that trains, whose answers are changed on their way, and they average once."""
-    live = Partner(Packed.pack({"weight": NUMBERS}), 0)
+    live = Partner(FlatTensors.pack({"weight": NUMBERS}), 0)
     live.beside = lambda: (COUNTS,)
     found: list[Partner] = []
 
@@ -80,14 +80,14 @@ def joined(change: Change) -> tuple[Partner, Partner]:
                 word = script.send(None)
 
     def joins() -> PeerScript:
-        start, counts = yield from take_over(0, (torch.zeros_like(NUMBERS), torch.zeros_like(COUNTS)), 20.0)
+        start, counts = yield from receive_state(0, (torch.zeros_like(NUMBERS), torch.zeros_like(COUNTS)), 20.0)
         assert torch.equal(counts, COUNTS)
-        found.append(Partner(Packed.pack({"weight": start}), 1))
+        found.append(Partner(FlatTensors.pack({"weight": start}), 1))
         live.drain(NUMBERS + 4)  # which went on meanwhile
         yield from initiate(found[0], 0, 0)
 
     net = VirtualNetwork(round_trip_seconds=0.1)
-    converse({LIVE: answers, JOINER: joins}, net, 0, servers=(LIVE,)).result(JOINER)
+    simulate_peers({LIVE: answers, JOINER: joins}, net, 0, servers=(LIVE,)).result(JOINER)
     return live, found[0]
 
 
@@ -112,16 +112,16 @@ def test_a_joiner_that_does_not_look_is_found(monkeypatch: pytest.MonkeyPatch) -
     def credulous(pulled: Pulled, peer: int, like: Payload) -> Payload:
         return pulled.payload[0], COUNTS
 
-    monkeypatch.setattr(state_transfer, "opened", credulous)
+    monkeypatch.setattr(state_transfer, "checked", credulous)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_who_hears_something_else_does_not_begin(one_bit, "came")
 
 
 def test_other_bits_other_dtypes_other_hashes() -> None:
     tensors = [torch.zeros(4), torch.zeros(4, dtype=torch.int32), torch.zeros(5), -torch.zeros(4)]
-    assert len({sealed(Pulled(version=0, payload=(each,))).about for each in tensors}) == 4
-    assert sealed(Pulled(version=3)) == Pulled(version=3)
-    kept = sealed(Pulled(version=7, payload=(NUMBERS,)))
-    assert opened(kept, 0, (NUMBERS,)) == (NUMBERS,)
+    assert len({with_checksum(Pulled(version=0, payload=(each,))).about for each in tensors}) == 4
+    assert with_checksum(Pulled(version=3)) == Pulled(version=3)
+    kept = with_checksum(Pulled(version=7, payload=(NUMBERS,)))
+    assert checked(kept, 0, (NUMBERS,)) == (NUMBERS,)
     two = [(NUMBERS, NUMBERS[:1]), (NUMBERS[:1], NUMBERS)]
-    assert len({sealed(Pulled(version=0, payload=each)).about for each in two}) == 2
+    assert len({with_checksum(Pulled(version=0, payload=each)).about for each in two}) == 2

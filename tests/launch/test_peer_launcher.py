@@ -24,9 +24,9 @@ from gossamer.launch import parent_watchdog, peer_launcher, standby, supervisor
 from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.run_files import RunFiles
-from gossamer.launch.parent_watchdog import Guard, left
+from gossamer.launch.parent_watchdog import OrphanReaper, left
 from gossamer.launch.peer_launcher import launch_peers
-from gossamer.launch.process import Member
+from gossamer.launch.process import ManagedProcess
 from gossamer.launch.rendezvous import PORTS, free_endpoints, serve_store
 from gossamer.launch.standby import Spare
 from gossamer.launch.supervisor import Supervisor
@@ -142,7 +142,7 @@ def test_a_killed_worker_is_named_once_and_the_others_finish(run: Run) -> None:
 
 
 def test_the_check_of_losses_notices_who_takes_them_for_errors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes_for_errors(self: Supervisor, worker: Member, exit_code: int) -> None:
+    def takes_for_errors(self: Supervisor, worker: ManagedProcess, exit_code: int) -> None:
         self._failed += [self._failure(worker, exit_code, stopped=False)] if exit_code else []
 
     monkeypatch.setattr(Supervisor, "_worker_ended", takes_for_errors)
@@ -183,7 +183,7 @@ def test_an_error_in_a_worker_ends_all_whatever_was_lost_before(run: Run) -> Non
 
 
 def test_the_check_of_errors_notices_who_takes_them_for_losses(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes_for_losses(self: Supervisor, worker: Member, exit_code: int) -> None:
+    def takes_for_losses(self: Supervisor, worker: ManagedProcess, exit_code: int) -> None:
         self._lost += [self._failure(worker, exit_code, stopped=False)] if exit_code else []
 
     monkeypatch.setattr(Supervisor, "_worker_ended", takes_for_losses)
@@ -252,15 +252,15 @@ def test_a_killed_server_returns_to_its_port_and_its_journal(run: Run) -> None:
 
 
 def test_the_check_of_servers_notices_who_loses_the_journal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Member.start
+    start = ManagedProcess.start
 
-    def forgets(self: Member) -> None:
+    def forgets(self: ManagedProcess) -> None:
         if self.attempt >= 0:  # again: at the first start a server may be writing it
             for journal in run.private.glob("journal-*/starts"):
                 journal.unlink()
         start(self)
 
-    monkeypatch.setattr(Member, "start", forgets)
+    monkeypatch.setattr(ManagedProcess, "start", forgets)
     with pytest.raises(AssertionError):
         check_a_server_returns(run)
 
@@ -543,12 +543,12 @@ def test_the_guard_leaves_alone_what_ended_before() -> None:
 
 
 def test_a_run_goes_on_without_its_guard(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    enter = Guard.__enter__
+    enter = OrphanReaper.__enter__
 
-    def killed(self: Guard) -> Guard:
+    def killed(self: OrphanReaper) -> OrphanReaper:
         enter(self)._process.kill()
         self._process.wait()
         return self
 
-    monkeypatch.setattr(Guard, "__enter__", killed)
+    monkeypatch.setattr(OrphanReaper, "__enter__", killed)
     assert run("print(ask(0)[0])", workers=1) == Outcome()

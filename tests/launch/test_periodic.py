@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gossamer.launch.periodic import Every
+from gossamer.launch.periodic import PeriodicTask
 
 
 def test_it_acts_beside_the_block_and_once_more_at_its_end() -> None:
@@ -14,7 +14,7 @@ def test_it_acts_beside_the_block_and_once_more_at_its_end() -> None:
         threads.append(threading.current_thread())
         acted.set()
 
-    with Every(0.001, act):
+    with PeriodicTask(0.001, act):
         assert acted.wait(10)
     assert threads[0] is not threading.main_thread()
     assert threads[-1] is threading.main_thread()
@@ -28,7 +28,7 @@ def test_an_error_interrupts_the_block_and_is_raised() -> None:
         raise BrokenPipeError("nobody reads")
 
     def block() -> None:
-        with Every(0.001, act):
+        with PeriodicTask(0.001, act):
             inside.set()
             threading.Event().wait(10)
 

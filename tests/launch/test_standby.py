@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from gossamer.launch import standby
-from gossamer.launch.parent_watchdog import Guard
+from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.standby import Spare
 
 PYTHON = (sys.executable, "-S", "-u", "-c")
@@ -52,7 +52,7 @@ class Waiting:
 
     def made(self, *command: str) -> Spare:
         files = [self.directory / name for name in ("spare.txt", "spare-boot.txt")]
-        return Spare(command, COMMON, *files, cast(Guard, self.groups))
+        return Spare(command, COMMON, *files, cast(OrphanReaper, self.groups))
 
     def pid(self) -> int:
         """Of the one that waits, once it does."""

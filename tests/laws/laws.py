@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.aggregation import At, Staged, State
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import NotFinite
-from gossamer.runtime.runner import perform, price, simulate
+from gossamer.runtime.runner import price, run_script, simulate
 from gossamer.transports.simulated import SimulatedGroup
 
 SHAPES = {
@@ -43,11 +43,11 @@ class Group:
         layout: Layout = LAYOUT,
     ) -> None:
         self.compressor, self.world, self.layout, self.dtype, self.step = compressor, world, layout, dtype, 0
-        blank = Packed.zeros(layout, dtype=dtype, device=torch.device("cpu"))
+        blank = FlatTensors.zeros(layout, dtype=dtype, device=torch.device("cpu"))
         self.states: list[State] = [compressor.init(blank, self.at(rank)) for rank in range(world)]
 
-    def at(self, rank: int) -> At:
-        return At(step=self.step, seed=7, rank=rank, world=self.world)
+    def at(self, rank: int) -> AggregationContext:
+        return AggregationContext(step=self.step, seed=7, rank=rank, world=self.world)
 
     def gradients(self, seed: int = 0) -> list[Tensor]:
         """Unequal data: each rank leans its own way."""
@@ -59,10 +59,10 @@ class Group:
             for rank in range(self.world)
         ]
 
-    def aggregate(self, gradients: Sequence[Tensor]) -> list[Staged]:
-        staged: list[Staged] = simulate(
+    def aggregate(self, gradients: Sequence[Tensor]) -> list[AggregationResult]:
+        staged: list[AggregationResult] = simulate(
             [
-                self.compressor.aggregate(Packed(x.clone(), self.layout), state, self.at(rank))
+                self.compressor.aggregate(FlatTensors(x.clone(), self.layout), state, self.at(rank))
                 for rank, (x, state) in enumerate(zip(gradients, self.states, strict=True))
             ]
         )
@@ -70,11 +70,11 @@ class Group:
         self.step += 1
         return staged
 
-    def aggregate_into(self, gradients: Sequence[Tensor], into: Sequence[Tensor]) -> list[Staged]:
+    def aggregate_into(self, gradients: Sequence[Tensor], into: Sequence[Tensor]) -> list[AggregationResult]:
         """The means written where each rank wants its own; nothing is committed."""
-        told: list[Staged] = simulate(
+        told: list[AggregationResult] = simulate(
             [
-                self.compressor.aggregate(Packed(x, self.layout), state, self.at(rank), out)
+                self.compressor.aggregate(FlatTensors(x, self.layout), state, self.at(rank), out)
                 for rank, (x, state, out) in enumerate(zip(gradients, self.states, into, strict=True))
             ]
         )
@@ -143,13 +143,13 @@ def check_refuses_to_send_nonsense(compressor: Compressor) -> None:
             x = group.gradients()[0]
             slot.span(x)[-1] = number
             with pytest.raises(NotFinite):
-                next(compressor.aggregate(Packed(x, LAYOUT), group.states[0], group.at(0)))
+                next(compressor.aggregate(FlatTensors(x, LAYOUT), group.states[0], group.at(0)))
 
 
 def check_bytes(compressor: Compressor, world: int, formula: Callable[[int], float]) -> None:
     """Law 3: priced on meta tensors, counted while performing, and the formula: the same number."""
-    blank = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
-    at = At(world=world)
+    blank = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
+    at = AggregationContext(world=world)
     priced = sum(each.bytes_sent for each in price(compressor.aggregate(blank, compressor.init(blank, at), at), world))
     assert priced == formula(world), f"priced {priced}, the formula says {formula(world)}"
     counted = {performed.bytes_sent for performed in perform_together(compressor, world)}
@@ -163,8 +163,8 @@ def perform_together(compressor: Compressor, world: int) -> list[Any]:
     gradients = group.gradients()
 
     def work(rank: int) -> Any:
-        x = Packed(gradients[rank], LAYOUT)
-        return perform(compressor.aggregate(x, group.states[rank], group.at(rank)), transports[rank])
+        x = FlatTensors(gradients[rank], LAYOUT)
+        return run_script(compressor.aggregate(x, group.states[rank], group.at(rank)), transports[rank])
 
     return in_threads(work, world)
 
@@ -192,7 +192,7 @@ def check_untouched(compressor: Compressor) -> None:
     kept = [x.clone() for x in inputs]
     simulate(
         [
-            compressor.aggregate(Packed(x, LAYOUT), state, group.at(rank))
+            compressor.aggregate(FlatTensors(x, LAYOUT), state, group.at(rank))
             for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
         ]
     )
@@ -209,10 +209,10 @@ def check_in_place(compressor: Compressor, world: int) -> None:
     group = Group(compressor, world, dtype=torch.float32)
     inputs = group.gradients()
 
-    def run(outs: Sequence[Tensor | None]) -> list[Staged]:
-        result: list[Staged] = simulate(
+    def run(outs: Sequence[Tensor | None]) -> list[AggregationResult]:
+        result: list[AggregationResult] = simulate(
             [
-                compressor.aggregate(Packed(x if out is None else out, LAYOUT), state, group.at(rank), out)
+                compressor.aggregate(FlatTensors(x if out is None else out, LAYOUT), state, group.at(rank), out)
                 for rank, (x, out, state) in enumerate(zip(inputs, outs, group.states, strict=True))
             ]
         )

@@ -30,9 +30,9 @@ from gossamer import compressors
 from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.int8 import Int8
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Gather, Payload
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllGather, Payload
 from gossamer.kernels import Residual
 
 EXACT = [
@@ -160,55 +160,69 @@ class Wrapping(Compressor):
 
     inner: Compressor
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         return self.inner.init(like, at)
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         staged = yield from self.inner.aggregate(x, state, at, out)
         return self.broken(staged, x, state, at)
 
-    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+    def broken(
+        self, staged: AggregationResult, x: FlatTensors, state: State, at: AggregationContext
+    ) -> AggregationResult:
         raise NotImplementedError
 
 
 class WrongSign(Wrapping):
-    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+    def broken(
+        self, staged: AggregationResult, x: FlatTensors, state: State, at: AggregationContext
+    ) -> AggregationResult:
         return replace(staged, mine=lambda: -staged.own)
 
 
 class MissingDivision(Wrapping):
-    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+    def broken(
+        self, staged: AggregationResult, x: FlatTensors, state: State, at: AggregationContext
+    ) -> AggregationResult:
         return replace(staged, mean=staged.mean * at.world)
 
 
 class StaleResidual(Wrapping):
-    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+    def broken(
+        self, staged: AggregationResult, x: FlatTensors, state: State, at: AggregationContext
+    ) -> AggregationResult:
         return replace(staged, next_state=State({**staged.next_state, RESIDUAL: state[RESIDUAL]}))
 
 
 class GlobalResidual(Wrapping):
     """Drops the old residual, as the recursion printed with 1-bit SGD does."""
 
-    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
-        return replace(staged, next_state=State({RESIDUAL: Packed(x.flat - staged.own, x.layout)}))
+    def broken(
+        self, staged: AggregationResult, x: FlatTensors, state: State, at: AggregationContext
+    ) -> AggregationResult:
+        return replace(staged, next_state=State({RESIDUAL: FlatTensors(x.flat - staged.own, x.layout)}))
 
 
 class EagerState(Wrapping):
-    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+    def broken(
+        self, staged: AggregationResult, x: FlatTensors, state: State, at: AggregationContext
+    ) -> AggregationResult:
         for key, packed in staged.next_state.items():
             state[key].flat.copy_(packed.flat)
         return staged
 
 
 class DifferentBits(Wrapping):
-    def broken(self, staged: Staged, x: Packed, state: State, at: At) -> Staged:
+    def broken(
+        self, staged: AggregationResult, x: FlatTensors, state: State, at: AggregationContext
+    ) -> AggregationResult:
         return replace(staged, mean=staged.mean + at.rank * 1e-12)
 
 
 class UnguardedScale(Int8):
     """Divides by the scale of a block of zeros."""
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         scale = x.flat.abs().amax().float().view(1) / 127
         return scale, x.flat / scale
 
@@ -219,7 +233,7 @@ class UnguardedScale(Int8):
 class Unpacked(TopK):
     """Claims to be sparse and sends a byte for every entry beside it."""
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         return (*super().encode(x, at, residual), torch.zeros(x.layout.numel, dtype=torch.uint8, device=x.flat.device))
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
@@ -276,5 +290,5 @@ def test_every_hyperparameter_is_frozen() -> None:
 
 
 def test_gather_is_the_only_word_of_a_codec() -> None:
-    x = Packed.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
-    assert isinstance(next(TopK(density=0.1).aggregate(x, {}, At(world=2))), Gather)
+    x = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
+    assert isinstance(next(TopK(density=0.1).aggregate(x, {}, AggregationContext(world=2))), AllGather)

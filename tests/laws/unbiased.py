@@ -5,19 +5,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.core.aggregation import At, Staged
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext, AggregationResult
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.runtime.runner import simulate
 
 LARGEST_Z = 4.5
 
 
-def draws_of(compressor: Compressor, x: Tensor, draws: int = 20_000, at: At | None = None) -> Tensor:
+def draws_of(compressor: Compressor, x: Tensor, draws: int = 20_000, at: AggregationContext | None = None) -> Tensor:
     """What `compressor` makes of x: (n,), many times over: (draws, n), all of it one tensor."""
     layout = Layout.of({"x": (draws * len(x),)})
-    many = Packed(x.repeat(draws), layout)
-    at = At(seed=3) if at is None else at
-    staged: list[Staged] = simulate([compressor.aggregate(many, compressor.init(many, at), at)])
+    many = FlatTensors(x.repeat(draws), layout)
+    at = AggregationContext(seed=3) if at is None else at
+    staged: list[AggregationResult] = simulate([compressor.aggregate(many, compressor.init(many, at), at)])
     return staged[0].mean.view(draws, len(x)).double()
 
 

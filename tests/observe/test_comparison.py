@@ -8,7 +8,7 @@ import pytest
 
 from gossamer.events import Attached, Logged, StepEnded
 from gossamer.observe.comparison import Prices, compare, seconds_to, value_until
-from gossamer.observe.target import Target, Watch, read_target
+from gossamer.observe.target import Target, TargetWatch, read_target
 
 
 def record(recipe: str, step: float, steps: int, sent: float, losses: list[float], **metrics: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def step(moment: float) -> StepEnded:
 
 def test_a_watch_says_so_once() -> None:
     said: list[str] = []
-    watch = Watch(read_target("loss<1"), 10.0, lambda: said.append("enough"))
+    watch = TargetWatch(read_target("loss<1"), 10.0, lambda: said.append("enough"))
     watch(Attached(moment=5.0, recipe="", layouts=(), parameters=0, buffer_bytes=0, control_bytes=0, rank=0, world=1))
     watch(step(14.0))
     watch(Logged(step=1, values={"loss": 1.0, "other": 0.0}))

@@ -25,11 +25,11 @@ from gossamer.compressors import (
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.threshold import Threshold
-from gossamer.core.layout import Packed
+from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError
-from gossamer.parameter_server.delta_chain import Copy, Estimate, Public, Snapshot
+from gossamer.parameter_server.delta_chain import DeltaChain, Public, Replica, Snapshot
 from gossamer.strategies.parameter_server import share_lost
 
 PULLS: list[Compressor] = [
@@ -51,14 +51,14 @@ PULLS: list[Compressor] = [
 ]
 
 
-def blocks(dtype: torch.dtype) -> tuple[Packed, ...]:
+def blocks(dtype: torch.dtype) -> tuple[FlatTensors, ...]:
     generator = torch.Generator().manual_seed(5)
     first = {"weight": torch.randn(24, 16, generator=generator), "bias": torch.randn(7, generator=generator)}
     second = {"other": torch.randn(3, 8, generator=generator)}
-    return tuple(Packed.pack({name: t.to(dtype) for name, t in each.items()}) for each in (first, second))
+    return tuple(FlatTensors.pack({name: t.to(dtype) for name, t in each.items()}) for each in (first, second))
 
 
-def moved(values: tuple[Packed, ...], version: int) -> None:
+def moved(values: tuple[FlatTensors, ...], version: int) -> None:
     generator = torch.Generator().manual_seed(version)
     for block in values:
         block.flat.add_(torch.randn(len(block.flat), generator=generator).to(block.flat.dtype), alpha=0.1)
@@ -67,8 +67,8 @@ def moved(values: tuple[Packed, ...], version: int) -> None:
 def check_copies(pull: Compressor, dtype: torch.dtype = torch.float32, versions: int = 50) -> list[int]:
     """Three workers ask at random times; returns what their answers had in bytes."""
     values, random, costs = blocks(dtype), Random(3), []
-    public = Estimate(pull, values, seed=7)
-    copies = [Copy(values, pull, seed=7) for _ in range(3)]
+    public = DeltaChain(pull, values, seed=7)
+    copies = [Replica(values, pull, seed=7) for _ in range(3)]
     for version in range(1, versions + 1):
         moved(values, version)
         public.publish(version, values)
@@ -95,17 +95,17 @@ def test_copies_in_other_dtypes(dtype: torch.dtype) -> None:
     check_copies(Int8(), dtype, versions=9)
 
 
-class Forgetful(Estimate):
+class Forgetful(DeltaChain):
     """Follows what it meant rather than what was said."""
 
-    def _link(self, version: int, values: tuple[Packed, ...]) -> None:  # type: ignore[override]
+    def _link(self, version: int, values: tuple[FlatTensors, ...]) -> None:  # type: ignore[override]
         super()._link(version, values)
         for mine, x in zip(self._blocks, values, strict=True):
             mine.flat.lerp_(x.flat, 1e-6)
 
 
 def test_the_check_sees_one_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "Estimate", Forgetful)
+    monkeypatch.setitem(globals(), "DeltaChain", Forgetful)
     with pytest.raises(AssertionError, match="other bits"):
         check_copies(Int8())
 
@@ -114,7 +114,7 @@ def test_the_check_sees_one_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_link_loses_is_in_the_next(pull: Compressor) -> None:
     """Parameters that stand still are reached, without feedback."""
     values = blocks(torch.float64)
-    public = Estimate(pull, values, seed=0)
+    public = DeltaChain(pull, values, seed=0)
     moved(values, 1)
     lost = []
     for version in range(1, 41):
@@ -126,7 +126,7 @@ def test_what_a_link_loses_is_in_the_next(pull: Compressor) -> None:
 
 def test_links_are_kept_while_they_are_cheaper_than_everything() -> None:
     values = blocks(torch.float32)
-    public = Estimate(TopK(density=0.1), values, seed=0)
+    public = DeltaChain(TopK(density=0.1), values, seed=0)
     for version in range(1, 31):
         moved(values, version)
         public.publish(version, values)
@@ -142,7 +142,7 @@ def test_parameters_as_they_are() -> None:
     """One copy for all who ask; who knows them hears that nothing changed; training goes on beside it."""
     values = blocks(torch.float32)
     public: Public = Snapshot(values)
-    copy = Copy(values, None, seed=0)
+    copy = Replica(values, None, seed=0)
     copy.take(public.answer(copy.version))
     same_tensors([each.flat for each in copy.values], [each.flat for each in values])
     moved(values, 1)
@@ -158,10 +158,10 @@ def test_parameters_as_they_are() -> None:
 
 def test_training_that_diverged_is_told_as_it_is() -> None:
     values = blocks(torch.float32)
-    public = Estimate(Int8(), values, seed=0)
+    public = DeltaChain(Int8(), values, seed=0)
     values[0].flat[3] = float("inf")
     public.publish(1, values)
-    copy = Copy(values, Int8(), seed=0)
+    copy = Replica(values, Int8(), seed=0)
     copy.take(public.answer(0))
     assert torch.isinf(copy.values[0].flat[3])
 
@@ -175,8 +175,8 @@ def test_training_that_diverged_is_told_as_it_is() -> None:
 )
 def test_nonsense_is_refused(about: str) -> None:
     values = blocks(torch.float32)
-    copy = Copy(values, Int8(), seed=0)
-    copy.take(Estimate(Int8(), values, seed=0).answer(-1))
+    copy = Replica(values, Int8(), seed=0)
+    copy.take(DeltaChain(Int8(), values, seed=0).answer(-1))
     before = [each.flat.clone() for each in copy.values]
     with pytest.raises(MalformedError):
         copy.take(Pulled(version=1, payload=(torch.zeros(3), torch.zeros(3)), about=about))

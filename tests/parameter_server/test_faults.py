@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, Push, Receipt
-from gossamer.parameter_server import OnArrival, Rounds, Shard
+from gossamer.parameter_server import AsynchronousPolicy, ServerShard, SynchronousPolicy
 from gossamer.simulation.faulty_network import Kill, Pause, VirtualNetwork
 
 WORLD, SERVERS, STEPS = 3, 2, 5
@@ -79,8 +79,8 @@ def test_whatever_happens_each_contribution_counts_once(name: str, block: range,
 
 
 @dataclass(frozen=True)
-class NoLedger(OnArrival):
-    def take(self, shard: Shard, push: Push) -> Receipt:
+class NoLedger(AsynchronousPolicy):
+    def take(self, shard: ServerShard, push: Push) -> Receipt:
         shard.take(push.stamp, shard.version + 1, push.about, push.payload)
         return Receipt(version=shard.version)
 
@@ -105,10 +105,10 @@ LOST = VirtualNetwork(round_trip_seconds=0.01, dead_after_seconds=1.0, faults=(K
 
 
 @dataclass(frozen=True)
-class Faithful(Rounds):
+class Faithful(SynchronousPolicy):
     """Waits for the dead, too."""
 
-    def lose(self, shard: Shard, peer: Peer) -> None:
+    def lose(self, shard: ServerShard, peer: Peer) -> None:
         pass
 
 

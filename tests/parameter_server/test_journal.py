@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from gossamer import checkpoint
 from gossamer.core.peer_ops import WORKER, Arrived, Ask, Peer, Push
 from gossamer.errors import CheckpointError
-from gossamer.parameter_server import Shard, keep, restore
+from gossamer.parameter_server import ServerShard, keep, restore
 from gossamer.parameter_server import journal as journals
 from gossamer.parameter_server.journal import FileJournal
 from gossamer.parameter_server.journal_entry import Entry, entries, pieces
@@ -84,7 +84,7 @@ class Uninterrupted:
             self.ends[number] = log_of(directory).stat().st_size
         kept.close()
 
-    def resumed(self, log: bytes, again: int = 0) -> Shard:
+    def resumed(self, log: bytes, again: int = 0) -> ServerShard:
         """Killed when the log was `log`. Words that were not done with are said again, and the last `again` pushes."""
         path = log_of(self.directory)
         whole = path.read_bytes()
@@ -155,7 +155,7 @@ def test_a_receipt_before_its_record_is_found_out(tmp_path: Path) -> None:
         same_states(resumed, whole.told.shard)
 
 
-def same_states(shards: list[Shard], expected: Shard) -> None:
+def same_states(shards: list[ServerShard], expected: ServerShard) -> None:
     for shard in shards:
         same_state(shard, expected)
 

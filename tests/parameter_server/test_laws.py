@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
 from gossamer.core.peer_ops import Push, Receipt
-from gossamer.parameter_server import OnArrival, Rounds, Shard
+from gossamer.parameter_server import AsynchronousPolicy, ServerShard, SynchronousPolicy
 from gossamer.simulation.faulty_network import VirtualNetwork
 
 START = flat(parameters())
@@ -97,10 +97,10 @@ def test_the_joined_batch_sees_weights_and_groups() -> None:
 
 
 @dataclass(frozen=True)
-class Forgetful(Rounds):
+class Forgetful(SynchronousPolicy):
     """Takes what comes again for something new."""
 
-    def take(self, shard: Shard, push: Push) -> Receipt:
+    def take(self, shard: ServerShard, push: Push) -> Receipt:
         if shard.ledger.answer(push.stamp) is None:
             return super().take(shard, push)
         shard.take(push.stamp, shard.version + 1, push.about, push.payload)
@@ -169,8 +169,8 @@ def test_async_applies_every_gradient_once(seed: int, net: VirtualNetwork | None
 
 
 @dataclass(frozen=True)
-class NoLedger(OnArrival):
-    def take(self, shard: Shard, push: Push) -> Receipt:
+class NoLedger(AsynchronousPolicy):
+    def take(self, shard: ServerShard, push: Push) -> Receipt:
         shard.take(push.stamp, shard.version + 1, push.about, push.payload)
         return Receipt(version=shard.version)
 
@@ -254,10 +254,10 @@ def widest(staleness: int, seeds: range, early: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class TooSoon(Rounds):
+class TooSoon(SynchronousPolicy):
     early: int = 0
 
-    def reached(self, shard: Shard, pull: Any) -> bool:
+    def reached(self, shard: ServerShard, pull: Any) -> bool:
         return super().reached(shard, replace(pull, at_least=pull.at_least - self.early))
 
 

@@ -13,22 +13,22 @@ from support.server_runs import run
 from torch.nn import Parameter
 from torch.optim import SGD, Adagrad, AdamW
 
-from gossamer.core.layout import Packed
+from gossamer.core.layout import FlatTensors
 from gossamer.errors import MalformedError
 from gossamer.parameter_server.flat_optimizer import FlatOptimizer
 from gossamer.parameter_server.from_recipe import shard_of
-from gossamer.parameter_server.shard_spec import ELEMENTWISE, Block, Description, options_of
+from gossamer.parameter_server.shard_spec import ELEMENTWISE, Block, ShardSpec, options_of
 
 
-def described() -> Description:
+def described() -> ShardSpec:
     client, _ = run('ParameterServer("sync") + Int8()', optimizer=lambda t: AdamW(list(t), betas=(0.8, 0.9))).client(0)
     return client.shares[0].description
 
 
 def test_its_text_gives_it_back() -> None:
     one = described()
-    assert Description.of_text(one.text()) == one
-    assert Description.of_text(one.text()).text() == one.text()
+    assert ShardSpec.of_text(one.text()) == one
+    assert ShardSpec.of_text(one.text()).text() == one.text()
     assert one.groups[0]["betas"] == (0.8, 0.9)
     assert "lr" not in one.agreed()
 
@@ -59,13 +59,13 @@ def test_its_text_gives_it_back() -> None:
 def test_anything_else_is_refused(change: dict[str, Any]) -> None:
     text = json.dumps({**json.loads(described().text()), **change})
     with pytest.raises(MalformedError):
-        Description.of_text(text)
+        ShardSpec.of_text(text)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000, "3"])
 def test_no_description(text: str) -> None:
     with pytest.raises(MalformedError):
-        Description.of_text(text)
+        ShardSpec.of_text(text)
 
 
 def test_damaged_text_is_refused_or_harmless() -> None:
@@ -76,7 +76,7 @@ def test_damaged_text_is_refused_or_harmless() -> None:
         place = random.randrange(len(text))
         changed = text[:place] + random.choice(["", "0", '"', "}", "-", "x"]) + text[place + random.randint(0, 3) :]
         try:
-            Description.of_text(changed)
+            ShardSpec.of_text(changed)
         except MalformedError:
             refused += 1
     assert 100 < refused < 300
@@ -136,8 +136,8 @@ def test_what_an_optimizer_is_given_once_for_all_groups_is_given_again() -> None
     weight = Parameter(torch.ones(2))
     optimizer = Adagrad([weight], lr=0.5, initial_accumulator_value=1.0)
     block = Block("float32", 0, (("weight", (2,)),))
-    description = Description((block,), "Adagrad", options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
-    packed = Packed.pack({"weight": weight.detach()})
+    description = ShardSpec((block,), "Adagrad", options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
+    packed = FlatTensors.pack({"weight": weight.detach()})
     weight.grad = torch.tensor([1.0, -2.0])
     FlatOptimizer(description, [packed]).step([weight.grad.clone()], options_of(optimizer))
     optimizer.step()
@@ -149,9 +149,9 @@ def test_every_one_is_made_again_from_what_is_told(name: str) -> None:
     weight = Parameter(torch.arange(6.0))
     optimizer = getattr(torch.optim, name)([weight], lr=0.1)
     block = Block("float32", 0, (("weight", (6,)),))
-    description = Description((block,), name, options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
-    packed = Packed.pack({"weight": weight.detach()})
-    again = FlatOptimizer(Description.of_text(description.text()), [packed])
+    description = ShardSpec((block,), name, options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
+    packed = FlatTensors.pack({"weight": weight.detach()})
+    again = FlatOptimizer(ShardSpec.of_text(description.text()), [packed])
     for step in range(3):
         weight.grad = torch.linspace(-1, 2, 6) * (step + 1)
         again.step([weight.grad.clone()], options_of(optimizer))

@@ -324,7 +324,18 @@ def test_construction_refuses_what_text_refuses(density):
 
 def test_the_nouns_are_every_concrete_class():
     exported = {*compressors.__all__, *whens.__all__, *topologies.__all__}
-    rules = {"AGREED", "AVERAGE", "KEEP", "RESET", "Memory", "Merging", "Mixing", "Periodic", "Stage", "Turn"}
+    rules = {
+        "AGREED",
+        "AVERAGE",
+        "KEEP",
+        "RESET",
+        "Memory",
+        "AveragingStrategy",
+        "GossipStrategy",
+        "PeriodicSchedule",
+        "Stage",
+        "SyncRound",
+    }
     assert exported - set(NOUNS) == {"Codec", "Compressor", "Strategy", "Topology"} | rules
     assert {noun.kind for noun in NOUNS.values()} == set(KINDS)
 

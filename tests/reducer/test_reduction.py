@@ -16,16 +16,16 @@ from torch.nn.functional import mse_loss
 
 from gossamer import events
 from gossamer.compressors import Compressor, PowerSGD
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Packed
-from gossamer.core.ops import Mean, Together, Word
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import AllReduceMean, Coalesced, CollectiveOp
 from gossamer.errors import PeerLost
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.bucketing import divide
-from gossamer.reducer.reduction import NOTHING, Closing, Round, with_own
-from gossamer.reducer.step_report import NOBODY, Presence, Report, conclude
-from gossamer.runtime.comm_thread import Lane, Ticket
-from gossamer.runtime.pipeline import Conveyor
+from gossamer.reducer.bucketing import assign_buckets
+from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own
+from gossamer.reducer.step_report import NOBODY, Presence, StepReport, exchange_reports
+from gossamer.runtime.comm_thread import CommThread, Work
+from gossamer.runtime.pipeline import Pipeline
 from gossamer.runtime.runner import simulate
 from gossamer.runtime.transport import Transport
 from gossamer.transports.simulated import SimulatedGroup
@@ -47,9 +47,9 @@ class Noting:
         self._inner, self.rank, self.world = inner, inner.rank, inner.world
         self.begun: list[int] = []
 
-    def begin(self, word: Word) -> Callable[[], Any]:
-        words = word.words if isinstance(word, Together) else (word,)
-        self.begun += [each.tensor.numel() for each in words if isinstance(each, Mean)]
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
+        words = word.words if isinstance(word, Coalesced) else (word,)
+        self.begun += [each.tensor.numel() for each in words if isinstance(each, AllReduceMean)]
         return self._inner.begin(word)
 
     def __getattr__(self, name: str) -> Any:
@@ -58,7 +58,7 @@ class Noting:
 
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each parameter."""
-    monkeypatch.setattr("gossamer.synchronizers.stages.divide", partial(divide, bucket_bytes=1))
+    monkeypatch.setattr("gossamer.synchronizers.stages.assign_buckets", partial(assign_buckets, bucket_bytes=1))
 
 
 def trained(recipe: str, wrap: Any = lambda transport: transport) -> Tensor:
@@ -82,8 +82,8 @@ def trained(recipe: str, wrap: Any = lambda transport: transport) -> Tensor:
 
 
 def go_at_once(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    honest = Conveyor.__init__
-    monkeypatch.setattr(Conveyor, "__init__", lambda self, _=2: honest(self, window))
+    honest = Pipeline.__init__
+    monkeypatch.setattr(Pipeline, "__init__", lambda self, _=2: honest(self, window))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -102,28 +102,30 @@ def check_order(window: int) -> None:
     transport = Noting(SimulatedGroup(1).transports[0])
     shapes: list[tuple[int, ...]] = [(10, 12), (14, 16), (18, 20)]
     cargo = [bucket({f"{number}": shape}) for number, shape in enumerate(shapes)]
-    exchanged(Round(PowerSGD(rank=2), transport, list("012"), At(), 1.0, 1.0, window=window), cargo)
+    exchanged(
+        StepReduction(PowerSGD(rank=2), transport, list("012"), AggregationContext(), 1.0, 1.0, window=window), cargo
+    )
     assert transport.begun == [2 * size for size in (10, 14, 12, 18, 16, 20)]
 
 
 def bucket(shapes: dict[str, tuple[int, ...]], compressor: Compressor | None = None) -> Bucket:
     parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
-    found = Bucket(parameters, compressor or PowerSGD(rank=2), At())
+    found = Bucket(parameters, compressor or PowerSGD(rank=2), AggregationContext())
     found.flat.copy_(torch.arange(found.flat.numel()) % 7)
     return found
 
 
-def exchanged(round_: Round, cargo: list[Bucket]) -> None:
+def exchanged(round_: StepReduction, cargo: list[Bucket]) -> None:
     *before, last = cargo
     for each in before:
-        round_.exchange(each, NOTHING, 1.0)
-    round_.close(last, NOTHING, 1.0, closing())
+        round_.exchange(each, NO_INPUT, 1.0)
+    round_.close(last, NO_INPUT, 1.0, closing())
 
 
-def closing() -> Closing:
+def closing() -> StepTrailer:
     nothing = np.zeros(0, dtype=bool)
-    report = Report(weight=1.0, presence=Presence.TRAINING, settings=0, culprit=NOBODY, used=nothing, moved=nothing)
-    return Closing(report=report, settings="", buffers=())
+    report = StepReport(weight=1.0, presence=Presence.TRAINING, settings=0, culprit=NOBODY, used=nothing, moved=nothing)
+    return StepTrailer(report=report, settings="", buffers=())
 
 
 def test_a_bucket_s_second_word_follows_the_next_one_s_first() -> None:
@@ -141,19 +143,21 @@ class OfLength(Compressor):
 
     wants_feedback = False
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         return State()
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         mean = x.flat.clone()
         for _ in range(x.flat.numel()):
-            mean = yield Mean(mean)
-        return Staged(mean=mean, mine=lambda: mean)
+            mean = yield AllReduceMean(mean)
+        return AggregationResult(mean=mean, mine=lambda: mean)
 
 
-def check_places(in_place: Callable[[Round], list[Staged]]) -> None:
+def check_places(in_place: Callable[[StepReduction], list[AggregationResult]]) -> None:
     cargo = [bucket({f"{length}": (length,)}, OfLength()) for length in (4, 1, 2)]
-    round_ = Round(OfLength(), SimulatedGroup(1).transports[0], ["4", "1", "2"], At(), 1.0, 1.0, keep=with_own)
+    round_ = StepReduction(
+        OfLength(), SimulatedGroup(1).transports[0], ["4", "1", "2"], AggregationContext(), 1.0, 1.0, keep=with_own
+    )
     exchanged(round_, cargo)
     assert [staged.mean.numel() for staged in in_place(round_)] == [4, 1, 2]
 
@@ -209,10 +213,10 @@ def test_a_step_is_skipped_whole_whichever_bucket_is_not_finite(monkeypatch: pyt
 
 
 def test_a_report_that_was_written_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def early(self: Round, report: Report) -> Generator[Any, Any, Any]:
-        return (yield from conclude(report))
+    def early(self: StepReduction, report: StepReport) -> Generator[Any, Any, Any]:
+        return (yield from exchange_reports(report))
 
-    monkeypatch.setattr(Round, "_conclude", early)
+    monkeypatch.setattr(StepReduction, "_conclude", early)
     with pytest.raises(AssertionError):
         check_nothing_happened(monkeypatch, "PowerSGD(rank=2)")
 
@@ -224,9 +228,9 @@ class Breaking:
     last: int
     rank: int = 0
     world: int = 1
-    begun: list[Word] = field(default_factory=list)
+    begun: list[CollectiveOp] = field(default_factory=list)
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         number = len(self.begun)
         self.begun.append(word)
 
@@ -238,26 +242,26 @@ class Breaking:
         return wait
 
 
-def _saying(word: Word) -> Generator[Word, Any, Any]:
+def _saying(word: CollectiveOp) -> Generator[CollectiveOp, Any, Any]:
     return (yield word)
 
 
 class Refusing(PowerSGD):
     """Cannot encode one of the buckets."""
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if "1" in x.layout.by_name:
             raise ValueError("no way to encode this")
         return super().aggregate(x, state, at, out)
 
 
-def on_a_lane(compressor: Compressor, transport: Any) -> list[Ticket[Any]]:
+def on_a_lane(compressor: Compressor, transport: Any) -> list[Work[Any]]:
     """Three buckets, handed to a lane one by one; the last takes the report along."""
-    lane = Lane(torch.device("cpu"))
+    lane = CommThread(torch.device("cpu"))
     cargo = [bucket({f"{number}": (10, 12)}) for number in range(3)]
-    round_ = Round(compressor, transport, list("012"), At(), 1.0, 1.0)
-    tickets: list[Ticket[Any]] = [lane.submit(partial(round_.exchange, each, NOTHING, 1.0)) for each in cargo[:2]]
-    tickets.append(lane.submit(partial(round_.close, cargo[2], NOTHING, 1.0, closing())))
+    round_ = StepReduction(compressor, transport, list("012"), AggregationContext(), 1.0, 1.0)
+    tickets: list[Work[Any]] = [lane.submit(partial(round_.exchange, each, NO_INPUT, 1.0)) for each in cargo[:2]]
+    tickets.append(lane.submit(partial(round_.close, cargo[2], NO_INPUT, 1.0, closing())))
     lane.close()
     return tickets
 

@@ -7,7 +7,7 @@ from support.virtual import Worker, cluster
 from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal import simulated_model
 from gossamer.rehearsal.model_shapes import Gradient
-from gossamer.rehearsal.simulated_model import Drifting, Idle, Sleeper, heavy_tailed, idle
+from gossamer.rehearsal.simulated_model import Drifting, Idle, SimulatedModel, heavy_tailed, idle
 
 GRADIENTS = (
     Gradient("first.weight", (40, 30), 1.0),
@@ -34,7 +34,7 @@ class FakeTime:
 def appearances(monkeypatch, clock: FakeTime, steps: int = 1) -> list[tuple[str, float]]:
     """When each gradient was there, counted from the beginning of the last of `steps` steps of 3 seconds."""
     monkeypatch.setattr(simulated_model, "time", clock)
-    model = Sleeper(GRADIENTS, step_seconds=3.0, forward_share=1 / 3)
+    model = SimulatedModel(GRADIENTS, step_seconds=3.0, forward_share=1 / 3)
     seen: list[tuple[str, float]] = []
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen.append((name, clock.now - began)))
@@ -65,19 +65,19 @@ def test_what_one_sleep_takes_too_long_the_next_makes_up_for(monkeypatch):
 def test_what_is_late_is_said(monkeypatch):
     clock = FakeTime(oversleep=0.25)
     monkeypatch.setattr(simulated_model, "time", clock)
-    model = Sleeper(GRADIENTS, step_seconds=3.0, forward_share=0.0)
+    model = SimulatedModel(GRADIENTS, step_seconds=3.0, forward_share=0.0)
     model().backward()
     assert model.late_seconds == pytest.approx(0.25)
 
 
-def one_step(model: Sleeper) -> dict[str, torch.Tensor]:
+def one_step(model: SimulatedModel) -> dict[str, torch.Tensor]:
     model.zero_grad()
     model().backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def quick(seed: int = 0) -> Sleeper:
-    return Sleeper(GRADIENTS, step_seconds=1e-6, forward_share=0.5, seed=seed)
+def quick(seed: int = 0) -> SimulatedModel:
+    return SimulatedModel(GRADIENTS, step_seconds=1e-6, forward_share=0.5, seed=seed)
 
 
 def test_gradients_have_their_shapes_and_lie_in_the_pool():
@@ -131,7 +131,7 @@ def test_a_real_session_averages_the_prepared_gradients():
 
 
 def test_a_step_takes_its_time_and_no_processor():
-    model = Sleeper(GRADIENTS, step_seconds=0.05, forward_share=1 / 3)
+    model = SimulatedModel(GRADIENTS, step_seconds=0.05, forward_share=1 / 3)
     steps = []
     spent = time.process_time()
     for _ in range(10):
@@ -189,7 +189,7 @@ def test_what_merges_has_something_to_merge(recipe: str) -> None:
 def test_moving_parameters_takes_no_time_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
     monkeypatch.setattr(simulated_model, "time", clock)
-    model = Sleeper(GRADIENTS, step_seconds=3.0, forward_share=1 / 3)
+    model = SimulatedModel(GRADIENTS, step_seconds=3.0, forward_share=1 / 3)
     model.spend(0.5)
     began = clock.now
     model().backward()

@@ -16,11 +16,11 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Feedback, PowerSGD, Sharded
 from gossamer.compressors.int8 import Int8
 from gossamer.core import rng
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Packed
-from gossamer.core.ops import Exchange, Gather, Mean, Mix, Script, Word
-from gossamer.runtime.pipeline import Conveyor, order
-from gossamer.runtime.runner import Performance, Performed
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, CollectiveOp, NeighborAllGather, Script
+from gossamer.runtime.pipeline import Pipeline, issue_order
+from gossamer.runtime.runner import ScriptCost, ScriptRun
 from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
 
 WORLD = 3
@@ -43,7 +43,7 @@ ROUND_TRIP = 1.0
     ],
 )
 def test_the_order_is_a_table(rounds: list[int], window: int, table: list[tuple[int, int]]) -> None:
-    assert order(rounds, window) == table
+    assert issue_order(rounds, window) == table
 
 
 class Noting:
@@ -64,7 +64,7 @@ class Noting:
 
 def noted(rounds: Sequence[int], window: int = 2) -> list[tuple[str, int, int]]:
     notes: list[tuple[str, int, int]] = []
-    conveyor = Conveyor(window)
+    conveyor = Pipeline(window)
     for number, count in enumerate(rounds):
         conveyor.put(Noting(number, count, notes))
     conveyor.finish()
@@ -79,12 +79,12 @@ def check_order(rounds: Sequence[int], window: int, table: Sequence[tuple[int, i
 def test_words_are_begun_in_the_order_of_the_table(seed: int) -> None:
     random = Random(seed)
     rounds, window = [random.randrange(5) for _ in range(random.randrange(8))], random.randint(1, 4)
-    check_order(rounds, window, order(rounds, window))
+    check_order(rounds, window, issue_order(rounds, window))
 
 
 def test_another_table_is_noticed() -> None:
     with pytest.raises(AssertionError):
-        check_order([2, 2, 2], 2, order([2, 2, 2], 1))
+        check_order([2, 2, 2], 2, issue_order([2, 2, 2], 1))
 
 
 def test_answers_are_waited_for_as_late_as_the_next_round_allows() -> None:
@@ -102,7 +102,7 @@ def test_answers_are_waited_for_as_late_as_the_next_round_allows() -> None:
 
 def test_what_was_put_in_last_is_not_waited_for() -> None:
     notes: list[tuple[str, int, int]] = []
-    conveyor = Conveyor()
+    conveyor = Pipeline()
     conveyor.put(Noting(0, 2, notes))
     assert notes == [("begin", 0, 0)]
     conveyor.finish()
@@ -112,7 +112,7 @@ def test_what_was_put_in_last_is_not_waited_for() -> None:
 
 def test_a_window_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0"):
-        Conveyor(0)
+        Pipeline(0)
 
 
 # -- in virtual time --------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Faraway:
         self.rank, self.world = inner.rank, inner.world
         self.due: list[float] = []
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         due = self._meet(f"begin {form(word)}") + ROUND_TRIP
         answered = self._inner.begin(word)
         self.due.append(due)
@@ -155,20 +155,20 @@ class Faraway:
         return getattr(self._inner, name)
 
 
-def form(word: Word) -> str:
+def form(word: CollectiveOp) -> str:
     """What tells words apart: no two buckets are equally large."""
     match word:
-        case Mean(tensor):
+        case AllReduceMean(tensor):
             return f"mean {tensor.shape}"
-        case Gather(payload) | Mix(payload):
+        case AllGather(payload) | NeighborAllGather(payload):
             return f"{type(word).__name__} {[each.shape for each in payload]}"
-        case Exchange(parts):
+        case AllToAll(parts):
             return f"exchange {[each.shape for each in parts[0]]}"
         case _:
             return str([form(each) for each in word.words])
 
 
-def taking(script: Script, clock: Clock, seconds: Iterator[float]) -> Generator[Word, Any, Any]:
+def taking(script: Script, clock: Clock, seconds: Iterator[float]) -> Generator[CollectiveOp, Any, Any]:
     """The same script, which computes so long before each word and after the last."""
     answer: Any = None
     while True:
@@ -180,7 +180,7 @@ def taking(script: Script, clock: Clock, seconds: Iterator[float]) -> Generator[
         answer = yield word
 
 
-class ByReadiness(Conveyor):
+class ByReadiness(Pipeline):
     """Broken: goes on with whatever has its answer here."""
 
     def __init__(self, clock: Clock, transport: Faraway) -> None:
@@ -206,7 +206,7 @@ class ByReadiness(Conveyor):
             self._open.append((self._transport.due[-1], number, going))
 
 
-class CountedTwice(Performance):
+class CountedTwice(ScriptRun):
     """Broken: all the time since a word was begun counts as the wire's."""
 
     begun: float | None = None
@@ -223,20 +223,20 @@ class CountedTwice(Performance):
         return going
 
 
-def buckets(rank: int) -> list[Packed]:
+def buckets(rank: int) -> list[FlatTensors]:
     """Four, with integers whose sums are exact."""
     found = []
     for number in range(4):
         shapes = {"matrix": (8, 16 + 2 * number), "vector": (3 + number,)}
-        packed = Packed.pack({name: torch.empty(shape) for name, shape in shapes.items()})
+        packed = FlatTensors.pack({name: torch.empty(shape) for name, shape in shapes.items()})
         generator = rng.generator(rank, "bucket", number)
         packed.flat.copy_(torch.randint(-8, 8, packed.flat.shape, generator=generator))
         found.append(packed)
     return found
 
 
-Belt = Callable[[Clock, Faraway], Conveyor]
-Speaker = Callable[[Script, Any, Clock], Performance]
+Belt = Callable[[Clock, Faraway], Pipeline]
+Speaker = Callable[[Script, Any, Clock], ScriptRun]
 
 
 def travelled(
@@ -245,15 +245,19 @@ def travelled(
     compressor: Compressor,
     *,
     computing: Callable[[int], Iterator[float]] = lambda rank: iter(lambda: 0.0, None),
-    speaker: Speaker = lambda script, transport, clock: Performance(script, transport),
-) -> list[tuple[list[Performed], float]]:
+    speaker: Speaker = lambda script, transport, clock: ScriptRun(script, transport),
+) -> list[tuple[list[ScriptCost], float]]:
     """By rank: what came of all buckets, and the moment at which all was over."""
     clock = Clock()
     monkeypatch.setattr("gossamer.runtime.runner.time", SimpleNamespace(perf_counter=lambda: clock.now))
     group = SimulatedGroup(WORLD)
 
-    def work(rank: int) -> tuple[list[Performed], float]:
-        transport, at, seconds = Faraway(group.transports[rank], clock), At(rank=rank, world=WORLD), computing(rank)
+    def work(rank: int) -> tuple[list[ScriptCost], float]:
+        transport, at, seconds = (
+            Faraway(group.transports[rank], clock),
+            AggregationContext(rank=rank, world=WORLD),
+            computing(rank),
+        )
         conveyor, performances = belt(clock, transport), []
         for bucket in buckets(rank):
             script = compressor.aggregate(bucket, compressor.init(bucket, at), at)
@@ -265,16 +269,16 @@ def travelled(
     return in_threads(work, WORLD)
 
 
-def serial(clock: Clock, transport: Faraway) -> Conveyor:
-    return Conveyor(window=1)
+def serial(clock: Clock, transport: Faraway) -> Pipeline:
+    return Pipeline(window=1)
 
 
-def pipelined(clock: Clock, transport: Faraway) -> Conveyor:
-    return Conveyor()
+def pipelined(clock: Clock, transport: Faraway) -> Pipeline:
+    return Pipeline()
 
 
-def wide(clock: Clock, transport: Faraway) -> Conveyor:
-    return Conveyor(window=4)
+def wide(clock: Clock, transport: Faraway) -> Pipeline:
+    return Pipeline(window=4)
 
 
 COMPRESSORS = [PowerSGD(rank=2), Sharded(Int8()), Feedback(Sharded(Int8())), Feedback(PowerSGD(rank=1))]
@@ -288,7 +292,7 @@ def test_words_that_travel_together_save_round_trips(
     assert {end for _, end in travelled(monkeypatch, belt, compressor)} == {round_trips * ROUND_TRIP}
 
 
-def everything(staged: Staged) -> Tensor:
+def everything(staged: AggregationResult) -> Tensor:
     owed = [] if staged.owed is None else [staged.owed]
     return torch.cat([staged.mean, staged.own, *owed, *(packed.flat for packed in staged.next_state.values())])
 
@@ -312,11 +316,11 @@ def test_bits_are_those_of_one_after_the_other(
 class Scribbling(PowerSGD):
     """Broken: every bucket is encoded into the same memory, whether or not the one before is still under way."""
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         room = SCRIBBLED[at.rank][: x.flat.numel()]
-        mean = yield Mean(room.copy_(x.flat), room)
+        mean = yield AllReduceMean(room.copy_(x.flat), room)
         mean = mean.clone()
-        return Staged(mean=mean, mine=lambda: mean)
+        return AggregationResult(mean=mean, mine=lambda: mean)
 
 
 SCRIBBLED = torch.empty(WORLD, 1000)
@@ -359,7 +363,7 @@ def check_seconds(monkeypatch: pytest.MonkeyPatch, speaker: Speaker) -> None:
 
 
 def test_seconds_add_up_to_what_the_thread_has_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_seconds(monkeypatch, lambda script, transport, clock: Performance(script, transport))
+    check_seconds(monkeypatch, lambda script, transport, clock: ScriptRun(script, transport))
 
 
 def test_hidden_seconds_that_count_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,22 +6,22 @@ import pytest
 import torch
 from support.virtual import Worker, batch, cluster, network
 
-from gossamer.runtime.pipeline import WINDOW, Conveyor
-from gossamer.runtime.pipeline_tuner import FIRST_TRIAL, TRIED, Trials
+from gossamer.runtime.pipeline import DEPTH, Pipeline
+from gossamer.runtime.pipeline_tuner import FIRST_TRIAL, TRIAL_DEPTHS, PipelineTuner
 
-FIRST = FIRST_TRIAL + len(TRIED)  # exchanges until the first comparison
+FIRST = FIRST_TRIAL + len(TRIAL_DEPTHS)  # exchanges until the first comparison
 
 
 def check_sessions_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """One window an exchange, on both ranks."""
     seen: list[int] = []
-    honest = Conveyor.__init__
+    honest = Pipeline.__init__
 
-    def noted(self: Conveyor, window: int = WINDOW) -> None:
+    def noted(self: Pipeline, window: int = DEPTH) -> None:
         seen.append(window)
         honest(self, window)
 
-    monkeypatch.setattr(Conveyor, "__init__", noted)
+    monkeypatch.setattr(Pipeline, "__init__", noted)
 
     def work(worker: Worker) -> None:
         model = network(worker.rank)
@@ -42,6 +42,6 @@ def test_sessions_try_both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_session_that_forgets_what_it_tried_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trials, "ended", lambda self, seconds: None)
+    monkeypatch.setattr(PipelineTuner, "ended", lambda self, seconds: None)
     with pytest.raises(AssertionError):
         check_sessions_try(monkeypatch)

@@ -17,31 +17,31 @@ import torch
 from laws.laws import in_threads
 
 from gossamer.compressors import PowerSGD
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout
-from gossamer.core.ops import Gather, Word, bytes_sent
-from gossamer.estimate.op_trace import conversation
-from gossamer.estimate.step_simulator import Job, Lines, run_step
-from gossamer.estimate.workload_profile import Measured, MeasuredBucket
+from gossamer.core.ops import AllGather, CollectiveOp, bytes_sent
+from gossamer.estimate.op_trace import trace_ops
+from gossamer.estimate.step_simulator import AnswerTimes, BucketJob, run_step
+from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.network import read_network
 from gossamer.network.cost import op_cost
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.reduction import NOTHING, Closing, Round
-from gossamer.reducer.step_report import NOBODY, Presence, Report
+from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer
+from gossamer.reducer.step_report import NOBODY, Presence, StepReport
 from gossamer.runtime import pipeline_tuner
-from gossamer.runtime.pipeline import WINDOW
-from gossamer.runtime.pipeline_tuner import TRIAL_PERIOD, TRIED, Trials
+from gossamer.runtime.pipeline import DEPTH
+from gossamer.runtime.pipeline_tuner import TRIAL_DEPTHS, TRIAL_PERIOD, PipelineTuner
 from gossamer.runtime.runner import simulate
 from gossamer.transports.simulated import SimulatedGroup
 
 WORLD = 4
-FIRST = pipeline_tuner.FIRST_TRIAL + len(TRIED)  # exchanges until the first comparison
+FIRST = pipeline_tuner.FIRST_TRIAL + len(TRIAL_DEPTHS)  # exchanges until the first comparison
 
 # -- which exchange tries what -----------------------------------------------------------------------------------------
 
 
-def windows(trials: Sequence[Trials], count: int, seconds: Callable[[int, int], float]) -> list[int]:
+def windows(trials: Sequence[PipelineTuner], count: int, seconds: Callable[[int, int], float]) -> list[int]:
     """Of so many exchanges, which take seconds(number, window) on all ranks; all ranks have the same one."""
     found = []
     for number in range(count):
@@ -53,7 +53,7 @@ def windows(trials: Sequence[Trials], count: int, seconds: Callable[[int, int], 
     return found
 
 
-def compare(trials: Sequence[Trials]) -> None:
+def compare(trials: Sequence[PipelineTuner]) -> None:
     (over,) = {each.over for each in trials}
     if over:
         simulate([each.compare() for each in trials])
@@ -61,7 +61,7 @@ def compare(trials: Sequence[Trials]) -> None:
 
 @pytest.mark.parametrize(("faster", "kept"), [(1, 1), (2, 2)])
 def test_the_windows_of_exchanges_are_a_table(faster: int, kept: int) -> None:
-    found = windows([Trials()], TRIAL_PERIOD + 16, lambda number, window: 1.0 if window == faster else 1.5)
+    found = windows([PipelineTuner()], TRIAL_PERIOD + 16, lambda number, window: 1.0 if window == faster else 1.5)
     assert found[:11] == [2, 2, 2, 1, 2, 2, 1, 1, 2, 2, 1]
     assert set(found[11:1003]) == {kept}
     assert found[1003:1011] == [1, 2, 2, 1, 1, 2, 2, 1]
@@ -70,23 +70,25 @@ def test_the_windows_of_exchanges_are_a_table(faster: int, kept: int) -> None:
 
 def test_what_became_slower_is_left_at_the_next_trial() -> None:
     found = windows(
-        [Trials()], 2 * FIRST + TRIAL_PERIOD, lambda number, window: 1.0 + (window == 1) * (number < TRIAL_PERIOD) / 2
+        [PipelineTuner()],
+        2 * FIRST + TRIAL_PERIOD,
+        lambda number, window: 1.0 + (window == 1) * (number < TRIAL_PERIOD) / 2,
     )
     assert found[FIRST] == 2
     assert found[-1] == 1
 
 
 def test_of_two_that_take_as_long_the_simpler_is_kept() -> None:
-    assert windows([Trials()], FIRST + 1, lambda number, window: 1.0)[-1] == 1
+    assert windows([PipelineTuner()], FIRST + 1, lambda number, window: 1.0)[-1] == 1
 
 
 # -- every rank alike --------------------------------------------------------------------------------------------------
 
 
-class ByItself(Trials):
+class ByItself(PipelineTuner):
     """Broken: hears everyone, and believes only itself."""
 
-    def compare(self) -> Generator[Gather, Any, None]:
+    def compare(self) -> Generator[AllGather, Any, None]:
         talk = super().compare()
         said = next(talk)
         yield said
@@ -94,18 +96,18 @@ class ByItself(Trials):
             talk.send([said.payload])
 
 
-def check_alike(rule: type[Trials]) -> None:
+def check_alike(rule: type[PipelineTuner]) -> None:
     """Three ranks find two at once faster by 1 s, one slower by 4 s: together they lose."""
     trials = [rule() for _ in range(WORLD)]
     for _ in range(FIRST):
         for rank, each in enumerate(trials):
-            each.ended(10.0 + (each.window == WINDOW) * (4.0 if rank == 2 else -1.0))
+            each.ended(10.0 + (each.window == DEPTH) * (4.0 if rank == 2 else -1.0))
     compare(trials)
     assert {each.window for each in trials} == {1}
 
 
 def test_ranks_that_disagree_keep_the_same() -> None:
-    check_alike(Trials)
+    check_alike(PipelineTuner)
 
 
 def test_a_rank_that_asks_nobody_is_caught() -> None:
@@ -114,21 +116,21 @@ def test_a_rank_that_asks_nobody_is_caught() -> None:
 
 
 def test_a_rank_without_data_has_no_say() -> None:
-    trials = [Trials(), Trials()]
+    trials = [PipelineTuner(), PipelineTuner()]
     for _ in range(FIRST):
-        trials[0].ended(1.0 if trials[0].window == WINDOW else 2.0)
+        trials[0].ended(1.0 if trials[0].window == DEPTH else 2.0)
         trials[1].ended(None)
     compare(trials)
     assert [each.window for each in trials] == [2, 2]
 
 
 def test_where_nobody_has_data_all_stays_as_it_is() -> None:
-    trials = [Trials(), Trials()]
+    trials = [PipelineTuner(), PipelineTuner()]
     for _ in range(FIRST):
         for each in trials:
             each.ended(None)
     compare(trials)
-    assert [each.window for each in trials] == [WINDOW, WINDOW]
+    assert [each.window for each in trials] == [DEPTH, DEPTH]
 
 
 # -- what it saves and costs, in virtual time --------------------------------------------------------------------------
@@ -167,7 +169,7 @@ class OneLine:
     case: Case
     free: float = 0.0
 
-    def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]:
+    def answer(self, words: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
         self.free = max(self.free, *starts) + 8 * bytes_sent(words[0], WORLD) / self.case.bits_per_second
         return [self.free + self.case.round_trip_seconds] * len(starts)
 
@@ -176,16 +178,16 @@ class OneLine:
 
 
 @cache
-def said(recipe: str) -> list[Word]:
+def said(recipe: str) -> list[CollectiveOp]:
     """Of a bucket of 25 MB, in whose first word the control word travels along."""
-    return conversation(resolve(recipe), Layout.of({"weight": (1024, 6400)}), torch.float32, WORLD, control_bytes=32)
+    return trace_ops(resolve(recipe), Layout.of({"weight": (1024, 6400)}), torch.float32, WORLD, control_bytes=32)
 
 
-def measured(case: Case) -> Measured:
+def measured(case: Case) -> WorkloadProfile:
     rounds = len(said(case.recipe))
     ready = [case.backward_seconds * (1 + 2 * (place + 1) / case.buckets) / 3 for place in range(case.buckets)]
     buckets = [
-        MeasuredBucket(
+        BucketProfile(
             dtype="float32",
             shapes={"weight": (1024, 6400)},
             ready_seconds=each,
@@ -194,7 +196,7 @@ def measured(case: Case) -> Measured:
         )
         for each in ready
     ]
-    return Measured(
+    return WorkloadProfile(
         recipe=case.recipe,
         backward_seconds=case.backward_seconds,
         rest_seconds=0.05 * case.backward_seconds,
@@ -203,13 +205,13 @@ def measured(case: Case) -> Measured:
     )
 
 
-def job(bucket: MeasuredBucket, words: Sequence[Word]) -> Job:
+def job(bucket: BucketProfile, words: Sequence[CollectiveOp]) -> BucketJob:
     *before, last = bucket.computing_seconds
     rounds = list(zip(before, words, bucket.engine_seconds, strict=True))
-    return Job(ready_seconds=bucket.ready_seconds, rounds=rounds, last_seconds=last)
+    return BucketJob(ready_seconds=bucket.ready_seconds, rounds=rounds, last_seconds=last)
 
 
-def step(case: Case, lines: Lines, window: int) -> float:
+def step(case: Case, lines: AnswerTimes, window: int) -> float:
     pace = measured(case)
     jobs = [job(bucket, said(case.recipe)) for bucket in pace.buckets]
     return run_step(jobs, pace, lines, [0.0] * WORLD, window).ends[0]
@@ -222,7 +224,7 @@ def step_seconds(case: Case, window: int) -> float:
 
 def change(case: Case) -> float:
     """By what share a step becomes longer where two go on at once, instead of one after the other."""
-    return step_seconds(case, WINDOW) / step_seconds(case, 1) - 1
+    return step_seconds(case, DEPTH) / step_seconds(case, 1) - 1
 
 
 def test_neither_window_is_the_better_one_everywhere() -> None:
@@ -238,15 +240,15 @@ def test_lines_that_explain_foretells_with_say_so_too() -> None:
     case = Case(
         recipe="PowerSGD(rank=2)", buckets=3, backward_seconds=0.2, round_trip_seconds=1e-4, bits_per_second=1e10
     )
-    one, two = (step(case, op_cost.Lines(read_network("10gbit,100us", WORLD)), window) for window in (1, WINDOW))
-    assert (one, two) == pytest.approx((step_seconds(case, 1), step_seconds(case, WINDOW)), rel=0.01)
+    one, two = (step(case, op_cost.NetworkCost(read_network("10gbit,100us", WORLD)), window) for window in (1, DEPTH))
+    assert (one, two) == pytest.approx((step_seconds(case, 1), step_seconds(case, DEPTH)), rel=0.01)
     assert two / one == pytest.approx(1.124, abs=0.005)
 
 
-class Always(Trials):
+class Always(PipelineTuner):
     """Broken: never tries."""
 
-    always = WINDOW
+    always = DEPTH
 
     @property
     def window(self) -> int:
@@ -257,14 +259,14 @@ class AlwaysOne(Always):
     always = 1
 
 
-class Slower(Trials):
+class Slower(PipelineTuner):
     """Broken: keeps what took longer."""
 
     def ended(self, seconds: float | None) -> None:
         super().ended(None if seconds is None else -seconds)
 
 
-def check_choices(rule: type[Trials]) -> None:
+def check_choices(rule: type[PipelineTuner]) -> None:
     """At most 1 % longer than one after the other, and no more than 1 % of what two at once save is lost.
 
     Steps differ by a fifth of a percent, become longer by and by, and one of them is held up for long.
@@ -280,15 +282,15 @@ def check_choices(rule: type[Trials]) -> None:
             return step_seconds(case, window) * noise
 
         kept = windows([rule()], FIRST + 1, seconds)[-1]
-        assert step_seconds(case, kept) <= 1.01 * min(step_seconds(case, 1), step_seconds(case, WINDOW)), case
+        assert step_seconds(case, kept) <= 1.01 * min(step_seconds(case, 1), step_seconds(case, DEPTH)), case
 
 
 def test_what_is_kept_after_a_trial_is_no_loss() -> None:
-    check_choices(Trials)
+    check_choices(PipelineTuner)
 
 
 @pytest.mark.parametrize("rule", [Always, AlwaysOne, Slower])
-def test_rules_that_lose_are_noticed(rule: type[Trials]) -> None:
+def test_rules_that_lose_are_noticed(rule: type[PipelineTuner]) -> None:
     with pytest.raises(AssertionError):
         check_choices(rule)
 
@@ -296,19 +298,21 @@ def test_rules_that_lose_are_noticed(rule: type[Trials]) -> None:
 def test_a_hiccup_would_spoil_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_tuner, "median", fmean)
     with pytest.raises(AssertionError):
-        check_choices(Trials)
+        check_choices(PipelineTuner)
 
 
 def check_drift() -> None:
     """Steps become longer by a tenth each time: what is faster by a twentieth is kept all the same."""
-    for faster in (1, WINDOW):
-        kept = windows([Trials()], FIRST + 1, lambda number, w, f=faster: (1.0 if w == f else 1.05) + 0.1 * number)
+    for faster in (1, DEPTH):
+        kept = windows(
+            [PipelineTuner()], FIRST + 1, lambda number, w, f=faster: (1.0 if w == f else 1.05) + 0.1 * number
+        )
         assert kept[-1] == faster
 
 
 def test_a_drift_favours_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     check_drift()
-    monkeypatch.setattr(pipeline_tuner, "TRIED", (1, 1, 1, 1, 2, 2, 2, 2))
+    monkeypatch.setattr(pipeline_tuner, "TRIAL_DEPTHS", (1, 1, 1, 1, 2, 2, 2, 2))
     with pytest.raises(AssertionError):
         check_drift()
 
@@ -320,21 +324,23 @@ def cargo(rank: int) -> list[Bucket]:
     """Three, with small integers."""
     found = []
     for number in range(3):
-        bucket = Bucket({f"{number}": torch.nn.Parameter(torch.empty(10, 12 + number))}, PowerSGD(rank=2), At())
+        bucket = Bucket(
+            {f"{number}": torch.nn.Parameter(torch.empty(10, 12 + number))}, PowerSGD(rank=2), AggregationContext()
+        )
         bucket.flat.copy_(torch.arange(bucket.flat.numel()) % (5 + rank + number))
         found.append(bucket)
     return found
 
 
-def closing(presence: Presence) -> Closing:
+def closing(presence: Presence) -> StepTrailer:
     nothing = np.zeros(0, dtype=bool)
-    report = Report(weight=1.0, presence=presence, settings=0, culprit=NOBODY, used=nothing, moved=nothing)
-    return Closing(report=report, settings="", buffers=())
+    report = StepReport(weight=1.0, presence=presence, settings=0, culprit=NOBODY, used=nothing, moved=nothing)
+    return StepTrailer(report=report, settings="", buffers=())
 
 
 def exchanged(
     monkeypatch: pytest.MonkeyPatch,
-    trials: Callable[[], Trials | None],
+    trials: Callable[[], PipelineTuner | None],
     *,
     slow: Callable[[int, int], float] = lambda rank, window: 1.0,
     presence: Sequence[Presence] = (Presence.TRAINING,) * 2,
@@ -346,14 +352,14 @@ def exchanged(
     def work(rank: int) -> tuple[list[int], torch.Tensor]:
         tried, buckets, found = trials(), cargo(rank), []
         for number in range(FIRST + 2):
-            at = At(step=number, rank=rank, world=2)
-            round_ = Round(PowerSGD(rank=2), group.transports[rank], list("012"), at, 1.0, 1.0, trials=tried)
+            at = AggregationContext(step=number, rank=rank, world=2)
+            round_ = StepReduction(PowerSGD(rank=2), group.transports[rank], list("012"), at, 1.0, 1.0, trials=tried)
             found.append(round_._conveyor._window)
             round_._began -= slow(rank, found[-1])
             *before, last = buckets
             for each in before:
-                round_.exchange(each, NOTHING, 1.0)
-            round_.close(last, NOTHING, 1.0, closing(presence[rank]))
+                round_.exchange(each, NO_INPUT, 1.0)
+            round_.close(last, NO_INPUT, 1.0, closing(presence[rank]))
             for each, staged in zip(buckets, round_.staged, strict=True):
                 each.flat.add_(staged.mean)
                 each.state = staged.next_state.after(each.state)
@@ -364,7 +370,7 @@ def exchanged(
 
 def test_rounds_try_both_and_come_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """On rank 1 two at once take much longer, on rank 0 a little less."""
-    tried = exchanged(monkeypatch, Trials, slow=lambda rank, window: 1.0 + (window == WINDOW) * (9 * rank - 0.5))
+    tried = exchanged(monkeypatch, PipelineTuner, slow=lambda rank, window: 1.0 + (window == DEPTH) * (9 * rank - 0.5))
     untried = exchanged(monkeypatch, lambda: None)
     assert [windows for windows, _ in tried] == [[2, 2, 2, 1, 2, 2, 1, 1, 2, 2, 1, 1, 1]] * 2
     assert [windows for windows, _ in untried] == [[2] * 13] * 2
@@ -374,7 +380,7 @@ def test_rounds_try_both_and_come_to_the_same_bits(monkeypatch: pytest.MonkeyPat
 
 def test_who_keeps_others_company_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(rank: int, window: int) -> float:
-        return 1.0 + (window == WINDOW) * (9 * rank - 0.5)
+        return 1.0 + (window == DEPTH) * (9 * rank - 0.5)
 
-    found = exchanged(monkeypatch, Trials, slow=slow, presence=(Presence.TRAINING, Presence.GONE))
-    assert [windows[-1] for windows, _ in found] == [WINDOW, WINDOW]
+    found = exchanged(monkeypatch, PipelineTuner, slow=slow, presence=(Presence.TRAINING, Presence.GONE))
+    assert [windows[-1] for windows, _ in found] == [DEPTH, DEPTH]

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.collective_prices import main, picture, rows
 from support.paths import ROOT
 
-from gossamer.collectives import Ring
+from gossamer.collectives import RingAllReduce
 
 PAGE = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
 
@@ -27,7 +27,7 @@ def test_other_prices_are_not_on_the_page():
 
 
 def test_the_page_has_the_hops_as_they_are():
-    hops = [(hop.round, hop.does.value, hop.peer, hop.first) for hop in Ring().hops(0, 3)]
+    hops = [(hop.round, hop.does.value, hop.peer, hop.first) for hop in RingAllReduce().hops(0, 3)]
     assert repr(hops) in re.sub(r"\n +", " ", PAGE)
 
 

@@ -18,7 +18,7 @@ from gossamer.environment import worker_registry
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job
-from gossamer.launch.process import Member
+from gossamer.launch.process import ManagedProcess
 from gossamer.launch.supervisor import Supervisor
 
 RECIPE = "Gossip('pairwise')"
@@ -226,7 +226,7 @@ def check_nobody_returns_to_nobody(directory: Path, monkeypatch: pytest.MonkeyPa
     """Worker 1 is lost once the launcher has seen that worker 0 came to the end."""
     ended = Supervisor._worker_ended
 
-    def look(self: Supervisor, worker: Member, exit_code: int) -> None:
+    def look(self: Supervisor, worker: ManagedProcess, exit_code: int) -> None:
         ended(self, worker, exit_code)
         Path("go").touch()
 

@@ -14,8 +14,8 @@ from support.virtual import Worker, batch, cluster
 from torch import Tensor, nn
 
 from gossamer import events
-from gossamer.core.ops import Word
-from gossamer.reducer.bucketing import divide
+from gossamer.core.ops import CollectiveOp
+from gossamer.reducer.bucketing import assign_buckets
 from gossamer.runtime.transport import Transport
 
 
@@ -27,10 +27,10 @@ class Slow:
     def __init__(self, inner: Transport) -> None:
         self._inner, self.rank, self.world = inner, inner.rank, inner.world
 
-    def answer(self, word: Word) -> Any:
+    def answer(self, word: CollectiveOp) -> Any:
         return self.begin(word)()
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         answered, due = self._inner.begin(word), time.perf_counter() + self.delay_seconds
 
         def wait() -> Any:
@@ -57,7 +57,7 @@ class Pausing(torch.autograd.Function):
 
 
 def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.synchronizers.stages.divide", partial(divide, bucket_bytes=1))
+    monkeypatch.setattr("gossamer.synchronizers.stages.assign_buckets", partial(assign_buckets, bucket_bytes=1))
     buckets, waits = 6, list[float]()
 
     def note(event: events.Event) -> None:

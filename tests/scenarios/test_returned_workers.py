@@ -9,15 +9,15 @@ from torch import nn
 
 import gossamer
 from gossamer import environment, world
-from gossamer.environment import NO_GROUP, Job, comebacks, join
+from gossamer.environment import NO_GROUP, JobEnvironment, comebacks, join
 from gossamer.errors import AttachError
 from gossamer.recipes.recipe import resolve
 from gossamer.sampler import Shard
 from gossamer.session.transport_setup import transport_for
-from gossamer.transports.detached import ReturnedTransport
+from gossamer.transports.detached import DetachedTransport
 from gossamer.world import World
 
-JOB = Job(rank=1, world=3, local_rank=1, local_world=3, master_address="127.0.0.1", master_port=1)
+JOB = JobEnvironment(rank=1, world=3, local_rank=1, local_world=3, master_address="127.0.0.1", master_port=1)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_in_lock_step_nobody_is_taken_back(recipe: str) -> None:
 def test_servers_of_their_own_take_a_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
     place = World(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
     transport = transport_for(place, resolve("ParameterServer()", 3))
-    assert isinstance(transport, ReturnedTransport)
+    assert isinstance(transport, DetachedTransport)
     monkeypatch.delenv("GOSSAMER_SERVERS")  # servers beside workers are lost with them
     with pytest.raises(AttachError):
         transport_for(place, resolve("ParameterServer()", 3))
@@ -104,6 +104,6 @@ def test_servers_of_their_own_take_a_worker_back(monkeypatch: pytest.MonkeyPatch
 def test_single_neighbours_take_a_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
     place = World(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
     monkeypatch.delenv("GOSSAMER_SERVERS")  # they need none
-    assert isinstance(transport_for(place, resolve("Gossip('pairwise')", 3)), ReturnedTransport)
+    assert isinstance(transport_for(place, resolve("Gossip('pairwise')", 3)), DetachedTransport)
     with pytest.raises(AttachError, match=r"Gossip\('pairwise'\)"):
         transport_for(place, resolve("Gossip() + Ring()", 3))

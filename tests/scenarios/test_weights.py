@@ -8,7 +8,7 @@ from support.virtual import Worker, cluster, network
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from gossamer.reducer.reduction import Round
+from gossamer.reducer.reduction import StepReduction
 
 LOSSLESS = [
     "Route(DGC(density=1.0, masking=False), smallest=0)",
@@ -43,6 +43,6 @@ def test_what_loses_nothing_equals_dense_with_unequal_weights(recipe: str) -> No
 
 
 def test_dividing_afterwards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Round, "weigh", lambda self: None)
+    monkeypatch.setattr(StepReduction, "weigh", lambda self: None)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(trained(LOSSLESS[0]), trained("Dense()"), atol=1e-3, rtol=1e-3)

@@ -23,7 +23,7 @@ from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_views import trainable
 from gossamer.runtime.open_sessions import open_sessions
 from gossamer.session import foreign_optimizers
-from gossamer.session.foreign_optimizers import Beside
+from gossamer.session.foreign_optimizers import ForeignOptimizerGuard
 from gossamer.session.session import Session
 
 AROUND = [
@@ -60,8 +60,8 @@ class Wrapper(Optimizer):
         (self.inner() if callable(self.inner) else self.inner[0]).step()
 
 
-def beside_sgd(recipe: str, model: nn.Module) -> Beside:
-    return Beside(model, sgd(model), resolve(recipe, 4), trainable(model))
+def beside_sgd(recipe: str, model: nn.Module) -> ForeignOptimizerGuard:
+    return ForeignOptimizerGuard(model, sgd(model), resolve(recipe, 4), trainable(model))
 
 
 # -- which steps -------------------------------------------------------------------------------------------------------
@@ -107,7 +107,9 @@ def test_wrappers_step_through_what_they_wrap(outer_is_attached: bool) -> None:
         inner = sgd(model)
         outer = Wrapper(model.parameters(), Wrapper(model.parameters(), inner), hidden=hidden)
         attached, other = (outer, inner) if outer_is_attached else (inner, outer)
-        Beside(model, attached, resolve("LocalSGD(period=4)"), trainable(model)).check(other, local=False)
+        ForeignOptimizerGuard(model, attached, resolve("LocalSGD(period=4)"), trainable(model)).check(
+            other, local=False
+        )
 
     check(hidden=False)
     with pytest.raises(LoopError):
@@ -167,7 +169,7 @@ def check_phases(recipe: str) -> None:
 def test_a_new_optimizer_in_mid_run(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_phases(recipe)
     monkeypatch.setattr(Session, "_see", lambda self, optimizer: None)
-    monkeypatch.setattr("gossamer.synchronizers.gossip.Mixes.depart", lambda self: None)
+    monkeypatch.setattr("gossamer.synchronizers.gossip.GossipAveraging.depart", lambda self: None)
     with pytest.raises(AssertionError):
         check_phases(recipe)
 

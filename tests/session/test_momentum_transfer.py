@@ -12,7 +12,7 @@ from support.virtual import Worker, agree, cluster, loss_of, network, parameters
 from torch import Tensor, nn
 
 from gossamer.compressors import DGC, Compressor
-from gossamer.session.momentum_transfer import FromSGD
+from gossamer.session.momentum_transfer import SGDMomentumTransfer
 
 # -- what must be equal ------------------------------------------------------------------------------------------------
 
@@ -88,26 +88,28 @@ def test_a_world_of_one_is_plain_training_with_any_optimizer() -> None:
 
 
 def test_momentum_applied_twice_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FromSGD.step
+    honest = SGDMomentumTransfer.step
 
-    def twice(self: FromSGD, group: Any, owned: Any) -> Any:
+    def twice(self: SGDMomentumTransfer, group: Any, owned: Any) -> Any:
         return [part | {"momentum": group["momentum"]} for part in honest(self, group, owned)]
 
-    monkeypatch.setattr(FromSGD, "step", twice)
+    monkeypatch.setattr(SGDMomentumTransfer, "step", twice)
     with pytest.raises(AssertionError):
         close(together(ALL), alone())
 
 
 def test_momentum_read_once_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FromSGD, "now", lambda self: (0.9, False))
+    monkeypatch.setattr(SGDMomentumTransfer, "now", lambda self: (0.9, False))
     close(together(ALL), alone())
     with pytest.raises(AssertionError):
         close(together(ALL, cycle=one_cycle), alone(cycle=one_cycle))
 
 
 def test_decay_without_momentum_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FromSGD.step
-    monkeypatch.setattr(FromSGD, "step", lambda self, group, owned: honest(self, group | {"momentum": 0.0}, owned))
+    honest = SGDMomentumTransfer.step
+    monkeypatch.setattr(
+        SGDMomentumTransfer, "step", lambda self, group, owned: honest(self, group | {"momentum": 0.0}, owned)
+    )
     with pytest.raises(AssertionError):
         close(together(ALL, weight_decay=0.1), alone(weight_decay=0.1))
 

@@ -14,9 +14,9 @@ from support.virtual import Worker, batch, cluster, joined, network, parameters,
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from gossamer.reducer.accumulation import Sums
-from gossamer.reducer.bucketing import divide
-from gossamer.reducer.reduction import Fresh
+from gossamer.reducer.accumulation import GradientAccumulator
+from gossamer.reducer.bucketing import assign_buckets
+from gossamer.reducer.reduction import BucketInput
 from gossamer.session.session import Session
 from gossamer.strategies import EveryStep
 
@@ -102,20 +102,22 @@ def test_several_passes_are_one_big_batch(loop: Loop, sizes: Sequence[int]) -> N
 
 
 def test_the_check_catches_a_missing_division(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Sums.join
+    honest = GradientAccumulator.join
 
-    def undivided(self: Sums, place: int, pairs: Any, weight: float, scale: float) -> Fresh:
+    def undivided(self: GradientAccumulator, place: int, pairs: Any, weight: float, scale: float) -> BucketInput:
         fresh = honest(self, place, pairs, weight, scale)
-        return Fresh(fresh.pairs, 1.0, fresh.sums, scale)
+        return BucketInput(fresh.pairs, 1.0, fresh.sums, scale)
 
-    monkeypatch.setattr(Sums, "join", undivided)
+    monkeypatch.setattr(GradientAccumulator, "join", undivided)
     with pytest.raises(AssertionError, match="not close"):
         check_big_batch(every_batch, (4,))
 
 
 def test_several_buckets_accumulate_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = cluster(lambda worker: accumulated(worker, EveryStep(accumulate=K), every_batch, (4,)), WORLD)
-    monkeypatch.setattr("gossamer.synchronizers.stages.divide", lambda parameters: divide(parameters, 1))
+    monkeypatch.setattr(
+        "gossamer.synchronizers.stages.assign_buckets", lambda parameters: assign_buckets(parameters, 1)
+    )
     parts = cluster(lambda worker: accumulated(worker, EveryStep(accumulate=K), every_batch, (4,)), WORLD)
     assert torch.equal(agree(whole), agree(parts))
 

@@ -12,11 +12,23 @@ from torch import Tensor
 
 from gossamer.compressors import Dense, point_to_point
 from gossamer.core import rng
-from gossamer.core.aggregation import At, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Mix, Payload, bytes_sent
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import NeighborAllGather, Payload, bytes_sent
 from gossamer.errors import AttachError, MismatchError, RecipeError
-from gossamer.gossip.rules import HAT, MASS, NUMBERS, PULL, Averaging, Choco, Heard, Memory, Offer, PushSum, Rule
+from gossamer.gossip.rules import (
+    HAT,
+    MASS,
+    NUMBERS,
+    PULL,
+    Averaging,
+    Choco,
+    GossipOffer,
+    Memory,
+    MixingRule,
+    NeighborMessage,
+    PushSum,
+)
 from gossamer.recipes.parser import parse
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import simulate
@@ -48,29 +60,29 @@ class Lopsided(Topology):
 class Flock:
     """Workers that mix in this thread. xs: what each has, (n,)."""
 
-    def __init__(self, rule: Rule, topology: Topology, xs: Sequence[Tensor], layout: Layout = LAYOUT) -> None:
+    def __init__(self, rule: MixingRule, topology: Topology, xs: Sequence[Tensor], layout: Layout = LAYOUT) -> None:
         self.rule, self.topology, self.layout, self.number = rule, topology, layout, 0
         self.xs, self.world = [x.clone() for x in xs], len(xs)
         blank = torch.zeros_like(xs[0])
         self.memories: list[Memory] = [rule.begin(blank) for _ in xs]
         compressor = getattr(rule, "compressor", Dense())
         self.states = [
-            point_to_point.begin(compressor, Packed(blank, layout), self.at(rank)) for rank in range(self.world)
+            point_to_point.begin(compressor, FlatTensors(blank, layout), self.at(rank)) for rank in range(self.world)
         ]
 
-    def at(self, rank: int) -> At:
-        return At(step=self.number, seed=5, rank=rank, world=self.world)
+    def at(self, rank: int) -> AggregationContext:
+        return AggregationContext(step=self.number, seed=5, rank=rank, world=self.world)
 
-    def round(self) -> list[Offer]:
+    def round(self) -> list[GossipOffer]:
         where = [(rank, self.world, self.number, 5) for rank in range(self.world)]
         offers = [
             self.rule.offer(
-                Packed(self.xs[r], self.layout), self.memories[r], self.states[r], self.at(r), self.told(where[r])
+                FlatTensors(self.xs[r], self.layout), self.memories[r], self.states[r], self.at(r), self.told(where[r])
             )
             for r in range(self.world)
         ]
         heard = [
-            [Heard(w, offers[j].payload, self.at(j)) for j, w in self.topology.weights(*where[r]) if j != r]
+            [NeighborMessage(w, offers[j].payload, self.at(j)) for j, w in self.topology.weights(*where[r]) if j != r]
             for r in range(self.world)
         ]
         self.xs = [
@@ -104,7 +116,7 @@ def draws(world: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 # -- averaging --------------------------------------------------------------------------------------------------------
 
 
-def check_mean(rule: Rule, topology: Topology, world: int) -> None:
+def check_mean(rule: MixingRule, topology: Topology, world: int) -> None:
     xs = draws(world)
     flock = Flock(rule, topology, xs).rounds(12)
     assert float((flock.mean - torch.stack(xs).mean(0)).abs().max()) < 1e-14, "the mean moved"
@@ -121,7 +133,9 @@ def test_mixing_moves_nothing_in_sum(topology: Topology, world: int) -> None:
 class Biased(Averaging):
     """Listens to the first neighbour only, whose weight is nobody else's to give."""
 
-    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
         return super().land(x, layout, memory, offer, heard[:1])
 
 
@@ -228,7 +242,10 @@ def compressor_of(text: str) -> Any:
 
 
 def check_copies(
-    text: str, dtype: torch.dtype, mishear: Callable[[At], At] = lambda at: at, topology: Topology = RING
+    text: str,
+    dtype: torch.dtype,
+    mishear: Callable[[AggregationContext], AggregationContext] = lambda at: at,
+    topology: Topology = RING,
 ) -> None:
     """A listener that keeps a copy of everyone by what it hears has the writers' own bits; and nothing moves in sum."""
     compressor = compressor_of(text)
@@ -239,7 +256,7 @@ def check_copies(
         where = [flock.at(rank) for rank in range(4)]
         for rank, offer in enumerate(flock.round()):
             payload = tuple(part.clone() for part in offer.payload)
-            point_to_point.read(compressor, payload, LAYOUT, mishear(where[rank]), letter)
+            point_to_point.decode(compressor, payload, LAYOUT, mishear(where[rank]), letter)
             copies[rank].add_(letter)
             assert torch.equal(copies[rank], flock.memories[rank][HAT]), "the copies differ"
     pulls = torch.stack([memory[PULL] for memory in flock.memories]).sum(0)
@@ -267,11 +284,13 @@ def test_the_copy_check_catches_who_takes_one_worker_for_another() -> None:
 class Naive(Choco):
     """Compresses the parameters themselves, and remembers nothing."""
 
-    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
-        letter = point_to_point.write(self.compressor, x, state, at)
-        return Offer(letter.payload, (letter.own(),), letter.next_state)
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+        letter = point_to_point.encode(self.compressor, x, state, at)
+        return GossipOffer(letter.payload, (letter.own(),), letter.next_state)
 
-    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
         fresh = {HAT: torch.zeros_like(x), PULL: torch.zeros_like(x)}
         return super().land(x, layout, fresh, offer, heard)
 
@@ -319,7 +338,7 @@ def test_the_step_is_that_of_what_is_sent_in_the_end(text: str) -> None:
 # -- push-sum ---------------------------------------------------------------------------------------------------------
 
 
-def check_push_sum(rule: Rule, *, raw: bool = False) -> None:
+def check_push_sum(rule: MixingRule, *, raw: bool = False) -> None:
     """On a graph where nobody hears as many as it tells: all mass is kept, and ratios go to the mean."""
     xs = draws(5)
     flock = Flock(rule, Lopsided(), xs)
@@ -348,9 +367,13 @@ def test_without_the_ratio_they_do_not() -> None:
 class Wasteful(PushSum):
     """Forgets the mass that came with the numbers."""
 
-    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
         first, *others = heard
-        without: list[Heard] = [each._replace(payload=(each.payload[0], each.payload[1] * 0)) for each in others]
+        without: list[NeighborMessage] = [
+            each._replace(payload=(each.payload[0], each.payload[1] * 0)) for each in others
+        ]
         return super().land(x, layout, memory, offer, [first, *without])
 
 
@@ -374,7 +397,9 @@ def test_steps_are_those_of_the_numerator() -> None:
 class Narrow(PushSum):
     """Keeps its numbers in the parameters' precision between rounds."""
 
-    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
         shown = super().land(x, layout, memory, offer, heard)
         memory[NUMBERS].copy_(memory[NUMBERS].to(x.dtype))
         return shown
@@ -384,13 +409,13 @@ class Narrow(PushSum):
 class Rounds(PushSum):
     """Keeps as much of its numbers as it gives to each neighbour, rounded alike."""
 
-    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
         offered = super().offer(x, memory, state, at, told)
         part, mass = offered.payload
         return replace(offered, own=(part.to(memory[NUMBERS].dtype), mass))
 
 
-def check_half_precision(rule: Rule) -> None:
+def check_half_precision(rule: MixingRule) -> None:
     """In bfloat16 the mean over all mass stays where it was, and everyone ends next to it."""
     xs = [x + 3 for x in draws(5, torch.bfloat16)]
     flock = Flock(rule, Lopsided(), xs)
@@ -408,7 +433,7 @@ def test_rounding_moves_no_mass() -> None:
 
 
 @pytest.mark.parametrize("rule", [Narrow(), Rounds()], ids=repr)
-def test_rounding_that_does_is_found(rule: Rule) -> None:
+def test_rounding_that_does_is_found(rule: MixingRule) -> None:
     with pytest.raises(AssertionError, match="numbers were lost"):
         check_half_precision(rule)
 
@@ -492,7 +517,7 @@ def test_what_does_not_go_together_is_refused(text: str, message: str) -> None:
 
 
 def say(payload: Payload, edges: tuple[tuple[int, float], ...], tells: tuple[int, ...] | None) -> Any:
-    return (yield Mix(payload, edges, tells))
+    return (yield NeighborAllGather(payload, edges, tells))
 
 
 def test_edges_may_go_one_way() -> None:
@@ -500,8 +525,8 @@ def test_edges_may_go_one_way() -> None:
     scripts = [say((ones[r],), (((r - 1) % 3, 0.5), (r, 0.5)), ((r + 1) % 3,)) for r in range(3)]
     heard = simulate(scripts)
     assert [[int(tensor[0]) for (tensor,) in each] for each in heard] == [[2, 0], [0, 1], [1, 2]]
-    assert bytes_sent(Mix((ones[0],), ((2, 0.5), (0, 0.5)), (1,)), 3, 0) == 12
-    assert bytes_sent(Mix((ones[0],), ((2, 0.5), (1, 0.5), (0, 0.5))), 3, 0) == 24
+    assert bytes_sent(NeighborAllGather((ones[0],), ((2, 0.5), (0, 0.5)), (1,)), 3, 0) == 12
+    assert bytes_sent(NeighborAllGather((ones[0],), ((2, 0.5), (1, 0.5), (0, 0.5))), 3, 0) == 24
 
 
 def test_edges_with_one_end_are_refused() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import AttachError
 from gossamer.recipes.recipe import Recipe
-from gossamer.reducer.bucketing import divide
+from gossamer.reducer.bucketing import assign_buckets
 from gossamer.strategies import AVERAGE, KEEP, RESET, LocalSGD, Memory, PostLocalSGD, Strategy
 
 STATES = [KEEP, AVERAGE, RESET]
@@ -288,7 +288,9 @@ def test_a_world_of_one_is_plain_training() -> None:
 @pytest.mark.parametrize("recipe", ["LocalSGD(3)", "DiLoCo(3, fragments=2, delay=1)", "DelayedAveraging(2)"])
 def test_several_buckets_are_as_one(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     together = run(recipe, 7)
-    monkeypatch.setattr("gossamer.synchronizers.stages.divide", lambda parameters: divide(parameters, 1))
+    monkeypatch.setattr(
+        "gossamer.synchronizers.stages.assign_buckets", lambda parameters: assign_buckets(parameters, 1)
+    )
     for whole, parts in zip(together, run(recipe, 7), strict=True):
         assert len(parts.session._exchange.buckets) == 6 > len(whole.session._exchange.buckets)  # type: ignore[union-attr]
         for one, other in zip(whole.path, parts.path, strict=True):

@@ -15,34 +15,38 @@ from gossamer.strategies import (
     DiLoCo,
     EveryStep,
     LocalSGD,
-    Periodic,
+    PeriodicSchedule,
     PostLocalSGD,
     Stage,
     Strategy,
-    Turn,
+    SyncRound,
 )
 
 TABLES = [
-    (Periodic(6, fragments=3, delay=1), 9, [(0, 2, 3), (1, 4, 5), (2, 6, 7), (0, 8, 9)]),
-    (Periodic(1), 3, [(0, 1, 1), (0, 2, 2), (0, 3, 3)]),
-    (Periodic(4), 11, [(0, 4, 4), (0, 8, 8)]),
-    (Periodic(1, delay=3), 3, [(0, 1, 4), (0, 2, 5), (0, 3, 6)]),
-    (Periodic(3, delay=5), 9, [(0, 3, 8), (0, 6, 11), (0, 9, 14)]),
-    (Periodic(3, fragments=3), 4, [(0, 1, 1), (1, 2, 2), (2, 3, 3), (0, 4, 4)]),
-    (Periodic(5, fragments=3, delay=2), 10, [(0, 1, 3), (1, 3, 5), (2, 5, 7), (0, 6, 8), (1, 8, 10), (2, 10, 12)]),
-    (Periodic(7, fragments=2), 14, [(0, 3, 3), (1, 7, 7), (0, 10, 10), (1, 14, 14)]),
-    (Periodic(7, fragments=4, delay=1), 7, [(0, 1, 2), (1, 3, 4), (2, 5, 6), (3, 7, 8)]),
-    (Periodic(8), 7, []),
+    (PeriodicSchedule(6, fragments=3, delay=1), 9, [(0, 2, 3), (1, 4, 5), (2, 6, 7), (0, 8, 9)]),
+    (PeriodicSchedule(1), 3, [(0, 1, 1), (0, 2, 2), (0, 3, 3)]),
+    (PeriodicSchedule(4), 11, [(0, 4, 4), (0, 8, 8)]),
+    (PeriodicSchedule(1, delay=3), 3, [(0, 1, 4), (0, 2, 5), (0, 3, 6)]),
+    (PeriodicSchedule(3, delay=5), 9, [(0, 3, 8), (0, 6, 11), (0, 9, 14)]),
+    (PeriodicSchedule(3, fragments=3), 4, [(0, 1, 1), (1, 2, 2), (2, 3, 3), (0, 4, 4)]),
+    (
+        PeriodicSchedule(5, fragments=3, delay=2),
+        10,
+        [(0, 1, 3), (1, 3, 5), (2, 5, 7), (0, 6, 8), (1, 8, 10), (2, 10, 12)],
+    ),
+    (PeriodicSchedule(7, fragments=2), 14, [(0, 3, 3), (1, 7, 7), (0, 10, 10), (1, 14, 14)]),
+    (PeriodicSchedule(7, fragments=4, delay=1), 7, [(0, 1, 2), (1, 3, 4), (2, 5, 6), (3, 7, 8)]),
+    (PeriodicSchedule(8), 7, []),
 ]
 
 
 @pytest.mark.parametrize(("schedule", "passes", "table"), TABLES, ids=lambda value: str(value)[:50])
-def test_plans_are_these_tables(schedule: Periodic, passes: int, table: list[tuple[int, int, int]]) -> None:
+def test_plans_are_these_tables(schedule: PeriodicSchedule, passes: int, table: list[tuple[int, int, int]]) -> None:
     assert list(schedule.plan(passes)) == table
-    assert schedule.cycle == tuple(Turn(*each) for each in schedule.plan(schedule.period))
+    assert schedule.cycle == tuple(SyncRound(*each) for each in schedule.plan(schedule.period))
 
 
-def check_turns(schedule: Periodic, passes: int = 60) -> None:
+def check_turns(schedule: PeriodicSchedule, passes: int = 60) -> None:
     """Every fragment exactly once in every period, as evenly as whole passes allow, each `delay` passes on its way."""
     turns = list(schedule.plan(passes))
     for first in range(passes - schedule.period + 1):
@@ -54,38 +58,38 @@ def check_turns(schedule: Periodic, passes: int = 60) -> None:
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Periodic:
+def schedules(draw: st.DrawFn) -> PeriodicSchedule:
     period = draw(st.integers(1, 20))
-    return Periodic(period, draw(st.integers(1, period)), draw(st.integers(0, 9)))
+    return PeriodicSchedule(period, draw(st.integers(1, period)), draw(st.integers(0, 9)))
 
 
 @given(schedules())
-def test_every_fragment_has_its_turn_once_a_period(schedule: Periodic) -> None:
+def test_every_fragment_has_its_turn_once_a_period(schedule: PeriodicSchedule) -> None:
     check_turns(schedule)
 
 
 @dataclass(frozen=True)
-class Crowded(Periodic):
+class Crowded(PeriodicSchedule):
     """Whole passes between turns, and the rest of the period silent."""
 
-    def turn(self, number: int) -> Turn:
+    def turn(self, number: int) -> SyncRound:
         periods, fragment = divmod(number, self.fragments)
         launch = periods * self.period + (fragment + 1) * (self.period // self.fragments)
-        return Turn(fragment, launch, launch + self.delay)
+        return SyncRound(fragment, launch, launch + self.delay)
 
 
 @dataclass(frozen=True)
-class Drifting(Periodic):
+class Drifting(PeriodicSchedule):
     """Turns so many passes apart, whatever the period is."""
 
-    def turn(self, number: int) -> Turn:
+    def turn(self, number: int) -> SyncRound:
         launch = (number + 1) * (self.period // self.fragments)
-        return Turn(number % self.fragments, launch, launch + self.delay)
+        return SyncRound(number % self.fragments, launch, launch + self.delay)
 
 
 @pytest.mark.parametrize("twin", [Crowded(11, 3), Drifting(5, 3)])
-def test_the_check_catches_uneven_and_drifting_turns(twin: Periodic) -> None:
-    check_turns(Periodic(twin.period, twin.fragments))
+def test_the_check_catches_uneven_and_drifting_turns(twin: PeriodicSchedule) -> None:
+    check_turns(PeriodicSchedule(twin.period, twin.fragments))
     with pytest.raises(AssertionError, match="passes"):
         check_turns(twin)
 
@@ -112,13 +116,13 @@ def test_what_goes_on_and_from_when(strategy: Strategy, stages: tuple[Stage, ...
 
 
 def test_the_schedules_of_strategies() -> None:
-    assert LocalSGD(4).schedule == Periodic(4)
-    assert DiLoCo(9, fragments=3, delay=2).schedule == Periodic(9, fragments=3, delay=2)
-    assert DelayedAveraging(delay=3, period=2).schedule == Periodic(2, delay=3)
+    assert LocalSGD(4).schedule == PeriodicSchedule(4)
+    assert DiLoCo(9, fragments=3, delay=2).schedule == PeriodicSchedule(9, fragments=3, delay=2)
+    assert DelayedAveraging(delay=3, period=2).schedule == PeriodicSchedule(2, delay=3)
 
 
 def test_a_plan_is_lazy() -> None:
-    assert [turn.launch for turn in islice(Periodic(1).plan(10**12), 3)] == [1, 2, 3]
+    assert [turn.launch for turn in islice(PeriodicSchedule(1).plan(10**12), 3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

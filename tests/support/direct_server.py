@@ -11,10 +11,10 @@ from support.server_runs import SHAPES, Shapes, parameters, sgd, whole
 from torch import Tensor
 
 from gossamer.checkpoint import flatten
-from gossamer.core.peer_ops import WORKER, Answer, Arrived, Ask, Left, Peer, Pull, Push, Reply, Stamp
-from gossamer.parameter_server import Rule, Shard
-from gossamer.parameter_server.client.shard_client import Share, shares
-from gossamer.parameter_server.from_recipe import rule_for, shard_of, ways_of
+from gossamer.core.peer_ops import WORKER, Answer, Arrived, Ask, Peer, PeerLeft, Pull, Push, Reply, Stamp
+from gossamer.parameter_server import ServerShard, UpdatePolicy
+from gossamer.parameter_server.client.shard_client import ShardClient, shard_clients
+from gossamer.parameter_server.from_recipe import policy_for, push_pull_codecs, shard_of
 from gossamer.parameter_server.update_policy import GRADIENT, PARAMETERS
 from gossamer.recipes.recipe import resolve
 
@@ -25,11 +25,11 @@ class Told:
     def __init__(self, text: str, world: int = 2, shapes: Shapes = SHAPES, optimizer: Any = None) -> None:
         recipe = resolve(text)
         tensors = parameters(shapes)
-        self._make = lambda: shares(
-            tensors, (optimizer or sgd())(tensors.values()), ways_of(recipe),
+        self._make = lambda: shard_clients(
+            tensors, (optimizer or sgd())(tensors.values()), push_pull_codecs(recipe),
             recipe=repr(recipe), world=world, seed=0, shards=1,
         )[0]  # fmt: skip
-        self.workers: dict[int, Share] = {worker: self._make() for worker in range(world)}
+        self.workers: dict[int, ShardClient] = {worker: self._make() for worker in range(world)}
         self._options = self.workers[0].description.groups
         first = self.workers[0]
         self.shard = shard_of(first.description.text(), first.values(tensors))
@@ -38,8 +38,8 @@ class Told:
         self.answers: list[tuple[int, Answer]] = []
 
     @property
-    def rule(self) -> Rule:
-        return rule_for(self.shard)
+    def rule(self) -> UpdatePolicy:
+        return policy_for(self.shard)
 
     def push(self, worker: int, step: int, known: int = 0) -> Push:
         """A worker's gradient of whole numbers, encoded."""
@@ -63,7 +63,7 @@ class Told:
         return self.hear(Arrived(moment=0.0, token=token, sender=Peer(WORKER, worker), word=word))
 
     def lose(self, worker: int) -> list[Answer]:
-        return self.hear(Left(moment=0.0, peer=Peer(WORKER, worker)))
+        return self.hear(PeerLeft(moment=0.0, peer=Peer(WORKER, worker)))
 
     def hear(self, event: Any) -> list[Answer]:
         return self.note(self.rule.react(self.shard, event))
@@ -74,7 +74,7 @@ class Told:
         return [answer for _, answer in given]
 
 
-def same_state(one: Shard, other: Shard) -> None:
+def same_state(one: ServerShard, other: ServerShard) -> None:
     """Bit for bit, and in every count."""
     (text, tensors), (other_text, others) = flatten(one.state_dict()), flatten(other.state_dict())
     assert text == other_text

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
-from gossamer.core.layout import Packed
-from gossamer.core.op_semantics import mean_of
+from gossamer.core.layout import FlatTensors
+from gossamer.core.op_semantics import rank_order_mean as mean_of
 from gossamer.recipes.recipe import Recipe
 from gossamer.session.session import Session
 from gossamer.strategies import Strategy
@@ -124,7 +124,7 @@ def owed_and_in_flight(trace: Trace) -> Tensor:
                 found[name] += tensor
     for flight in state["progress"]["flights"]:
         for bucket, own in zip(session._exchange.buckets, flight["owns"], strict=True):
-            for name, part in Packed(own, bucket.layout).items():
+            for name, part in FlatTensors(own, bucket.layout).items():
                 found[name] += part
     return torch.cat([tensor.detach().flatten() for tensor in found.values()])
 

@@ -6,19 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from gossamer.collectives import Direct
-from gossamer.transports.mesh.collective_selector import Picker
+from gossamer.collectives import DirectAllReduce
+from gossamer.transports.mesh.collective_selector import CollectiveSelector
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.link_measurement import Links
 from gossamer.transports.mesh.native_mesh import Mesh
 from gossamer.transports.mesh.shared_memory import share
-from gossamer.transports.mesh.transport import MeshTransport, meshed
+from gossamer.transports.mesh.transport import MeshTransport, mesh_transport
 from gossamer.transports.simulated import SimulatedGroup
 
 MESSAGE = 2**18  # bytes
 
 
-class Always(Picker):
+class Always(CollectiveSelector):
     """Picks the same table for all means, but for those of half precision."""
 
     def __init__(self, table, world):
@@ -33,10 +33,11 @@ class Group:
         self.pool = ThreadPoolExecutor(world)
         self.engines = SimulatedGroup(world, patience_seconds=20.0).transports
         self.sockets = self.all(lambda rank: connect(rank, world, "127.0.0.1", self.engines[rank].gather_text))
-        picker = Always(collective or Direct(), world)
+        picker = Always(collective or DirectAllReduce(), world)
         self.meshes = self.all(self.mesh)
         self.transports = [
-            MeshTransport(engine, mine, picker, meshed) for engine, mine in zip(self.engines, self.meshes, strict=True)
+            MeshTransport(engine, mine, picker, mesh_transport)
+            for engine, mine in zip(self.engines, self.meshes, strict=True)
         ]
 
     def mesh(self, rank):

@@ -14,10 +14,10 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
-from gossamer.parameter_server import Client, Exchanged, Rule, Shard, host, serve
+from gossamer.parameter_server import Client, ServerShard, StepResult, UpdatePolicy, host, serve
 from gossamer.parameter_server.server import _begin
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -69,13 +69,13 @@ class Run:
     weight: Callable[[int, int], float] = lambda worker, step: 1.0
     make: Callable[[], dict[str, Parameter]] = parameters
     meets_after: int | None = None
-    rule: Callable[[Shard], Rule] | None = None
+    rule: Callable[[ServerShard], UpdatePolicy] | None = None
     directory: Path | None = None
     within_seconds: float | None = None
     clients: dict[int, Client] = field(default_factory=dict)
-    shards: dict[int, Shard] = field(default_factory=dict)
+    shards: dict[int, ServerShard] = field(default_factory=dict)
     begun: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    done: dict[int, list[Exchanged]] = field(default_factory=dict)
+    done: dict[int, list[StepResult]] = field(default_factory=dict)
     paths: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def client(self, worker: int) -> tuple[Client, dict[str, Parameter]]:
@@ -119,12 +119,12 @@ class Run:
             return host(number, self.directory, patience_seconds=2.0, stays=True, shown=partial(self.show, number))
         return self._other(number, self.rule)
 
-    def _other(self, number: int, rule: Callable[[Shard], Rule]) -> PeerScript:
+    def _other(self, number: int, rule: Callable[[ServerShard], UpdatePolicy]) -> PeerScript:
         shard, held = yield from _begin(number)
         self.show(number, shard)
         yield from serve(shard, rule(shard), held)
 
-    def show(self, number: int, shard: Shard) -> None:
+    def show(self, number: int, shard: ServerShard) -> None:
         self.shards[number] = shard
 
     def go(self, net: VirtualNetwork | None = None, **options: Any) -> list[Tensor]:
@@ -137,7 +137,7 @@ class Run:
         servers = {Peer(SERVER, number): partial(self.server, number) for number in range(self.servers)}
         net = net or CALM
         # A message that comes a second time after its answer carries what the sender's memory holds by then.
-        return converse({**workers, **servers}, net, self.seed, checks=not net.duplicate, **options)
+        return simulate_peers({**workers, **servers}, net, self.seed, checks=not net.duplicate, **options)
 
 
 def run(text: str, **options: Any) -> Run:

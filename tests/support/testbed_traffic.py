@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gossamer.emulation import Lab
+from gossamer.emulation import EmulatedNetwork
 
 PAYLOAD_BYTES = 1472
 PACKET_BYTES = 1500
@@ -134,7 +134,7 @@ while True:
 
 
 @contextmanager
-def on(lab: Lab, host: int, program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+def on(lab: EmulatedNetwork, host: int, program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """A program that runs on a host for the length of the block."""
     command = [*lab.hosts[host].prefix, sys.executable, "-S", "-c", program, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -150,20 +150,22 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def answering(lab: Lab, host: int) -> Iterator[None]:
+def answering(lab: EmulatedNetwork, host: int) -> Iterator[None]:
     with on(lab, host, ECHO) as echo:
         assert line(echo) == "up"
         yield
 
 
-def round_trip_seconds(lab: Lab, a: int, b: int, count: int = 8, patience_seconds: float = 2.0) -> float | None:
+def round_trip_seconds(
+    lab: EmulatedNetwork, a: int, b: int, count: int = 8, patience_seconds: float = 2.0
+) -> float | None:
     """The shortest of some, for one byte; None where no answer came. Host b must be `answering`."""
     with on(lab, a, PING, lab.hosts[b].address, count, patience_seconds) as ping:
         best = line(ping)
     return None if best == "None" else float(best)
 
 
-def bits_per_second(lab: Lab, a: int, b: int, seconds: float = 1.0) -> float:
+def bits_per_second(lab: EmulatedNetwork, a: int, b: int, seconds: float = 1.0) -> float:
     """The rate of IP bytes from a to b while a sends as much as it can, by b's interface counters."""
     slowest = min(lab.network.hosts[a].up_bits_per_second, lab.network.hosts[b].down_bits_per_second)
     headers = 28 + (14 if lab.emulation == "kernel" else 0)
@@ -175,7 +177,9 @@ def bits_per_second(lab: Lab, a: int, b: int, seconds: float = 1.0) -> float:
             return float(line(counting))
 
 
-def streams_bits_per_second(lab: Lab, *pairs: tuple[int, int], idle: float = 0.4, seconds: float = 1.0) -> list[float]:
+def streams_bits_per_second(
+    lab: EmulatedNetwork, *pairs: tuple[int, int], idle: float = 0.4, seconds: float = 1.0
+) -> list[float]:
     """The rates of IP bytes of TCP streams that all go on at once, from a to b for each pair, once they are `idle` old.
 
     Nobody receives twice.
@@ -188,7 +192,7 @@ def streams_bits_per_second(lab: Lab, *pairs: tuple[int, int], idle: float = 0.4
         return [float(line(sink)) for sink in sinks]
 
 
-def arrived(lab: Lab, a: int, b: int, count: int) -> list[int]:
+def arrived(lab: EmulatedNetwork, a: int, b: int, count: int) -> list[int]:
     """Which of `count` numbered packets from a came to b."""
     with on(lab, b, COLLECT) as collect:
         assert line(collect) == "up"

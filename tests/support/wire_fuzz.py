@@ -16,7 +16,7 @@ from support.wire_pairs import LIMIT, SERVED, acquainted
 from gossamer.core.peer_ops import Pull, Push, Stamp
 from gossamer.errors import MalformedError
 from gossamer.kernels.crc import SHORT
-from gossamer.transports.wire.connection_state import GATHERED_BYTES, Conversation, Spoken
+from gossamer.transports.wire.connection_state import GATHERED_BYTES, ConnectionState, ReceivedFrame
 from gossamer.transports.wire.frames import HEADER_BYTES, Message
 from gossamer.transports.wire.messages import PING, asked
 
@@ -37,7 +37,7 @@ def messages() -> tuple[Message, ...]:
     )
 
 
-def spoken_by(conversation: Conversation) -> list[bytes]:
+def spoken_by(conversation: ConnectionState) -> list[bytes]:
     return [b"".join(conversation.frame(message)) for message in messages()]
 
 
@@ -102,13 +102,13 @@ CHANGES: tuple[Change, ...] = (flip, flip_at_the_start, cut, lie_about_length, d
 # -- what must not -------------------------------------------------------------------------------------
 
 
-def words(heard: Sequence[Spoken]) -> list[tuple[object, ...]]:
+def words(heard: Sequence[ReceivedFrame]) -> list[tuple[object, ...]]:
     return [(each.kind, each.record, [tensor.tolist() for tensor in each.payload]) for each in heard]
 
 
-def hear(listener: Conversation, data: bytes) -> list[Spoken]:
+def hear(listener: ConnectionState, data: bytes) -> list[ReceivedFrame]:
     """What is accepted until something is refused."""
-    heard: list[Spoken] = []
+    heard: list[ReceivedFrame] = []
     left = memoryview(data)
     try:
         while left.nbytes:
@@ -132,7 +132,7 @@ class Rehearsed:
         self.frames = spoken_by(dialler)
         self.words = words(self.hear(b"".join(self.frames)))
 
-    def hear(self, data: bytes) -> list[Spoken]:
+    def hear(self, data: bytes) -> list[ReceivedFrame]:
         self._listener._heard = 0
         self._listener._begin()
         return hear(self._listener, data)

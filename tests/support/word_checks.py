@@ -17,10 +17,10 @@ import gossamer
 from gossamer.checkpoint import digest
 from gossamer.compressors import Compressor, Dense, PowerSGD, TopK
 from gossamer.compressors.int8 import Int8
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.op_semantics import answers
-from gossamer.core.ops import Exchange, Gather, Mean, Mix, Word
-from gossamer.runtime.runner import perform
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.op_semantics import answer_all
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, CollectiveOp, NeighborAllGather
+from gossamer.runtime.runner import run_script
 from gossamer.transports.process_group import ProcessGroupTransport
 
 
@@ -37,9 +37,9 @@ def _compare(compressor: Compressor, whole: bool, transport: ProcessGroupTranspo
     group = Group(compressor, world.size, dtype=torch.float32)
     for _ in range(2):
         gradients = [(x * 10).round() * world.size if whole else x for x in group.gradients()]
-        mine = Packed(gradients[world.rank].clone(), LAYOUT)
+        mine = FlatTensors(gradients[world.rank].clone(), LAYOUT)
         script = compressor.aggregate(mine, group.states[world.rank], group.at(world.rank), mine.flat)
-        performed = perform(script, transport)
+        performed = run_script(script, transport)
         expected = group.aggregate(gradients)[world.rank]
         mean = performed.result.mean
         same_everywhere(mean, transport)
@@ -66,18 +66,18 @@ def words_over_gloo() -> None:
         )
 
     ring = tuple((peer % n, 1 / 3) for peer in (world.rank - 1, world.rank, world.rank + 1))
-    saying: list[Callable[[int], Word]] = [
-        lambda rank: Mean(torch.arange(11.0) * rank * n),
-        lambda rank: Mean((torch.arange(13.0) + rank).bfloat16()),
-        lambda rank: Mean(torch.full((5,), 30_000.0).half()),
-        lambda rank: Gather(payload(rank)),
-        lambda rank: Exchange(tuple((*payload(10 * rank + peer), torch.ones(peer)) for peer in range(n))),
+    saying: list[Callable[[int], CollectiveOp]] = [
+        lambda rank: AllReduceMean(torch.arange(11.0) * rank * n),
+        lambda rank: AllReduceMean((torch.arange(13.0) + rank).bfloat16()),
+        lambda rank: AllReduceMean(torch.full((5,), 30_000.0).half()),
+        lambda rank: AllGather(payload(rank)),
+        lambda rank: AllToAll(tuple((*payload(10 * rank + peer), torch.ones(peer)) for peer in range(n))),
     ]
     for say in saying:
         heard = transport.answer(say(world.rank))
-        expected = answers([say(rank) for rank in range(n)])[world.rank]
+        expected = answer_all([say(rank) for rank in range(n)])[world.rank]
         _equal(heard, expected)
-    heard = transport.answer(Mix(payload(world.rank), ring))
+    heard = transport.answer(NeighborAllGather(payload(world.rank), ring))
     _equal(heard, [payload(peer) for peer, _ in ring])
     assert transport.gather_text("x" * world.rank) == ["x" * rank for rank in range(n)]
     transport.close()
@@ -92,12 +92,15 @@ def parts_over_gloo() -> None:
     for turn in range(3):
         say = [torch.arange(5.0) * (first + peer) + turn for peer in range(2)]
         for _ in range(1 + first):
-            _equal(part.answer(Mean(say[part.rank].clone())), answers([Mean(x) for x in say])[part.rank])
-        _equal(part.answer(Gather((say[part.rank],))), [(x,) for x in say])
+            _equal(
+                part.answer(AllReduceMean(say[part.rank].clone())),
+                answer_all([AllReduceMean(x) for x in say])[part.rank],
+            )
+        _equal(part.answer(AllGather((say[part.rank],))), [(x,) for x in say])
         assert whole.gather_text(str(world.rank)) == [str(rank) for rank in range(world.size)]
-        sent = [Exchange(tuple((torch.tensor([first + peer, other]),) for other in range(2))) for peer in range(2)]
-        _equal(part.answer(sent[part.rank]), answers(sent)[part.rank])
-        _equal(part.answer(Mix((say[part.rank],), ((1 - part.rank, 1.0),))), [(say[1 - part.rank],)])
+        sent = [AllToAll(tuple((torch.tensor([first + peer, other]),) for other in range(2))) for peer in range(2)]
+        _equal(part.answer(sent[part.rank]), answer_all(sent)[part.rank])
+        _equal(part.answer(NeighborAllGather((say[part.rank],), ((1 - part.rank, 1.0),))), [(say[1 - part.rank],)])
     told = torch.tensor([float(world.rank)])
     part.broadcast_([told], source=1)
     assert told.item() == first + 1
@@ -168,14 +171,14 @@ def bytes_on_the_interface() -> None:
     transport = ProcessGroupTransport()
     for compressor in (Dense(), Dense(dtype="bfloat16"), TopK(density=0.02), Int8(), PowerSGD(rank=8)):
         group = Group(compressor, world.size, dtype=torch.float32, layout=layout)
-        x = Packed(group.gradients()[world.rank], layout)
+        x = FlatTensors(group.gradients()[world.rank], layout)
         transport.gather_text("everyone is silent")
         before = interface_bytes()
         transport.gather_text("everyone has looked")
         accounted = 0.0
         for _ in range(5):
             script = compressor.aggregate(x, group.states[world.rank], group.at(world.rank))
-            accounted += perform(script, transport).bytes_sent
+            accounted += run_script(script, transport).bytes_sent
         everyone = sum(map(float, transport.gather_text(str(accounted))))
         counted = interface_bytes() - before
         transport.gather_text("everyone has looked again")

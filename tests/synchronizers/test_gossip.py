@@ -22,18 +22,18 @@ from torch.nn.functional import mse_loss
 from gossamer import events
 from gossamer.checkpoint import digest
 from gossamer.cli.explain import explain
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
-from gossamer.estimate.traffic import forecast
+from gossamer.estimate.traffic import estimate_traffic
 from gossamer.gossip.rules import MASS
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.reducer.step_report import Presence
 from gossamer.session.lifecycle_events import begun
 from gossamer.session.session import Session
 from gossamer.strategies import Gossip
-from gossamer.synchronizers.gossip import Mixes
-from gossamer.synchronizers.gossip_round import Head, check
-from gossamer.synchronizers.stages import laid_out
+from gossamer.synchronizers.gossip import GossipAveraging
+from gossamer.synchronizers.gossip_round import RoundHeader, check
+from gossamer.synchronizers.stages import bucket_fragments
 from gossamer.topologies import Topology
 from gossamer.transports.simulated import SimulatedGroup
 
@@ -315,7 +315,7 @@ def test_all_stop_after_the_same_step_also_where_a_scaler_skips_it(overflow: int
 
 
 def test_a_round_that_waits_for_the_step_after_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mixes, "_make_up", lambda self: None)
+    monkeypatch.setattr(GossipAveraging, "_make_up", lambda self: None)
     with pytest.raises(LoopError, match="after equally many steps"):
         [stopped_beside(overflow) for overflow in range(2, 7)]
 
@@ -349,7 +349,7 @@ def test_without_epoch_the_difference_is_refused(steps: int) -> None:
 
 
 def test_neighbours_must_be_in_the_same_round() -> None:
-    heads = {rank: Head(7, 14, Presence.TRAINING, False) for rank in range(3)}
+    heads = {rank: RoundHeader(7, 14, Presence.TRAINING, False) for rank in range(3)}
     check(heads)
     check({rank: head._replace(presence=Presence.SAVING) for rank, head in heads.items()})
     check(heads | {2: heads[2]._replace(presence=Presence.GONE, passes=13)})
@@ -503,8 +503,10 @@ def sent_and_foretold(recipe: str, normed: bool = False) -> tuple[float, float]:
     with heard(events.StepEnded) as ended:
         cluster(work, 4)
     model, alone = make(), SimulatedGroup(1).transports[0]
-    fragments = laid_out(found.strategy.stages[-1], dict(model.named_parameters()), found.compressor, At())
-    said = forecast(found, begun(model, None, found, fragments, alone), workers=4)
+    fragments = bucket_fragments(
+        found.strategy.stages[-1], dict(model.named_parameters()), found.compressor, AggregationContext()
+    )
+    said = estimate_traffic(found, begun(model, None, found, fragments, alone), workers=4)
     last = [event.bytes_sent for event in ended if event.step > 4]  # the very first compares batches as well
     return sum(last) / len(last), said.bytes_sent
 

@@ -17,22 +17,22 @@ from torch.nn.functional import mse_loss
 
 from gossamer import events
 from gossamer.checkpoint import digest
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Packed
-from gossamer.core.peer_ops import WORKER, Arrived, Await, Heard, Peer, PeerScript, Push, Receipt, Reply, Stamp
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors
+from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerEvent, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.errors import AttachError, ConnectError, LoopError, NonFiniteError, PeerLost, RecipeError, Stopped
-from gossamer.estimate.traffic import forecast
+from gossamer.estimate.traffic import estimate_traffic
 from gossamer.gossip import state_transfer, termination
 from gossamer.gossip.pairwise import NO_EXCHANGE, Partner
-from gossamer.gossip.termination import Agreed, Parting, Sums
+from gossamer.gossip.termination import FinalMean, RunningMean, TerminationProtocol
 from gossamer.recipes.recipe import resolve
 from gossamer.session.lifecycle_events import begun
 from gossamer.session.session import Session
 from gossamer.synchronizers import pairwise_gossip, peer_endpoints
-from gossamer.synchronizers.pairwise_gossip import Pairs
-from gossamer.synchronizers.stages import laid_out
+from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
+from gossamer.synchronizers.stages import bucket_fragments
 from gossamer.topologies import Topology
-from gossamer.transports.detached import ReturnedTransport
+from gossamer.transports.detached import DetachedTransport
 from gossamer.transports.simulated import SimulatedGroup
 
 RECIPE = "Gossip('pairwise')"
@@ -40,8 +40,8 @@ UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their s
 PATIENCE_SECONDS = 30.0
 
 
-def exchange(session: Session) -> Pairs:
-    assert isinstance(session._exchange, Pairs)
+def exchange(session: Session) -> PairwiseGossip:
+    assert isinstance(session._exchange, PairwiseGossip)
     return session._exchange
 
 
@@ -246,10 +246,10 @@ def test_all_end_with_the_same_bits(recipe: str) -> None:
 
 
 def test_a_mean_of_ones_own_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def own(self: Parting, me: object, along: tuple[Tensor, ...]) -> Agreed:
-        return Agreed((*self._partner.snapshot(-1).payload, *along), 1.0)
+    def own(self: TerminationProtocol, me: object, along: tuple[Tensor, ...]) -> FinalMean:
+        return FinalMean((*self._partner.snapshot(-1).payload, *along), 1.0)
 
-    monkeypatch.setattr(Parting, "end", own)
+    monkeypatch.setattr(TerminationProtocol, "end", own)
     with pytest.raises(AssertionError):
         check_agree()
 
@@ -279,7 +279,7 @@ def test_while_nobody_trains_what_is_merged_is_the_mean_of_all() -> None:
 
 def test_a_mean_adds_in_order_and_tells_how_far_all_are_from_it() -> None:
     numbers = [torch.tensor([1.0, 5.0]), torch.tensor([4.0, 5.0]), torch.tensor([1.0, 2.0])]
-    sums = Sums()
+    sums = RunningMean()
     for each in numbers:
         sums.add((each, each[:1]))
     mean, distance = sums.mean()
@@ -287,19 +287,19 @@ def test_a_mean_adds_in_order_and_tells_how_far_all_are_from_it() -> None:
     assert distance == pytest.approx(2.0)  # (2 + 5 + 5) / 3
 
 
-class Credulous(Parting):
+class Credulous(TerminationProtocol):
     """Takes whatever it is told."""
 
     def _fits(self, payload: tuple[Tensor, ...]) -> bool:
         return True
 
 
-def lonely(rule: type[Parting] = Parting) -> Parting:
+def lonely(rule: type[TerminationProtocol] = TerminationProtocol) -> TerminationProtocol:
     """A worker whose only other is here."""
-    return rule(Partner(Packed.pack({"weight": start_of(0)}), 0), 2)
+    return rule(Partner(FlatTensors.pack({"weight": start_of(0)}), 0), 2)
 
 
-def check_taken(rule: type[Parting]) -> None:
+def check_taken(rule: type[TerminationProtocol]) -> None:
     one = lonely(rule)
     script = one.listen()
     next(script)
@@ -310,11 +310,11 @@ def check_taken(rule: type[Parting]) -> None:
         reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), word=word))
         assert reply == Reply(token=1, answer=Receipt(version=0))
         assert next(script) == Await()
-    assert one._agreed == Agreed((mean,), 2.5)
+    assert one._agreed == FinalMean((mean,), 2.5)
 
 
 def test_a_mean_that_does_not_fit_is_not_taken() -> None:
-    check_taken(Parting)
+    check_taken(TerminationProtocol)
     with pytest.raises(AssertionError):
         check_taken(Credulous)
 
@@ -342,7 +342,7 @@ def die(session: Session) -> None:
     me._thread.join()
 
 
-class Faithful(Parting):
+class Faithful(TerminationProtocol):
     """Waits for those that have left."""
 
     @property
@@ -379,7 +379,7 @@ def test_who_dies_keeps_nobody_waiting(victim: int, monkeypatch: pytest.MonkeyPa
 
 def test_waiting_for_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 0.2)
-    monkeypatch.setattr(pairwise_gossip, "Parting", Faithful)
+    monkeypatch.setattr(pairwise_gossip, "TerminationProtocol", Faithful)
     with pytest.raises(ConnectError, match="hears nobody"):
         check_survivors(partial(survived, victim=2, patience_seconds=1.0), 2)
 
@@ -418,7 +418,7 @@ class Returns:
         """The worker again, in its next life."""
         die(session)
         self.lives.count = 1
-        return Worker(worker.rank, worker.world, ReturnedTransport(worker.rank, worker.world), worker.sessions)
+        return Worker(worker.rank, worker.world, DetachedTransport(worker.rank, worker.world), worker.sessions)
 
     def work(self, worker: Worker) -> tuple[Tensor, int, Tensor, list[Tensor], Tensor]:
         """What was shown when somebody came back, of which life all think the last is, and how all end."""
@@ -485,7 +485,7 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(state_transfer, "SEARCH_SECONDS", 0.1)
     monkeypatch.setattr(pairwise_gossip, "has_ended", lambda: over)
     returns.lives.count = 1
-    worker = Worker(2, 3, ReturnedTransport(2, 3))
+    worker = Worker(2, 3, DetachedTransport(2, 3))
     with heard() as found, pytest.raises(Stopped if over else PeerLost):
         returns.attach(worker, 1)
     assert [event.message for event in found if isinstance(event, events.Noticed)] == over * [
@@ -498,13 +498,13 @@ def test_without_a_launcher_nobody_comes_back(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(peer_endpoints, "run_token", lambda: None)
     returns.lives.count = 1
     with pytest.raises(ConnectError, match="without the run's token"):
-        returns.attach(Worker(2, 3, ReturnedTransport(2, 3)), 1)
+        returns.attach(Worker(2, 3, DetachedTransport(2, 3)), 1)
 
 
-class Forgetful(Parting):
+class Forgetful(TerminationProtocol):
     """Does not tell whoever averages anew that it has a mean already."""
 
-    def _answer(self, heard: Heard) -> Reply | None:
+    def _answer(self, heard: PeerEvent) -> Reply | None:
         known, self._agreed = self._agreed, None
         try:
             return super()._answer(heard)
@@ -552,7 +552,7 @@ def test_a_mean_that_one_worker_has_is_the_mean_of_all(monkeypatch: pytest.Monke
 
 def test_a_mean_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
-    monkeypatch.setattr(pairwise_gossip, "Parting", Forgetful)
+    monkeypatch.setattr(pairwise_gossip, "TerminationProtocol", Forgetful)
     with pytest.raises(AssertionError):
         check_outlived()
 
@@ -842,8 +842,10 @@ def test_bytes_are_those_explained(recipe: str, letter_bytes: int) -> None:
     sent = [event.bytes_sent for event in told if isinstance(event, events.StepEnded)]
     assert sum(sent) > 0
     assert sum(sent) % letter_bytes == 0
-    fragments = laid_out(found.strategy.stages[-1], dict(model.named_parameters()), found.compressor, At())
-    said = forecast(found, begun(model, None, found, fragments, SimulatedGroup(1).transports[0]), workers=4)
+    fragments = bucket_fragments(
+        found.strategy.stages[-1], dict(model.named_parameters()), found.compressor, AggregationContext()
+    )
+    said = estimate_traffic(found, begun(model, None, found, fragments, SimulatedGroup(1).transports[0]), workers=4)
     assert said.bytes_sent == 2 * letter_bytes  # its own, and its answer to another's
     assert said.strategy_bytes == 2 * 4 * 104 + 4 * letter_bytes  # one under way, and an answer to each of three
 

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 
 from gossamer import events
 from gossamer.errors import Stopped
-from gossamer.estimate.traffic import forecast
+from gossamer.estimate.traffic import estimate_traffic
 from gossamer.parameter_server.client.client import Client
 from gossamer.recipes.recipe import resolve
 
@@ -185,7 +185,7 @@ def test_bytes_are_those_that_are_foretold(recipe: str) -> None:
         cluster(run, 3)
     steps = [event for event in ended if isinstance(event, events.StepEnded)]
     assert isinstance(attached[0], events.Attached)
-    said = forecast(resolve(recipe, 3), attached[0], workers=3)
+    said = estimate_traffic(resolve(recipe, 3), attached[0], workers=3)
     pulled = sum(each.bytes_sent for each in said.others if each.word == "Reply")
     assert sum(event.bytes_pulled for event in steps) == pytest.approx(3 * 6 * pulled, rel=1e-12)
     pushed = sum(each.bytes_sent for each in said.others if each.word == "Push")

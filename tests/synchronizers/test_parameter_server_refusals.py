@@ -18,7 +18,7 @@ from gossamer import events, parameter_server
 from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.environment.run_token import run_token
 from gossamer.errors import AttachError, ConnectError, LoopError, PeerLost, RecipeError
-from gossamer.parameter_server.shard import Shard
+from gossamer.parameter_server.shard import ServerShard
 from gossamer.recipes.recipe import resolve
 from gossamer.synchronizers import parameter_server as served
 from gossamer.synchronizers import peer_endpoints
@@ -135,10 +135,10 @@ def test_a_server_of_its_own_trains_what_fits(monkeypatch: pytest.MonkeyPatch, t
 def test_a_server_that_cannot_go_on_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connections would stay, and everybody would wait for an answer for ever."""
 
-    def breaks(shard: Shard, rate: float = 1.0) -> None:
+    def breaks(shard: ServerShard, rate: float = 1.0) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(Shard, "apply", breaks)
+    monkeypatch.setattr(ServerShard, "apply", breaks)
 
     def run(worker: Worker) -> None:
         with pytest.raises(PeerLost):

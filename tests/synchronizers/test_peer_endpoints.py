@@ -11,10 +11,10 @@ import pytest
 from gossamer import events
 from gossamer.core.peer_ops import SERVER, WORKER, Await, Peer, PeerScript
 from gossamer.errors import ConnectError, GossamerError, PeerLost
-from gossamer.simulation import Trace, compute, converse
+from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import Cut, Fault, Kill, Restart, VirtualNetwork
 from gossamer.synchronizers import peer_endpoints
-from gossamer.synchronizers.peer_endpoints import watch
+from gossamer.synchronizers.peer_endpoints import watch_servers
 
 ME, FIRST, SECOND = Peer(WORKER, 0), Peer(SERVER, 0), Peer(SERVER, 1)
 PLACES = {FIRST: ("127.0.0.1", 4321), SECOND: ("10.0.0.2", 4322)}
@@ -53,13 +53,13 @@ def watched(faults: Sequence[Fault], seconds: float) -> tuple[Endpoint, Trace, l
     endpoint = Endpoint()
 
     def script() -> PeerScript:
-        yield from watch(endpoint, PLACES, patience_seconds=60.0)
+        yield from watch_servers(endpoint, PLACES, patience_seconds=60.0)
 
     training = Peer(WORKER, 1)
     scripts: dict[Peer, Callable[[], PeerScript]] = {ME: script, FIRST: deaf, SECOND: deaf}
     net = VirtualNetwork(dead_after_seconds=5.0, faults=tuple(faults))
     with notices() as said:
-        trace = converse(scripts | {training: lambda: compute(seconds)}, net, 0, servers=(ME, FIRST, SECOND))
+        trace = simulate_peers(scripts | {training: lambda: compute(seconds)}, net, 0, servers=(ME, FIRST, SECOND))
     return endpoint, trace, said
 
 
@@ -119,7 +119,7 @@ def test_watching(check: Callable[[], None]) -> None:
         (check_says_for_whom_it_waits, "MEETING_SECONDS", 50.0),
         (check_gives_up, "MEETING_SECONDS", inf),
         (check_quiet_where_all_come_in_time, "LATE_SECONDS", 4.0),
-        (check_a_server_that_was_there_has_a_patience_of_its_own, "Left", PeerLost),
+        (check_a_server_that_was_there_has_a_patience_of_its_own, "PeerLeft", PeerLost),
     ],
 )
 def test_watchers_that_miss_something_are_found(

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer import events
-from gossamer.core.ops import Word
+from gossamer.core.ops import CollectiveOp
 from gossamer.errors import Stopped
-from gossamer.reducer.participation import MEETING_BYTES
+from gossamer.reducer.participation import POLL_BYTES
 from gossamer.runtime.transport import Transport
 from gossamer.session.session import Session
 
@@ -37,11 +37,11 @@ class Gate:
         self.open.set()
         self.in_vain = False
 
-    def answer(self, word: Word) -> Any:
+    def answer(self, word: CollectiveOp) -> Any:
         self.in_vain = not self.open.wait(1.0) or self.in_vain
         return self._inner.answer(word)
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         answer = self.answer(word)
         return lambda: answer
 
@@ -178,7 +178,7 @@ def test_bytes_and_steps_are_told() -> None:
     (attached,) = {event.control_bytes for event in said if isinstance(event, events.Attached)}
     ended = [event for event in said if isinstance(event, events.StepEnded)]
     assert sorted(event.step for event in ended) == sorted([*range(1, 10)] * 3)
-    merge = 2 * 2 / 3 * START.numel() * 8 + 2 * (MEETING_BYTES + attached)
+    merge = 2 * 2 / 3 * START.numel() * 8 + 2 * (POLL_BYTES + attached)
     assert {event.step: event.bytes_sent for event in ended} == {
         step: pytest.approx(merge if step in (4, 8) else 0.0) for step in range(1, 10)
     }

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.core.ops import Mean
+from gossamer.core.ops import AllReduceMean
 from gossamer.errors import PeerLost
 from gossamer.runtime.transport import Transport
-from gossamer.transports.detached import ReturnedTransport
+from gossamer.transports.detached import DetachedTransport
 
 
 def test_who_came_back_is_alike_with_everyone_and_keeps_its_tensors() -> None:
-    transport: Transport = ReturnedTransport(1, 3)
+    transport: Transport = DetachedTransport(1, 3)
     assert (transport.rank, transport.world) == (1, 3)
     assert transport.gather_text("mine") == ["mine"] * 3
     tensor = torch.ones(2)
@@ -20,7 +20,7 @@ def test_who_came_back_is_alike_with_everyone_and_keeps_its_tensors() -> None:
 
 
 def test_what_needs_the_others_is_refused() -> None:
-    transport = ReturnedTransport(1, 3)
-    for ask in (lambda: transport.answer(Mean(torch.ones(1))), lambda: transport.part(1)):
+    transport = DetachedTransport(1, 3)
+    for ask in (lambda: transport.answer(AllReduceMean(torch.ones(1))), lambda: transport.part(1)):
         with pytest.raises(PeerLost, match=r"rank 1 of 3 was lost and came back.*ParameterServer"):
             ask()

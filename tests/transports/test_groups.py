@@ -8,15 +8,26 @@ import pytest
 import torch
 from laws.laws import in_threads
 
-from gossamer.core.coalesce import fuse
-from gossamer.core.op_semantics import answers, meta_answer
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Script, Together, Word, among, bytes_sent
+from gossamer.core.coalesce import coalesce
+from gossamer.core.op_semantics import answer_all, meta_answer
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Script,
+    bytes_sent,
+    in_group,
+)
 from gossamer.errors import MismatchError
 from gossamer.network import read_network
 from gossamer.network.cost.op_cost import seconds
 from gossamer.runtime.runner import price, simulate
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.transports.throttled import PacedTransport
+from gossamer.transports.throttled import ThrottledTransport
 
 EVEN, ODD = (0, 2), (1, 3)
 FAST = read_network("1gbit", 4)
@@ -27,22 +38,25 @@ def told(*numbers: float) -> torch.Tensor:
 
 
 def test_each_group_answers_its_own() -> None:
-    said = [Among(ODD if rank % 2 else EVEN, Mean(told(rank))) for rank in range(4)]
-    assert [float(heard) for heard in answers(said)] == [1, 2, 1, 2]
-    mixed: list[Word] = [
-        Among(EVEN, Mean(told(rank))) if rank in EVEN else Among(ODD, Gather((told(rank),))) for rank in range(4)
+    said = [InGroup(ODD if rank % 2 else EVEN, AllReduceMean(told(rank))) for rank in range(4)]
+    assert [float(heard) for heard in answer_all(said)] == [1, 2, 1, 2]
+    mixed: list[CollectiveOp] = [
+        InGroup(EVEN, AllReduceMean(told(rank))) if rank in EVEN else InGroup(ODD, AllGather((told(rank),)))
+        for rank in range(4)
     ]
-    first, second, third, fourth = answers(mixed)
+    first, second, third, fourth = answer_all(mixed)
     assert (first, third) == (1, 1)
     assert second == fourth == [(told(1),), (told(3),)]
 
 
 def test_ranks_are_places_in_the_group() -> None:
     parts = [tuple((told(10 * rank + place),) for place in range(2)) for rank in range(4)]
-    heard = answers([Among(ODD if rank % 2 else EVEN, Exchange(parts[rank])) for rank in range(4)])
+    heard = answer_all([InGroup(ODD if rank % 2 else EVEN, AllToAll(parts[rank])) for rank in range(4)])
     assert [[int(x) for (x,) in each] for each in heard] == [[0, 20], [10, 30], [1, 21], [11, 31]]
     edges = ((1, 1.0),), ((0, 1.0),)
-    heard = answers([Among(ODD if rank % 2 else EVEN, Mix((told(rank),), edges[rank // 2])) for rank in range(4)])
+    heard = answer_all(
+        [InGroup(ODD if rank % 2 else EVEN, NeighborAllGather((told(rank),), edges[rank // 2])) for rank in range(4)]
+    )
     assert [[int(x) for (x,) in each] for each in heard] == [[2], [3], [0], [1]]
 
 
@@ -58,23 +72,23 @@ def test_ranks_are_places_in_the_group() -> None:
 )
 def test_groups_that_are_not_each_others_are_refused(groups: list[tuple[int, ...]]) -> None:
     with pytest.raises(MismatchError, match="not each other's"):
-        answers([Among(ranks, Mean(told(1))) for ranks in groups])
+        answer_all([InGroup(ranks, AllReduceMean(told(1))) for ranks in groups])
 
 
 def test_everyone_is_in_a_group() -> None:
-    with pytest.raises(MismatchError, match="Among, Mean"):
-        answers([Among((0,), Mean(told(1))), Mean(told(1))])
+    with pytest.raises(MismatchError, match="InGroup, AllReduceMean"):
+        answer_all([InGroup((0,), AllReduceMean(told(1))), AllReduceMean(told(1))])
 
 
 def conversation(rank: int) -> Script:
     """Within pairs, with what the pairs' places have told each other in between."""
-    mean = yield Mean(told(rank))
-    heard, other = yield Together((Gather((mean,)), Mean(2 * mean)))
+    mean = yield AllReduceMean(told(rank))
+    heard, other = yield Coalesced((AllGather((mean,)), AllReduceMean(2 * mean)))
     return float(mean), [float(x) for (x,) in heard], float(other)
 
 
 def test_a_script_of_a_group_is_said_in_a_larger_one() -> None:
-    found = simulate([among(ODD if rank % 2 else EVEN, conversation(rank // 2)) for rank in range(4)])
+    found = simulate([in_group(ODD if rank % 2 else EVEN, conversation(rank // 2)) for rank in range(4)])
     assert found == [(0.5, [0.5, 0.5], 1.0)] * 4
     assert found[:2] == simulate([conversation(rank) for rank in range(2)])
 
@@ -83,24 +97,24 @@ def test_groups_of_groups_are_groups() -> None:
     """A word of places (0, 1) of ranks (1, 3, 5, 7) is one of ranks (1, 3)."""
 
     def within() -> Script:
-        yield Together((Among((0, 1), Mean(told(1))), Mean(told(1))))
+        yield Coalesced((InGroup((0, 1), AllReduceMean(told(1))), AllReduceMean(told(1))))
 
-    word = next(among((1, 3, 5, 7), within()))
-    assert isinstance(word, Together)
-    assert [each.ranks for each in word.words if isinstance(each, Among)] == [(1, 3), (1, 3, 5, 7)]
+    word = next(in_group((1, 3, 5, 7), within()))
+    assert isinstance(word, Coalesced)
+    assert [each.ranks for each in word.words if isinstance(each, InGroup)] == [(1, 3), (1, 3, 5, 7)]
 
 
 def test_words_of_one_group_travel_together() -> None:
     def script(ranks: tuple[int, ...], number: float) -> Script:
-        return (yield Among(ranks, Mean(told(number))))
+        return (yield InGroup(ranks, AllReduceMean(told(number))))
 
     def both(rank: int) -> Script:
         mine = ODD if rank % 2 else EVEN
-        return fuse([script(mine, rank), script(mine, 10 * rank), script((rank,), rank)])
+        return coalesce([script(mine, rank), script(mine, 10 * rank), script((rank,), rank)])
 
     joined = next(both(0))
-    assert isinstance(joined, Together)
-    assert [each.ranks for each in joined.words if isinstance(each, Among)] == [EVEN, (0,)]
+    assert isinstance(joined, Coalesced)
+    assert [each.ranks for each in joined.words if isinstance(each, InGroup)] == [EVEN, (0,)]
     assert simulate([both(rank) for rank in range(4)]) == [
         [told(1), told(10), told(0)],
         [told(2), told(20), told(1)],
@@ -113,7 +127,7 @@ def test_over_transports_that_meet_in_this_process() -> None:
     group = SimulatedGroup(4)
 
     def work(rank: int) -> Any:
-        return float(group.transports[rank].answer(Among(ODD if rank % 2 else EVEN, Mean(told(rank)))))
+        return float(group.transports[rank].answer(InGroup(ODD if rank % 2 else EVEN, AllReduceMean(told(rank)))))
 
     assert in_threads(work, 4) == [1, 2, 1, 2]
 
@@ -122,21 +136,24 @@ def test_over_transports_that_meet_in_this_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", [Mean(torch.zeros(6)), Gather((torch.zeros(6),)), Exchange(((torch.zeros(6),), (torch.zeros(2),)))]
+    "word",
+    [AllReduceMean(torch.zeros(6)), AllGather((torch.zeros(6),)), AllToAll(((torch.zeros(6),), (torch.zeros(2),)))],
 )
-def test_bytes_are_those_of_the_group(word: Mean | Gather | Exchange) -> None:
-    assert [bytes_sent(Among(ODD, word), 4, rank) for rank in ODD] == [bytes_sent(word, 2, place) for place in range(2)]
-    assert [each.bytes_sent for each in price(said(Among(ODD, word)), 4, 3)] == [bytes_sent(word, 2, 1)]
+def test_bytes_are_those_of_the_group(word: AllReduceMean | AllGather | AllToAll) -> None:
+    assert [bytes_sent(InGroup(ODD, word), 4, rank) for rank in ODD] == [
+        bytes_sent(word, 2, place) for place in range(2)
+    ]
+    assert [each.bytes_sent for each in price(said(InGroup(ODD, word)), 4, 3)] == [bytes_sent(word, 2, 1)]
 
 
-def said(word: Word) -> Script:
+def said(word: CollectiveOp) -> Script:
     yield word
 
 
 def test_meta_answers_are_the_groups() -> None:
     small, large = (torch.empty(2, device="meta"),), (torch.empty(3, device="meta"),)
-    assert meta_answer(Among((1, 5), Exchange((small, large))), 8, 5) == [large, large]
-    assert meta_answer(Among((1, 5), Gather(small)), 8, 1) == [small, small]
+    assert meta_answer(InGroup((1, 5), AllToAll((small, large))), 8, 5) == [large, large]
+    assert meta_answer(InGroup((1, 5), AllGather(small)), 8, 1) == [small, small]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +170,7 @@ def test_meta_answers_are_the_groups() -> None:
 def test_others_speak_in_groups_that_are_alike(
     ranks: tuple[int, ...], world: int, groups: list[tuple[int, ...]]
 ) -> None:
-    word = Among(ranks, Mean(told(1)))
+    word = InGroup(ranks, AllReduceMean(told(1)))
     assert [word.group_of(rank, world) for rank in range(world)] == groups
     seconds(word, read_network("1gbit", world))  # comes to an end
 
@@ -161,17 +178,17 @@ def test_others_speak_in_groups_that_are_alike(
 def test_a_group_takes_the_time_of_its_own_lines() -> None:
     """Two sites of two, 80 ms apart."""
     sites = read_network("examples/networks/two-sites-80ms.toml", 4)
-    word = Gather((torch.zeros(1000),))
+    word = AllGather((torch.zeros(1000),))
     where = [sites.hosts[rank].site for rank in range(4)]
     here = tuple(rank for rank in range(4) if where[rank] == where[0])
     there = (0, next(rank for rank in range(4) if where[rank] != where[0]))
-    assert seconds(Among(here, word), sites) < 0.01
-    assert seconds(Among(there, word), sites) >= 0.04
-    assert seconds(Among((0, 1, 2, 3), word), sites) == seconds(word, sites)
+    assert seconds(InGroup(here, word), sites) < 0.01
+    assert seconds(InGroup(there, word), sites) >= 0.04
+    assert seconds(InGroup((0, 1, 2, 3), word), sites) == seconds(word, sites)
 
 
 def test_paced_prices_are_of_the_group() -> None:
-    paced = PacedTransport(SimulatedGroup(4).transports[0], FAST)
-    word = Mean(torch.zeros(4000))
-    prices = [paced._price(each) for each in (Among((0, 1), word), Among((0, 1, 2, 3), word), word)]
+    paced = ThrottledTransport(SimulatedGroup(4).transports[0], FAST)
+    word = AllReduceMean(torch.zeros(4000))
+    prices = [paced._price(each) for each in (InGroup((0, 1), word), InGroup((0, 1, 2, 3), word), word)]
     assert prices[0] < prices[1] == prices[2]

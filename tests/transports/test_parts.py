@@ -7,7 +7,7 @@ import torch
 from laws.laws import in_threads
 from torch import Tensor
 
-from gossamer.core.ops import Exchange, Gather, Mean
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll
 from gossamer.errors import PeerLost
 from gossamer.transports.simulated import SimulatedGroup
 
@@ -23,13 +23,15 @@ def test_blocks_talk_among_themselves_beside_the_whole(world: int, size: int) ->
         assert (part.rank, part.world) == (rank % size, size)
         for turn in range(3):
             mine = torch.full((3,), float(10 * rank + turn))
-            assert torch.equal(part.answer(Mean(mine.clone())), torch.full((3,), 10 * sum(block) / size + turn))
-            assert [int(x) for (x,) in part.answer(Gather((torch.tensor([rank]),)))] == block
+            assert torch.equal(
+                part.answer(AllReduceMean(mine.clone())), torch.full((3,), 10 * sum(block) / size + turn)
+            )
+            assert [int(x) for (x,) in part.answer(AllGather((torch.tensor([rank]),)))] == block
             for _ in range(block[0] // size):
                 part.gather_text("as often as a block likes, whatever others do")
             assert whole.gather_text(str(rank)) == [str(each) for each in range(world)]
         addressed = tuple((torch.tensor([rank, peer]),) for peer in range(size))
-        assert [pair.tolist() for (pair,) in part.answer(Exchange(addressed))] == [
+        assert [pair.tolist() for (pair,) in part.answer(AllToAll(addressed))] == [
             [peer, rank % size] for peer in block
         ]
         told = torch.tensor([float(rank)])
@@ -46,7 +48,7 @@ def test_a_part_is_the_same_when_it_is_asked_for_again() -> None:
     def work(rank: int) -> Tensor:
         first, again = (group.transports[rank].part(2) for _ in range(2))
         transport = first if rank % 2 else again
-        heard: Tensor = transport.answer(Mean(torch.tensor([float(rank)])))
+        heard: Tensor = transport.answer(AllReduceMean(torch.tensor([float(rank)])))
         return heard
 
     assert [float(mean) for mean in in_threads(work, 4)] == [0.5, 0.5, 2.5, 2.5]

@@ -7,14 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Script, Together, Word
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Script,
+)
 from gossamer.network import Network, read_network
 from gossamer.network.cost.op_cost import seconds
-from gossamer.runtime.pipeline import Conveyor
-from gossamer.runtime.runner import Performance
+from gossamer.runtime.pipeline import Pipeline
+from gossamer.runtime.runner import ScriptRun
 from gossamer.transports import throttled
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.transports.throttled import PacedTransport
+from gossamer.transports.throttled import ThrottledTransport
 
 ONE = torch.ones(2000)
 SLOW = read_network("10mbit,20ms", 1)
@@ -31,10 +40,10 @@ class Instant:
 
     rank, world = 1, 4
 
-    def answer(self, word: Word) -> Word:
+    def answer(self, word: CollectiveOp) -> CollectiveOp:
         return word
 
-    def begin(self, word: Word) -> Callable[[], Word]:
+    def begin(self, word: CollectiveOp) -> Callable[[], CollectiveOp]:
         return lambda: word
 
     def broadcast_(self, tensors: object, source: int = 0) -> None:
@@ -69,19 +78,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize(
     "word",
     [
-        Mean(ONE),
-        Mean(ONE.half()),
-        Gather((ONE,)),
-        Exchange((((ONE),),) * 4),
-        Mix((ONE,), ((0, 0.5), (2, 0.5))),
-        Among((0, 1), Mean(ONE)),
-        Together((Mean(ONE), Gather((ONE[:10],)))),
+        AllReduceMean(ONE),
+        AllReduceMean(ONE.half()),
+        AllGather((ONE,)),
+        AllToAll((((ONE),),) * 4),
+        NeighborAllGather((ONE,), ((0, 0.5), (2, 0.5))),
+        InGroup((0, 1), AllReduceMean(ONE)),
+        Coalesced((AllReduceMean(ONE), AllGather((ONE[:10],)))),
     ],
     ids=lambda word: type(word).__name__,
 )
-def test_an_answer_takes_as_long_as_on_the_network(word: Word, clock: Clock) -> None:
+def test_an_answer_takes_as_long_as_on_the_network(word: CollectiveOp, clock: Clock) -> None:
     network = read_network("10mbit,20ms", 4)
-    transport = PacedTransport(Instant(), network)
+    transport = ThrottledTransport(Instant(), network)
     for number in (1, 2):
         assert transport.answer(word) is word
         assert clock.now == pytest.approx(100.0 + number * seconds(word, network))
@@ -92,36 +101,36 @@ def test_an_answer_takes_as_long_as_on_the_network(word: Word, clock: Clock) -> 
 LINE, WAY = 8.0, 3.0  # seconds of a word of ONE; a Mean's way is twice as long
 
 
-def price(word: Word, network: Network, collective: object) -> float:
+def price(word: CollectiveOp, network: Network, collective: object) -> float:
     """A line that needs a second for a thousand bytes; a word of one element has none worth mentioning."""
-    tensor, hops = (word.tensor, 2) if isinstance(word, Mean) else (word.payload[0], 1)
+    tensor, hops = (word.tensor, 2) if isinstance(word, AllReduceMean) else (word.payload[0], 1)
     return tensor.numel() // 1000 * LINE / 2 + hops * WAY
 
 
-Begun = list[tuple[float, Word]]
+Begun = list[tuple[float, CollectiveOp]]
 
 
-class AllAddedUp(PacedTransport):
+class AllAddedUp(ThrottledTransport):
     """Broken: a word's time starts when the one before it is there."""
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         found = super().begin(word)
         self._left += self._price(word).way_seconds
         return found
 
 
-class NothingShared(PacedTransport):
+class NothingShared(ThrottledTransport):
     """Broken: every word has the line for itself."""
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         self._left = 0.0
         return super().begin(word)
 
 
-class LineKept(PacedTransport):
+class LineKept(ThrottledTransport):
     """Broken: who begins late finds the line as if nobody had waited."""
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         self._left = self._left or throttled.time.monotonic()
         left = self._left
         found = super().begin(word)
@@ -129,7 +138,7 @@ class LineKept(PacedTransport):
         return found
 
 
-def arrivals(rule: type[PacedTransport], clock: Clock, words: Begun) -> list[float]:
+def arrivals(rule: type[ThrottledTransport], clock: Clock, words: Begun) -> list[float]:
     """When each is answered that was begun so many seconds after 100; they are waited for in turn, at the end."""
     transport = rule(Instant(), SLOW)
     waits = []
@@ -143,7 +152,7 @@ def arrivals(rule: type[PacedTransport], clock: Clock, words: Begun) -> list[flo
     return found
 
 
-MEAN, GATHER, EMPTY = Mean(ONE), Gather((ONE,)), Gather((ONE[:1],))
+MEAN, GATHER, EMPTY = AllReduceMean(ONE), AllGather((ONE,)), AllGather((ONE[:1],))
 TABLE: list[tuple[Begun, list[float]]] = [
     ([(0.0, MEAN)], [8 + 6]),
     ([(0.0, MEAN), (0.0, MEAN)], [8 + 6, 16 + 6]),  # bytes add up, ways pass at once
@@ -158,19 +167,19 @@ TABLE: list[tuple[Begun, list[float]]] = [
 ]
 
 
-def check_arrivals(rule: type[PacedTransport], clock: Clock) -> None:
+def check_arrivals(rule: type[ThrottledTransport], clock: Clock) -> None:
     for words, expected in TABLE:
         assert arrivals(rule, clock, words) == pytest.approx(expected)
 
 
 def test_bytes_add_up_and_ways_pass_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throttled, "seconds", price)
-    check_arrivals(PacedTransport, clock)
+    check_arrivals(ThrottledTransport, clock)
 
 
 @pytest.mark.parametrize("rule", [AllAddedUp, NothingShared, LineKept])
 def test_other_ways_to_share_are_noticed(
-    rule: type[PacedTransport], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    rule: type[ThrottledTransport], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throttled, "seconds", price)
     with pytest.raises(AssertionError):
@@ -181,10 +190,10 @@ def test_two_buckets_that_go_on_at_once_save_round_trips(clock: Clock) -> None:
     """Two words each, of few bytes: the second ones are begun when the first answers are there."""
 
     def took(window: int) -> float:
-        began, conveyor = clock.now, Conveyor(window)
-        transport = PacedTransport(Instant(), read_network("1gbit,80ms", 4))
+        began, conveyor = clock.now, Pipeline(window)
+        transport = ThrottledTransport(Instant(), read_network("1gbit,80ms", 4))
         for _ in range(2):
-            conveyor.put(Performance(saying(MEAN, MEAN), transport))
+            conveyor.put(ScriptRun(saying(MEAN, MEAN), transport))
         conveyor.finish()
         return clock.now - began
 
@@ -192,7 +201,7 @@ def test_two_buckets_that_go_on_at_once_save_round_trips(clock: Clock) -> None:
     assert took(2) == pytest.approx(2 * 0.08, rel=0.02)
 
 
-def saying(*words: Word) -> Script:
+def saying(*words: CollectiveOp) -> Script:
     heard = None
     for word in words:
         heard = yield word
@@ -201,28 +210,28 @@ def saying(*words: Word) -> Script:
 
 def test_what_does_not_fill_the_line_is_no_way() -> None:
     """Loss holds a stream back, and a second one over the same connection as well; a way stays a way."""
-    word = Gather((torch.empty(10**6, device="meta"),))
-    clean, lossy = (PacedTransport(Instant(), read_network(f"1gbit,80ms{loss}", 4)) for loss in ("", ",loss=1%"))
+    word = AllGather((torch.empty(10**6, device="meta"),))
+    clean, lossy = (ThrottledTransport(Instant(), read_network(f"1gbit,80ms{loss}", 4)) for loss in ("", ",loss=1%"))
     assert lossy._price(word).way_seconds == pytest.approx(clean._price(word).way_seconds, rel=0.01)
     assert lossy._price(word).line_seconds > 2 * clean._price(word).line_seconds
 
 
 def test_it_does_sleep() -> None:
-    transport = PacedTransport(Instant(), read_network("10mbit,20ms", 4))
-    assert took(lambda: transport.answer(Gather((ONE[:1],)))) >= seconds(Gather((ONE[:1],)), transport._network)
+    transport = ThrottledTransport(Instant(), read_network("10mbit,20ms", 4))
+    assert took(lambda: transport.answer(AllGather((ONE[:1],)))) >= seconds(AllGather((ONE[:1],)), transport._network)
 
 
 def test_prices_of_unlike_words_are_not_mixed_up() -> None:
-    transport = PacedTransport(Instant(), read_network("10mbit,20ms", 4))
-    small, large = Mean(ONE[:4]), Mean(ONE)
+    transport = ThrottledTransport(Instant(), read_network("10mbit,20ms", 4))
+    small, large = AllReduceMean(ONE[:4]), AllReduceMean(ONE)
     assert transport._price(small).line_seconds < transport._price(large).line_seconds
     assert transport._price(small).way_seconds == transport._price(large).way_seconds
-    assert transport._price(Mean(ONE)) == transport._price(large)
+    assert transport._price(AllReduceMean(ONE)) == transport._price(large)
 
 
 def test_the_rest_is_handed_on() -> None:
     inner = Instant()
-    transport = PacedTransport(inner, read_network("1gbit", 4))
+    transport = ThrottledTransport(inner, read_network("1gbit", 4))
     assert (transport.rank, transport.world) == (1, 4)
     assert transport.gather_text("a") == ["a"]
     transport.broadcast_([ONE], 2)
@@ -231,6 +240,6 @@ def test_the_rest_is_handed_on() -> None:
 
 
 def test_alone_nothing_is_slowed(clock: Clock) -> None:
-    transport = PacedTransport(SimulatedGroup(1).transports[0], SLOW)
-    assert torch.equal(transport.answer(Mean(ONE)), ONE)
+    transport = ThrottledTransport(SimulatedGroup(1).transports[0], SLOW)
+    assert torch.equal(transport.answer(AllReduceMean(ONE)), ONE)
     assert clock.now == 100.0

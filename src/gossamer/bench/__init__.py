@@ -2,7 +2,7 @@
 
 from gossamer.bench.cases import KERNELS, Variants, fed_back, roster
 from gossamer.bench.report import ABOUT, ABOUT_PAIRS, cells, pair_cells, remarks
-from gossamer.bench.suite import Measured, build, measure
+from gossamer.bench.suite import BenchmarkResult, build, measure
 from gossamer.bench.two_process import Paired, measure_pair
 from gossamer.environment.host_info import machine
 
@@ -10,7 +10,7 @@ __all__ = [
     "ABOUT",
     "ABOUT_PAIRS",
     "KERNELS",
-    "Measured",
+    "BenchmarkResult",
     "Paired",
     "Variants",
     "build",

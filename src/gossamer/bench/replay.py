@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Exchange, Gather, Mean, Together, Word, payload_bytes
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, payload_bytes
 from gossamer.runtime.runner import simulate
 
 SEED = 11
@@ -23,7 +23,7 @@ ROLL = 7919  # places by which the gradients of two workers are shifted
 
 
 @dataclass
-class Conversation:
+class ReplayedExchange:
     """Worker 0 of `at.world`, in a step after the first.
 
     least_encode_bytes: input read once before each word, or after an exchange what was heard in its place; state read
@@ -32,9 +32,9 @@ class Conversation:
     """
 
     compressor: Compressor
-    x: Packed
+    x: FlatTensors
     state: State
-    at: At
+    at: AggregationContext
     out: Tensor
     heard: list[Any] = field(default_factory=list)
     read_bytes: int = 0
@@ -68,7 +68,7 @@ class Conversation:
         raise AssertionError(f"{self.compressor!r} has more to say than it had before")
 
 
-def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[Conversation]:
+def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[ReplayedExchange]:
     """A conversation for each size of the group; they share the first worker's memory where it is the same.
 
     A real first step is made by the largest such group, so that residuals are what residuals are.
@@ -77,12 +77,12 @@ def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> li
     alike: dict[object, list[int]] = {}
     for world in worlds:
         alike.setdefault(_remembered(compressor, layout, world), []).append(world)
-    found: dict[int, Conversation] = {}
+    found: dict[int, ReplayedExchange] = {}
     for same in alike.values():
         states = _after_one_step(compressor, x, max(same))
         for world in same:
             at = _places(1, world)
-            found[world] = Conversation(compressor, x, states[0], at[0], out)
+            found[world] = ReplayedExchange(compressor, x, states[0], at[0], out)
             others = [compressor.aggregate(of_rank(x, r), states[r], at[r]) for r in range(1, world)]
             simulate([_listening(found[world]), *others])
     return [found[world] for world in worlds]
@@ -90,33 +90,39 @@ def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> li
 
 def _remembered(compressor: Compressor, layout: Layout, world: int) -> object:
     """What the first worker of such a group remembers between steps."""
-    blank = Packed.zeros(layout, dtype=torch.float32, device=torch.device("meta"))
-    return tuple((key, packed.layout) for key, packed in compressor.init(blank, At(world=world)).items())
+    blank = FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("meta"))
+    return tuple(
+        (key, packed.layout) for key, packed in compressor.init(blank, AggregationContext(world=world)).items()
+    )
 
 
-def gradient(layout: Layout) -> Packed:
+def gradient(layout: Layout) -> FlatTensors:
     draws = torch.randn(layout.numel, generator=rng.generator(SEED, "gradient"))
-    return Packed(draws, layout)
+    return FlatTensors(draws, layout)
 
 
-def of_rank(x: Packed, rank: int) -> Packed:
+def of_rank(x: FlatTensors, rank: int) -> FlatTensors:
     """Other numbers of the same kind: what is large lies elsewhere for every worker."""
-    return Packed(x.flat.roll(ROLL * rank), x.layout)
+    return FlatTensors(x.flat.roll(ROLL * rank), x.layout)
 
 
-def _places(step: int, world: int) -> list[At]:
-    return [At(step=step, seed=SEED, rank=rank, world=world, momentum=MOMENTUM) for rank in range(world)]
+def _places(step: int, world: int) -> list[AggregationContext]:
+    return [
+        AggregationContext(step=step, seed=SEED, rank=rank, world=world, momentum=MOMENTUM) for rank in range(world)
+    ]
 
 
-def _after_one_step(compressor: Compressor, x: Packed, world: int) -> list[State]:
+def _after_one_step(compressor: Compressor, x: FlatTensors, world: int) -> list[State]:
     at = _places(0, world)
     states = [compressor.init(x, here) for here in at]
     inputs = [of_rank(x, rank) for rank in range(world)]
-    staged: list[Staged] = simulate([compressor.aggregate(*each) for each in zip(inputs, states, at, strict=True)])
+    staged: list[AggregationResult] = simulate(
+        [compressor.aggregate(*each) for each in zip(inputs, states, at, strict=True)]
+    )
     return [new.next_state.after(old) for new, old in zip(staged, states, strict=True)]
 
 
-def _listening(conversation: Conversation) -> Generator[Word, Any, Staged]:
+def _listening(conversation: ReplayedExchange) -> Generator[CollectiveOp, Any, AggregationResult]:
     """The conversation's script, which also keeps what it heard."""
     script, answer = conversation.script(), None
     fresh = conversation.x.flat.nbytes  # to be read before the next word
@@ -129,38 +135,38 @@ def _listening(conversation: Conversation) -> Generator[Word, Any, Staged]:
         conversation.said_bytes += _word_bytes(word)
         answer = yield word
         conversation.heard.append(_kept(word, answer))
-        fresh = _answer_bytes(answer) if isinstance(word, Exchange) else conversation.x.flat.nbytes
+        fresh = _answer_bytes(answer) if isinstance(word, AllToAll) else conversation.x.flat.nbytes
 
 
-def _kept(word: Word, answer: Any) -> Any:
+def _kept(word: CollectiveOp, answer: Any) -> Any:
     """An answer that nobody writes over: a mean may lie in the asker's own buffers."""
     match word:
-        case Mean():
+        case AllReduceMean():
             return answer.clone()
-        case Together(words):
+        case Coalesced(words):
             return [_kept(*each) for each in zip(words, answer, strict=True)]
     return answer
 
 
-def _again(word: Word, heard: Any) -> Any:
+def _again(word: CollectiveOp, heard: Any) -> Any:
     """Answer as before."""
     match word:
-        case Mean(_, out):
+        case AllReduceMean(_, out):
             return heard.clone() if out is None else out.copy_(heard)
-        case Together(words):
+        case Coalesced(words):
             return [_again(*each) for each in zip(words, heard, strict=True)]
     return heard
 
 
-def _word_bytes(word: Word) -> int:
+def _word_bytes(word: CollectiveOp) -> int:
     match word:
-        case Mean(tensor):
+        case AllReduceMean(tensor):
             return tensor.nbytes
-        case Gather(payload):
+        case AllGather(payload):
             return payload_bytes(payload)
-        case Exchange(parts):
+        case AllToAll(parts):
             return sum(map(payload_bytes, parts))
-        case Together(words):
+        case Coalesced(words):
             return sum(map(_word_bytes, words))
     raise AssertionError(f"no compressor that is measured says {type(word).__name__}")
 

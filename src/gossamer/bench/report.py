@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gossamer.bench.suite import Measured
+from gossamer.bench.suite import BenchmarkResult
 from gossamer.bench.two_process import Paired
 from gossamer.bench.workloads import (
     ADD,
@@ -32,13 +32,13 @@ ABOUT = (
 ABOUT_PAIRS = "Whole aggregations of one payload a second: of one process, and of two at once together, in turn."
 
 
-def cells(measured: Sequence[Measured]) -> list[dict[str, str]]:
+def cells(measured: Sequence[BenchmarkResult]) -> list[dict[str, str]]:
     """The table's lines by column."""
     about = {(one.subject, one.kernels): "" for one in measured if one.part == ENCODE}
     return [_line([one for one in measured if (one.subject, one.kernels) == key]) for key in about]
 
 
-def _line(of: Sequence[Measured]) -> dict[str, str]:
+def _line(of: Sequence[BenchmarkResult]) -> dict[str, str]:
     encode = _largest(of, ENCODE, 1)
     line = {
         "compressor": encode.subject,
@@ -57,22 +57,22 @@ def _line(of: Sequence[Measured]) -> dict[str, str]:
     return line
 
 
-def _largest(of: Sequence[Measured], part: str, payloads: int) -> Measured:
+def _largest(of: Sequence[BenchmarkResult], part: str, payloads: int) -> BenchmarkResult:
     fitting = [one for one in of if one.tensors == TENSORS and one.part == part and one.payloads == payloads]
     return max(fitting, key=lambda one: one.elements)
 
 
-def _rate(one: Measured) -> str:
+def _rate(one: BenchmarkResult) -> str:
     return f"{one.gradient_bytes_per_second / 1e9:.2f}"
 
 
-def _small_ratio(of: Sequence[Measured]) -> float:
+def _small_ratio(of: Sequence[BenchmarkResult]) -> float:
     """A bucket of many small tensors over one tensor of as many elements: seconds of encoding and decoding."""
     many, one = (sum(each.median_seconds for each in of if each.tensors == tensors) for tensors in (SMALL_TENSORS, 1))
     return many / one
 
 
-def remarks(measured: Sequence[Measured]) -> Iterator[str]:
+def remarks(measured: Sequence[BenchmarkResult]) -> Iterator[str]:
     """What memory gives, matrix products, and sparse payloads, a sentence each."""
     for one in measured:
         if one.subject in (COPY, ADD):
@@ -88,7 +88,7 @@ def remarks(measured: Sequence[Measured]) -> Iterator[str]:
             yield f"{ONTO} {one.elements:,} elements, {one.entries:,} entries: {each:.1f} ns an entry."
 
 
-def _low_rank(measured: Sequence[Measured], elements: int) -> dict[str, float]:
+def _low_rank(measured: Sequence[BenchmarkResult], elements: int) -> dict[str, float]:
     """Seconds of the whole aggregation of each compressor that multiplies matrices, on the large bucket."""
     found: dict[str, float] = {}
     for one in measured:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gossamer.bench.interleave import interleave, spread
-from gossamer.bench.workloads import ADD, COPY, Row, bucket, places, products, rows_of, yardsticks
+from gossamer.bench.workloads import ADD, COPY, Workload, bucket, places, products, rows_of, yardsticks
 from gossamer.compressors import Compressor
 
 RANK = 4  # of the PowerSGD whose matrix products are timed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class BenchmarkResult:
     """Seconds of one part of a row, in every round.
 
     copy_ratio: seconds per element over those of tensor.copy_. roofline_share: the seconds that the fewest bytes would
@@ -37,7 +37,7 @@ class Measured:
     roofline_share: float
 
 
-def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str], None]) -> list[Row]:
+def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str], None]) -> list[Workload]:
     """Every row for a bucket of about `elements`; `note` hears what is being prepared."""
     layout = bucket(elements)
     rows = [*yardsticks(layout), *places(layout), products(layout, RANK)]
@@ -47,7 +47,7 @@ def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str]
     return rows
 
 
-def measure(rows: Sequence[Row], rounds: int, tick: Callable[[str], None]) -> list[Measured]:
+def measure(rows: Sequence[Workload], rounds: int, tick: Callable[[str], None]) -> list[BenchmarkResult]:
     """Every row once a round, so that all see the same machine."""
     timers = {place: row.timer for place, row in enumerate(rows)}
     found = interleave(timers, rounds, lambda place: tick(f"{rows[place].subject}, {rows[place].kernels}"))
@@ -59,18 +59,20 @@ def measure(rows: Sequence[Row], rounds: int, tick: Callable[[str], None]) -> li
     ]
 
 
-def _rates(rows: Sequence[Row], found: dict[int, list[Sequence[float]]]) -> Iterator[tuple[str, float]]:
+def _rates(rows: Sequence[Workload], found: dict[int, list[Sequence[float]]]) -> Iterator[tuple[str, float]]:
     """Of the yardsticks: bytes per second."""
     for place, row in enumerate(rows):
         if row.subject in (COPY, ADD):
             yield row.subject, row.parts[0][1] / statistics.median(seconds[0] for seconds in found[place])
 
 
-def _measured(row: Row, part: tuple[str, int], seconds: Sequence[float], rates: dict[str, float]) -> Measured:
+def _measured(
+    row: Workload, part: tuple[str, int], seconds: Sequence[float], rates: dict[str, float]
+) -> BenchmarkResult:
     name, least_bytes = part
     median = statistics.median(seconds)
     gradient_bytes = 4 * row.layout.numel
-    return Measured(
+    return BenchmarkResult(
         subject=row.subject,
         kernels=row.kernels,
         elements=row.layout.numel,

@@ -58,7 +58,7 @@ def measure_pair(
 
 
 @dataclass(frozen=True)
-class _Worker:
+class _RemoteWorker:
     process: subprocess.Popen[str]
 
     def say(self, command: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class _Worker:
 
 
 @contextmanager
-def _worker(elements: int) -> Iterator[_Worker]:
+def _worker(elements: int) -> Iterator[_RemoteWorker]:
     command = [sys.executable, "-m", "gossamer.bench.worker", str(elements)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -86,12 +86,12 @@ def _worker(elements: int) -> Iterator[_Worker]:
     )
     with process:
         try:
-            yield _Worker(process)
+            yield _RemoteWorker(process)
         finally:
             process.kill()
 
 
-def _rate(workers: Sequence[_Worker], seconds: float) -> float:
+def _rate(workers: Sequence[_RemoteWorker], seconds: float) -> float:
     """Aggregations per second, all workers together."""
     for worker in workers:
         worker.say({"seconds": seconds})

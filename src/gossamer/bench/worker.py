@@ -10,14 +10,14 @@ from typing import TextIO
 import torch
 
 from gossamer.bench.cases import fed_back
-from gossamer.bench.replay import Conversation, prepare
+from gossamer.bench.replay import ReplayedExchange, prepare
 from gossamer.bench.workloads import bucket
 
 
 def serve(elements: int, commands: TextIO, answers: TextIO) -> None:
     """{"subject": text} prepares it, {"seconds": s} aggregates for so long and answers how often in a second."""
     torch.set_num_threads(1)
-    conversation: Conversation | None = None
+    conversation: ReplayedExchange | None = None
     for line in commands:
         command = json.loads(line)
         answer: float | None = None
@@ -29,7 +29,7 @@ def serve(elements: int, commands: TextIO, answers: TextIO) -> None:
         answers.flush()
 
 
-def _rate(conversation: Conversation, seconds: float) -> float:
+def _rate(conversation: ReplayedExchange, seconds: float) -> float:
     began, count, passed = time.perf_counter(), 0, 0.0
     while passed < seconds:
         conversation.run()

@@ -9,7 +9,7 @@ import torch
 
 from gossamer.bench.interleave import Timer, seconds_of
 from gossamer.bench.kernel_switch import available, using
-from gossamer.bench.replay import Conversation, gradient, prepare
+from gossamer.bench.replay import ReplayedExchange, gradient, prepare
 from gossamer.compressors import Compressor
 from gossamer.core.layout import Layout
 from gossamer.kernels import encode_places, sparse_decode
@@ -25,7 +25,7 @@ ONE_IN = 100  # of a sparse payload's places
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Workload:
     """One thing to time. parts: (what, the fewest bytes that it must move), as the timer gives seconds for them.
 
     entries: how many numbers a sparse payload has; payloads: how many are decoded.
@@ -55,7 +55,7 @@ def one_tensor() -> Layout:
     return Layout.of({"weight": (SMALL_TENSORS * SMALL_NUMEL,)})
 
 
-def rows_of(compressor: Compressor, layout: Layout) -> list[Row]:
+def rows_of(compressor: Compressor, layout: Layout) -> list[Workload]:
     """Compiled loops on `layout`; plain torch, and many payloads, on a smaller one; small tensors on both."""
     smaller = prepare(compressor, bucket(layout.numel // SMALLER), (*FEW, MANY))
     small = [*prepare(compressor, many_tensors(), (1,)), *prepare(compressor, one_tensor(), (1,))]
@@ -65,11 +65,11 @@ def rows_of(compressor: Compressor, layout: Layout) -> list[Row]:
     return rows
 
 
-def _rows(large: Sequence[Conversation], small: Sequence[Conversation], kernels: str) -> list[Row]:
+def _rows(large: Sequence[ReplayedExchange], small: Sequence[ReplayedExchange], kernels: str) -> list[Workload]:
     return [_row(each, kernels, 0.0) for each in large] + [_row(each, kernels, SMALL_SECONDS) for each in small]
 
 
-def yardsticks(layout: Layout) -> list[Row]:
+def yardsticks(layout: Layout) -> list[Workload]:
     """What memory gives: reading and writing once, and two reads and a write."""
     x = gradient(layout).flat
     y, out = torch.ones_like(x), torch.empty_like(x)
@@ -79,7 +79,7 @@ def yardsticks(layout: Layout) -> list[Row]:
     ]
 
 
-def products(layout: Layout, rank: int) -> Row:
+def products(layout: Layout, rank: int) -> Workload:
     """The four products of PowerSGD with feedback: x q, x^T p, p q^T of the mean, and p q^T of this worker."""
     x = gradient(layout)
     whole = torch.empty_like(x.flat)
@@ -96,24 +96,24 @@ def products(layout: Layout, rank: int) -> Row:
     return _plain(PRODUCTS, layout, 4 * x.flat.nbytes, multiply)
 
 
-def places(layout: Layout) -> list[Row]:
+def places(layout: Layout) -> list[Workload]:
     """Adding a sparse payload onto a buffer takes time by its entries: so many, in a smaller buffer, and four times."""
     n = layout.numel
     few = max(1, n // 4 // ONE_IN)
     return [_onto(size, entries) for size, entries in ((n, few), (n // 4, few), (n, 4 * few))]
 
 
-def _onto(n: int, entries: int) -> Row:
+def _onto(n: int, entries: int) -> Workload:
     at = torch.arange(entries, dtype=torch.int32) * (n // entries)
     payload = (torch.ones(entries), encode_places(at, n))
     out = torch.zeros(n)
     least = sum(part.nbytes for part in payload) + 8 * entries
     row = _plain(ONTO, Layout.of({"weight": (n,)}), least, lambda: sparse_decode([payload], out, onto=True))
-    return Row(**{**vars(row), "payloads": 1, "entries": entries})
+    return Workload(**{**vars(row), "payloads": 1, "entries": entries})
 
 
-def _plain(subject: str, layout: Layout, least_bytes: int, work: Callable[[], object]) -> Row:
-    return Row(
+def _plain(subject: str, layout: Layout, least_bytes: int, work: Callable[[], object]) -> Workload:
+    return Workload(
         subject=subject,
         kernels=available()[0],
         layout=layout,
@@ -124,7 +124,7 @@ def _plain(subject: str, layout: Layout, least_bytes: int, work: Callable[[], ob
     )
 
 
-def _row(conversation: Conversation, kernels: str, lasting_seconds: float) -> Row:
+def _row(conversation: ReplayedExchange, kernels: str, lasting_seconds: float) -> Workload:
     def timer() -> Sequence[float]:
         with using(kernels):
             spent = [conversation.run()]
@@ -132,7 +132,7 @@ def _row(conversation: Conversation, kernels: str, lasting_seconds: float) -> Ro
                 spent.append(conversation.run())
         return [min(part) for part in zip(*spent, strict=True)]
 
-    return Row(
+    return Workload(
         subject=repr(conversation.compressor),
         kernels=kernels,
         layout=conversation.x.layout,

@@ -62,7 +62,7 @@ def _together(tell: Tell, step: int, act: Callable[[], str], wish: str = "could 
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedCheckpoint:
     """A checkpoint. tree: this rank's, or one for it where another number of workers wrote theirs; sessions: the part
     of that name, then of all of them, by rank; news: what then became of it."""
 
@@ -71,7 +71,7 @@ class Found:
     news: str | None = None
 
 
-def load(directory: str | os.PathLike[str], rank: int, world: int, tell: Tell) -> Found | None:
+def load(directory: str | os.PathLike[str], rank: int, world: int, tell: Tell) -> LoadedCheckpoint | None:
     """The newest checkpoint that every rank can go on from; None where there is none at all.
 
     It needs its own part, and the parts of all where another number of workers wrote them.
@@ -94,7 +94,7 @@ def load(directory: str | os.PathLike[str], rank: int, world: int, tell: Tell) -
             f"parts into it on every machine, run {strange[0]} workers, or begin in an empty directory."
         )
     for step, writers in sorted(set.intersection(*steps), reverse=True):
-        found: list[Found] = []
+        found: list[LoadedCheckpoint] = []
         digests = _together(tell, step, partial(_read, directory, step, rank, world, writers, found), "could be read")
         if len(set(digests)) == 1 and digests[0]:  # else a crash left parts of two saves of one step
             return found[0]
@@ -116,11 +116,13 @@ def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[l
     return usable, others
 
 
-def _read(directory: str | os.PathLike[str], step: int, rank: int, world: int, writers: int, found: list[Found]) -> str:
+def _read(
+    directory: str | os.PathLike[str], step: int, rank: int, world: int, writers: int, found: list[LoadedCheckpoint]
+) -> str:
     """The digests of all parts, or nothing where those that were read are not of one save."""
     if writers == world:
         tree, manifest = checkpoint.read(directory, step, rank)
-        found.append(Found(tree, [tree["session"]]))
+        found.append(LoadedCheckpoint(tree, [tree["session"]]))
         return json.dumps(manifest["digests"])
     kept: dict[str, Any] = {}
     parts: list[Any] = []
@@ -138,7 +140,7 @@ def _read(directory: str | os.PathLike[str], step: int, rank: int, world: int, w
     apart = any(AGREED_KEY in memory for session in sessions for memory in session["state"].values())
     recipe = sessions[0]["recipe"]
     news = reshard.describe(os.fspath(directory), step, writers, world, recipe=recipe, apart=apart)
-    found.append(Found(kept, sessions, news))
+    found.append(LoadedCheckpoint(kept, sessions, news))
     return digests.pop() if len(digests) == 1 else ""
 
 

@@ -22,9 +22,9 @@ from gossamer.cli.run import OUTPUT_FILE
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError, RecipeError
 from gossamer.estimate.profile_runs import measure
-from gossamer.estimate.step_time import NOT_FORETOLD, Foretold, foretell, foretellable
+from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.network import read_network
-from gossamer.observe.comparison import Comparison, Prices, Row, compare
+from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
 from gossamer.observe.page import write_page
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.record import Record, write
@@ -97,7 +97,7 @@ def compare_command(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
     training = [str(script), *arguments]
-    foretold: list[Foretold | None] = []
+    foretold: list[StepTimeEstimate | None] = []
     records: list[Record] = []
     for recipe in recipes:
         foretold.append(_foretell(recipe, workers, network, script, arguments, console) if foretelling else None)
@@ -117,18 +117,18 @@ def compare_command(
 
 def _foretell(
     recipe: str, workers: int, network: str | None, script: Path, arguments: Sequence[str], console: Console
-) -> Foretold | None:
+) -> StepTimeEstimate | None:
     """What a step on this network should take, from a few steps without it; None where that cannot be known."""
     if network is None:
         return None
-    if not foretellable(resolve(recipe, workers)):
-        console.print(f"{recipe}: {NOT_FORETOLD}", markup=False)
+    if not is_predictable(resolve(recipe, workers)):
+        console.print(f"{recipe}: {NOT_PREDICTABLE}", markup=False)
         return None
     with console.status(f"{recipe}: measuring a few steps alone, to foretell the others"):
         try:
             resolved = resolve(recipe, workers)
             measured = measure(script, arguments, resolved, workers, copies=workers)
-            found = foretell(resolved, measured, read_network(network, workers), workers)
+            found = estimate_step_time(resolved, measured, read_network(network, workers), workers)
         except GossamerError as error:
             console.print(f"{recipe}: nothing could be foretold: {error}", markup=False)
             return None
@@ -161,7 +161,7 @@ def _train(
     return record
 
 
-def _cells(row: Row, recipe: str, found: Comparison) -> dict[str, str | None]:
+def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str | None]:
     """The table's line by column; a column that is None in every row is left out."""
 
     def text(value: float | None, show: Any) -> str | None:

@@ -20,7 +20,17 @@ from gossamer import doctor as package
 from gossamer.cli.emulation import Emulation, emulate, enter
 from gossamer.cli.options import check_interface, check_parent
 from gossamer.cli.run import OUTPUT_FILE, check_machines
-from gossamer.doctor import VERSIONS, Host, Pair, Report, differing, rate_text, read_report, round_trip_text, verdict
+from gossamer.doctor import (
+    VERSIONS,
+    DoctorReport,
+    HostReport,
+    PairReport,
+    differing,
+    rate_text,
+    read_report,
+    round_trip_text,
+    verdict,
+)
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.job import Job
 from gossamer.network import read_network
@@ -103,7 +113,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda sentence: status.update(Text(sentence))
 
 
-def _examine(job: Job, folder: Path, say: Callable[[str], None]) -> Report:
+def _examine(job: Job, folder: Path, say: Callable[[str], None]) -> DoctorReport:
     def show(rank: int, line: str) -> None:
         if line.startswith("pair "):  # the rest is the engine's, and stays in the logs
             say(line)
@@ -118,7 +128,7 @@ def _examine(job: Job, folder: Path, say: Callable[[str], None]) -> Report:
     return read_report(folder / "report.json")
 
 
-def _show(report: Report, console: Console) -> None:
+def _show(report: DoctorReport, console: Console) -> None:
     console.print(_pairs(report.pairs))
     console.print()
     console.print(_hosts(report.hosts))
@@ -141,7 +151,7 @@ def _table(columns: Sequence[str]) -> Table:
     return shown
 
 
-def _pairs(pairs: Sequence[Pair]) -> Table:
+def _pairs(pairs: Sequence[PairReport]) -> Table:
     shown = _table(("ranks", "round trip", "median", "forth", "back"))
     for pair in pairs:
         cells = (
@@ -158,7 +168,7 @@ def _text(value: float | None, text: Callable[[float], str]) -> str:
     return "-" if value is None else text(value)
 
 
-def _hosts(hosts: Sequence[Host]) -> Table:
+def _hosts(hosts: Sequence[HostReport]) -> Table:
     """Versions only where they differ, highlighted; columns in which nobody has anything are left out."""
     different = differing(hosts)
     cells = [{name: getattr(host, name) or "none" for name in different} | _cells(host) for host in hosts]
@@ -169,7 +179,7 @@ def _hosts(hosts: Sequence[Host]) -> Table:
     return shown
 
 
-def _cells(host: Host) -> dict[str, str]:
+def _cells(host: HostReport) -> dict[str, str]:
     clock = host.clock_offset_seconds
     return {
         "rank": str(host.rank),
@@ -184,13 +194,13 @@ def _cells(host: Host) -> dict[str, str]:
     }
 
 
-def _alike(hosts: Sequence[Host]) -> str:
+def _alike(hosts: Sequence[HostReport]) -> str:
     """The versions that all hosts share."""
     alike = [name for name in VERSIONS if name not in differing(hosts) and getattr(hosts[0], name)]
     return ", ".join(f"{name} {getattr(hosts[0], name)}" for name in alike)
 
 
-def _record(report: Report, emulation: Emulation) -> dict[str, Any]:
+def _record(report: DoctorReport, emulation: Emulation) -> dict[str, Any]:
     network = emulation.network
     return {
         "gossamer": __version__,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gossamer.cli.worker import HEADER_BYTES
-from gossamer.emulation import Fault, Lab, Plan, Schedule, plan
+from gossamer.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
 from gossamer.emulation.capabilities import reentering
 from gossamer.emulation.shell import LabError
 from gossamer.launch.job import Job
@@ -44,7 +44,7 @@ class Emulation:
 
     network: Network | None = None
     name: str | None = None
-    lab: Lab | None = None
+    lab: EmulatedNetwork | None = None
     began: float | None = None  # training, by time.monotonic()
     cpu_seconds_before: float | None = None
 
@@ -77,7 +77,7 @@ class Emulation:
         described = {"network": self.network.text, "emulation": self.name}
         return described if self.lab is None else described | {"lab": self._lab_record(self.lab)}
 
-    def _lab_record(self, lab: Lab) -> Record:
+    def _lab_record(self, lab: EmulatedNetwork) -> Record:
         """cpu_share: of one processor, by the switch, while training; None where the kernel carries packets."""
         spent, seconds = lab.cpu_seconds(), self.training_seconds(False)
         share = None
@@ -86,7 +86,7 @@ class Emulation:
         return {"mtu": lab.mtu, "cpu_share": share}
 
 
-def enter(network: Network | None, faults: Sequence[Fault]) -> Plan | None:
+def enter(network: Network | None, faults: Sequence[Fault]) -> EmulationPlan | None:
     """How `network` will be emulated. Where that takes a user namespace, this process begins again inside one."""
     planned = plan(network) if network is not None else None
     if any(fault.needs_lab for fault in faults) and (planned is None or planned.emulation == "paced"):
@@ -101,26 +101,26 @@ def enter(network: Network | None, faults: Sequence[Fault]) -> Plan | None:
 
 
 @contextmanager
-def emulate(network: Network | None, planned: Plan | None, note: Callable[[str], None]) -> Iterator[Emulation]:
+def emulate(network: Network | None, planned: EmulationPlan | None, note: Callable[[str], None]) -> Iterator[Emulation]:
     if network is None or planned is None:
         yield Emulation()
     elif planned.emulation == "paced":
         note(APPROXIMATE.format(network=network.text, reason=planned.reason))
         yield Emulation(network=network, name="paced")
     else:
-        with Lab(network) as lab:
+        with EmulatedNetwork(network) as lab:
             yield Emulation(network=network, name=lab.emulation, lab=lab)
 
 
 class Victims:
     """What faults happen to: a lab's hosts, and the workers of a run."""
 
-    def __init__(self, lab: Lab | None, directory: Path) -> None:
+    def __init__(self, lab: EmulatedNetwork | None, directory: Path) -> None:
         self._lab = lab
         self._files = RunFiles(directory)
 
     @property
-    def lab(self) -> Lab:
+    def lab(self) -> EmulatedNetwork:
         if self._lab is None:
             raise LabError(NO_HOSTS)
         return self._lab

@@ -17,15 +17,15 @@ from gossamer.cli.options import check_parent
 from gossamer.cli.run import OUTPUT_FILE
 from gossamer.errors import GossamerError
 from gossamer.estimate.profile_runs import assume, measure
-from gossamer.estimate.step_time import NOT_FORETOLD, Foretold, foretell, foretellable
+from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
-from gossamer.estimate.traffic import Forecast, forecast
+from gossamer.estimate.traffic import TrafficEstimate, estimate_traffic
 from gossamer.estimate.user_script import attached_by
 from gossamer.events import Attached
 from gossamer.network import read_network
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.strategies import Periodic
+from gossamer.strategies import PeriodicSchedule
 from gossamer.strategies.base import cycle_of, schedule_of
 from gossamer.synchronizers.stages import site_size
 from gossamer.transports.mesh.collective_selector import AUTO
@@ -99,15 +99,15 @@ def explain(
     try:
         resolved = resolve(recipe, workers)
         model, attached = _model(resolved, script, arguments, parameters)
-        said = forecast(resolved, attached, workers=workers)
+        said = estimate_traffic(resolved, attached, workers=workers)
         foretold = None
-        if network is not None and foretellable(resolved):
+        if network is not None and is_predictable(resolved):
             there = read_network(network, workers)  # before anything is measured, since it may be misspelt
             if script is not None:
                 measured = measure(script, arguments, resolved, workers, copies=1 if own_machines else workers)
             else:
                 measured = assume(attached, resolved, step_seconds or 0.0, workers)
-            foretold = foretell(resolved, measured, there, workers)
+            foretold = estimate_step_time(resolved, measured, there, workers)
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
     for line in _lines(resolved, model, said):
@@ -115,7 +115,7 @@ def explain(
     for line in _time_lines(said, foretold) if foretold is not None else ():
         click.echo(line, file=sys.stdout)
     if network is not None and foretold is None:
-        click.echo(f"\n{NOT_FORETOLD}")
+        click.echo(f"\n{NOT_PREDICTABLE}")
     if json_file is not None:
         json_file.write_text(json.dumps(_record(resolved, model, said, foretold), indent=2) + "\n")
 
@@ -150,7 +150,7 @@ def _model(
     return "shapes assumed, like a transformer's", assumed(parameters or ASSUMED_PARAMETERS, recipe)
 
 
-def _lines(recipe: Recipe, model: str, said: Forecast) -> Iterator[str]:
+def _lines(recipe: Recipe, model: str, said: TrafficEstimate) -> Iterator[str]:
     yield f"recipe      {recipe!r}"
     yield f"workers     {said.workers}"
     yield f"parameters  {said.parameters:,} in {said.tensors:,} tensors ({model})"
@@ -176,7 +176,7 @@ def _lines(recipe: Recipe, model: str, said: Forecast) -> Iterator[str]:
         yield f"  {'for the strategy':<28}{said.strategy_bytes:>20,}"
 
 
-def _cycle(said: Forecast) -> str:
+def _cycle(said: TrafficEstimate) -> str:
     """What the bytes are of."""
     if said.steps > 1:
         return f"One period of {said.passes:,} backward passes"
@@ -214,7 +214,7 @@ def _schedule_lines(recipe: Recipe) -> Iterator[str]:
     *_, lasting = stages = recipe.strategy.stages
     if len(stages) > 1:
         yield f"schedule    until backward pass {lasting.start:,} {at_once}"
-    elif lasting.averages and schedule_of(lasting) == Periodic(1):
+    elif lasting.averages and schedule_of(lasting) == PeriodicSchedule(1):
         yield f"schedule    {at_once}"
         return
     drawing = draw(lasting)
@@ -237,7 +237,7 @@ def _coloured(text: str) -> str:
     return text
 
 
-def _time_lines(said: Forecast, foretold: Foretold) -> Iterator[str]:
+def _time_lines(said: TrafficEstimate, foretold: StepTimeEstimate) -> Iterator[str]:
     inputs = foretold.inputs
     copies = inputs["copies_measured_side_by_side"]
     computing = f"measured in {copies} at once on this machine" if copies else "as given; compressing measured here"
@@ -255,7 +255,7 @@ def _time_lines(said: Forecast, foretold: Foretold) -> Iterator[str]:
     )
 
 
-def _table(said: Forecast) -> Iterator[tuple[str, str, float]]:
+def _table(said: TrafficEstimate) -> Iterator[tuple[str, str, float]]:
     """(where, word, bytes); buckets that send the same share their lines."""
     for words, count in Counter(said.buckets).items():
         where = f"bucket {said.buckets.index(words)}" if count == 1 else f"{count} buckets, each"
@@ -266,13 +266,13 @@ def _table(said: Forecast) -> Iterator[tuple[str, str, float]]:
             yield other.where, other.word, other.bytes_sent
 
 
-def _comparison(said: Forecast) -> str:
+def _comparison(said: TrafficEstimate) -> str:
     if said.share_of_dense is None:
         return "   a world of one sends nothing"
     return f"   {said.share_of_dense:.2%} of the ring's"
 
 
-def _record(recipe: Recipe, model: str, said: Forecast, foretold: Foretold | None) -> dict[str, Any]:
+def _record(recipe: Recipe, model: str, said: TrafficEstimate, foretold: StepTimeEstimate | None) -> dict[str, Any]:
     batches = _batches(recipe, said.workers)
     return {
         "recipe": repr(recipe),

@@ -23,7 +23,7 @@ from gossamer.cli.options import check_parent
 from gossamer.cli.run import OUTPUT_FILE, run
 from gossamer.errors import GossamerError, RecipeError
 from gossamer.estimate.profile_runs import measure
-from gossamer.estimate.step_time import Foretold, foretell, foretellable
+from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.record import Record, write
 from gossamer.observe.recorder import warm_up
@@ -42,7 +42,7 @@ BUSY_SHARE, LATE_SHARE = 0.5, 0.02  # of all cores, of a step; beyond, the worke
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RehearsalPlan:
     """What is rehearsed with every recipe."""
 
     shapes: Shapes
@@ -138,7 +138,7 @@ def rehearse(
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
     recipes = {text: resolve(text, workers) for text in recipes}
-    plan = Plan(
+    plan = RehearsalPlan(
         shapes=shapes,
         step_seconds=step_seconds,
         forward_share=forward_share,
@@ -146,7 +146,7 @@ def rehearse(
         network=network,
         steps=steps,
     )
-    rows: list[Row] = []
+    rows: list[RehearsalRow] = []
     try:
         with _worker_arguments(plan) as worker:
             for at, named in enumerate(recipes.items(), start=1):
@@ -156,7 +156,7 @@ def rehearse(
             _show(plan, rows, json_file)
 
 
-def _show(plan: Plan, rows: Sequence[Row], json_file: Path | None) -> None:
+def _show(plan: RehearsalPlan, rows: Sequence[RehearsalRow], json_file: Path | None) -> None:
     for line in _lines(plan, rows):
         click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
     if json_file is not None:
@@ -164,7 +164,7 @@ def _show(plan: Plan, rows: Sequence[Row], json_file: Path | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RehearsalRow:
     """One recipe as it was written, what its run measured, and what had been foretold; that takes a network.
 
     Per step means per backward pass here, so that recipes that accumulate compare with others.
@@ -172,7 +172,7 @@ class Row:
 
     recipe: str
     record: Record
-    foretold: Foretold | None
+    foretold: StepTimeEstimate | None
     passes: int = 1  # backward passes that make one step of the record
 
     @property
@@ -213,7 +213,7 @@ class Row:
 
 
 @contextmanager
-def _worker_arguments(plan: Plan) -> Iterator[list[str]]:
+def _worker_arguments(plan: RehearsalPlan) -> Iterator[list[str]]:
     """What a worker's script is told."""
     with tempfile.TemporaryDirectory(prefix="gossamer-rehearsal-") as folder:
         shapes = Path(folder) / "shapes.json"
@@ -221,18 +221,18 @@ def _worker_arguments(plan: Plan) -> Iterator[list[str]]:
         yield [str(shapes), f"--step-seconds={plan.step_seconds}", f"--forward-share={plan.forward_share}"]
 
 
-def _row(plan: Plan, worker: Sequence[str], text: str, recipe: Recipe, which: str) -> Row:
+def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, which: str) -> RehearsalRow:
     """Foretold before it is measured."""
     stage = recipe.strategy.stages[-1]
     steps = _steps(plan.steps, stage)
     click.echo(f"gossamer: rehearsing {text} ({which}), {steps} steps", err=True)
     foretold = None
-    if plan.network is not None and foretellable(recipe):
+    if plan.network is not None and is_predictable(recipe):
         measured = measure(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)
         asleep = replace(measured, crowded=False)  # compressing slows no backward pass that only sleeps
-        foretold = foretell(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)
+        foretold = estimate_step_time(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)
     record = _record(plan, [*worker, f"--steps={steps}"], text)
-    return Row(recipe=text, record=record, foretold=foretold, passes=stage.accumulate)
+    return RehearsalRow(recipe=text, record=record, foretold=foretold, passes=stage.accumulate)
 
 
 def _steps(fewest: int, stage: Stage) -> int:
@@ -247,7 +247,7 @@ def _steps(fewest: int, stage: Stage) -> int:
     return next(steps for steps in count(fewest) if suits(steps))
 
 
-def _record(plan: Plan, worker: Sequence[str], recipe: str) -> Record:
+def _record(plan: RehearsalPlan, worker: Sequence[str], recipe: str) -> Record:
     """Run by the door through which a script's runs go."""
     with tempfile.TemporaryDirectory(prefix="gossamer-rehearsal-") as folder:
         record = Path(folder) / "record.json"
@@ -264,7 +264,7 @@ def _record(plan: Plan, worker: Sequence[str], recipe: str) -> Record:
     return found
 
 
-def _lines(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _lines(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> Iterator[str]:
     shapes = plan.shapes
     yield f"model     {shapes.title}"
     yield f"          {shapes.parameters:,} parameters in {len(shapes.gradients)} tensors"
@@ -277,11 +277,11 @@ def _lines(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     yield from (_warning(row) for row in rows if _short_of_processors(plan, row))
 
 
-def _short_of_processors(plan: Plan, row: Row) -> bool:
+def _short_of_processors(plan: RehearsalPlan, row: RehearsalRow) -> bool:
     return row.busy_cores > BUSY_SHARE * (os.cpu_count() or 1) or row.late_seconds > LATE_SHARE * plan.step_seconds
 
 
-def _warning(row: Row) -> str:
+def _warning(row: RehearsalRow) -> str:
     return (
         f"With {row.recipe} they were too few: workers kept {row.busy_cores:.2f} busy and woke "
         f"{seconds_text(row.late_seconds)} late in each step, so that row is slower than on machines of their own."
@@ -291,7 +291,7 @@ def _warning(row: Row) -> str:
 HEADINGS = ("recipe", "step", "foretold", "ratio", "waiting", "encode", "wire", "decode", "sent per step")
 
 
-def _cells(plan: Plan, row: Row) -> tuple[str, ...]:
+def _cells(plan: RehearsalPlan, row: RehearsalRow) -> tuple[str, ...]:
     return (
         row.recipe,
         seconds_text(row.seconds_per_step),
@@ -311,7 +311,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells)
 
 
-def _report(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
+def _report(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> dict[str, Any]:
     return {
         "gossamer": __version__,
         "model": plan.shapes.title,

@@ -19,7 +19,7 @@ from rich.console import Console
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.options import check_collective, check_interface, check_parent, check_recipe
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
-from gossamer.emulation import Fault, Plan, Schedule, read_fault
+from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
 from gossamer.launch.failure import Failure, Outcome
 from gossamer.launch.job import Job, Serving
@@ -144,7 +144,7 @@ class Surroundings:
     """The network that a run is given, if any, how it will be emulated, what will happen in it, and its servers."""
 
     network: Network | None
-    planned: Plan | None
+    planned: EmulationPlan | None
     faults: tuple[Fault, ...]
     serving: Serving | None
 

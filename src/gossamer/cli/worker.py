@@ -13,7 +13,7 @@ from gossamer.environment.run_settings import run_name
 from gossamer.launch import worker
 from gossamer.launch.logs.run_files import RUN_DIRECTORY
 from gossamer.observe.recorder import Recorder
-from gossamer.observe.target import Watch, read_target
+from gossamer.observe.target import TargetWatch, read_target
 from gossamer.runtime.open_sessions import open_sessions
 
 HEADER_BYTES = "GOSSAMER_LAB_HEADER_BYTES"
@@ -42,7 +42,7 @@ def _watch_for_the_end(rank: int) -> None:
     target, seconds = os.environ.get(UNTIL), os.environ.get(SECONDS)
     if rank == 0 and (target or seconds):
         events.subscribe(
-            Watch(read_target(target) if target else None, float(seconds) if seconds else None, _ask_to_stop)
+            TargetWatch(read_target(target) if target else None, float(seconds) if seconds else None, _ask_to_stop)
         )
 
 

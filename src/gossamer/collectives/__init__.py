@@ -4,28 +4,28 @@ from collections.abc import Callable, Mapping
 
 from gossamer.collectives.base import Collective, Does, Hop, Table, bounds, others
 from gossamer.collectives.broadcast import Broadcast
-from gossamer.collectives.direct import Direct
+from gossamer.collectives.direct import DirectAllReduce
 from gossamer.collectives.halving_doubling import HalvingDoubling
-from gossamer.collectives.hierarchical import Hierarchical
-from gossamer.collectives.ring import Ring
-from gossamer.collectives.tree import Tree
+from gossamer.collectives.hierarchical import HierarchicalAllReduce
+from gossamer.collectives.ring import RingAllReduce
+from gossamer.collectives.tree import TreeAllReduce
 
 COLLECTIVES: Mapping[str, Callable[..., Collective]] = {
-    each.name: each for each in (Ring, HalvingDoubling, Tree, Direct, Hierarchical)
+    each.name: each for each in (RingAllReduce, HalvingDoubling, TreeAllReduce, DirectAllReduce, HierarchicalAllReduce)
 }
 
 __all__ = [
     "COLLECTIVES",
     "Broadcast",
     "Collective",
-    "Direct",
+    "DirectAllReduce",
     "Does",
     "HalvingDoubling",
-    "Hierarchical",
+    "HierarchicalAllReduce",
     "Hop",
-    "Ring",
+    "RingAllReduce",
     "Table",
-    "Tree",
+    "TreeAllReduce",
     "bounds",
     "others",
 ]

@@ -10,7 +10,7 @@ from gossamer.collectives.base import Collective, Does, Hop, others
 
 
 @dataclass(frozen=True, kw_only=True)
-class Direct(Collective):
+class DirectAllReduce(Collective):
     """Piece j goes from everyone to rank j, which adds them up; then its sum goes from there to everyone.
 
     n pieces; round 0: rank i sends piece j to each j; round 1: rank j sends piece j to everyone

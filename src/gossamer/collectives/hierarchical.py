@@ -11,7 +11,7 @@ from gossamer.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hierarchical(Collective):
+class HierarchicalAllReduce(Collective):
     """Everyone holds a part of its node's sum; those that hold the same part add up between the nodes, directly.
 
     m nodes of s ranks: s parts of m pieces each. Round 0: part p to the rank of the node that holds it; round 1: its

@@ -11,7 +11,7 @@ from gossamer.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ring(Collective):
+class RingAllReduce(Collective):
     """Every piece goes round once while ranks add to it, and once more, complete, while they keep it.
 
     n pieces; in round t the rank in place i sends piece i - t - 1 to place i + 1 (mod n); adds until round n - 2

@@ -10,7 +10,7 @@ from gossamer.collectives.base import Collective, Does, Hop
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tree(Collective):
+class TreeAllReduce(Collective):
     """Everyone adds what its two children send and passes it up; the root's sum comes down the same way.
 
     one piece; the children of rank i are 2 i + 1 and 2 i + 2; from depth d up in round D - d, down in D + d

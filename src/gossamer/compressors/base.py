@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed, Slot
-from gossamer.core.ops import Gather, Payload
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.ops import AllGather, Payload
 from gossamer.core.term import Term
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, room_for, room_like, within_range
@@ -74,16 +74,16 @@ class Compressor(Term, ABC):
         """What a recipe makes of it: `complete` of it, or itself around the completed ones that it holds."""
         return complete(self)
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         """State for tensors laid out, typed and placed as `like`; equal on every rank at first."""
         return State()
 
-    def init_compensated(self, like: Packed, at: At) -> State:
+    def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
         """State for `aggregate_compensated`, where it needs another than `aggregate`."""
         return self.init(like, at)
 
     @abstractmethod
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         """Agree on the mean of `x` over the group. x.flat: (n,).
 
         `state` is read, never written: what it becomes is returned as `next_state`. The mean is written to `out` where
@@ -92,12 +92,12 @@ class Compressor(Term, ABC):
         """
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         """Agree on the mean of x + residual.before; write to residual.after what of it this worker did not send."""
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         into = out if out is not None and out.dtype == wanted.dtype else None
-        staged = yield from self.aggregate(Packed(wanted, x.layout), state, at, into)
+        staged = yield from self.aggregate(FlatTensors(wanted, x.layout), state, at, into)
         own = staged.own
         if own.data_ptr() == wanted.data_ptr():  # all of it was sent, and it lies where what is left belongs
             own = wanted.clone()
@@ -128,7 +128,9 @@ class Codec(Compressor):
         return [(self, layout)]
 
     def tensors(self, layout: Layout, dtype: torch.dtype) -> int:
-        return len(self.encode(Packed.zeros(layout, dtype=dtype, device=torch.device("meta")), At(), None))
+        return len(
+            self.encode(FlatTensors.zeros(layout, dtype=dtype, device=torch.device("meta")), AggregationContext(), None)
+        )
 
     @property
     def shards_well(self) -> bool:
@@ -136,7 +138,7 @@ class Codec(Compressor):
         return False
 
     @abstractmethod
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         """What travels for x.flat, or for x.flat + residual.before where given: (n,).
 
         What of the latter does not travel is written to residual.after, in the same pass. Shapes depend on the layout
@@ -156,22 +158,24 @@ class Codec(Compressor):
         self.decode([payload], layout, out)
         return out
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         return self._gathered(x, at, out, None)
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         return self._gathered(x, at, out, residual)
 
-    def _gathered(self, x: Packed, at: At, out: Tensor | None, residual: Residual | None) -> Aggregation:
+    def _gathered(
+        self, x: FlatTensors, at: AggregationContext, out: Tensor | None, residual: Residual | None
+    ) -> Aggregation:
         payload = self.encode(x, at, residual)
-        heard = yield Gather(payload)
+        heard = yield AllGather(payload)
         mean = room_for_mean(x.flat, out)
         self.decode(heard, x.layout, mean, at.world)
         like = x.flat.new_empty(0)
         own = partial(self.decoded, payload, x.layout, like)
-        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
+        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -179,7 +183,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def told(staged: Staged, out: Tensor | None) -> Staged:
+def told(staged: AggregationResult, out: Tensor | None) -> AggregationResult:
     """The same with its mean in `out`, where one is given: numbers may leave a narrower dtype's range."""
     if out is None or staged.mean is out:
         return staged
@@ -203,7 +207,12 @@ def sums_stay_finite(payloads: Sequence[Payload]) -> bool:
 
 
 def aggregate_finite(
-    compressor: Compressor, x: Packed, state: State, at: At, out: Tensor | None, lost: Callable[[], None]
+    compressor: Compressor,
+    x: FlatTensors,
+    state: State,
+    at: AggregationContext,
+    out: Tensor | None,
+    lost: Callable[[], None],
 ) -> Aggregation:
     """Aggregate x; where it holds a number that cannot be sent, call `lost` and go on with zeros, written over x.
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gossamer.compressors.base import Codec
 from gossamer.compressors.topk import Sparse, chosen, require_places
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, encode_places, sparse_decode
@@ -50,12 +50,12 @@ class Chain(Codec):
         """The layout of the values that `first` chooses: k in one dimension per tensor."""
         return chosen(layout.names, tuple(self.first.counts(layout.sizes)))
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         require_places(x.layout)
         places, values = self.first.select(x, at, residual)
         lost = None if residual is None else torch.zeros_like(values)
         inner = self.then.encode(
-            Packed(values, self.chosen(x.layout)), at, None if lost is None else Residual(lost, lost)
+            FlatTensors(values, self.chosen(x.layout)), at, None if lost is None else Residual(lost, lost)
         )
         if residual is not None and lost is not None:
             residual.after.index_copy_(0, places.long(), lost)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder, room_for_mean, told, wide
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Mean, Payload
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllReduceMean, Payload
 from gossamer.errors import MalformedError, NotFinite, require
 from gossamer.kernels import half_decode, half_encode, room_like, within_range
 
@@ -69,17 +69,17 @@ class Dense(Compressor):
         if divisor != 1:
             out.div_(divisor)
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if self.dtype is not None and x.flat.dtype != DTYPES[self.dtype]:
             return (yield from self._cast(x.flat, DTYPES[self.dtype], at, out))
         if not within_range(x.flat, at.world):
             raise NotFinite("a number is not finite, or too large for the sum over the group")
-        mean = yield Mean(x.flat, out)
-        return Staged(mean=mean, mine=lambda: x.flat)
+        mean = yield AllReduceMean(x.flat, out)
+        return AggregationResult(mean=mean, mine=lambda: x.flat)
 
-    def _cast(self, x: Tensor, dtype: torch.dtype, at: At, out: Tensor | None) -> Aggregation:
+    def _cast(self, x: Tensor, dtype: torch.dtype, at: AggregationContext, out: Tensor | None) -> Aggregation:
         said = half_encode(x, dtype, at.world)
-        heard = yield Mean(said, room_like(said))
+        heard = yield AllReduceMean(said, room_like(said))
         mean = room_for_mean(x, out)
         finite = half_decode([heard], mean)
-        return told(Staged(mean=mean, mine=lambda: said.to(wide(x.dtype)), finite=finite), out)
+        return told(AggregationResult(mean=mean, mine=lambda: said.to(wide(x.dtype)), finite=finite), out)

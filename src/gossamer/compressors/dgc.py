@@ -23,9 +23,9 @@ from gossamer.compressors.topk import (
     shares,
 )
 from gossamer.compressors.warmup import ramp
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed, Slot
-from gossamer.core.ops import Gather, Payload
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.ops import AllGather, Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, encode_places, largest_with_momentum, sparse_decode
 
@@ -76,11 +76,11 @@ class DGC(Compressor):
     def owns_momentum(self, slot: Slot) -> Ownership:
         return Ownership(optimizer=SGD)
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         zeros = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
-        return State({MOMENTUM: Packed(zeros, like.layout), RESIDUAL: Packed(zeros.clone(), like.layout)})
+        return State({MOMENTUM: FlatTensors(zeros, like.layout), RESIDUAL: FlatTensors(zeros.clone(), like.layout)})
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         require_places(x.layout)
         momentum, left = state.room(MOMENTUM), state.room(RESIDUAL)
         counts = shares(ramp(at.step, self.warmup, self.density), x.layout.sizes)
@@ -98,15 +98,15 @@ class DGC(Compressor):
             staged = yield from _everything(places, values, left, at, out)
         else:
             entries = chosen(x.layout.names, counts)
-            staged = yield from self._entries(places, Packed(values, entries), x.flat, left.flat, at, out)
+            staged = yield from self._entries(places, FlatTensors(values, entries), x.flat, left.flat, at, out)
         return replace(staged, next_state=State({MOMENTUM: momentum, RESIDUAL: left}))
 
     def _entries(
-        self, places: Tensor, values: Packed, x: Tensor, left: Tensor, at: At, out: Tensor | None
+        self, places: Tensor, values: FlatTensors, x: Tensor, left: Tensor, at: AggregationContext, out: Tensor | None
     ) -> Aggregation:
         """Agree on the mean of what everyone's entries stand for; what values lose on the way stays in `left`."""
         payload = encode_places(places, len(x)), *self._said(values, places, left, at)
-        heard: Sequence[Payload] = yield Gather(payload)
+        heard: Sequence[Payload] = yield AllGather(payload)
         mean = room_for_mean(x, out)
         sparse_decode([(self._meant(theirs, values.layout, mean), theirs[0]) for theirs in heard], mean, at.world)
 
@@ -115,9 +115,9 @@ class DGC(Compressor):
             sparse_decode([(self._meant(payload, values.layout, part), payload[0])], part)
             return part
 
-        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
+        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
 
-    def _said(self, values: Packed, places: Tensor, left: Tensor, at: At) -> Payload:
+    def _said(self, values: FlatTensors, places: Tensor, left: Tensor, at: AggregationContext) -> Payload:
         if self.then is None:
             return (values.flat,)
         lost = torch.zeros_like(values.flat)
@@ -139,7 +139,7 @@ def require_clip(clip: float | None, noun: str) -> None:
     )
 
 
-def clipped(x: Packed, clip: float | None, at: At) -> Tensor:
+def clipped(x: FlatTensors, clip: float | None, at: AggregationContext) -> Tensor:
     """x.flat, each tensor scaled down to a norm of at most clip / sqrt(n), so that their sum is like one of norm clip.
 
     What is not finite stays so.
@@ -154,9 +154,11 @@ def clipped(x: Packed, clip: float | None, at: At) -> Tensor:
     )
 
 
-def _everything(places: Tensor, values: Tensor, left: Packed, at: At, out: Tensor | None) -> Aggregation:
+def _everything(
+    places: Tensor, values: Tensor, left: FlatTensors, at: AggregationContext, out: Tensor | None
+) -> Aggregation:
     """Agree on the mean of what is left and the values taken from it together, so that nothing is left."""
     whole = left.flat.index_copy(0, places.long(), values)
-    staged = yield from Dense().aggregate(Packed(whole, left.layout), State(), at, room_for_mean(whole, out))
+    staged = yield from Dense().aggregate(FlatTensors(whole, left.layout), State(), at, room_for_mean(whole, out))
     left.flat.zero_()
     return told(staged, out)

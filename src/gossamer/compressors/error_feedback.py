@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder, wide
 from gossamer.compressors.wrapper import Wrapper
-from gossamer.core.aggregation import Aggregation, At, State
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import Aggregation, AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.kernels import Residual
 
 RESIDUAL = "residual"
@@ -38,11 +38,11 @@ class Feedback(Wrapper):
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
         return self.inner.decoders(layout)
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         residual = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
-        return State({RESIDUAL: Packed(residual, like.layout), **self.inner.init_compensated(like, at)})
+        return State({RESIDUAL: FlatTensors(residual, like.layout), **self.inner.init_compensated(like, at)})
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         left = state.room(RESIDUAL)
         residual = Residual(state[RESIDUAL].flat, left.flat)
         staged = yield from self.inner.aggregate_compensated(x, residual, state.part("", RESIDUAL), at, out)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer.compressors.quantize import Quantiser
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.compressors.quantize import Quantizer
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, float4_decode, float4_encode
 
 
 @dataclass(frozen=True, repr=False)
-class Float4(Quantiser):
+class Float4(Quantizer):
     """Send each entry in four bits, a sign and an exponent, with one float32 scale per block of each tensor.
 
     C(x)_j = sign(x_j) s m_j, m_j the nearest to |x_j| / s of 0, 1/64, 1/32, ..., 1/2, 1 (of two, the larger); s =
@@ -42,7 +42,7 @@ class Float4(Quantiser):
             f"not {self.block}. Write Float4(block=256).",
         )
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         return float4_encode(x.flat, x.layout.sizes, self.block, residual)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:

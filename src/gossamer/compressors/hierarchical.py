@@ -14,10 +14,10 @@ from gossamer.compressors.base import Compressor, aggregate_finite, room_for_mea
 from gossamer.compressors.route import Route
 from gossamer.compressors.sharded import is_owed
 from gossamer.core import rng
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.coalesce import fuse
-from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
-from gossamer.core.ops import Among, Exchange, Gather, Payload, Script, among
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.coalesce import coalesce
+from gossamer.core.layout import FlatTensors, Layout, Slot, contiguous_stride
+from gossamer.core.ops import AllGather, AllToAll, InGroup, Payload, Script, in_group
 from gossamer.errors import NotFinite, RecipeError, require
 from gossamer.kernels import room_for, room_like, within_range
 
@@ -60,12 +60,12 @@ class Hierarchical(Compressor):
         whole = Slot("", tuple(shape), 0, contiguous_stride(shape))
         return self.between.suits(_piece(whole, self.per_node, 0).shape)
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         where = _Place.of(at, self.per_node)
         part = _part(like.layout, where.size)
         if where.nodes == 1 or not part.numel:
             return State()
-        blank = Packed.zeros(part, dtype=wide(like.flat.dtype), device=like.flat.device)
+        blank = FlatTensors.zeros(part, dtype=wide(like.flat.dtype), device=like.flat.device)
         state = self.between.init(blank, where.at(at))
         if any(map(is_owed, state)):
             raise RecipeError(
@@ -75,39 +75,41 @@ class Hierarchical(Compressor):
             )
         return State({where.prefix + key: packed for key, packed in state.items()})
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if not within_range(x.flat, at.world):
             raise NotFinite("a number is not finite, or too large for the sum over the group")
         where = _Place.of(at, self.per_node)
         part = _part(x.layout, where.size)
         mean = room_for_mean(x.flat, out)
         if not part.numel:
-            return told(Staged(mean=mean, mine=lambda: x.flat), out)
-        heard = yield Among(where.inside, Exchange(tuple((row,) for row in _cut(x, part, where.size))))
+            return told(AggregationResult(mean=mean, mine=lambda: x.flat), out)
+        heard = yield InGroup(where.inside, AllToAll(tuple((row,) for row in _cut(x, part, where.size))))
         inside = _mean(heard)
-        staged = yield from self._between(Packed(inside, part), state.part(where.prefix), where, at)
+        staged = yield from self._between(FlatTensors(inside, part), state.part(where.prefix), where, at)
         answer = staged.mean if staged.finite else torch.full_like(inside, nan)
-        answers = yield Among(where.inside, Gather((answer,)))
+        answers = yield InGroup(where.inside, AllGather((answer,)))
         _joined([row for (row,) in answers], part, x.layout, mean)
         own = partial(_own, x, part, inside, staged, where)
         kept = State({where.prefix + key: packed for key, packed in staged.next_state.items()})
-        return told(Staged(mean=mean, mine=own, next_state=kept, finite=_all_finite(answers)), out)
+        return told(AggregationResult(mean=mean, mine=own, next_state=kept, finite=_all_finite(answers)), out)
 
-    def _between(self, x: Packed, state: State, where: _Place, at: At) -> Aggregation:
+    def _between(self, x: FlatTensors, state: State, where: _Place, at: AggregationContext) -> Aggregation:
         """Agree on the means over nodes of x.flat: (n,), one node's. What only `between` could not send is zeros, and
         a byte tells the counterparts, who tell their nodes."""
         if where.nodes == 1:
-            return Staged(mean=x.flat, mine=lambda: x.flat)
+            return AggregationResult(mean=x.flat, mine=lambda: x.flat)
         lost: list[bool] = []
         aggregation = aggregate_finite(self.between, x, state, where.at(at), None, lambda: lost.append(True))
-        told_across: tuple[Staged, bool] = yield from among(where.across, fuse([aggregation, _all_fine(lost, x.flat)]))
+        told_across: tuple[AggregationResult, bool] = yield from in_group(
+            where.across, coalesce([aggregation, _all_fine(lost, x.flat)])
+        )
         staged, fine = told_across
         return replace(staged, finite=staged.finite and fine)
 
 
 def _all_fine(lost: Sequence[bool], like: Tensor) -> Script:
     """Whether nobody has lost anything, as is known once all have begun."""
-    heard = yield Gather((like.new_full((1,), bool(lost), dtype=torch.uint8),))
+    heard = yield AllGather((like.new_full((1,), bool(lost), dtype=torch.uint8),))
     return like.is_meta or not any(bool(flag.item()) for (flag,) in heard)
 
 
@@ -127,7 +129,7 @@ class _Place:
     nodes: int
 
     @classmethod
-    def of(cls, at: At, per_node: int) -> _Place:
+    def of(cls, at: AggregationContext, per_node: int) -> _Place:
         if at.world == 1:
             return cls(0, 0, 1, 1)
         if at.world % per_node:
@@ -152,7 +154,7 @@ class _Place:
         """Before the keys of what is remembered here: other places remember other pieces."""
         return f"place{self.place}."
 
-    def at(self, at: At) -> At:
+    def at(self, at: AggregationContext) -> AggregationContext:
         """Where `between` stands. The pieces of one tensor share its name, and would share noise."""
         seed = rng.address(at.seed, "place", self.place)
         return replace(at, seed=seed, rank=self.node, world=self.nodes)
@@ -198,7 +200,7 @@ def _part(layout: Layout, size: int) -> Layout:
     return Layout(tuple(slots))
 
 
-def _cut(x: Packed, part: Layout, size: int) -> Sequence[Tensor]:
+def _cut(x: FlatTensors, part: Layout, size: int) -> Sequence[Tensor]:
     """Each place's pieces of all tensors side by side: `size` of (m,)."""
     rows = room_for(size * part.numel, x.flat.dtype, x.flat.device).view(size, part.numel)
     for piece in part:
@@ -220,7 +222,7 @@ def _joined(rows: Sequence[Tensor], part: Layout, layout: Layout, out: Tensor) -
         span.copy_(blocks[:, piece.offset : piece.end].reshape(-1)[: span.numel()])
 
 
-def _own(x: Packed, part: Layout, mean: Tensor, staged: Staged, where: _Place) -> Tensor:
+def _own(x: FlatTensors, part: Layout, mean: Tensor, staged: AggregationResult, where: _Place) -> Tensor:
     """x, and at this place what the node's mean became on its way, times those who share it: (n,)."""
     whole = x.flat.to(wide(x.flat.dtype), copy=True)
     error = (staged.own - mean).mul_(where.size)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core import rng
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors
 
 BLOCK = 16  # neighbours that stay together: a cache line
 STEPS = 64  # until regions are drawn anew
@@ -30,7 +30,7 @@ class Regions:
     key: int = 0
 
     @classmethod
-    def drawn(cls, x: Packed, at: At) -> Regions:
+    def drawn(cls, x: FlatTensors, at: AggregationContext) -> Regions:
         """The same on every rank, for as many steps."""
         key = rng.address(at.seed, at.step // STEPS, x.layout.names[0], "regions")
         return cls(x.layout.numel, at.world, key)

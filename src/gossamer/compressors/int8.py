@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer.compressors.quantize import Quantiser, noise_key
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.compressors.quantize import Quantizer, noise_key
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, int8_decode, int8_encode
 
 
 @dataclass(frozen=True, repr=False)
-class Int8(Quantiser):
+class Int8(Quantizer):
     """Send each entry in eight bits, with one float32 scale per block of each tensor.
 
     C(x)_j = s round(x_j / s), or s floor(x_j / s + u_j); s = max |x| / 127 over the block of `block` entries j is in
@@ -40,7 +40,7 @@ class Int8(Quantiser):
     def wants_feedback(self) -> bool:
         return self.feedback and not self.stochastic
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         key = noise_key(x, at) if self.stochastic else None
         return int8_encode(x.flat, x.layout.sizes, self.block, key, residual)
 

@@ -9,9 +9,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gossamer.compressors.quantize import Quantiser, is_power_of_two
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed, Slot
+from gossamer.compressors.quantize import Quantizer, is_power_of_two
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout, Slot
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, onebit_decode, onebit_encode
@@ -21,7 +21,7 @@ from gossamer.kernels.reference.segments import LARGEST_BLOCK, average, expect, 
 
 
 @dataclass(frozen=True, repr=False)
-class OneBit(Quantiser):
+class OneBit(Quantizer):
     """Send each entry's sign in one bit, with one magnitude per block, or two values per column of a matrix.
 
     C(x)_j = s sign(x_j), s = mean |x| over the block j is in; by columns: the mean of the entries of j's column that
@@ -55,7 +55,7 @@ class OneBit(Quantiser):
         """By columns, a matrix of two rows is no larger than its columns' values."""
         return not self.columns or prod(shape) // 8 + 8 * _matrix_shape(shape)[1] < 4 * prod(shape)
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         if self.columns:
             return columns_encode(x, residual)
         return onebit_encode(x.flat, x.layout.sizes, self.block, residual)
@@ -68,7 +68,7 @@ class OneBit(Quantiser):
             onebit_decode(pairs, layout.sizes, self.block, out, divisor)
 
 
-def columns_encode(x: Packed, residual: Residual | None = None) -> Payload:
+def columns_encode(x: FlatTensors, residual: Residual | None = None) -> Payload:
     """(values, bits): (columns of all tensors, 2) float32, for entries not below zero and below, and eight to a byte.
 
     w = x + residual.before, or x; residual.after = w - what the bits stand for. Raises NotFinite.

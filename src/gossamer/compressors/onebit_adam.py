@@ -14,8 +14,8 @@ from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import MOMENTUM, clipped, require_clip
 from gossamer.compressors.onebit import OneBit
 from gossamer.compressors.wrapper import Wrapper, beside
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Packed, Slot
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Slot
 from gossamer.errors import require
 
 
@@ -59,21 +59,23 @@ class OneBitAdam(Wrapper):
     def owns_momentum(self, slot: Slot) -> Ownership:
         return Ownership(optimizer=Adam, start=self.warmup)
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         zeros = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
-        return State({MOMENTUM: Packed(zeros, like.layout), **self.inner.init(like, at)})
+        return State({MOMENTUM: FlatTensors(zeros, like.layout), **self.inner.init(like, at)})
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         fresh = clipped(x, self.clip, at)
         if at.step >= self.warmup:
             return (yield from self._momentum(fresh, x, state, at, out))
-        return (yield from beside(state, Dense().aggregate(Packed(fresh, x.layout), State(), at, out)))
+        return (yield from beside(state, Dense().aggregate(FlatTensors(fresh, x.layout), State(), at, out)))
 
-    def _momentum(self, fresh: Tensor, x: Packed, state: State, at: At, out: Tensor | None) -> Aggregation:
+    def _momentum(
+        self, fresh: Tensor, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None
+    ) -> Aggregation:
         before, after, keep = state[MOMENTUM].flat, state.room(MOMENTUM), at.momentum
         mine = before.mul(keep).add_(fresh, alpha=1 - keep)
-        staged: Staged = yield from self.inner.aggregate(
-            Packed(mine, x.layout), state.part("", MOMENTUM), at, after.flat
+        staged: AggregationResult = yield from self.inner.aggregate(
+            FlatTensors(mine, x.layout), state.part("", MOMENTUM), at, after.flat
         )
         gradient = torch.sub(after.flat, before, alpha=keep).div_(1 - keep)
 

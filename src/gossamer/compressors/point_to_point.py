@@ -18,15 +18,24 @@ from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder, sums_stay_finite
 from gossamer.core import rng
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
 from gossamer.errors import MalformedError
 
 T = TypeVar("T")
 
 
-class Letter(NamedTuple):
+class EncodedMessage(NamedTuple):
     """payload: what travels, perhaps in memory of x; own: what it stands for; next_state: for once it was sent."""
 
     payload: Payload
@@ -34,28 +43,28 @@ class Letter(NamedTuple):
     next_state: State
 
 
-def begin(compressor: Compressor, like: Packed, at: At) -> State:
+def begin(compressor: Compressor, like: FlatTensors, at: AggregationContext) -> State:
     """What a writer remembers at first."""
     return compressor.init(like, _by_itself(at))
 
 
-def write(compressor: Compressor, x: Packed, state: State, at: At) -> Letter:
+def encode(compressor: Compressor, x: FlatTensors, state: State, at: AggregationContext) -> EncodedMessage:
     """Encode x. x.flat: (n,), only read; at: of the writer. own() is (n,) and must be asked before x is written.
 
     Raises NotFinite.
     """
     said: list[Tensor] = []
 
-    def hear_oneself(word: Word) -> Any:
+    def hear_oneself(word: CollectiveOp) -> Any:
         spoken = _spoken(word)
         said.extend(spoken)
         return _heard(word, iter(spoken))
 
     staged = _alone(compressor.aggregate(x, state, _by_itself(at)), hear_oneself)
-    return Letter(tuple(said), staged.mine, staged.next_state)
+    return EncodedMessage(tuple(said), staged.mine, staged.next_state)
 
 
-def read(compressor: Compressor, payload: Payload, layout: Layout, at: At, out: Tensor) -> None:
+def decode(compressor: Compressor, payload: Payload, layout: Layout, at: AggregationContext, out: Tensor) -> None:
     """Overwrite out: (n,) with what a letter stands for; at: of its writer, `state` of either does not matter.
 
     Raises MalformedError for what no writer has written; what `out` holds is then undefined.
@@ -71,7 +80,7 @@ def read(compressor: Compressor, payload: Payload, layout: Layout, at: At, out: 
         raise MalformedError("a letter came whose numbers are not finite")
 
 
-class Part(NamedTuple):
+class MessagePart(NamedTuple):
     """What one decoder reads: so many tensors, over the slots from `start` on, or where they lie apart, None."""
 
     decoder: Decoder
@@ -99,19 +108,23 @@ class Itself(Generic[T]):
 
 
 @lru_cache(maxsize=256)
-def _parts_of(compressor: Itself[Compressor], layout: Itself[Layout], dtype: torch.dtype) -> tuple[Part, ...] | None:
+def _parts_of(
+    compressor: Itself[Compressor], layout: Itself[Layout], dtype: torch.dtype
+) -> tuple[MessagePart, ...] | None:
     """The same objects come again and again; what is only equal to them is found below."""
     return _parts(compressor.item, layout.item, dtype)
 
 
 @lru_cache(maxsize=1024)
-def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[Part, ...] | None:
+def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[MessagePart, ...] | None:
     """Found once for each layout: many small letters would cost more to take apart than to decode."""
     found = compressor.decoders(layout)
     if found is None:
         return None
     return tuple(
-        Part(decoder, part, decoder.tensors(part, dtype), _start(part, layout)) for decoder, part in found if len(part)
+        MessagePart(decoder, part, decoder.tensors(part, dtype), _start(part, layout))
+        for decoder, part in found
+        if len(part)
     )
 
 
@@ -121,24 +134,26 @@ def _start(part: Layout, whole: Layout) -> int | None:
     return places[0].offset if all(a.end == b.offset for a, b in pairwise(places)) else None
 
 
-def _decode(parts: Sequence[Part], payload: Payload, layout: Layout, out: Tensor) -> None:
+def _decode(parts: Sequence[MessagePart], payload: Payload, layout: Layout, out: Tensor) -> None:
     rest = payload
     for decoder, part, tensors, start in parts:
         said, rest = rest[:tensors], rest[tensors:]
         if start is not None:
             decoder.decode([said], part, out[start : start + part.numel])
             continue
-        apart = Packed(torch.empty(part.numel, dtype=out.dtype, device=out.device), part)
+        apart = FlatTensors(torch.empty(part.numel, dtype=out.dtype, device=out.device), part)
         decoder.decode([said], part, apart.flat)
         for name, view in apart.items():
             layout.by_name[name].of(out).copy_(view)
 
 
-def _read_by_script(compressor: Compressor, payload: Payload, layout: Layout, at: At, out: Tensor) -> bool:
+def _read_by_script(
+    compressor: Compressor, payload: Payload, layout: Layout, at: AggregationContext, out: Tensor
+) -> bool:
     """Whether the numbers were finite."""
     rest = iter(payload)
     device = torch.device("meta") if compressor.reads_blind else out.device
-    x = Packed.zeros(layout, dtype=out.dtype, device=device)
+    x = FlatTensors.zeros(layout, dtype=out.dtype, device=device)
     script = compressor.aggregate(x, begin(compressor, x, at), _by_itself(at), out)
     staged = _alone(script, lambda word: _heard(word, rest))
     left = len(list(rest))
@@ -151,40 +166,40 @@ def _check_count(compressor: Compressor, came: int, due: int) -> None:
         raise MalformedError(f"a letter of {came} tensors came, and {compressor!r} writes {due}")
 
 
-def _by_itself(at: At) -> At:
+def _by_itself(at: AggregationContext) -> AggregationContext:
     """Where a worker stands that is a group of its own; its draws are still no other worker's."""
     return replace(at, world=1, rank=0, seed=rng.address("letter", at.seed, at.rank))
 
 
-def _alone(script: Aggregation, answered: Callable[[Word], Any]) -> Staged:
+def _alone(script: Aggregation, answered: Callable[[CollectiveOp], Any]) -> AggregationResult:
     word = next(script)
     while True:
         try:
             word = script.send(answered(word))
         except StopIteration as stop:
-            staged: Staged = stop.value
+            staged: AggregationResult = stop.value
             return staged
 
 
-def _spoken(word: Word) -> Payload:
+def _spoken(word: CollectiveOp) -> Payload:
     """The tensors in a word, in order."""
     match word:
-        case Mean(tensor):
+        case AllReduceMean(tensor):
             return (tensor,)
-        case Gather(payload) | Mix(payload):
+        case AllGather(payload) | NeighborAllGather(payload):
             return payload
-        case Exchange(parts):
+        case AllToAll(parts):
             return tuple(tensor for part in parts for tensor in part)
-        case Among(_, inner):
+        case InGroup(_, inner):
             return _spoken(inner)
-        case Together(words):
+        case Coalesced(words):
             return tuple(tensor for each in words for tensor in _spoken(each))
 
 
-def _heard(word: Word, said: Iterator[Tensor]) -> Any:
+def _heard(word: CollectiveOp, said: Iterator[Tensor]) -> Any:
     """The answer to a word in a group of one that has `said` these tensors."""
     match word:
-        case Mean(tensor, out):
+        case AllReduceMean(tensor, out):
             (heard,) = _taken((tensor,), said)
             if heard.shape != tensor.shape or heard.dtype != tensor.dtype:
                 raise MalformedError(
@@ -192,13 +207,13 @@ def _heard(word: Word, said: Iterator[Tensor]) -> Any:
                     f"{heard.dtype} came"
                 )
             return heard.clone() if out is None else _into(heard, out)
-        case Gather(payload) | Mix(payload):
+        case AllGather(payload) | NeighborAllGather(payload):
             return [_taken(payload, said)]
-        case Exchange(parts):
+        case AllToAll(parts):
             return [_taken(part, said) for part in parts]
-        case Among(_, inner):
+        case InGroup(_, inner):
             return _heard(inner, said)
-        case Together(words):
+        case Coalesced(words):
             return [_heard(each, said) for each in words]
 
 

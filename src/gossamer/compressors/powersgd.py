@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gossamer.compressors.base import HEADROOM, Compressor, wide
 from gossamer.core import rng
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed, Slot
-from gossamer.core.ops import Mean
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite, require
 from gossamer.kernels import all_finite, orthonormal, within_range
 
@@ -50,15 +50,15 @@ class PowerSGD(Compressor):
         rows, cols = shape[0], prod(shape[1:])
         return self.rank * (rows + cols) < rows * cols
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         shapes = {slot.name: (prod(slot.shape[1:]), self.rank) for slot in like.layout if self.suits(slot.shape)}
-        q = Packed.zeros(Layout.of(shapes), dtype=wide(like.flat.dtype), device=like.flat.device)
+        q = FlatTensors.zeros(Layout.of(shapes), dtype=wide(like.flat.dtype), device=like.flat.device)
         for name, view in q.items():
             draws = rng.generator(at.seed, name, "q")
             view.copy_(torch.randn(view.shape, generator=draws, dtype=view.dtype, device="cpu"))
         return State({"q": q})
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if not within_range(x.flat, HEADROOM * at.world):
             raise NotFinite("a number is not finite, or too large for sums over the group")
         q = state["q"]
@@ -71,7 +71,7 @@ class PowerSGD(Compressor):
             + [slot.span(x.flat).to(q.flat.dtype) for slot in others]
         )
         plain = {slot.name: slot.span(x.flat).to(q.flat.dtype, copy=True) for slot in others}
-        first = yield Mean(first, first)
+        first = yield AllReduceMean(first, first)
         parts = first.split([slot.shape[0] * self.rank for slot in matrices] + [slot.numel for slot in others])
         finite = all_finite(first)  # of the mean, so every rank comes to the same conclusion
         if not finite:
@@ -79,7 +79,7 @@ class PowerSGD(Compressor):
         thin = [part.view(-1, self.rank) for part in parts[: len(matrices)]]
         ps = dict(zip((slot.name for slot in matrices), orthonormal(thin) if thin else [], strict=True))
 
-        mine = Packed(torch.empty_like(q.flat), q.layout)
+        mine = FlatTensors(torch.empty_like(q.flat), q.layout)
         for name, p in ps.items():
             torch.mm(xs[name].T, p, out=mine[name])
 
@@ -91,14 +91,14 @@ class PowerSGD(Compressor):
                 slot.span(whole).copy_(plain[slot.name])
             return whole
 
-        following = Packed((yield Mean(mine.flat)), q.layout)
+        following = FlatTensors((yield AllReduceMean(mine.flat)), q.layout)
 
         mean = torch.empty_like(x.flat) if out is None else out
         for slot in matrices:
             _write(slot, mean, ps[slot.name] @ following[slot.name].T)
         for slot, part in zip(others, parts[len(matrices) :], strict=True):
             slot.span(mean).copy_(part)
-        return Staged(
+        return AggregationResult(
             mean=mean,
             mine=own,
             next_state=State({"q": following}),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer.compressors.quantize import Quantiser, is_power_of_two, noise_key
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.compressors.quantize import Quantizer, is_power_of_two, noise_key
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, levels_decode, levels_encode
@@ -17,7 +17,7 @@ from gossamer.kernels.reference.segments import LARGEST_BLOCK
 
 
 @dataclass(frozen=True, repr=False)
-class QSGD(Quantiser):
+class QSGD(Quantizer):
     """Send each entry as one of 2 levels + 1 multiples of its block's norm, at random between the two nearest.
 
     C(x)_j = |x| l_j / levels, l_j = floor(levels x_j / |x| + u_j), |x| over the block j is in, u_j as in Int8
@@ -45,7 +45,7 @@ class QSGD(Quantiser):
             f"most {LARGEST_BLOCK}, not {self.block}. Write QSGD(block=512).",
         )
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         return levels_encode(x.flat, x.layout.sizes, self.block, self.levels, noise_key(x, at), residual)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:

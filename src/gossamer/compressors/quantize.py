@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gossamer.compressors.base import Codec
 from gossamer.core import rng
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors
 
 
-def noise_key(x: Packed, at: At) -> int:
+def noise_key(x: FlatTensors, at: AggregationContext) -> int:
     """The address of what this worker draws for x in this step: no two workers, steps or buckets share their noise."""
     return rng.address(at.seed, at.step, at.rank, next(iter(x.layout.names), ""))
 
@@ -17,7 +17,7 @@ def is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-class Quantiser(Codec):
+class Quantizer(Codec):
     """A codec that sends every entry, in a few bits, and loses what they cannot tell."""
 
     feedback: bool

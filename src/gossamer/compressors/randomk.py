@@ -11,9 +11,9 @@ from torch import Tensor
 from gossamer.compressors.base import Compressor, wide
 from gossamer.compressors.topk import require_density, share
 from gossamer.core import rng
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Mean
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, within_range
 from gossamer.kernels.reference.counter_rng import uniform
@@ -41,7 +41,7 @@ class RandomK(Compressor):
     def wants_feedback(self) -> bool:
         return self.feedback
 
-    def places(self, layout: Layout, at: At, device: torch.device | str = "cpu") -> Tensor:
+    def places(self, layout: Layout, at: AggregationContext, device: torch.device | str = "cpu") -> Tensor:
         """(k,) int64: the places drawn for this step, the same on every rank, ascending in the whole buffer."""
         key = rng.address(at.seed, at.step, layout.names[0], "places")
         return draw(layout.sizes, self._counts(layout), key, device)
@@ -49,7 +49,7 @@ class RandomK(Compressor):
     def _counts(self, layout: Layout) -> list[int]:
         return [share(self.density, size) for size in layout.sizes]
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         _refuse_nonsense(x.flat)
         places = self.places(x.layout, at, x.flat.device)
         values = x.flat[places].to(wide(x.flat.dtype))
@@ -58,7 +58,7 @@ class RandomK(Compressor):
         return (yield from _agree(values, places, x.flat, at, out))
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         _refuse_nonsense(wanted)
@@ -81,11 +81,11 @@ def _refuse_nonsense(x: Tensor) -> None:
         raise NotFinite("a number is not finite, or too large to be added to what is still owed")
 
 
-def _agree(values: Tensor, places: Tensor, x: Tensor, at: At, out: Tensor | None) -> Aggregation:
+def _agree(values: Tensor, places: Tensor, x: Tensor, at: AggregationContext, out: Tensor | None) -> Aggregation:
     """Agree on the mean of values that stand at the same places of x on every rank."""
     if not within_range(values, at.world):
         raise NotFinite("a number is too large for the sum over the group")
-    told = yield Mean(values)
+    told = yield AllReduceMean(values)
 
     def spread(numbers: Tensor, whole: Tensor) -> Tensor:
         return whole.zero_().index_copy_(0, places, numbers.to(whole.dtype))
@@ -93,7 +93,7 @@ def _agree(values: Tensor, places: Tensor, x: Tensor, at: At, out: Tensor | None
     blank = x.new_empty(0, dtype=values.dtype)
     mean = spread(told, blank.new_empty(len(x)) if out is None else out)
     finite = mean.dtype == told.dtype or all_finite(mean)  # the sums cannot leave the range of `told`
-    return Staged(mean=mean, mine=lambda: spread(values, blank.new_empty(mean.shape)), finite=finite)
+    return AggregationResult(mean=mean, mine=lambda: spread(values, blank.new_empty(mean.shape)), finite=finite)
 
 
 def draw(sizes: Sequence[int], counts: Sequence[int], key: int, device: torch.device | str = "cpu") -> Tensor:

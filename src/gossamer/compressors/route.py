@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder, Ownership, wide
 from gossamer.compressors.dense import Dense
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.coalesce import fuse
-from gossamer.core.layout import Layout, Packed, Slot
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.coalesce import coalesce
+from gossamer.core.layout import FlatTensors, Layout, Slot
 from gossamer.errors import require
 from gossamer.kernels import room_for, room_like
 
@@ -70,7 +70,7 @@ class Route(Compressor):
     def _names(self, layout: Layout) -> list[list[str]]:
         return [[slot.name for slot in layout if self.group(slot) == way] for way in range(len(self.ways))]
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         return State(
             {
                 f"{way}.{key}": value
@@ -80,14 +80,14 @@ class Route(Compressor):
             }
         )
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         mean = room_like(x.flat) if out is None else out
         taken = [
-            (way, compressor, x.restrict(names), Packed(mean, x.layout).restrict(names))
+            (way, compressor, x.restrict(names), FlatTensors(mean, x.layout).restrict(names))
             for way, (compressor, names) in enumerate(zip(self.ways, self._names(x.layout), strict=True))
             if names
         ]
-        parts: list[Staged] = yield from fuse(
+        parts: list[AggregationResult] = yield from coalesce(
             [compressor.aggregate(part, state.part(f"{way}."), at, into.flat) for way, compressor, part, into in taken]
         )
         for *_, into in taken:
@@ -96,9 +96,11 @@ class Route(Compressor):
                 if target.data_ptr() != view.data_ptr():
                     target.copy_(view)
         layouts = [part.layout for _, _, part, _ in taken]
-        return Staged(
+        return AggregationResult(
             mean=mean,
-            mine=lambda: _joined(x.layout, [Packed(part.own, at) for part, at in zip(parts, layouts, strict=True)]),
+            mine=lambda: _joined(
+                x.layout, [FlatTensors(part.own, at) for part, at in zip(parts, layouts, strict=True)]
+            ),
             owes=_joint_debt(x.layout, list(zip(parts, layouts, strict=True))),
             next_state=State(
                 {
@@ -111,7 +113,7 @@ class Route(Compressor):
         )
 
 
-def _joined(layout: Layout, parts: Sequence[Packed]) -> Tensor:
+def _joined(layout: Layout, parts: Sequence[FlatTensors]) -> Tensor:
     """The parts' tensors in the places that they have in `layout`: (n,)."""
     flat = parts[0].flat
     whole = room_for(layout.numel, wide(flat.dtype), flat.device)
@@ -123,7 +125,7 @@ def _joined(layout: Layout, parts: Sequence[Packed]) -> Tensor:
     return whole
 
 
-def _joint_debt(whole: Layout, parts: Sequence[tuple[Staged, Layout]]) -> Callable[[], Tensor] | None:
+def _joint_debt(whole: Layout, parts: Sequence[tuple[AggregationResult, Layout]]) -> Callable[[], Tensor] | None:
     """Computes what the parts owe together, in the places that it has in `whole`; None where they owe nothing."""
     owing = [(staged.owes, layout) for staged, layout in parts if staged.owes is not None]
-    return (lambda: _joined(whole, [Packed(owes(), layout) for owes, layout in owing])) if owing else None
+    return (lambda: _joined(whole, [FlatTensors(owes(), layout) for owes, layout in owing])) if owing else None

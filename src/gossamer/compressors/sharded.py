@@ -15,9 +15,9 @@ from gossamer.compressors.base import Codec, room_for_mean, sums_stay_finite, to
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.core import rng
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Exchange, Gather, Payload
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllGather, AllToAll, Payload
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, room_like
 
@@ -29,7 +29,7 @@ def is_owed(key: str) -> bool:
     return key.rpartition(".")[2] == OWED
 
 
-def settle(state: State, at: At) -> None:
+def settle(state: State, at: AggregationContext) -> None:
     """Move what the group owes itself into this worker's residuals, so that no memory depends on where parts lie.
 
     A residual counts once in `workers`, so it takes `workers` times as much.
@@ -60,15 +60,15 @@ class Sharded(Wrapper):
     def wants_feedback(self) -> bool:
         return self.inner.wants_feedback
 
-    def init_compensated(self, like: Packed, at: At) -> State:
+    def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
         part = _parts(self.inner, like.layout, at.world, like.flat.dtype)[at.rank]
-        return State({OWED: Packed.zeros(part.layout, dtype=wide(like.flat.dtype), device=like.flat.device)})
+        return State({OWED: FlatTensors.zeros(part.layout, dtype=wide(like.flat.dtype), device=like.flat.device)})
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         return self._in_parts(x, None, None, at, out)
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         left = state.room(OWED)
         staged = yield from self._in_parts(x, residual, Residual(state[OWED].flat, left.flat), at, out)
@@ -82,7 +82,12 @@ class Sharded(Wrapper):
         return replace(staged, owes=share, next_state=State({OWED: left}))
 
     def _in_parts(
-        self, x: Packed, residual: Residual | None, owed: Residual | None, at: At, out: Tensor | None
+        self,
+        x: FlatTensors,
+        residual: Residual | None,
+        owed: Residual | None,
+        at: AggregationContext,
+        out: Tensor | None,
     ) -> Aggregation:
         parts = _parts(self.inner, x.layout, at.world, x.flat.dtype)
         mine = parts[at.rank]
@@ -90,19 +95,28 @@ class Sharded(Wrapper):
             self._encode(part, part.of(x.flat), part.of_residual(residual), _at(at, "part", number))
             for number, part in enumerate(parts)
         )
-        heard = yield Exchange(sent)
+        heard = yield AllToAll(sent)
         agreed = room_like(mine.of(x.flat), wide(x.flat.dtype))
         self._decode(mine, heard, agreed, at.world)
-        answers = yield Gather(self._encode_mean(mine, agreed, sums_stay_finite(heard), owed, _at(at, "mean", at.rank)))
+        answers = yield AllGather(
+            self._encode_mean(mine, agreed, sums_stay_finite(heard), owed, _at(at, "mean", at.rank))
+        )
         mean = room_for_mean(x.flat, out)
         for part, payload in zip(parts, answers, strict=True):
             self._decode(part, [payload], part.of(mean))
         lost = agreed.sub_(mine.of(mean)) if owed is None else None
         like = agreed.new_empty(0)
         own = partial(self._own, parts, sent, like, lost, at)
-        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(answers)), out)
+        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(answers)), out)
 
-    def _own(self, parts: Sequence[Part], sent: Sequence[Payload], like: Tensor, lost: Tensor | None, at: At) -> Tensor:
+    def _own(
+        self,
+        parts: Sequence[OwnedPart],
+        sent: Sequence[Payload],
+        like: Tensor,
+        lost: Tensor | None,
+        at: AggregationContext,
+    ) -> Tensor:
         """What this worker sent, less what its part lost in the second encoding where nobody remembers it."""
         whole = like.new_empty(sum(part.layout.numel for part in parts))
         for part, payload in zip(parts, sent, strict=True):
@@ -111,7 +125,9 @@ class Sharded(Wrapper):
             parts[at.rank].of(whole).sub_(lost, alpha=at.world)
         return whole
 
-    def _encode_mean(self, part: Part, mean: Tensor, finite: bool, owed: Residual | None, at: At) -> Payload:
+    def _encode_mean(
+        self, part: OwnedPart, mean: Tensor, finite: bool, owed: Residual | None, at: AggregationContext
+    ) -> Payload:
         """What travels for a part's mean, + owed.before. Only this worker knows whether the sum stayed within range: it
         tells everyone by numbers that are none."""
         if finite:
@@ -122,18 +138,18 @@ class Sharded(Wrapper):
         zeros = self._encode(part, torch.zeros_like(mean), None, at)
         return tuple(torch.full_like(each, nan) if each.is_floating_point() else each for each in zeros)
 
-    def _encode(self, part: Part, span: Tensor, residual: Residual | None, at: At) -> Payload:
+    def _encode(self, part: OwnedPart, span: Tensor, residual: Residual | None, at: AggregationContext) -> Payload:
         if not part.layout.numel:
             return part.filled(tuple(span.new_empty(0, dtype=dtype) for dtype in part.dtypes))
-        return part.filled(self.inner.encode(Packed(span, part.layout), at, residual))
+        return part.filled(self.inner.encode(FlatTensors(span, part.layout), at, residual))
 
-    def _decode(self, part: Part, payloads: Sequence[Payload], out: Tensor, divisor: int = 1) -> None:
+    def _decode(self, part: OwnedPart, payloads: Sequence[Payload], out: Tensor, divisor: int = 1) -> None:
         if part.layout.numel:
             self.inner.decode([part.emptied(payload) for payload in payloads], part.layout, out, divisor)
 
 
 @dataclass(frozen=True)
-class Part:
+class OwnedPart:
     """The entries from `start` on that one worker averages: pieces of tensors, under the names of these.
 
     shapes: of its message's tensors; room: their numbers of elements in the largest part's message; dtypes: theirs.
@@ -164,14 +180,17 @@ class Part:
 
 
 @lru_cache(maxsize=256)
-def _parts(codec: Codec, layout: Layout, world: int, dtype: torch.dtype) -> tuple[Part, ...]:
+def _parts(codec: Codec, layout: Layout, world: int, dtype: torch.dtype) -> tuple[OwnedPart, ...]:
     """Where each worker's part lies, and what its messages look like. All parts but the last ones are equally large."""
     size = -(-layout.numel // world)
     parts = [
         _cut(layout, min(rank * size, layout.numel), min((rank + 1) * size, layout.numel)) for rank in range(world)
     ]
     messages = [
-        codec.encode(Packed(torch.empty(part.layout.numel, dtype=dtype, device="meta"), part.layout), At(world=world))
+        codec.encode(
+            FlatTensors(torch.empty(part.layout.numel, dtype=dtype, device="meta"), part.layout),
+            AggregationContext(world=world),
+        )
         for part in parts
         if part.layout.numel or part is parts[0]
     ]
@@ -185,12 +204,12 @@ def _parts(codec: Codec, layout: Layout, world: int, dtype: torch.dtype) -> tupl
     )
 
 
-def _cut(layout: Layout, start: int, stop: int) -> Part:
+def _cut(layout: Layout, start: int, stop: int) -> OwnedPart:
     """The pieces of tensors that lie between two places."""
     pieces = {slot.name: (min(slot.end, stop) - max(slot.offset, start),) for slot in layout}
-    return Part(start, Layout.of({name: piece for name, piece in pieces.items() if piece[0] > 0}))
+    return OwnedPart(start, Layout.of({name: piece for name, piece in pieces.items() if piece[0] > 0}))
 
 
-def _at(at: At, stage: str, number: int) -> At:
+def _at(at: AggregationContext, stage: str, number: int) -> AggregationContext:
     """An address of its own for each part and stage: the pieces of one tensor share its name, and would share noise."""
     return replace(at, seed=rng.address(at.seed, stage, number))

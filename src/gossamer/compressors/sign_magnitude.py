@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gossamer.compressors.quantize import Quantiser, is_power_of_two
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.compressors.quantize import Quantizer, is_power_of_two
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, sign_magnitude_decode, sign_magnitude_encode
@@ -17,7 +17,7 @@ from gossamer.kernels.reference.segments import LARGEST_BLOCK
 
 
 @dataclass(frozen=True, repr=False)
-class SignMagnitude(Quantiser):
+class SignMagnitude(Quantizer):
     """Send each entry in two bits, its sign and whether it is large, with two magnitudes per block.
 
     C(x)_j = h sign(x_j) if |x_j| > m, else l sign(x_j); m = mean |x| over the block of d entries j is in, h and l the
@@ -41,7 +41,7 @@ class SignMagnitude(Quantiser):
             f"to {LARGEST_BLOCK}, not {self.block}. Write SignMagnitude(block=512).",
         )
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         return sign_magnitude_encode(x.flat, x.layout.sizes, self.block, residual)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:

@@ -15,9 +15,9 @@ from gossamer.compressors.dense import Dense
 from gossamer.compressors.index_regions import Regions
 from gossamer.compressors.topk import Sparse, dearer_than_dense, expect_values, require_places
 from gossamer.compressors.wrapper import Wrapper
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Packed
-from gossamer.core.ops import Exchange, Gather, Payload
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import AllGather, AllToAll, Payload
 from gossamer.errors import MalformedError, NotFinite, require
 from gossamer.kernels import (
     Residual,
@@ -64,28 +64,28 @@ class SparseSum(Wrapper):
     def wants_feedback(self) -> bool:
         return self.inner.wants_feedback
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if self._dearer_than_dense(x, at):
             return Dense().aggregate(x, state, at, out)
         wanted = room_like(x.flat, wide(x.flat.dtype)).copy_(x.flat)
         return self._summed(x, wanted, at, out)
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         if self._dearer_than_dense(x, at):
             return Dense().aggregate_compensated(x, residual, State(), at, out)
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         return self._summed(x, wanted, at, out)
 
-    def rooms(self, x: Packed, world: int) -> tuple[int, int]:
+    def rooms(self, x: FlatTensors, world: int) -> tuple[int, int]:
         """How many entries a worker may send to another, and how many sums that one tells."""
         regions, count = Regions(x.layout.numel, world), sum(self.inner.counts(x.layout.sizes))
         each = count / world
         sent = min(count, regions.rows, ceil(each + DEVIATIONS * sqrt(each)))
         return sent, min(regions.least_members, ceil(each))
 
-    def _dearer_than_dense(self, x: Packed, at: At) -> bool:
+    def _dearer_than_dense(self, x: FlatTensors, at: AggregationContext) -> bool:
         """Also where some worker would have no region."""
         if x.layout.numel < at.world:
             return True
@@ -93,7 +93,7 @@ class SparseSum(Wrapper):
         both = sum(room * itemsize + coded_bytes(room, rows) for room in self.rooms(x, at.world))
         return dearer_than_dense(4 + both, x, at)
 
-    def _summed(self, x: Packed, wanted: Tensor, at: At, out: Tensor | None) -> Aggregation:
+    def _summed(self, x: FlatTensors, wanted: Tensor, at: AggregationContext, out: Tensor | None) -> Aggregation:
         """Agree on the mean of wanted: (n,), and leave in it what waits."""
         require_places(x.layout)
         room, kept = self.rooms(x, at.world)
@@ -103,11 +103,11 @@ class SparseSum(Wrapper):
         if not all_finite(mine):
             raise NotFinite("a number is not finite, or too large to be added to what is still owed")
         wanted.index_fill_(0, members, 0)
-        entries = _entries(regions, *self.inner.select(Packed(wanted, x.layout), at), room)
+        entries = _entries(regions, *self.inner.select(FlatTensors(wanted, x.layout), at), room)
         wanted.index_fill_(0, entries.places, 0)
-        heard = yield Exchange(entries.messages(regions.rows, room))
+        heard = yield AllToAll(entries.messages(regions.rows, room))
         left = _added(mine, heard, regions.rows, room)
-        answers = yield Gather(_largest_sums(left, sums_stay_finite(heard), regions, kept))
+        answers = yield AllGather(_largest_sums(left, sums_stay_finite(heard), regions, kept))
         mean = room_for_mean(x.flat, out)
         places, theirs = _told(answers, regions, kept)
         scatter(list(zip(places, theirs, strict=True)), mean)
@@ -119,7 +119,7 @@ class SparseSum(Wrapper):
             part.index_copy_(0, entries.places, entries.values)
             return part.index_copy_(0, members, mine - left)
 
-        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(answers)), out)
+        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(answers)), out)
 
 
 @dataclass(frozen=True)

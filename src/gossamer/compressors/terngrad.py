@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gossamer.compressors.base import Compressor, room_for_mean, sums_stay_finite, told, wide
 from gossamer.compressors.quantize import noise_key
-from gossamer.core.aggregation import Aggregation, At, Staged, State
-from gossamer.core.layout import Packed
-from gossamer.core.ops import Gather
+from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import AllGather
 from gossamer.errors import require
 from gossamer.kernels import Residual, magnitudes, squares, ternary_decode, ternary_encode
 from gossamer.kernels.reference.segments import blocks
@@ -58,25 +58,27 @@ class TernGrad(Compressor):
     def wants_feedback(self) -> bool:
         return self.feedback and self.clip is not None and self.clip < SETTLING
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         return self._aggregate(x, at, out, None)
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         into = out if out is not None and out.dtype == wanted.dtype else None
-        staged = yield from self._aggregate(Packed(wanted, x.layout), at, into, residual.after)
+        staged = yield from self._aggregate(FlatTensors(wanted, x.layout), at, into, residual.after)
         return told(staged, out)
 
-    def _aggregate(self, x: Packed, at: At, out: Tensor | None, after: Tensor | None) -> Aggregation:
+    def _aggregate(
+        self, x: FlatTensors, at: AggregationContext, out: Tensor | None, after: Tensor | None
+    ) -> Aggregation:
         """after: room for what is left of x, where that is wanted; it may be x."""
         sizes = x.layout.sizes
-        heard = yield Gather((self._scales(x),))
+        heard = yield AllGather((self._scales(x),))
         scales = torch.stack([scales for (scales,) in heard]).amax(0)
         mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
         numel, dtype, device = x.layout.numel, wide(x.flat.dtype), x.flat.device
-        payloads = yield Gather((mine,))
+        payloads = yield AllGather((mine,))
 
         def own() -> Tensor:
             decoded = torch.empty(numel, dtype=dtype, device=device)
@@ -85,9 +87,9 @@ class TernGrad(Compressor):
 
         mean = room_for_mean(x.flat, out)
         ternary_decode(payloads, scales, sizes, self.per_byte, mean, at.world)
-        return told(Staged(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
+        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
 
-    def _scales(self, x: Packed) -> Tensor:
+    def _scales(self, x: FlatTensors) -> Tensor:
         """What this worker would scale each of its tensors by: (tensors,) float32. Raises NotFinite."""
         largest = magnitudes(x.flat, x.layout.sizes)
         if self.clip is None:
@@ -95,7 +97,7 @@ class TernGrad(Compressor):
         return torch.minimum(largest, (self.clip * _root_mean_squares(x)).float())
 
 
-def _root_mean_squares(x: Packed) -> Tensor:
+def _root_mean_squares(x: FlatTensors) -> Tensor:
     """Of each tensor: (tensors,) float64."""
     sizes = x.layout.sizes
     spans = squares(x.flat, sizes, BLOCK).split([blocks([size], BLOCK) for size in sizes])

@@ -11,17 +11,11 @@ from torch import Tensor
 from gossamer.compressors.base import Codec
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.topk import dearer_than_dense, entries_bytes, expect_values, require_places, share
-from gossamer.core.aggregation import Aggregation, At, State
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import Aggregation, AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, require
-from gossamer.kernels import (
-    Residual,
-    above,
-    decode_places,
-    encode_places,
-    scatter,
-)
+from gossamer.kernels import Residual, above, decode_places, encode_places, scatter
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +54,7 @@ class Threshold(Codec):
         """How many of `numel` entries may travel."""
         return share(self.capacity, numel)
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         require_places(x.layout)
         room = self.room(x.layout.numel)
         places, values = above(x.flat, self.value, room, residual)
@@ -80,17 +74,17 @@ class Threshold(Codec):
         count = room if used.is_meta else int(used)
         return decode_places(coded, count, n, room), values[:count]
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if self._dearer_than_dense(x, at):
             return Dense().aggregate(x, state, at, out)
         return super().aggregate(x, state, at, out)
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         if self._dearer_than_dense(x, at):
             return Dense().aggregate_compensated(x, residual, State(), at, out)
         return super().aggregate_compensated(x, residual, state, at, out)
 
-    def _dearer_than_dense(self, x: Packed, at: At) -> bool:
+    def _dearer_than_dense(self, x: FlatTensors, at: AggregationContext) -> bool:
         return dearer_than_dense(4 + entries_bytes(self.room(x.layout.numel), x), x, at)

@@ -10,17 +10,11 @@ from functools import lru_cache
 from torch import Tensor
 
 from gossamer.compressors.base import Codec, wide
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, require
-from gossamer.kernels import (
-    Residual,
-    coded_bytes,
-    encode_places,
-    largest,
-    sparse_decode,
-)
+from gossamer.kernels import Residual, coded_bytes, encode_places, largest, sparse_decode
 
 LONGEST = 2**31 - 1  # places are 32-bit integers
 
@@ -52,10 +46,10 @@ class Sparse(Codec):
         """How many entries travel of tensors of these sizes."""
 
     @abstractmethod
-    def select(self, x: Packed, at: At, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
+    def select(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
         """(places, values) of what travels: (k,) int32, ascending, and (k,); as `encode` otherwise."""
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         require_places(x.layout)
         places, values = self.select(x, at, residual)
         return values, encode_places(places, x.layout.numel)
@@ -90,16 +84,16 @@ class TopK(Sparse):
     def counts(self, sizes: Sequence[int]) -> Sequence[int]:
         return shares(self.density, tuple(sizes))
 
-    def select(self, x: Packed, at: At, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
+    def select(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
         return largest(x.flat, x.layout.sizes, self.counts(x.layout.sizes), residual)
 
 
-def entries_bytes(count: int, x: Packed) -> int:
+def entries_bytes(count: int, x: FlatTensors) -> int:
     """What so many values and their places take."""
     return count * wide(x.flat.dtype).itemsize + coded_bytes(count, x.layout.numel)
 
 
-def dearer_than_dense(payload_bytes: int, x: Packed, at: At) -> bool:
+def dearer_than_dense(payload_bytes: int, x: FlatTensors, at: AggregationContext) -> bool:
     """Whether such a payload for everyone costs as much as a mean: (n-1) payload >= 2 (n-1)/n N itemsize."""
     mean_bytes = x.layout.numel * wide(x.flat.dtype).itemsize
     return at.world > 1 and at.world * payload_bytes >= 2 * mean_bytes

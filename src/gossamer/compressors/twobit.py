@@ -9,9 +9,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.compressors.quantize import Quantiser, is_power_of_two
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.compressors.quantize import Quantizer, is_power_of_two
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, twobit_decode, twobit_encode, twobit_measured_encode
@@ -19,7 +19,7 @@ from gossamer.kernels.reference.segments import LARGEST_BLOCK, blocks
 
 
 @dataclass(frozen=True, repr=False)
-class TwoBit(Quantiser):
+class TwoBit(Quantizer):
     """Send t for every entry that has reached t, -t for every one that has reached -t, nothing for the others.
 
     C(x)_j = t if x_j >= t, -t if x_j <= -t, else 0; t = threshold, or if adaptive threshold |x|_2^2 / |x|_1 over the
@@ -64,7 +64,7 @@ class TwoBit(Quantiser):
             "nothing may reach it otherwise. Write TwoBit(threshold=0.5, adaptive=True).",
         )
 
-    def encode(self, x: Packed, at: At, residual: Residual | None = None) -> Payload:
+    def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         sizes = x.layout.sizes
         if self.adaptive:
             return twobit_measured_encode(x.flat, sizes, self.block, self.threshold, residual)

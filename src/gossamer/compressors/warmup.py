@@ -9,8 +9,8 @@ from torch import Tensor
 from gossamer.compressors.base import Compressor
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.wrapper import Wrapper, beside
-from gossamer.core.aggregation import Aggregation, At, State
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import Aggregation, AggregationContext, State
+from gossamer.core.layout import FlatTensors
 from gossamer.errors import require
 from gossamer.kernels import Residual
 
@@ -43,19 +43,19 @@ class Warmup(Wrapper):
     def reads_blind(self) -> bool:
         return self.inner.reads_blind
 
-    def init(self, like: Packed, at: At) -> State:
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
         return self.inner.init(like, at)
 
-    def init_compensated(self, like: Packed, at: At) -> State:
+    def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
         return self.inner.init_compensated(like, at)
 
-    def aggregate(self, x: Packed, state: State, at: At, out: Tensor | None = None) -> Aggregation:
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if at.step >= self.steps:
             return (yield from self.inner.aggregate(x, state, at, out))
         return (yield from beside(state, Dense().aggregate(x, State(), at, out)))
 
     def aggregate_compensated(
-        self, x: Packed, residual: Residual, state: State, at: At, out: Tensor | None = None
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         if at.step >= self.steps:
             return (yield from self.inner.aggregate_compensated(x, residual, state, at, out))

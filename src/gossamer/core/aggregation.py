@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.layout import Packed
-from gossamer.core.ops import Word
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import CollectiveOp
 
 
-class State(dict[str, Packed]):
+class State(dict[str, FlatTensors]):
     """What a compressor remembers between steps, and room to write what it will remember after the next.
 
     Nothing is overwritten before a step is committed. So two buffers of a kind take turns: `room` gives the one that
     was remembered before, and nobody needs its contents.
     """
 
-    def __init__(self, items: Mapping[str, Packed] | None = None) -> None:
+    def __init__(self, items: Mapping[str, FlatTensors] | None = None) -> None:
         super().__init__(items or {})
-        self._room: dict[str, Packed] = {}
+        self._room: dict[str, FlatTensors] = {}
         self._prefix = ""
 
-    def room(self, key: str) -> Packed:
+    def room(self, key: str) -> FlatTensors:
         """Memory like self[key] with arbitrary contents, the same at every call until a step is committed."""
         now, place = self[key], self._prefix + key
         if place not in self._room or self._room[place].layout != now.layout:
-            self._room[place] = Packed(torch.empty_like(now.flat), now.layout)
+            self._room[place] = FlatTensors(torch.empty_like(now.flat), now.layout)
         return self._room[place]
 
     def part(self, prefix: str, without: str = "") -> State:
@@ -51,7 +51,7 @@ class State(dict[str, Packed]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class At:
+class AggregationContext:
     """Where an aggregation stands. Randomness is addressed by it, and no hyperparameter differs between ranks.
 
     momentum, nesterov: the optimizer's at this moment (Adam's first beta), for compressors that apply it in its place.
@@ -67,7 +67,7 @@ class At:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staged:
+class AggregationResult:
     """What an aggregation returns; nothing is committed until the whole step is.
 
     mean        what the group agreed on, the same bits on every rank
@@ -98,4 +98,4 @@ class Staged:
         return None if self.owes is None else self.owes()
 
 
-Aggregation = Generator[Word, Any, Staged]
+Aggregation = Generator[CollectiveOp, Any, AggregationResult]

@@ -8,19 +8,29 @@ from typing import Any
 
 import torch
 
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Script, Together, Word
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+    Script,
+)
 
-Fused = Generator[Word, Any, list[Any]]
+CoalescedScript = Generator[CollectiveOp, Any, list[Any]]
 
 
-def fuse(scripts: Sequence[Script]) -> Fused:
+def coalesce(scripts: Sequence[Script]) -> CoalescedScript:
     """Advance many scripts together; returns their results in order.
 
     Two hundred small tensors then cost as many messages as one, and different kinds of words do not wait for each
     other. A word that is alone of its kind in a round travels as it is, without a copy.
     """
     results: list[Any] = [None] * len(scripts)
-    asking: dict[int, Word] = {}
+    asking: dict[int, CollectiveOp] = {}
 
     def advance(place: int, answer: Any) -> None:
         try:
@@ -36,7 +46,7 @@ def fuse(scripts: Sequence[Script]) -> Fused:
             together.setdefault(_kind(asking[place]), []).append(place)
         words, asking = asking, {}
         joined = [_join([words[place] for place in places]) for places in together.values()]
-        answers = (yield Together(tuple(word for word, _ in joined))) if len(joined) > 1 else [(yield joined[0][0])]
+        answers = (yield Coalesced(tuple(word for word, _ in joined))) if len(joined) > 1 else [(yield joined[0][0])]
         parts = {
             place: part
             for places, (_, split), answer in zip(together.values(), joined, answers, strict=True)
@@ -47,19 +57,19 @@ def fuse(scripts: Sequence[Script]) -> Fused:
     return results
 
 
-def _kind(word: Word) -> tuple[object, ...]:
+def _kind(word: CollectiveOp) -> tuple[object, ...]:
     """Words of equal kind can be joined."""
     match word:
-        case Mean(tensor):
-            return Mean, tensor.dtype, tensor.device
-        case Mix(payload, edges, tells):
-            return Mix, edges, tells, _devices(payload)
-        case Gather(payload):
-            return Gather, _devices(payload)
-        case Exchange(parts):
-            return Exchange, _devices(parts[0])
-        case Among(ranks, inner):
-            return Among, ranks, *_kind(inner)
+        case AllReduceMean(tensor):
+            return AllReduceMean, tensor.dtype, tensor.device
+        case NeighborAllGather(payload, edges, tells):
+            return NeighborAllGather, edges, tells, _devices(payload)
+        case AllGather(payload):
+            return AllGather, _devices(payload)
+        case AllToAll(parts):
+            return AllToAll, _devices(parts[0])
+        case InGroup(ranks, inner):
+            return InGroup, ranks, *_kind(inner)
         case _:
             return (type(word),)
 
@@ -72,22 +82,22 @@ def _join(words: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:
     """One word that asks for all of them, and how its answer is split again."""
     if len(words) == 1:
         return words[0], lambda answer: [answer]
-    if isinstance(words[0], Among):
+    if isinstance(words[0], InGroup):
         joint, split = _join([word.word for word in words])
         return replace(words[0], word=joint), split
-    if isinstance(words[0], Mean):
+    if isinstance(words[0], AllReduceMean):
         return _join_means(words)
-    if isinstance(words[0], Exchange):
+    if isinstance(words[0], AllToAll):
         counts = [len(word.parts[0]) for word in words]
         parts = tuple(sum((word.parts[peer] for word in words), ()) for peer in range(len(words[0].parts)))
-        return Exchange(parts), lambda heard: _split_payloads(heard, counts)
+        return AllToAll(parts), lambda heard: _split_payloads(heard, counts)
     counts = [len(word.payload) for word in words]
     payload = sum((word.payload for word in words), ())
     joint = replace(words[0], payload=payload)
     return joint, lambda heard: _split_payloads(heard, counts)
 
 
-def _join_means(words: Sequence[Mean]) -> tuple[Any, Callable[[Any], list[Any]]]:
+def _join_means(words: Sequence[AllReduceMean]) -> tuple[Any, Callable[[Any], list[Any]]]:
     sizes = [word.tensor.numel() for word in words]
     flat = torch.cat([word.tensor.reshape(-1) for word in words])
 
@@ -95,7 +105,7 @@ def _join_means(words: Sequence[Mean]) -> tuple[Any, Callable[[Any], list[Any]]]
         parts = [part.view(word.tensor.shape) for word, part in zip(words, answer.split(sizes), strict=True)]
         return [part if word.out is None else word.out.copy_(part) for word, part in zip(words, parts, strict=True)]
 
-    return Mean(flat, out=flat), split
+    return AllReduceMean(flat, out=flat), split
 
 
 def _split_payloads(heard: Sequence[tuple[torch.Tensor, ...]], counts: Sequence[int]) -> list[Any]:

@@ -120,14 +120,14 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Packed:
+class FlatTensors:
     """A flat buffer (numel,) together with the layout that names its parts."""
 
     flat: Tensor
     layout: Layout
 
     @classmethod
-    def pack(cls, tensors: Mapping[str, Tensor]) -> Packed:
+    def pack(cls, tensors: Mapping[str, Tensor]) -> FlatTensors:
         """Copy tensors of one dtype and device side by side."""
         layout = Layout.of(tensors)
         example = next(iter(tensors.values()))
@@ -137,7 +137,7 @@ class Packed:
         return packed
 
     @classmethod
-    def zeros(cls, layout: Layout, *, dtype: torch.dtype, device: torch.device) -> Packed:
+    def zeros(cls, layout: Layout, *, dtype: torch.dtype, device: torch.device) -> FlatTensors:
         return cls(torch.zeros(layout.numel, dtype=dtype, device=device), layout)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -147,14 +147,14 @@ class Packed:
         for slot in self.layout:
             yield slot.name, slot.of(self.flat)
 
-    def clone(self) -> Packed:
-        return Packed(self.flat.clone(), self.layout)
+    def clone(self) -> FlatTensors:
+        return FlatTensors(self.flat.clone(), self.layout)
 
-    def restrict(self, names: Iterable[str]) -> Packed:
+    def restrict(self, names: Iterable[str]) -> FlatTensors:
         """Only these tensors: a view where they lie side by side, a copy where they do not."""
         part = self.layout.restrict(names)
         places = [self.layout.by_name[name] for name in part.names]
         if all(a.end == b.offset for a, b in pairwise(places)):
             start = places[0].offset if places else 0
-            return Packed(self.flat[start : start + part.numel], part)
-        return Packed(torch.cat([place.span(self.flat) for place in places]), part)
+            return FlatTensors(self.flat[start : start + part.numel], part)
+        return FlatTensors(torch.cat([place.span(self.flat) for place in places]), part)

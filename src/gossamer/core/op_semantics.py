@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
 from gossamer.errors import MismatchError
 
 
-def answers(words: Sequence[Word]) -> list[Any]:
+def answer_all(words: Sequence[CollectiveOp]) -> list[Any]:
     """What each rank hears when rank r said words[r]. Ranks that say different things are refused."""
     kinds = [type(word).__name__ for word in words]
     if len(set(kinds)) > 1:
@@ -21,27 +30,27 @@ def answers(words: Sequence[Word]) -> list[Any]:
             "words in the same order: nothing a rank alone knows may decide what it asks."
         )
     match words[0]:
-        case Mean():
+        case AllReduceMean():
             return _means(words)  # type: ignore[arg-type]
-        case Gather():
+        case AllGather():
             return [[word.payload for word in words] for _ in words]  # type: ignore[union-attr]
-        case Exchange():
+        case AllToAll():
             return [[word.parts[rank] for word in words] for rank in range(len(words))]  # type: ignore[union-attr]
-        case Mix():
+        case NeighborAllGather():
             return _mixed(words)  # type: ignore[arg-type]
-        case Among():
+        case InGroup():
             return _among(words)  # type: ignore[arg-type]
-        case Together():
-            heard = [answers(same) for same in zip(*(word.words for word in words), strict=True)]  # type: ignore[union-attr]
+        case Coalesced():
+            heard = [answer_all(same) for same in zip(*(word.words for word in words), strict=True)]  # type: ignore[union-attr]
             return [list(each) for each in zip(*heard, strict=True)]
 
 
-def _means(words: Sequence[Mean]) -> list[Tensor]:
-    mean = mean_of([word.tensor for word in words])
+def _means(words: Sequence[AllReduceMean]) -> list[Tensor]:
+    mean = rank_order_mean([word.tensor for word in words])
     return [mean.clone() if word.out is None else word.out.copy_(mean.view(word.out.shape)) for word in words]
 
 
-def _mixed(words: Sequence[Mix]) -> list[list[Payload]]:
+def _mixed(words: Sequence[NeighborAllGather]) -> list[list[Payload]]:
     heard = {(peer, rank) for rank, word in enumerate(words) for peer in word.hears if peer != rank}
     told = {(rank, peer) for rank, word in enumerate(words) for peer in word.told if peer != rank}
     if heard != told:
@@ -53,7 +62,7 @@ def _mixed(words: Sequence[Mix]) -> list[list[Payload]]:
     return [[words[peer].payload for peer in word.hears] for word in words]
 
 
-def _among(words: Sequence[Among]) -> list[Any]:
+def _among(words: Sequence[InGroup]) -> list[Any]:
     """Each group answers its own word."""
     heard: list[Any] = [None] * len(words)
     for rank, word in enumerate(words):
@@ -67,12 +76,12 @@ def _among(words: Sequence[Among]) -> list[Any]:
                 "(rank, world), and from nothing else."
             )
         if rank == ranks[0]:
-            for peer, answer in zip(ranks, answers([words[each].word for each in ranks]), strict=True):
+            for peer, answer in zip(ranks, answer_all([words[each].word for each in ranks]), strict=True):
                 heard[peer] = answer
     return heard
 
 
-def mean_of(tensors: Sequence[Tensor]) -> Tensor:
+def rank_order_mean(tensors: Sequence[Tensor]) -> Tensor:
     """The mean by rank order: one division after the sum; half precision is summed in float32 and rounded once."""
     first = tensors[0]
     total = first.to(torch.promote_types(first.dtype, torch.float32), copy=True)
@@ -81,18 +90,18 @@ def mean_of(tensors: Sequence[Tensor]) -> Tensor:
     return total.div_(len(tensors)).to(first.dtype)
 
 
-def meta_answer(word: Word, world: int, rank: int) -> Any:
+def meta_answer(word: CollectiveOp, world: int, rank: int) -> Any:
     """An answer of the right shapes: everyone is taken to say what this rank says."""
     match word:
-        case Mean(tensor, out):
+        case AllReduceMean(tensor, out):
             return tensor if out is None else out
-        case Gather(payload):
+        case AllGather(payload):
             return [payload] * world
-        case Exchange(parts):
+        case AllToAll(parts):
             return [parts[rank]] * world
-        case Mix(payload, edges):
+        case NeighborAllGather(payload, edges):
             return [payload] * len(edges)
-        case Among(ranks, inner):
+        case InGroup(ranks, inner):
             return meta_answer(inner, len(ranks), ranks.index(rank))
-        case Together(words):
+        case Coalesced(words):
             return [meta_answer(each, world, rank) for each in words]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ Payload = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Mean:
+class AllReduceMean:
     """Ask for the elementwise mean of `tensor` over the group, in the tensor's shape and dtype.
 
     Half-precision tensors travel as they are, are summed in float32 and rounded once (NCCL sums them its own way). The
@@ -24,34 +24,42 @@ class Mean:
     where one is given; `out` may be `tensor` itself.
     """
 
+    name: ClassVar[str] = "Mean"  # in what explain prints and records
+
     tensor: Tensor
     out: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Gather:
+class AllGather:
     """Ask for everyone's `payload`, by rank. Shapes and dtypes are the same on every rank."""
+
+    name: ClassVar[str] = "Gather"  # in what explain prints and records
 
     payload: Payload
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AllToAll:
     """Send `parts[j]` to rank j; ask for what each rank addressed to me.
 
     What is addressed to rank j has the same shapes and dtypes whoever sends it.
     """
 
+    name: ClassVar[str] = "Exchange"  # in what explain prints and records
+
     parts: tuple[Payload, ...]
 
 
 @dataclass(frozen=True)
-class Mix:
+class NeighborAllGather:
     """Ask for the payloads of those whom I hear, in the order of `edges` = ((peer, weight), ...); I may hear myself.
 
     tells: whom mine goes to; None: the same peers. i tells j exactly where j hears i. Shapes and dtypes are the same on
     every rank. The weights are for the asker: a transport reads only the peers.
     """
+
+    name: ClassVar[str] = "Mix"  # in what explain prints and records
 
     payload: Payload
     edges: tuple[tuple[int, float], ...]
@@ -68,14 +76,16 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Among:
+class InGroup:
     """Ask for `word`, said only by `ranks`: ascending, this one among them. Within it, ranks are places in `ranks`.
 
     Everyone says an Among at the same moment, in groups that do not overlap, and each group its own word.
     """
 
+    name: ClassVar[str] = "Among"  # in what explain prints and records
+
     ranks: tuple[int, ...]
-    word: Mean | Gather | Exchange | Mix
+    word: AllReduceMean | AllGather | AllToAll | NeighborAllGather
 
     def group_of(self, rank: int, world: int) -> tuple[int, ...]:
         """Those among whom `rank` speaks meanwhile, if all groups are alike: blocks of neighbours, or every k-th rank.
@@ -92,43 +102,45 @@ class Among:
 
 
 @dataclass(frozen=True)
-class Together:
+class Coalesced:
     """Ask for several words at once, none of which waits for another; the answers come in the same order."""
 
-    words: tuple[Mean | Gather | Exchange | Mix | Among, ...]
+    name: ClassVar[str] = "Together"  # in what explain prints and records
+
+    words: tuple[AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup, ...]
 
 
-Word = Mean | Gather | Exchange | Mix | Among | Together
+CollectiveOp = AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup | Coalesced
 
 
 def payload_bytes(payload: Payload) -> int:
     return sum(tensor.nbytes for tensor in payload)
 
 
-def bytes_sent(word: Word, world: int, rank: int = 0) -> float:
+def bytes_sent(word: CollectiveOp, world: int, rank: int = 0) -> float:
     """Payload bytes that one of `world` workers sends to have `word` answered; headers are not counted.
 
     A mean costs what a reduce-scatter and an all-gather cost, on average over the workers: 2 (n-1)/n of its bytes.
     """
     match word:
-        case Mean(tensor):
+        case AllReduceMean(tensor):
             return 2 * (world - 1) * tensor.nbytes / world
-        case Gather(payload):
+        case AllGather(payload):
             return float((world - 1) * payload_bytes(payload))
-        case Exchange(parts):
+        case AllToAll(parts):
             return float(sum(payload_bytes(part) for peer, part in enumerate(parts) if peer != rank))
-        case Mix(payload):
+        case NeighborAllGather(payload):
             return float(sum(peer != rank for peer in word.told) * payload_bytes(payload))
-        case Among(ranks, inner):
+        case InGroup(ranks, inner):
             return bytes_sent(inner, len(ranks), ranks.index(rank))
-        case Together(words):
+        case Coalesced(words):
             return sum(bytes_sent(each, world, rank) for each in words)
 
 
-Script = Generator[Word, Any, Any]
+Script = Generator[CollectiveOp, Any, Any]
 
 
-def among(ranks: tuple[int, ...], script: Script) -> Script:
+def in_group(ranks: tuple[int, ...], script: Script) -> Script:
     """What a group of as many as `ranks` says, said among these of a larger one."""
     answer: Any = None
     while True:
@@ -139,12 +151,12 @@ def among(ranks: tuple[int, ...], script: Script) -> Script:
         answer = yield _among(ranks, word)
 
 
-def _among(ranks: tuple[int, ...], word: Word) -> Word:
+def _among(ranks: tuple[int, ...], word: CollectiveOp) -> CollectiveOp:
     """Groups within groups are groups, and an Among holds one word."""
     match word:
-        case Together(words):
-            return Together(tuple(_among(ranks, each) for each in words))  # type: ignore[misc]
-        case Among(places, inner):
-            return Among(tuple(ranks[place] for place in places), inner)
+        case Coalesced(words):
+            return Coalesced(tuple(_among(ranks, each) for each in words))  # type: ignore[misc]
+        case InGroup(places, inner):
+            return InGroup(tuple(ranks[place] for place in places), inner)
         case _:
-            return Among(ranks, word)
+            return InGroup(ranks, word)

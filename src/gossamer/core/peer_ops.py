@@ -116,14 +116,14 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
+class PeerEvent:
     """What Await hears. moment: the clock's, in seconds, comparable to Await.until only."""
 
     moment: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrived(Heard):
+class Arrived(PeerEvent):
     """`sender` said `word`; it waits for the Reply to `token`. Tokens are unique, also where a word comes twice."""
 
     token: int
@@ -132,23 +132,23 @@ class Arrived(Heard):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joined(Heard):
+class PeerJoined(PeerEvent):
     """A peer can be heard, for the first time or again."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left(Heard):
+class PeerLeft(PeerEvent):
     """A peer was not heard for so long that it counts as gone."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elapsed(Heard):
+class Elapsed(PeerEvent):
     """Nothing else happened until the time that was asked for."""
 
 
-PeerWord = Push | Pull | AtOnce | Await | Reply
-PeerScript = Generator[PeerWord, Any, Any]
+PeerOp = Push | Pull | AtOnce | Await | Reply
+PeerScript = Generator[PeerOp, Any, Any]

@@ -9,16 +9,16 @@ import socket
 import torch
 
 from gossamer import environment
-from gossamer.doctor.report import Host
+from gossamer.doctor.report import HostReport
 from gossamer.version import __version__
 
 LOOPBACK = "127.0.0.1"
 
 
-def describe(job: environment.Job) -> Host:
+def describe(job: environment.JobEnvironment) -> HostReport:
     """This rank's host, on the interface that training would use."""
     interface, address = _interface(job)
-    return Host(
+    return HostReport(
         rank=job.rank,
         name=socket.gethostname(),
         address=address,
@@ -34,7 +34,7 @@ def describe(job: environment.Job) -> Host:
     )
 
 
-def _interface(job: environment.Job) -> tuple[str | None, str]:
+def _interface(job: environment.JobEnvironment) -> tuple[str | None, str]:
     """Its name, None where the system tells none, and its address."""
     given = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     interface = given or environment.choose_interface(job)

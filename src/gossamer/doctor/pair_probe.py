@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
 from gossamer.doctor.link_statistics import clock_offset_seconds, growing, round_trip_seconds
-from gossamer.doctor.ping_link import Door, Link, call
-from gossamer.doctor.report import Pair, pair_from
-from gossamer.environment.store import Board
+from gossamer.doctor.ping_link import Door, PingLink, call
+from gossamer.doctor.report import PairReport, pair_from
+from gossamer.environment.store import RendezvousStore
 
 PINGS = 20
 WINDOW_ROUND_TRIPS = 20  # in which a connection's window grows to what the path holds
@@ -23,13 +23,13 @@ class Probe:
     """One rank's part in measuring. addresses: of all ranks' doors, and their ports; seconds: of sending each way."""
 
     rank: int
-    board: Board
+    board: RendezvousStore
     door: Door
     token: bytes
     addresses: Sequence[tuple[str, int]]
     seconds: float
 
-    def measure(self, pairs: Sequence[tuple[int, int]]) -> list[Pair]:
+    def measure(self, pairs: Sequence[tuple[int, int]]) -> list[PairReport]:
         """All pairs, one after another so that none disturbs another; their first ranks say when."""
         found = []
         for number, (first, second) in enumerate(pairs, start=1):
@@ -42,16 +42,16 @@ class Probe:
             found.append(pair_from(self.board.read(topic, PATIENCE_SECONDS + 2 * self.seconds)))
         return found
 
-    def _ask(self, first: int, second: int) -> Pair:
+    def _ask(self, first: int, second: int) -> PairReport:
         with ExitStack() as open_links:
             links, problems = self._connect(first, second, open_links)
             if not links:
-                return Pair(ranks=(first, second), problems=problems)
+                return PairReport(ranks=(first, second), problems=problems)
             try:
                 return _measured(links[0], self.seconds, (first, second), problems)
             except OSError as error:
                 broken = f"the connection broke while it was measured ({error})"
-                return Pair(ranks=(first, second), problems=(*problems, broken))
+                return PairReport(ranks=(first, second), problems=(*problems, broken))
 
     def _answer(self, first: int, second: int) -> None:
         with ExitStack() as open_links:
@@ -62,13 +62,13 @@ class Probe:
             except OSError:
                 return  # the asking end notices too, and it is the one that writes
 
-    def _connect(self, first: int, second: int, open_links: ExitStack) -> tuple[list[Link], tuple[str, ...]]:
+    def _connect(self, first: int, second: int, open_links: ExitStack) -> tuple[list[PingLink], tuple[str, ...]]:
         """Called both ways, since engines may call either way; both ends find the same links in the same order."""
         found = [self._link(first, second), self._link(second, first)]
         links = [open_links.enter_context(link) for link, _ in found if link is not None]
         return links, tuple(problem for _, problem in found if problem)
 
-    def _link(self, caller: int, callee: int) -> tuple[Link | None, str]:
+    def _link(self, caller: int, callee: int) -> tuple[PingLink | None, str]:
         """The link that `caller` opened, or why it could not."""
         topic = f"call/{caller}-{callee}"
         if self.rank == caller:
@@ -78,7 +78,7 @@ class Probe:
         problem = self.board.read(topic, PATIENCE_SECONDS)
         return (None if problem else self.door.open(CALL_SECONDS)), problem
 
-    def _call(self, callee: int) -> tuple[Link | None, str]:
+    def _call(self, callee: int) -> tuple[PingLink | None, str]:
         address, port = self.addresses[callee]
         try:
             return call(address, port, self.token, CALL_SECONDS), ""
@@ -86,14 +86,14 @@ class Probe:
             return None, f"rank {self.rank} cannot reach rank {callee} at {address} ({error})"
 
 
-def _measured(link: Link, seconds: float, ranks: tuple[int, int], problems: tuple[str, ...]) -> Pair:
+def _measured(link: PingLink, seconds: float, ranks: tuple[int, int], problems: tuple[str, ...]) -> PairReport:
     link.ping()  # the first one also wakes both ends
     pings = [link.ping() for _ in range(PINGS)]
     minimum, median = round_trip_seconds(pings)
     each_way = max(seconds, WINDOW_ROUND_TRIPS * median)
     forth, back = growing(link.push, each_way), growing(link.fetch, each_way)
     link.end()
-    return Pair(
+    return PairReport(
         ranks=ranks,
         minimum_round_trip_seconds=minimum,
         median_round_trip_seconds=median,

@@ -17,7 +17,7 @@ SILENCE_SECONDS = 10.0  # of a peer that should answer
 HELLO_SECONDS = 1.0
 
 
-class Link:
+class PingLink:
     """One end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -26,7 +26,7 @@ class Link:
         self._connection = connection
         self._block = bytearray(BLOCK_BYTES)
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> PingLink:
         return self
 
     def __exit__(
@@ -115,14 +115,14 @@ class Door:
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    def open(self, seconds: float) -> Link:
+    def open(self, seconds: float) -> PingLink:
         """The next caller's link; TimeoutError when nobody came."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._listener.settimeout(left)
             caller, _ = self._listener.accept()
             if self._knows(caller):
-                return Link(caller)
+                return PingLink(caller)
             caller.close()
         raise TimeoutError("nobody called who knew the job's token")
 
@@ -137,7 +137,7 @@ class Door:
             return False
 
 
-def call(address: str, port: int, token: bytes, seconds: float) -> Link:
+def call(address: str, port: int, token: bytes, seconds: float) -> PingLink:
     """A link to the door at that address; OSError when there is no way to it within `seconds`."""
     connection = socket.create_connection((address, port), seconds)
     try:
@@ -145,4 +145,4 @@ def call(address: str, port: int, token: bytes, seconds: float) -> Link:
     except OSError:
         connection.close()
         raise
-    return Link(connection)
+    return PingLink(connection)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostReport:
     """What one rank says of the machine it runs on.
 
     clock_offset_seconds: how far its clock is ahead of rank 0's, give or take half a round trip; None: not measured.
@@ -31,7 +31,7 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class PairReport:
     """Two ranks, and what lies between them; None where it was not measured, then `problems` says why.
 
     forth: from the first to the second rank; clock_offset_seconds: how far the second's clock is ahead.
@@ -47,14 +47,14 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DoctorReport:
     """By rank, and by pair in the order of measurement.
 
     backend, join_seconds: of the process group of all, None where it was not tried or did not come up.
     """
 
-    hosts: tuple[Host, ...]
-    pairs: tuple[Pair, ...]
+    hosts: tuple[HostReport, ...]
+    pairs: tuple[PairReport, ...]
     seconds: float
     backend: str | None = None
     join_seconds: float | None = None
@@ -66,25 +66,25 @@ class Report:
         return self.join_problem is None and not any(pair.problems for pair in self.pairs)
 
 
-def host_from(text: str) -> Host:
+def host_from(text: str) -> HostReport:
     fields = json.loads(text)
-    return Host(**fields | {"gpus": tuple(fields["gpus"])})
+    return HostReport(**fields | {"gpus": tuple(fields["gpus"])})
 
 
-def pair_from(text: str) -> Pair:
+def pair_from(text: str) -> PairReport:
     fields = json.loads(text)
-    return Pair(**fields | {"ranks": tuple(fields["ranks"]), "problems": tuple(fields["problems"])})
+    return PairReport(**fields | {"ranks": tuple(fields["ranks"]), "problems": tuple(fields["problems"])})
 
 
-def write_report(path: Path, report: Report) -> None:
+def write_report(path: Path, report: DoctorReport) -> None:
     """Readers find the whole file or none."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(asdict(report)), encoding="utf-8")
     os.replace(draft, path)
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> DoctorReport:
     fields = json.loads(path.read_text(encoding="utf-8"))
     hosts = tuple(host_from(json.dumps(host)) for host in fields["hosts"])
     pairs = tuple(pair_from(json.dumps(pair)) for pair in fields["pairs"])
-    return Report(**fields | {"hosts": hosts, "pairs": pairs})
+    return DoctorReport(**fields | {"hosts": hosts, "pairs": pairs})

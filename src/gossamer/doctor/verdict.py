@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from gossamer.doctor.report import Host, Pair, Report
+from gossamer.doctor.report import DoctorReport, HostReport, PairReport
 
 RATES = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
 NOTABLE_FACTOR = 2.0
@@ -16,7 +16,7 @@ VERSIONS = ("gossamer", "torch", "python", "nccl")
 Directed = Mapping[tuple[int, int], float]  # (from, to) -> seconds; the lower, the better
 
 
-def verdict(report: Report) -> str:
+def verdict(report: DoctorReport) -> str:
     """Such as: 4 hosts, 94 Mbit/s, 21 ms, host 3 is 5x slower."""
     noun = "host" if _machines(report.hosts) == len(report.hosts) else "rank"
     parts = (_count(report.hosts), *_speeds(report.pairs, noun), *_obstacles(report), *_differences(report.hosts))
@@ -36,7 +36,7 @@ def round_trip_text(seconds: float) -> str:
     return f"{milliseconds:.0f} ms" if milliseconds >= 9.95 else f"{milliseconds:.2g} ms"
 
 
-def differing(hosts: Sequence[Host]) -> tuple[str, ...]:
+def differing(hosts: Sequence[HostReport]) -> tuple[str, ...]:
     """What is not of one version on all hosts."""
     return tuple(name for name in VERSIONS if len({getattr(host, name) for host in hosts}) > 1)
 
@@ -59,19 +59,19 @@ def farther(round_trip_seconds: Directed) -> dict[int, float]:
     return {rank: nearest[rank] for rank in _notable(nearest) if nearest[rank] >= NOTABLE_ROUND_TRIP_SECONDS}
 
 
-def _machines(hosts: Sequence[Host]) -> int:
+def _machines(hosts: Sequence[HostReport]) -> int:
     """Emulated hosts share a name; workers of one machine an address as well."""
     return len({(host.name, host.address) for host in hosts})
 
 
-def _count(hosts: Sequence[Host]) -> str:
+def _count(hosts: Sequence[HostReport]) -> str:
     machines = _machines(hosts)
     if machines == len(hosts):
         return f"{machines} hosts"
     return f"{len(hosts)} workers on {machines} host{'s' if machines > 1 else ''}"
 
 
-def _speeds(pairs: Sequence[Pair], noun: str) -> Iterator[str]:
+def _speeds(pairs: Sequence[PairReport], noun: str) -> Iterator[str]:
     """What most pairs have, then the ranks that are unlike them."""
     lines, paths = _seconds_per_bit(pairs), _round_trips(pairs)
     slow, far = slower(lines), farther(paths)
@@ -85,13 +85,13 @@ def _speeds(pairs: Sequence[Pair], noun: str) -> Iterator[str]:
     yield from (f"{noun} {rank} is {round_trip_text(seconds)} away" for rank, seconds in far.items())
 
 
-def _seconds_per_bit(pairs: Sequence[Pair]) -> Directed:
+def _seconds_per_bit(pairs: Sequence[PairReport]) -> Directed:
     forth = {pair.ranks: pair.forth_bits_per_second for pair in pairs}
     back = {pair.ranks[::-1]: pair.back_bits_per_second for pair in pairs}
     return {ends: 1 / rate for ends, rate in (forth | back).items() if rate}
 
 
-def _round_trips(pairs: Sequence[Pair]) -> Directed:
+def _round_trips(pairs: Sequence[PairReport]) -> Directed:
     forth = {pair.ranks: pair.minimum_round_trip_seconds for pair in pairs}
     back = {pair.ranks[::-1]: pair.minimum_round_trip_seconds for pair in pairs}
     return {ends: seconds for ends, seconds in (forth | back).items() if seconds is not None}
@@ -134,7 +134,7 @@ def _between(values: Sequence[float], text: Callable[[float], str], notable: flo
     return text(median(values))
 
 
-def _obstacles(report: Report) -> Iterator[str]:
+def _obstacles(report: DoctorReport) -> Iterator[str]:
     broken = [f"{first}-{second}" for first, second in (pair.ranks for pair in report.pairs if pair.problems)]
     if broken:
         yield f"{'pair' if len(broken) == 1 else 'pairs'} {' '.join(broken)} cannot talk"
@@ -142,7 +142,7 @@ def _obstacles(report: Report) -> Iterator[str]:
         yield "no process group came up"
 
 
-def _differences(hosts: Sequence[Host]) -> Iterator[str]:
+def _differences(hosts: Sequence[HostReport]) -> Iterator[str]:
     for name in differing(hosts):
         yield f"versions of {name} differ"
     clocks = [host.clock_offset_seconds for host in hosts if host.clock_offset_seconds is not None]

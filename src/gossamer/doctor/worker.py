@@ -17,8 +17,8 @@ from gossamer.doctor.host import describe
 from gossamer.doctor.link_statistics import direction_seconds, pairs
 from gossamer.doctor.pair_probe import Probe
 from gossamer.doctor.ping_link import Door
-from gossamer.doctor.report import Host, Pair, Report, host_from, write_report
-from gossamer.environment.store import Board
+from gossamer.doctor.report import DoctorReport, HostReport, PairReport, host_from, write_report
+from gossamer.environment.store import RendezvousStore
 from gossamer.errors import ConnectError
 
 MEETING_SECONDS = 30.0  # workers start within a few
@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
     job = environment.detect(os.environ)
     board = _board(job)
     hosts, found = _probe(job, board, args.seconds)
-    report = Report(hosts=_with_clocks(hosts, found), pairs=tuple(found), seconds=time.monotonic() - began)
+    report = DoctorReport(hosts=_with_clocks(hosts, found), pairs=tuple(found), seconds=time.monotonic() - began)
     if report.healthy:
         report = _joined(job, report)
     if job.local_rank == 0:
@@ -38,15 +38,17 @@ def main(args: argparse.Namespace) -> None:
     _leave(job, board)
 
 
-def _board(job: environment.Job) -> Board:
+def _board(job: environment.JobEnvironment) -> RendezvousStore:
     if job.master_address is None or job.master_port is None:
         raise ConnectError("A world of one has no pairs to measure. Start `gossamer doctor --workers 2`, or more.")
     launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = job.rank == 0 and not launcher_serves
-    return Board("doctor", job.master_address, job.master_port, serves=serves, seconds=MEETING_SECONDS)
+    return RendezvousStore("doctor", job.master_address, job.master_port, serves=serves, seconds=MEETING_SECONDS)
 
 
-def _probe(job: environment.Job, board: Board, seconds: float) -> tuple[list[Host], list[Pair]]:
+def _probe(
+    job: environment.JobEnvironment, board: RendezvousStore, seconds: float
+) -> tuple[list[HostReport], list[PairReport]]:
     mine = describe(job)
     if job.rank == 0:
         board.pin("token", secrets.token_hex(TOKEN_BYTES))
@@ -66,7 +68,7 @@ def _probe(job: environment.Job, board: Board, seconds: float) -> tuple[list[Hos
     return [host_from(json.dumps(each["host"])) for each in everyone], found
 
 
-def _joined(job: environment.Job, report: Report) -> Report:
+def _joined(job: environment.JobEnvironment, report: DoctorReport) -> DoctorReport:
     """Whether training could begin: the group that it would use, as it would be made."""
     began = time.monotonic()
     try:
@@ -76,7 +78,7 @@ def _joined(job: environment.Job, report: Report) -> Report:
     return replace(report, backend=backend, join_seconds=time.monotonic() - began)
 
 
-def _leave(job: environment.Job, board: Board) -> None:
+def _leave(job: environment.JobEnvironment, board: RendezvousStore) -> None:
     """Rank 0 is last, since the board may be in its process."""
     board.pin(f"end/{job.rank}", "")
     if job.rank == 0:
@@ -84,7 +86,7 @@ def _leave(job: environment.Job, board: Board) -> None:
             board.read(f"end/{rank}", MEETING_SECONDS)
 
 
-def _with_clocks(hosts: Sequence[Host], found: Sequence[Pair]) -> tuple[Host, ...]:
+def _with_clocks(hosts: Sequence[HostReport], found: Sequence[PairReport]) -> tuple[HostReport, ...]:
     """Rank 0 was in a pair with each of the others, as the first."""
     offsets = {pair.ranks[1]: pair.clock_offset_seconds for pair in found if pair.ranks[0] == 0} | {0: 0.0}
     return tuple(replace(host, clock_offset_seconds=offsets[host.rank]) for host in hosts)

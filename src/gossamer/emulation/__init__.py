@@ -1,9 +1,9 @@
 """A slow network on one machine: every worker on a host of its own, with lines and paths as a Network says."""
 
-from gossamer.emulation.capabilities import Plan, plan
+from gossamer.emulation.capabilities import EmulationPlan, plan
 from gossamer.emulation.fault_injection import Fault, Schedule, read_fault
-from gossamer.emulation.namespaces import LabHost
+from gossamer.emulation.namespaces import EmulatedHost
 from gossamer.emulation.shell import LabError
-from gossamer.emulation.testbed import Lab
+from gossamer.emulation.testbed import EmulatedNetwork
 
-__all__ = ["Fault", "Lab", "LabError", "LabHost", "Plan", "Schedule", "plan", "read_fault"]
+__all__ = ["EmulatedHost", "EmulatedNetwork", "EmulationPlan", "Fault", "LabError", "Schedule", "plan", "read_fault"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gossamer.emulation.namespaces import LabHost, agree_on_tcp
+from gossamer.emulation.namespaces import EmulatedHost, agree_on_tcp
 from gossamer.emulation.shell import ip, tc
 from gossamer.emulation.traffic_shaping import (
     ETHERNET_HEADER_BYTES,
@@ -28,7 +28,7 @@ class BridgeFabric:
 
     header_bytes = ETHERNET_HEADER_BYTES
 
-    def __init__(self, network: Network, hosts: Sequence[LabHost], namespace: str) -> None:
+    def __init__(self, network: Network, hosts: Sequence[EmulatedHost], namespace: str) -> None:
         self._network = network
         self._hosts = hosts
         self._namespace = namespace

@@ -23,7 +23,7 @@ ENTER = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class EmulationPlan:
     """emulation: "kernel", "switch" or "paced"; reenters: only inside a user namespace; reason: why it is "paced"."""
 
     emulation: str
@@ -31,15 +31,15 @@ class Plan:
     reason: str = ""
 
 
-def plan(network: Network) -> Plan:
+def plan(network: Network) -> EmulationPlan:
     """How this machine can emulate `network`. Kernel where hosts' rates are all there is to it, else the switch."""
     emulation = "switch" if needs_switch(network) else "kernel"
     reason = _missing() or (_missing_for_switch() if emulation == "switch" else "")
     if not reason and _works("unshare", "--net"):
-        return Plan(emulation=emulation)
+        return EmulationPlan(emulation=emulation)
     if not reason and _works(*AS_ROOT):
-        return Plan(emulation=emulation, reenters=True)
-    return Plan(
+        return EmulationPlan(emulation=emulation, reenters=True)
+    return EmulationPlan(
         emulation="paced",
         reason=reason or "making network namespaces is not allowed here, and neither are user namespaces (run as root)",
     )

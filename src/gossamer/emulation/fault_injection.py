@@ -17,7 +17,7 @@ EXAMPLES = (
 )
 
 
-class Target(Protocol):
+class FaultTarget(Protocol):
     """What faults happen to: hosts and the workers on them, both by number."""
 
     def cut(self, host: int, other: int | None) -> None: ...
@@ -28,7 +28,7 @@ class Target(Protocol):
     def kill(self, rank: int) -> None: ...
 
 
-Action = Callable[[Target], None]
+Action = Callable[[FaultTarget], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class Moment:
 class Schedule:
     """Lets faults happen to a target when their time has come; `say` is told of each."""
 
-    def __init__(self, faults: Iterable[Fault], target: Target, say: Callable[[str], None]) -> None:
+    def __init__(self, faults: Iterable[Fault], target: FaultTarget, say: Callable[[str], None]) -> None:
         moments = [moment for fault in faults for moment in _moments(fault)]
         self._coming = sorted(moments, key=lambda moment: moment.at)
         self._target = target

@@ -21,7 +21,7 @@ _serials = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabHost:
+class EmulatedHost:
     """One host: a network namespace with `interface` at `address`."""
 
     namespace: str
@@ -38,7 +38,7 @@ def address(host: int) -> str:
     return f"10.77.0.{host + 1}"
 
 
-def agree_on_tcp(host: LabHost) -> None:
+def agree_on_tcp(host: EmulatedHost) -> None:
     """Use the congestion control that most machines use, whatever this one does, where the kernel has it.
 
     A route may name it where a namespace's own setting may not be changed.
@@ -53,9 +53,9 @@ def new_tag() -> str:
     return f"gossamer-{os.getpid()}-{start_ticks(os.getpid()):x}-{next(_serials)}"
 
 
-def lab_hosts(tag: str, count: int) -> tuple[LabHost, ...]:
+def lab_hosts(tag: str, count: int) -> tuple[EmulatedHost, ...]:
     require(count <= MOST_HOSTS, f"a lab has at most {MOST_HOSTS} hosts, not {count}")
-    return tuple(LabHost(namespace=f"{tag}-{host}", address=address(host)) for host in range(count))
+    return tuple(EmulatedHost(namespace=f"{tag}-{host}", address=address(host)) for host in range(count))
 
 
 def start_ticks(pid: int) -> int:

@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from gossamer.emulation.bridge import BridgeFabric
 from gossamer.emulation.capabilities import needs_switch
 from gossamer.emulation.fabric import Fabric
-from gossamer.emulation.namespaces import LabHost, lab_hosts, new_tag, remove_stale
+from gossamer.emulation.namespaces import EmulatedHost, lab_hosts, new_tag, remove_stale
 from gossamer.emulation.shell import LabError, call
 from gossamer.emulation.traffic_shaping import MTU_BYTES
 from gossamer.emulation.tun_switch import SwitchFabric
@@ -22,7 +22,7 @@ from gossamer.errors import require
 from gossamer.network import Network
 
 
-class Lab:
+class EmulatedNetwork:
     """An emulated network, there while the block runs: `with Lab(network) as lab: ...`.
 
     Needs the right to make network namespaces (see `plan`). lab.hosts: one LabHost for each of the network's;
@@ -40,7 +40,7 @@ class Lab:
         self.hosts = lab_hosts(self._tag, len(network.hosts))
         self._open = ExitStack()
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> EmulatedNetwork:
         remove_stale()
         with ExitStack() as opening:
             opening.enter_context(_orderly_end())
@@ -80,7 +80,7 @@ class Lab:
 
     def prefix(self, number: object) -> tuple[str, ...]:
         """What to put before a command so that it runs on the host of this number, which may be a placeholder."""
-        return LabHost(namespace=f"{self._tag}-{number}", address="").prefix
+        return EmulatedHost(namespace=f"{self._tag}-{number}", address="").prefix
 
     @property
     def _bridge(self) -> str:

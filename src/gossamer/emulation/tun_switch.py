@@ -11,7 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from gossamer.emulation.namespaces import DIRECTORY, LabHost, agree_on_tcp
+from gossamer.emulation.namespaces import DIRECTORY, EmulatedHost, agree_on_tcp
 from gossamer.emulation.shell import LabError, ip, tc
 from gossamer.emulation.traffic_shaping import (
     MTU_BYTES,
@@ -78,7 +78,7 @@ class SwitchFabric:
 
     header_bytes = 0
 
-    def __init__(self, network: Network, hosts: Sequence[LabHost], seed: int) -> None:
+    def __init__(self, network: Network, hosts: Sequence[EmulatedHost], seed: int) -> None:
         self._network = network
         self._hosts = hosts
         self._switch = Switch()

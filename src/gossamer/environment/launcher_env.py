@@ -16,7 +16,7 @@ DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobEnvironment:
     """This worker's place: `rank` of `world` workers, `local_rank` of `local_world` on this machine."""
 
     rank: int = 0
@@ -29,14 +29,14 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundVariables:
     """A place in a job, and what its launcher tells about the meeting point.
 
     host: the machine of rank 0, where known; identity: a text common to all ranks of this job and no other;
     remedy: what to type when the meeting point is missing.
     """
 
-    job: Job
+    job: JobEnvironment
     host: str | None = None
     identity: str | None = None
     remedy: str
@@ -60,7 +60,7 @@ def _first(environ: Mapping[str, str], *names: str) -> str | None:
     return next((environ[name] for name in names if environ.get(name)), None)
 
 
-def _explicit(environ: Mapping[str, str]) -> Found | None:
+def _explicit(environ: Mapping[str, str]) -> FoundVariables | None:
     rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if rank is None and world is None:
         return None
@@ -74,8 +74,8 @@ def _explicit(environ: Mapping[str, str]) -> Found | None:
     alone = world if address == "localhost" or address.startswith("127.") else 1
     local_world = _number(environ, "LOCAL_WORLD_SIZE") or alone
     local_rank = _number(environ, "LOCAL_RANK")
-    return Found(
-        job=Job(
+    return FoundVariables(
+        job=JobEnvironment(
             rank=rank,
             world=world,
             local_rank=rank % local_world if local_rank is None else local_rank,
@@ -88,13 +88,13 @@ def _explicit(environ: Mapping[str, str]) -> Found | None:
 
 def _message_passing(
     environ: Mapping[str, str], names: tuple[str, str, str, str], identities: tuple[str, ...], option: str
-) -> Found | None:
+) -> FoundVariables | None:
     """A job started by some mpirun, whose names for (rank, size, local rank, local size) are given."""
     rank, world = _number(environ, names[0]), _number(environ, names[1])
     if rank is None or world is None:
         return None
-    return Found(
-        job=Job(
+    return FoundVariables(
+        job=JobEnvironment(
             rank=rank,
             world=world,
             local_rank=_number(environ, names[2]) or 0,
@@ -106,7 +106,7 @@ def _message_passing(
     )
 
 
-def _open_mpi(environ: Mapping[str, str]) -> Found | None:
+def _open_mpi(environ: Mapping[str, str]) -> FoundVariables | None:
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     rank, world, local_rank, local_world = (f"OMPI_COMM_WORLD_{name}" for name in names)
     option = f"-x MASTER_ADDR=<host of rank 0> -x MASTER_PORT={DEFAULT_PORT}"
@@ -114,13 +114,13 @@ def _open_mpi(environ: Mapping[str, str]) -> Found | None:
     return _message_passing(environ, (rank, world, local_rank, local_world), identities, option)
 
 
-def _mpich(environ: Mapping[str, str]) -> Found | None:
+def _mpich(environ: Mapping[str, str]) -> FoundVariables | None:
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     option = f"-genv MASTER_ADDR <host of rank 0> -genv MASTER_PORT {DEFAULT_PORT}"
     return _message_passing(environ, names, (), option)
 
 
-def _hydra(environ: Mapping[str, str]) -> Found | None:
+def _hydra(environ: Mapping[str, str]) -> FoundVariables | None:
     # MPICH's own launcher, which also runs inside Slurm; srun --mpi=pmi2 sets PMI_RANK but not this.
     return _mpich(environ) if "MPI_LOCALRANKID" in environ else None
 
@@ -139,7 +139,7 @@ def _tasks_here(counts: str, node: int) -> int:
     return per_node[node] if node < len(per_node) else 1
 
 
-def _slurm(environ: Mapping[str, str]) -> Found | None:
+def _slurm(environ: Mapping[str, str]) -> FoundVariables | None:
     # Only srun numbers its steps: batch scripts and interactive shells have SLURM_PROCID=0, no SLURM_STEP_ID.
     rank, step = _number(environ, "SLURM_PROCID"), environ.get("SLURM_STEP_ID")
     world = _number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or 1
@@ -149,8 +149,8 @@ def _slurm(environ: Mapping[str, str]) -> Found | None:
     host = first_host(nodes)
     counts = _first(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     here = _tasks_here(counts, _number(environ, "SLURM_NODEID") or 0) if counts else 1
-    return Found(
-        job=Job(
+    return FoundVariables(
+        job=JobEnvironment(
             rank=rank,
             world=world,
             local_rank=_number(environ, "SLURM_LOCALID") or 0,
@@ -164,7 +164,7 @@ def _slurm(environ: Mapping[str, str]) -> Found | None:
 
 
 # In this order: an explicit RANK wins, and mpirun inside a Slurm job starts its helpers with srun.
-LAUNCHERS: tuple[Callable[[Mapping[str, str]], Found | None], ...] = (
+LAUNCHERS: tuple[Callable[[Mapping[str, str]], FoundVariables | None], ...] = (
     _explicit,
     _open_mpi,
     _hydra,
@@ -173,9 +173,9 @@ LAUNCHERS: tuple[Callable[[Mapping[str, str]], Found | None], ...] = (
 )
 
 
-def _find(environ: Mapping[str, str]) -> Found:
+def _find(environ: Mapping[str, str]) -> FoundVariables:
     found = next(filter(None, (launcher(environ) for launcher in LAUNCHERS)), None)
-    found = found or Found(job=Job(), remedy="")
+    found = found or FoundVariables(job=JobEnvironment(), remedy="")
     job = found.job
     if not (0 <= job.rank < job.world and 0 <= job.local_rank < job.local_world <= job.world):
         raise ConnectError(
@@ -191,7 +191,7 @@ def _port(identity: str | None) -> int:
     return DEFAULT_PORT if identity is None else 20000 + rng.address("port", identity) % 9000
 
 
-def detect(environ: Mapping[str, str]) -> Job:
+def detect(environ: Mapping[str, str]) -> JobEnvironment:
     """The job that these environment variables describe; a plain `python script.py` is a world of one."""
     found = _find(environ)
     job = found.job
@@ -208,7 +208,7 @@ def detect(environ: Mapping[str, str]) -> Job:
     return replace(job, master_address=address, master_port=port)
 
 
-def here() -> Job:
+def here() -> JobEnvironment:
     """This process's job. A process group that exists already has the last word on rank and size."""
     if not dist.is_initialized():
         return detect(os.environ)

@@ -6,7 +6,7 @@ import socket
 import struct
 import sys
 
-from gossamer.environment.launcher_env import Job
+from gossamer.environment.launcher_env import JobEnvironment
 from gossamer.errors import ConnectError
 
 
@@ -46,7 +46,7 @@ def interface_towards(address: str) -> str | None:
     return next((name for name, owned in interfaces().items() if owned == mine), None)
 
 
-def choose_interface(job: Job) -> str | None:
+def choose_interface(job: JobEnvironment) -> str | None:
     """The interface for this job's traffic: the one towards rank 0, and never loopback between machines."""
     towards = interface_towards(job.master_address or "127.0.0.1")
     owned = interfaces()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from gossamer.environment.launcher_env import Job
+from gossamer.environment.launcher_env import JobEnvironment
 from gossamer.environment.network_interfaces import choose_interface, interfaces
 from gossamer.environment.run_settings import returns
 from gossamer.errors import ConnectError
@@ -24,7 +24,7 @@ STORE_TIMEOUT = timedelta(minutes=30)
 NO_GROUP = "none"
 
 
-def _failure(job: Job, what: str, cause: str) -> ConnectError:
+def _failure(job: JobEnvironment, what: str, cause: str) -> ConnectError:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "the system's choice")
     return ConnectError(
         f"Rank {job.rank} of {job.world} could not join: {what} (meeting point "
@@ -64,7 +64,7 @@ def _taken() -> str:
     return SPAWNED if getattr(multiprocessing.current_process(), "_inheriting", False) else TAKEN
 
 
-def _reach(job: Job, address: str, port: int, deadline: float) -> None:
+def _reach(job: JobEnvironment, address: str, port: int, deadline: float) -> None:
     """Wait until somebody listens at the meeting point.
 
     A plain socket, because torch's own client prints stack traces and cannot say which of the causes it was.
@@ -82,7 +82,7 @@ def _reach(job: Job, address: str, port: int, deadline: float) -> None:
             return
 
 
-def _open_store(job: Job, seconds: float) -> Store:
+def _open_store(job: JobEnvironment, seconds: float) -> Store:
     """The key-value store at the meeting point: served by rank 0, or by the launcher where it offers one."""
     address, port = job.master_address, job.master_port
     if address is None or port is None:
@@ -102,7 +102,7 @@ def _open_store(job: Job, seconds: float) -> Store:
     return PrefixStore(f"gossamer/{attempt}", store)
 
 
-def _everyone(store: Store, job: Job, topic: str, value: str, seconds: float) -> list[str]:
+def _everyone(store: Store, job: JobEnvironment, topic: str, value: str, seconds: float) -> list[str]:
     """Everybody's value under this topic, by rank, within `seconds`, or an error naming who is missing."""
     keys = [f"{topic}/{rank}" for rank in range(job.world)]
     deadline = time.monotonic() + seconds
@@ -121,7 +121,7 @@ def _everyone(store: Store, job: Job, topic: str, value: str, seconds: float) ->
         raise _failure(job, f"the meeting point was lost ({str(error).splitlines()[0]})", REFUSED) from error
 
 
-def _meet(store: Store, job: Job, address: str | None, seconds: float) -> set[str]:
+def _meet(store: Store, job: JobEnvironment, address: str | None, seconds: float) -> set[str]:
     """Say hello, then call the next rank's own address: a blocked network shows here, not as a hang later.
 
     Returns the kinds of device that the workers compute on.
@@ -148,13 +148,13 @@ def _meet(store: Store, job: Job, address: str | None, seconds: float) -> set[st
     return {hello.split("|")[2] for hello in hellos}
 
 
-def device_for(job: Job) -> torch.device:
+def device_for(job: JobEnvironment) -> torch.device:
     """The GPU of this worker's own, where the machine has one for it."""
     has_own = torch.cuda.device_count() > job.local_rank
     return torch.device("cuda", job.local_rank) if has_own else torch.device("cpu")
 
 
-def join(job: Job, seconds: float = 10.0) -> str:
+def join(job: JobEnvironment, seconds: float = 10.0) -> str:
     """Join this job's process group and return its backend; a group that exists already is used as it is.
 
     Whoever is missing or unreachable within `seconds` is a ConnectError. Collectives keep torch's timeouts. A worker

@@ -9,7 +9,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from gossamer.errors import ConnectError
 
 
-class Board:
+class RendezvousStore:
     """The job's key-value store under a `name` of its own. serves: this process is the one that holds it."""
 
     def __init__(self, name: str, address: str, port: int, *, serves: bool, seconds: float) -> None:

@@ -13,17 +13,25 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.core.aggregation import At, Staged
-from gossamer.core.layout import Packed
-from gossamer.core.op_semantics import mean_of, meta_answer
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Payload, Together, Word
+from gossamer.core.aggregation import AggregationContext, AggregationResult
+from gossamer.core.layout import FlatTensors
+from gossamer.core.op_semantics import meta_answer, rank_order_mean
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, Payload
 from gossamer.estimate.workload_profile import STEADY
-from gossamer.gossip.rules import Heard, Rule
+from gossamer.gossip.rules import MixingRule, NeighborMessage
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.reduction import NOTHING, Cargo, Closing, Fresh, Round, with_own, without_own
-from gossamer.reducer.step_report import NOBODY, Presence, Report
-from gossamer.strategies import Memory, Merging, Stage
-from gossamer.synchronizers.in_flight import Parcel
+from gossamer.reducer.reduction import (
+    NO_INPUT,
+    BucketInput,
+    Reducible,
+    StepReduction,
+    StepTrailer,
+    with_own,
+    without_own,
+)
+from gossamer.reducer.step_report import NOBODY, Presence, StepReport
+from gossamer.strategies import AveragingStrategy, Memory, Stage
+from gossamer.synchronizers.in_flight import OutgoingBucket
 from gossamer.synchronizers.stages import Fragments
 
 EXCHANGES = 4  # the first is not counted
@@ -32,7 +40,7 @@ Gradients = Mapping[str, Tensor]
 
 
 @dataclass
-class Timed:
+class BucketTiming:
     """One bucket's seconds. computing: before the first word, between words, after the last; engine: within words;
     offering, landing: of the training thread, where parameters are averaged."""
 
@@ -50,7 +58,9 @@ def time_stage(
     return [_medians(same) for same in zip(*found, strict=True)]
 
 
-def _once(stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients) -> list[Timed]:
+def _once(
+    stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
+) -> list[BucketTiming]:
     if stage.merging is not None:
         return [each for buckets in fragments for each in turn(stage.merging, buckets, compressor, workers, fresh)]
     if stage.mixing is not None:
@@ -59,7 +69,7 @@ def _once(stage: Stage, fragments: Fragments, compressor: Compressor, workers: i
     return [each for buckets in fragments for each in once(buckets, compressor, workers, fresh)]
 
 
-def _medians(found: Sequence[Timed]) -> dict[str, Any]:
+def _medians(found: Sequence[BucketTiming]) -> dict[str, Any]:
     return {
         "computing_seconds": np.median([each.computing for each in found], axis=0).tolist(),
         "engine_seconds": np.median([each.engine for each in found], axis=0).tolist(),
@@ -85,30 +95,30 @@ class _Echo:
         self.moments: list[float] = []
         self._parts: tuple[Payload, ...] = ()
 
-    def answer(self, word: Word) -> Any:
+    def answer(self, word: CollectiveOp) -> Any:
         self.moments.append(time.perf_counter())
         answer = self._answer(word)
         self.moments.append(time.perf_counter())
         return answer
 
-    def _answer(self, word: Word) -> Any:
+    def _answer(self, word: CollectiveOp) -> Any:
         match word:
-            case Mean(tensor, out):
-                mean = mean_of([tensor] * self.world)
+            case AllReduceMean(tensor, out):
+                mean = rank_order_mean([tensor] * self.world)
                 return mean if out is None else out.copy_(mean)
-            case Together(words):
+            case Coalesced(words):
                 return [self._answer(each) for each in words]
-            case Among(ranks, inner):
+            case InGroup(ranks, inner):
                 return _Echo(len(ranks)).answer(inner)
-            case Gather(payload) if self._parts and _shapes(payload) == _shapes(self._parts[self.rank]):
+            case AllGather(payload) if self._parts and _shapes(payload) == _shapes(self._parts[self.rank]):
                 return list(self._parts)
-            case Exchange(parts):
+            case AllToAll(parts):
                 self._parts = parts
                 return meta_answer(word, self.world, self.rank)
             case _:
                 return meta_answer(word, self.world, self.rank)
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         answer = self.answer(word)
         return lambda: answer
 
@@ -136,16 +146,16 @@ def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:
 # -- exchanges of gradients, and turns of parameters -------------------------------------------------------------------
 
 
-def exchange(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients) -> list[Timed]:
+def exchange(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients) -> list[BucketTiming]:
     """Exchange gradients once."""
-    pairs = [Fresh([(view, fresh[name]) for name, view in bucket.views.items()]) for bucket in buckets]
+    pairs = [BucketInput([(view, fresh[name]) for name, view in bucket.views.items()]) for bucket in buckets]
     found, all_staged = _travel(buckets, pairs, compressor, workers, without_own)
     for bucket, staged in zip(buckets, all_staged, strict=True):
         bucket.state = staged.next_state.after(bucket.state)
     return found
 
 
-def late(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients) -> list[Timed]:
+def late(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients) -> list[BucketTiming]:
     """Let copies of gradients travel once."""
     parcels, offering = [], []
     for bucket in buckets:
@@ -154,8 +164,8 @@ def late(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh:
         torch._foreach_copy_([slot.of(flat) for slot in bucket.layout], [fresh[name] for name in bucket.layout.names])
         flat.div_(1.0)  # the loss scale
         offering.append(time.perf_counter() - began)
-        parcels.append(Parcel(bucket, flat, keeps=False))
-    found, all_staged = _travel(parcels, [NOTHING] * len(parcels), compressor, workers, without_own)
+        parcels.append(OutgoingBucket(bucket, flat, keeps=False))
+    found, all_staged = _travel(parcels, [NO_INPUT] * len(parcels), compressor, workers, without_own)
     for timed, seconds, bucket, staged in zip(found, offering, buckets, all_staged, strict=True):
         bucket.state = staged.next_state.after(bucket.state)
         timed.offering = seconds
@@ -164,8 +174,8 @@ def late(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh:
 
 @torch.no_grad()
 def turn(
-    strategy: Merging, buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients
-) -> list[Timed]:
+    strategy: AveragingStrategy, buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients
+) -> list[BucketTiming]:
     """Let parameters take their turn once, and leave them as they are; `fresh` travels as what they changed by."""
     memories = [strategy.begin(_gathered(bucket)) for bucket in buckets]
     offers = [_offer(strategy, bucket, memory) for bucket, memory in zip(buckets, memories, strict=True)]
@@ -173,7 +183,7 @@ def turn(
         views = [slot.of(parcel.flat) for slot in parcel.layout]
         torch._foreach_copy_(views, [fresh[name] for name in parcel.layout.names])
     keep = with_own if strategy.needs_own else without_own
-    found, all_staged = _travel([parcel for parcel, _ in offers], [NOTHING] * len(offers), compressor, workers, keep)
+    found, all_staged = _travel([parcel for parcel, _ in offers], [NO_INPUT] * len(offers), compressor, workers, keep)
     for timed, (parcel, offering), memory, staged in zip(found, offers, memories, all_staged, strict=True):
         parcel.bucket.state = staged.next_state.after(parcel.bucket.state)
         timed.offering, timed.landing = offering, _land(strategy, parcel.bucket, memory, staged)
@@ -181,32 +191,32 @@ def turn(
 
 
 @torch.no_grad()
-def mix(rule: Rule, buckets: Sequence[Bucket], fresh: Gradients) -> list[Timed]:
+def mix(rule: MixingRule, buckets: Sequence[Bucket], fresh: Gradients) -> list[BucketTiming]:
     """Make a round with one neighbour that says the same; `fresh` is what parameters changed by."""
     found = []
     for bucket in buckets:
-        x, at = Packed(_gathered(bucket), bucket.layout), At(step=STEADY)
+        x, at = FlatTensors(_gathered(bucket), bucket.layout), AggregationContext(step=STEADY)
         memory = rule.begin(x.flat)
         for name, view in x.items():
             view.add_(fresh[name])
         moments = [time.perf_counter()]
         offer = rule.offer(x, memory, bucket.state, at, told=1)
         moments += [time.perf_counter()] * 2
-        rule.land(x.flat, x.layout, memory, offer, [Heard(0.5, offer.payload, at)])
+        rule.land(x.flat, x.layout, memory, offer, [NeighborMessage(0.5, offer.payload, at)])
         encoding, engine, decoding = np.diff([*moments, time.perf_counter()]).tolist()
         bucket.state = offer.next_state.after(bucket.state)
-        found.append(Timed([encoding, decoding], [engine]))
+        found.append(BucketTiming([encoding, decoding], [engine]))
     return found
 
 
-def _offer(strategy: Merging, bucket: Bucket, memory: Memory) -> tuple[Parcel, float]:
+def _offer(strategy: AveragingStrategy, bucket: Bucket, memory: Memory) -> tuple[OutgoingBucket, float]:
     began = time.perf_counter()
     flat = _gathered(bucket) if strategy.needs_own else _gather(bucket, bucket.flat)
     strategy.offer(flat, memory)
-    return Parcel(bucket, flat, strategy.needs_own), time.perf_counter() - began
+    return OutgoingBucket(bucket, flat, strategy.needs_own), time.perf_counter() - began
 
 
-def _land(strategy: Merging, bucket: Bucket, memory: Memory, staged: Staged) -> float:
+def _land(strategy: AveragingStrategy, bucket: Bucket, memory: Memory, staged: AggregationResult) -> float:
     began = time.perf_counter()
     flat = _gathered(bucket)
     strategy.land(flat, memory, staged.mean, staged.own if strategy.needs_own else None)
@@ -225,16 +235,16 @@ def _gather(bucket: Bucket, flat: Tensor) -> Tensor:
 
 
 def _travel(
-    cargo: Sequence[Cargo],
-    fresh: Sequence[Fresh],
+    cargo: Sequence[Reducible],
+    fresh: Sequence[BucketInput],
     compressor: Compressor,
     workers: int,
-    keep: Callable[[Staged], Staged],
-) -> tuple[list[Timed], Sequence[Staged]]:
-    echo, at = _Echo(workers), At(step=STEADY, world=workers)
+    keep: Callable[[AggregationResult], AggregationResult],
+) -> tuple[list[BucketTiming], Sequence[AggregationResult]]:
+    echo, at = _Echo(workers), AggregationContext(step=STEADY, world=workers)
     names = [name for each in cargo for name in each.layout.names]
     # One after the other, or a bucket's seconds would be told among those of others.
-    round_ = Round(compressor, echo, names, at, reference=1.0, weight=1.0, keep=keep, window=1)
+    round_ = StepReduction(compressor, echo, names, at, reference=1.0, weight=1.0, keep=keep, window=1)
     found = []
     for each, pairs in zip(cargo, fresh, strict=True):
         echo.moments = [time.perf_counter()]
@@ -243,12 +253,12 @@ def _travel(
         else:
             round_.exchange(each, pairs, 1.0)
         seconds = np.diff([*echo.moments, time.perf_counter()]).tolist()
-        found.append(Timed(seconds[::2], seconds[1::2]))
+        found.append(BucketTiming(seconds[::2], seconds[1::2]))
     return found, round_.staged
 
 
-def _closing(parameters: int) -> Closing:
-    report = Report(
+def _closing(parameters: int) -> StepTrailer:
+    report = StepReport(
         weight=1.0,
         presence=Presence.TRAINING,
         settings=0,
@@ -256,4 +266,4 @@ def _closing(parameters: int) -> Closing:
         used=np.ones(parameters, dtype=bool),
         moved=np.zeros(0, dtype=bool),
     )
-    return Closing(report=report, settings="", buffers=())
+    return StepTrailer(report=report, settings="", buffers=())

@@ -6,24 +6,24 @@ from typing import Any
 
 import torch
 
-from gossamer.core.aggregation import At
-from gossamer.core.coalesce import fuse
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.coalesce import coalesce
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.op_semantics import meta_answer
-from gossamer.core.ops import Gather, Script, Word
+from gossamer.core.ops import AllGather, CollectiveOp, Script
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.recipes.recipe import Recipe
 
 
-def conversation(
+def trace_ops(
     recipe: Recipe, layout: Layout, dtype: torch.dtype, workers: int, control_bytes: int = 0
-) -> list[Word]:
+) -> list[CollectiveOp]:
     """The words, over meta tensors, that one bucket asks for, round by round; control travels in the first."""
-    at = At(step=STEADY, world=workers)
-    packed = Packed(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
+    at = AggregationContext(step=STEADY, world=workers)
+    packed = FlatTensors(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
     aggregation: Script = recipe.compressor.aggregate(packed, recipe.compressor.init(packed, at), at)
-    script = fuse([aggregation, _control(control_bytes)]) if control_bytes else aggregation
-    said: list[Word] = []
+    script = coalesce([aggregation, _control(control_bytes)]) if control_bytes else aggregation
+    said: list[CollectiveOp] = []
     answer: Any = None
     while True:
         try:
@@ -34,4 +34,4 @@ def conversation(
 
 
 def _control(nbytes: int) -> Script:
-    yield Gather((torch.empty(nbytes, dtype=torch.uint8, device="meta"),))
+    yield AllGather((torch.empty(nbytes, dtype=torch.uint8, device="meta"),))

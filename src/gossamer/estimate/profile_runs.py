@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from gossamer.compressors import Compressor, Dense
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout
 from gossamer.errors import GossamerError
 from gossamer.estimate.exchange_timer import time_stage
 from gossamer.estimate.profiler import AT_ONCE, results
-from gossamer.estimate.workload_profile import STEADY, Measured, MeasuredBucket
+from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
 from gossamer.events import Attached
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
@@ -39,14 +39,14 @@ class MeasureError(GossamerError, RuntimeError):
     """A script that could not be measured."""
 
 
-def measure(script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1) -> Measured:
+def measure(script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1) -> WorkloadProfile:
     """Run `copies` of a script at once until each has made some steps; the mean of what they took.
 
     As many copies as workers that will share this machine: they slow each other down as those will.
     """
     with tempfile.TemporaryDirectory(prefix="gossamer-measure-") as directory:
         _run_copies(Path(directory), script, arguments, recipe, workers, copies)
-        found = [Measured.from_json(json.loads(path.read_text())) for path in results(Path(directory), copies)]
+        found = [WorkloadProfile.from_json(json.loads(path.read_text())) for path in results(Path(directory), copies)]
     return _mean(found)
 
 
@@ -94,13 +94,13 @@ def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path
     )
 
 
-def _mean(found: Sequence[Measured]) -> Measured:
+def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
     """Every number's mean over the copies; what they are the numbers of is the same in all."""
 
     def mean(values: Sequence[Sequence[float]]) -> list[float]:
         return [float(value) for value in np.mean(values, axis=0)]
 
-    def joint(same: Sequence[MeasuredBucket]) -> MeasuredBucket:
+    def joint(same: Sequence[BucketProfile]) -> BucketProfile:
         return replace(
             same[0],
             ready_seconds=fmean(bucket.ready_seconds for bucket in same),
@@ -119,7 +119,7 @@ def _mean(found: Sequence[Measured]) -> Measured:
     )
 
 
-def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> Measured:
+def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> WorkloadProfile:
     """A step of given length, of which backward takes two thirds; its codecs are measured here, with random numbers.
 
     Gradients appear evenly, by their entries; buckets of equal shapes are measured once, with the threads that each of
@@ -130,7 +130,7 @@ def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -
     with _threads(workers):
         buckets = _assumed_buckets(model, stage, recipe.compressor, step_seconds, workers)
         site_buckets = _assumed_buckets(model, AT_ONCE, Dense(), step_seconds, site) if site else []
-    return Measured(
+    return WorkloadProfile(
         recipe=model.recipe,
         backward_seconds=step_seconds,
         rest_seconds=0.0,
@@ -155,9 +155,9 @@ def _threads(workers: int) -> Iterator[None]:
 
 def _assumed_buckets(
     model: Attached, stage: Stage, compressor: Compressor, step_seconds: float, workers: int
-) -> list[MeasuredBucket]:
+) -> list[BucketProfile]:
     seen: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}
-    buckets: list[MeasuredBucket] = []
+    buckets: list[BucketProfile] = []
     numel = 0
     fragments = model.fragments or [0] * len(model.layouts)
     for fragment, (dtype, layout) in zip(fragments, model.layouts, strict=True):
@@ -169,7 +169,7 @@ def _assumed_buckets(
         named = {slot.name: slot.shape for slot in layout}
         place = 0 if stage is AT_ONCE else fragment
         buckets.append(
-            MeasuredBucket(dtype=dtype, shapes=named, ready_seconds=ready_seconds, fragment=place, **seen[shapes])
+            BucketProfile(dtype=dtype, shapes=named, ready_seconds=ready_seconds, fragment=place, **seen[shapes])
         )
     return buckets
 
@@ -182,7 +182,7 @@ def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, 
         )
     kind = getattr(torch, dtype.removeprefix("torch."))
     parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
-    buckets = [Bucket(parameters, compressor, At(step=STEADY, world=workers))]
+    buckets = [Bucket(parameters, compressor, AggregationContext(step=STEADY, world=workers))]
     fresh = {name: parameter.detach() for name, parameter in parameters.items()}
     (found,) = time_stage(stage, [buckets], compressor, workers, fresh)
     return found

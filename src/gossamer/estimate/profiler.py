@@ -23,20 +23,20 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.compressors import Dense
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors
 from gossamer.estimate.exchange_timer import Gradients, time_stage
 from gossamer.estimate.user_script import as_main
-from gossamer.estimate.workload_profile import STEADY, Measured, MeasuredBucket
+from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.bucketing import divide
+from gossamer.reducer.bucketing import assign_buckets
 from gossamer.reducer.parameter_views import trainable
 from gossamer.runtime.open_sessions import open_sessions
 from gossamer.session.lifecycle_events import begun
 from gossamer.session.session import Session
 from gossamer.strategies import Stage
-from gossamer.synchronizers.stages import Fragments, laid_out
+from gossamer.synchronizers.stages import Fragments, bucket_fragments
 from gossamer.transports.simulated import SimulatedGroup
 
 AT_ONCE = Stage(0, averages=True)
@@ -117,10 +117,10 @@ class _Probe:
 
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.stages[-1]
-        parameters, at = trainable(session.model), At(step=STEADY, world=self.workers)
-        self.fragments = laid_out(self.stage, parameters, session.recipe.compressor, at)
+        parameters, at = trainable(session.model), AggregationContext(step=STEADY, world=self.workers)
+        self.fragments = bucket_fragments(self.stage, parameters, session.recipe.compressor, at)
         if self.stage.per_site is not None:
-            self.site = [Bucket(part, Dense(), at) for part in divide(parameters)]
+            self.site = [Bucket(part, Dense(), at) for part in assign_buckets(parameters)]
         self.buckets = self.site or [bucket for buckets in self.fragments for bucket in buckets]
         for place, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters.values():
@@ -162,7 +162,7 @@ class _Probe:
         path.write_text(json.dumps(measured.to_json()))
         raise _Done
 
-    def _buckets(self, session: Session, fresh: Gradients) -> tuple[list[MeasuredBucket], list[MeasuredBucket]]:
+    def _buckets(self, session: Session, fresh: Gradients) -> tuple[list[BucketProfile], list[BucketProfile]]:
         """Those of the recipe, and those within a site."""
         found = time_stage(self.stage, self.fragments, session.recipe.compressor, self.workers, fresh)
         places = [place for place, buckets in enumerate(self.fragments) for _ in buckets]
@@ -182,11 +182,11 @@ class _Probe:
         places = range(len(self.buckets))
         return [median(max(step.ready[: place + 1]) - step.begin for step in self.kept) for place in places]
 
-    def _measured(self, session: Session, fresh: Gradients) -> Measured:
+    def _measured(self, session: Session, fresh: Gradients) -> WorkloadProfile:
         busy = self.meeting.copies * torch.get_num_threads()
         said = begun(session.model, session.optimizer, session.recipe, self.fragments, SimulatedGroup(1).transports[0])
         buckets, site_buckets = self._buckets(session, fresh)
-        return Measured(
+        return WorkloadProfile(
             recipe=repr(session.recipe),
             backward_seconds=median(step.backward - step.begin for step in self.kept),
             rest_seconds=median(step.end - step.backward for step in self.kept),
@@ -201,8 +201,10 @@ class _Probe:
         )
 
 
-def measured_bucket(packed: Packed, ready_seconds: float, fragment: int, seconds: Mapping[str, Any]) -> MeasuredBucket:
-    return MeasuredBucket(
+def measured_bucket(
+    packed: FlatTensors, ready_seconds: float, fragment: int, seconds: Mapping[str, Any]
+) -> BucketProfile:
+    return BucketProfile(
         dtype=str(packed.flat.dtype).removeprefix("torch."),
         shapes={slot.name: slot.shape for slot in packed.layout},
         ready_seconds=ready_seconds,

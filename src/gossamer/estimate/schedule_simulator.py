@@ -8,8 +8,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from gossamer.estimate.step_simulator import Job, Lines, OnLane, Pace, run_jobs, run_step
-from gossamer.strategies import Periodic
+from gossamer.estimate.step_simulator import AnswerTimes, BucketJob, OnLane, Pace, run_jobs, run_step
+from gossamer.strategies import PeriodicSchedule
 
 STEPS_UNTIL_STEADY = 4
 CYCLES = 2  # that count
@@ -22,7 +22,7 @@ class Trip:
     The first job is over before any other begins: it says who comes.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[BucketJob]
     offering_seconds: float = 0.0
     landing_seconds: float = 0.0
 
@@ -37,10 +37,11 @@ class PerStep:
     codec: float
 
 
-def run_turns(trips: Sequence[Trip], schedule: Periodic, pace: Pace, lines: Lines, world: int) -> PerStep:
+def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lines: AnswerTimes, world: int) -> PerStep:
     """Go through a schedule until it repeats itself, and then some periods more. trips: by fragment."""
     workers = [
-        _Worker(pass_seconds=pace.backward_seconds + pace.rest_seconds, crowded=pace.crowded) for _ in range(world)
+        _VirtualWorker(pass_seconds=pace.backward_seconds + pace.rest_seconds, crowded=pace.crowded)
+        for _ in range(world)
     ]
     warm = -(-schedule.delay // schedule.period) + 2
     before = _spent(workers)
@@ -55,7 +56,7 @@ def run_turns(trips: Sequence[Trip], schedule: Periodic, pace: Pace, lines: Line
     return _per_step(before, _spent(workers), CYCLES * schedule.period)
 
 
-def _fly(trip: Trip, launch: int, landing: int, workers: Sequence[_Worker], lines: Lines) -> None:
+def _fly(trip: Trip, launch: int, landing: int, workers: Sequence[_VirtualWorker], lines: AnswerTimes) -> None:
     for worker in workers:
         worker.take_off(launch, landing, trip.offering_seconds)
     run_jobs(trip.jobs[:1], workers, lines)
@@ -65,10 +66,16 @@ def _fly(trip: Trip, launch: int, landing: int, workers: Sequence[_Worker], line
 
 
 def run_sites(
-    jobs: Sequence[Job], trips: Sequence[Trip], schedule: Periodic, pace: Pace, inside: Lines, lines: Lines, world: int
+    jobs: Sequence[BucketJob],
+    trips: Sequence[Trip],
+    schedule: PeriodicSchedule,
+    pace: Pace,
+    inside: AnswerTimes,
+    lines: AnswerTimes,
+    world: int,
 ) -> PerStep:
     """Steps within sites, whose lines are `inside`, and turns between all, which every worker waits for."""
-    workers = [_Worker(pass_seconds=0.0, crowded=False) for _ in range(world)]
+    workers = [_VirtualWorker(pass_seconds=0.0, crowded=False) for _ in range(world)]
     before = _spent(workers)
     for cycle in range(1 + CYCLES):
         if cycle == 1:
@@ -83,7 +90,9 @@ def run_sites(
     return _per_step(before, _spent(workers), CYCLES * schedule.period)
 
 
-def _steps(count: int, jobs: Sequence[Job], workers: Sequence[_Worker], pace: Pace, inside: Lines) -> None:
+def _steps(
+    count: int, jobs: Sequence[BucketJob], workers: Sequence[_VirtualWorker], pace: Pace, inside: AnswerTimes
+) -> None:
     """The last of a few steps stands for all that follow."""
     for made in range(min(count, STEPS_UNTIL_STEADY)):
         alike = count - made if made == STEPS_UNTIL_STEADY - 1 else 1
@@ -99,7 +108,7 @@ def _steps(count: int, jobs: Sequence[Job], workers: Sequence[_Worker], pace: Pa
 Spent = list[tuple[float, float, float, float, float]]
 
 
-def _spent(workers: Sequence[_Worker]) -> Spent:
+def _spent(workers: Sequence[_VirtualWorker]) -> Spent:
     return [(worker.now, worker.waiting, worker.wire, worker.codec, worker.behind) for worker in workers]
 
 
@@ -112,7 +121,7 @@ def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
 
 
 @dataclass(kw_only=True)
-class _Worker(OnLane):
+class _VirtualWorker(OnLane):
     """One rank: its training thread, `passes` backward passes on at `now`, beside its lane.
 
     under_way: (landing, when it has arrived, seconds of the landing); shares: from when to when the lane computes

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gossamer.core.ops import Word
-from gossamer.runtime.pipeline import WINDOW, Conveyor
+from gossamer.core.ops import CollectiveOp
+from gossamer.runtime.pipeline import DEPTH, Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class BucketJob:
     """One bucket on the lane. rounds: (seconds of computing before it, the word, seconds of arithmetic within it).
 
     A tuple of words is what each rank says; one word is what all of them say.
     """
 
     ready_seconds: float = 0.0
-    rounds: Sequence[tuple[float, Word | tuple[Word, ...], float]]
+    rounds: Sequence[tuple[float, CollectiveOp | tuple[CollectiveOp, ...], float]]
     last_seconds: float = 0.0
 
 
@@ -45,10 +45,10 @@ class Pace(Protocol):
     def crowded(self) -> bool: ...
 
 
-class Lines(Protocol):
+class AnswerTimes(Protocol):
     """Says when words have their answers: given everyone's words and the moments at which they say them."""
 
-    def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]: ...
+    def answer(self, words: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]: ...
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
 
 
@@ -74,9 +74,9 @@ class OnLane:
 class _Going:
     """A job on every rank's lane at once. said: how many words; answered: when the last one's answers come, by rank."""
 
-    job: Job
+    job: BucketJob
     ranks: Sequence[OnLane]
-    lines: Lines
+    lines: AnswerTimes
     said: int = 0
     answered: Sequence[float] = ()
 
@@ -99,15 +99,17 @@ class _Going:
             rank.compute(seconds)
 
 
-def run_jobs(jobs: Sequence[Job], ranks: Sequence[OnLane], lines: Lines) -> None:
+def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[OnLane], lines: AnswerTimes) -> None:
     """Jobs that are all ready."""
-    conveyor = Conveyor()
+    conveyor = Pipeline()
     for job in jobs:
         conveyor.put(_Going(job, ranks, lines))
     conveyor.finish()
 
 
-def run_step(jobs: Sequence[Job], pace: Pace, lines: Lines, begins: Sequence[float], window: int = WINDOW) -> Step:
+def run_step(
+    jobs: Sequence[BucketJob], pace: Pace, lines: AnswerTimes, begins: Sequence[float], window: int = DEPTH
+) -> Step:
     """One step of every rank: a lane that takes buckets in order, each when it is ready and the lane is free.
 
     window: as of the conveyor.
@@ -115,7 +117,7 @@ def run_step(jobs: Sequence[Job], pace: Pace, lines: Lines, begins: Sequence[flo
     ranks = [
         _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
     ]
-    conveyor = Conveyor(window)
+    conveyor = Pipeline(window)
     for job in jobs:
         for rank in ranks:
             rank.wait_for(job.ready_seconds)

@@ -10,29 +10,31 @@ from typing import Any
 import torch
 
 from gossamer.core.layout import Layout
-from gossamer.core.ops import Gather, Mean, Mix, Word
+from gossamer.core.ops import AllGather, AllReduceMean, CollectiveOp, NeighborAllGather
 from gossamer.errors import GossamerError
-from gossamer.estimate.op_trace import conversation
+from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.schedule_simulator import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
-from gossamer.estimate.step_simulator import Job, run_step
-from gossamer.estimate.traffic import letter, mean_told
-from gossamer.estimate.workload_profile import Measured, MeasuredBucket
+from gossamer.estimate.step_simulator import BucketJob, run_step
+from gossamer.estimate.traffic import mean_neighbors, neighbor_payload
+from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.network import Network
-from gossamer.network.cost.op_cost import Lines
+from gossamer.network.cost.op_cost import NetworkCost
 from gossamer.network.tcp_model import ETHERNET, Tcp
 from gossamer.recipes.recipe import Recipe
-from gossamer.reducer.participation import MEETING_BYTES
-from gossamer.runtime.pipeline import WINDOW
+from gossamer.reducer.participation import POLL_BYTES
+from gossamer.runtime.pipeline import DEPTH
 from gossamer.strategies import Stage
 from gossamer.strategies.base import schedule_of
 from gossamer.synchronizers.stages import site_size
-from gossamer.transports.mesh.collective_selector import asked_for, check_wish
+from gossamer.transports.mesh.collective_selector import check_wish, requested_collective
 
-NOT_FORETOLD = "how long a step takes is not foretold where workers do not wait for each other: try it by gossamer run"
+NOT_PREDICTABLE = (
+    "how long a step takes is not foretold where workers do not wait for each other: try it by gossamer run"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foretold:
+class StepTimeEstimate:
     """Seconds of one step in the long run, means over workers; `inputs`: the numbers it follows from.
 
     waiting: the training thread's, for the lane; wire and codec: on the lane, hidden or not.
@@ -49,13 +51,15 @@ class Foretold:
         return self.waiting_seconds / self.step_seconds
 
 
-def foretellable(recipe: Recipe) -> bool:
+def is_predictable(recipe: Recipe) -> bool:
     """Whether workers of this recipe make their steps together. What others do in a second, only a trial can tell."""
     stage = recipe.strategy.stages[-1]
     return stage.serving is None and (stage.mixing is None or stage.mixing.in_lock_step)
 
 
-def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp = ETHERNET) -> Foretold:
+def estimate_step_time(
+    recipe: Recipe, measured: WorkloadProfile, network: Network, workers: int, tcp: Tcp = ETHERNET
+) -> StepTimeEstimate:
     """What a step of `recipe` takes when `workers` that were measured talk over `network`, once it is under way.
 
     A step is an exchange of gradients, or a backward pass where parameters are averaged: then on average over a period.
@@ -64,7 +68,7 @@ def foretell(recipe: Recipe, measured: Measured, network: Network, workers: int,
     there = replace(network, hosts=network.hosts[:workers])
     collective = wish_of(recipe)
     found = _per_step(recipe, measured, there, workers, tcp, collective)
-    return Foretold(
+    return StepTimeEstimate(
         step_seconds=found.seconds,
         waiting_seconds=found.waiting,
         wire_seconds=found.wire,
@@ -88,7 +92,7 @@ def wish_of(recipe: Recipe) -> str:
 
     On processors, that is: what lives on a GPU is answered by the engine, whatever is asked for.
     """
-    wish = asked_for(recipe.topology.collective)
+    wish = requested_collective(recipe.topology.collective)
     try:
         check_wish(wish)
     except ValueError as problem:
@@ -96,9 +100,11 @@ def wish_of(recipe: Recipe) -> str:
     return wish
 
 
-def _per_step(recipe: Recipe, measured: Measured, network: Network, workers: int, tcp: Tcp, collective: str) -> PerStep:
+def _per_step(
+    recipe: Recipe, measured: WorkloadProfile, network: Network, workers: int, tcp: Tcp, collective: str
+) -> PerStep:
     """By the stage that lasts. Alone there is nobody to talk to."""
-    stage, lines = recipe.strategy.stages[-1], Lines(network, tcp, collective)
+    stage, lines = recipe.strategy.stages[-1], NetworkCost(network, tcp, collective)
     schedule = schedule_of(stage)
     if workers > 1 and stage.merging is not None and stage.averages:
         site = site_size(stage, workers)
@@ -107,13 +113,15 @@ def _per_step(recipe: Recipe, measured: Measured, network: Network, workers: int
     if workers > 1 and (stage.apart or stage.delay):
         return run_turns(trips(recipe, measured, workers), schedule, measured, lines, workers)
     jobs = plan(recipe, measured, workers)
-    windows = (1, WINDOW) if len(jobs) > 1 else (WINDOW,)  # a session tries both, and keeps the faster one
-    found = [_exchanges(jobs, stage, measured, Lines(network, tcp, collective), workers, each) for each in windows]
+    windows = (1, DEPTH) if len(jobs) > 1 else (DEPTH,)  # a session tries both, and keeps the faster one
+    found = [
+        _exchanges(jobs, stage, measured, NetworkCost(network, tcp, collective), workers, each) for each in windows
+    ]
     return min(found, key=lambda each: each.seconds)
 
 
 def _exchanges(
-    jobs: Sequence[Job], stage: Stage, measured: Measured, lines: Lines, workers: int, window: int
+    jobs: Sequence[BucketJob], stage: Stage, measured: WorkloadProfile, lines: NetworkCost, workers: int, window: int
 ) -> PerStep:
     """Backward passes before an exchange's last talk to nobody, and leave the optimizer nothing to do."""
     ends: Sequence[float] = [0.0] * workers
@@ -135,9 +143,11 @@ class _Sites:
 
     def __init__(self, network: Network, size: int, tcp: Tcp, collective: str) -> None:
         ranks = [slice(first, first + size) for first in range(0, len(network.hosts), size)]
-        self._sites = [(part, Lines(replace(network, hosts=network.hosts[part]), tcp, collective)) for part in ranks]
+        self._sites = [
+            (part, NetworkCost(replace(network, hosts=network.hosts[part]), tcp, collective)) for part in ranks
+        ]
 
-    def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]:
+    def answer(self, words: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
         return [moment for part, site in self._sites for moment in site.answer(words[part], starts[part])]
 
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]:
@@ -147,17 +157,17 @@ class _Sites:
 # -- what the lane has to do -------------------------------------------------------------------------------------------
 
 
-def plan(recipe: Recipe, measured: Measured, workers: int) -> list[Job]:
+def plan(recipe: Recipe, measured: WorkloadProfile, workers: int) -> list[BucketJob]:
     """What the lane does in an exchange of gradients. Alone, nothing."""
     return _jobs(recipe, measured.buckets, workers, measured.control_bytes) if workers > 1 else []
 
 
-def site_plan(measured: Measured, size: int) -> list[Job]:
+def site_plan(measured: WorkloadProfile, size: int) -> list[BucketJob]:
     """What the lane does in a step within a site of so many workers, where gradients travel dense."""
     return _jobs(Recipe(), measured.site_buckets, size, measured.site_control_bytes)
 
 
-def trips(recipe: Recipe, measured: Measured, workers: int) -> list[Trip]:
+def trips(recipe: Recipe, measured: WorkloadProfile, workers: int) -> list[Trip]:
     """What a turn of each fragment takes: first a meeting; what is averaged along goes before the last bucket."""
     if recipe.strategy.stages[-1].mixing is not None:
         return [_round(recipe, measured, workers)]
@@ -166,10 +176,12 @@ def trips(recipe: Recipe, measured: Measured, workers: int) -> list[Trip]:
         buckets = [bucket for bucket in measured.buckets if bucket.fragment == fragment]
         *before, last = _jobs(recipe, buckets, workers, measured.control_bytes)
         along = [
-            _word_alone(Mean(_floats(nbytes))) for nbytes in measured.rider_bytes[fragment : fragment + 1] if nbytes
+            _word_alone(AllReduceMean(_floats(nbytes)))
+            for nbytes in measured.rider_bytes[fragment : fragment + 1]
+            if nbytes
         ]
         trip = Trip(
-            jobs=[_word_alone(Gather((_floats(MEETING_BYTES),))), *before, *along, last],
+            jobs=[_word_alone(AllGather((_floats(POLL_BYTES),))), *before, *along, last],
             offering_seconds=sum(bucket.offering_seconds for bucket in buckets),
             landing_seconds=sum(bucket.landing_seconds for bucket in buckets),
         )
@@ -177,23 +189,24 @@ def trips(recipe: Recipe, measured: Measured, workers: int) -> list[Trip]:
     return found
 
 
-def _round(recipe: Recipe, measured: Measured, workers: int) -> Trip:
+def _round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Trip:
     """All buckets leave in one word, to the neighbours of the first round; what was heard of each is added alone."""
-    letters = [letter(recipe, Layout.of(each.shapes), _dtype(each)) for each in measured.buckets]
+    letters = [neighbor_payload(recipe, Layout.of(each.shapes), _dtype(each)) for each in measured.buckets]
     payload = (
         *(part for each in letters for part in each),
         _floats(measured.control_bytes + sum(measured.rider_bytes)),
     )
     topology = recipe.topology
     words = tuple(
-        Mix(payload, topology.weights(rank, workers, 0), topology.tells(rank, workers, 0)) for rank in range(workers)
+        NeighborAllGather(payload, topology.weights(rank, workers, 0), topology.tells(rank, workers, 0))
+        for rank in range(workers)
     )
     encoding, decoding = (sum(each.computing_seconds[place] for each in measured.buckets) for place in (0, -1))
-    job = Job(rounds=[(encoding, words, 0.0)], last_seconds=decoding * mean_told(topology, workers))
+    job = BucketJob(rounds=[(encoding, words, 0.0)], last_seconds=decoding * mean_neighbors(topology, workers))
     return Trip(jobs=[job])
 
 
-def _dtype(bucket: MeasuredBucket) -> torch.dtype:
+def _dtype(bucket: BucketProfile) -> torch.dtype:
     found: torch.dtype = getattr(torch, bucket.dtype.removeprefix("torch."))
     return found
 
@@ -202,19 +215,19 @@ def _floats(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes // 4, device="meta")
 
 
-def _word_alone(word: Gather | Mean) -> Job:
-    return Job(rounds=[(0.0, word, 0.0)])
+def _word_alone(word: AllGather | AllReduceMean) -> BucketJob:
+    return BucketJob(rounds=[(0.0, word, 0.0)])
 
 
-def _jobs(recipe: Recipe, buckets: Sequence[MeasuredBucket], workers: int, control_bytes: int) -> list[Job]:
+def _jobs(recipe: Recipe, buckets: Sequence[BucketProfile], workers: int, control_bytes: int) -> list[BucketJob]:
     """The last bucket takes the control word along."""
     return [_job(recipe, bucket, workers, control_bytes if bucket is buckets[-1] else 0) for bucket in buckets]
 
 
-def _job(recipe: Recipe, bucket: MeasuredBucket, workers: int, control_bytes: int) -> Job:
-    words = conversation(recipe, Layout.of(bucket.shapes), _dtype(bucket), workers, control_bytes)
+def _job(recipe: Recipe, bucket: BucketProfile, workers: int, control_bytes: int) -> BucketJob:
+    words = trace_ops(recipe, Layout.of(bucket.shapes), _dtype(bucket), workers, control_bytes)
     *before, last = bucket.computing_seconds
-    return Job(
+    return BucketJob(
         ready_seconds=bucket.ready_seconds,
         rounds=list(zip(before, words, bucket.engine_seconds, strict=True)),
         last_seconds=last,

@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import AdamW
 
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.events import Attached
 from gossamer.recipes.recipe import Recipe
 from gossamer.session.lifecycle_events import begun
-from gossamer.synchronizers.stages import laid_out
+from gossamer.synchronizers.stages import bucket_fragments
 from gossamer.transports.simulated import SimulatedGroup
 
 WIDTH_PER_LAYER = 64
@@ -61,6 +61,6 @@ def assumed(parameters: int, recipe: Recipe) -> Attached:
         name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta"))
         for name, shape in assumed_shapes(parameters).items()
     }
-    fragments = laid_out(recipe.strategy.stages[-1], model, recipe.compressor, At())
+    fragments = bucket_fragments(recipe.strategy.stages[-1], model, recipe.compressor, AggregationContext())
     alone = SimulatedGroup(1).transports[0]
     return begun(nn.ParameterList(model.values()), AdamW(model.values()), recipe, fragments, alone)

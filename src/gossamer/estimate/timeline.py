@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
-from gossamer.strategies import Periodic, Stage
+from gossamer.strategies import PeriodicSchedule, Stage
 from gossamer.strategies.base import schedule_of
 
 FEWEST_PASSES = 24
@@ -64,7 +64,7 @@ def _site_rows(stage: Stage, columns: int) -> Iterator[tuple[str, str]]:
         yield "gradients, by site", AT_ONCE * columns
 
 
-def _rows(stage: Stage, schedule: Periodic, passes: int, width: int) -> Iterator[tuple[str, str]]:
+def _rows(stage: Stage, schedule: PeriodicSchedule, passes: int, width: int) -> Iterator[tuple[str, str]]:
     turns = list(islice(schedule.plan(passes), MOST_TURNS))
     for fragment in range(schedule.fragments):
         flights = [((t.launch - 1) // width, (t.landing - 1) // width) for t in turns if t.fragment == fragment]
@@ -73,7 +73,7 @@ def _rows(stage: Stage, schedule: Periodic, passes: int, width: int) -> Iterator
             yield name, _marks(apart, -(-passes // width), " " if place else TRAINS)
 
 
-def _name(stage: Stage, schedule: Periodic, fragment: int) -> str:
+def _name(stage: Stage, schedule: PeriodicSchedule, fragment: int) -> str:
     if not stage.apart:
         return "gradients"
     return "parameters" if schedule.fragments == 1 else f"fragment {fragment}"

@@ -12,25 +12,25 @@ from torch import Tensor
 from gossamer.compressors.base import wide
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
-from gossamer.core.aggregation import At, State
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.events import Attached
-from gossamer.parameter_server.client.traffic import price as price_servers
-from gossamer.parameter_server.from_recipe import ways_of
+from gossamer.parameter_server.client.traffic import server_traffic as price_servers
+from gossamer.parameter_server.from_recipe import push_pull_codecs
 from gossamer.recipes.recipe import Recipe
-from gossamer.reducer.participation import MEETING_BYTES
+from gossamer.reducer.participation import POLL_BYTES
 from gossamer.reducer.step_report import WEIGHT_BYTES
-from gossamer.runtime.runner import Priced, price
-from gossamer.strategies import Mixing, Stage
+from gossamer.runtime.runner import OpCost, price
+from gossamer.strategies import GossipStrategy, Stage
 from gossamer.strategies.base import schedule_of
 from gossamer.synchronizers.stages import site_size
 from gossamer.topologies import Topology
 
 
 @dataclass(frozen=True)
-class Sent:
+class TrafficItem:
     """What is no part of a bucket: the payload bytes that one worker sends for it in a cycle."""
 
     where: str
@@ -39,7 +39,7 @@ class Sent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class TrafficEstimate:
     """What one worker of `workers` sends and keeps, once the stage that lasts goes on; bytes are payload.
 
     A cycle is what repeats itself: so many backward passes, counted as so many steps. buckets: the words of each bucket
@@ -52,8 +52,8 @@ class Forecast:
     tensors: int
     passes: int
     steps: int
-    buckets: tuple[tuple[Priced, ...], ...]
-    others: tuple[Sent, ...]
+    buckets: tuple[tuple[OpCost, ...], ...]
+    others: tuple[TrafficItem, ...]
     dense_bytes_sent: float
     residual_bytes: int
     other_state_bytes: int
@@ -80,27 +80,30 @@ class Forecast:
         return self.bytes_sent_per_pass / self.dense_bytes_sent if self.dense_bytes_sent else None
 
 
-def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
+def estimate_traffic(recipe: Recipe, model: Attached, *, workers: int) -> TrafficEstimate:
     """Price one cycle of a resolved recipe over the buckets of a model that is attached with it."""
     if recipe.strategy.stages[-1].serving is not None:
         return _of_servers(recipe, model, workers)
-    stage, at = recipe.strategy.stages[-1], At(step=STEADY, world=1 if recipe.strategy.stages[-1].mixing else workers)
-    kept, buckets = [], list[tuple[Priced, ...]]()
+    stage, at = (
+        recipe.strategy.stages[-1],
+        AggregationContext(step=STEADY, world=1 if recipe.strategy.stages[-1].mixing else workers),
+    )
+    kept, buckets = [], list[tuple[OpCost, ...]]()
     for dtype, layout in model.layouts:
         flat = torch.empty(layout.numel, dtype=_dtype(dtype), device="meta")
-        packed = Packed(flat, layout)
+        packed = FlatTensors(flat, layout)
         state = recipe.compressor.init(packed, at)
         kept.append((flat, state))
         if stage.mixing is not None:
-            told = mean_told(recipe.topology, workers) if stage.mixing.in_lock_step else float(2 * (workers > 1))
-            buckets.append((Priced("Mix", told * payload_bytes(letter(recipe, layout, flat.dtype))),))
+            told = mean_neighbors(recipe.topology, workers) if stage.mixing.in_lock_step else float(2 * (workers > 1))
+            buckets.append((OpCost("Mix", told * payload_bytes(neighbor_payload(recipe, layout, flat.dtype))),))
         else:
             buckets.append(tuple(price(recipe.compressor.aggregate(packed, state, at), workers)))
     parameters = sum(layout.numel for _, layout in model.layouts)
     memory = [(key, packed.flat.nbytes) for _, state in kept for key, packed in state.items()]
     residual_bytes = sum(nbytes for key, nbytes in memory if _is_residual(key))
     period = schedule_of(stage).period
-    return Forecast(
+    return TrafficEstimate(
         workers=workers,
         parameters=parameters,
         tensors=sum(len(layout) for _, layout in model.layouts),
@@ -117,25 +120,27 @@ def forecast(recipe: Recipe, model: Attached, *, workers: int) -> Forecast:
     )
 
 
-def _of_servers(recipe: Recipe, model: Attached, workers: int) -> Forecast:
+def _of_servers(recipe: Recipe, model: Attached, workers: int) -> TrafficEstimate:
     """With a server beside each worker, or beside some: what stays within a process is not sent."""
-    ways = ways_of(recipe)
+    ways = push_pull_codecs(recipe)
     slots = [(slot, _dtype(dtype)) for dtype, layout in model.layouts for slot in layout]
     shapes, dtypes = {slot.name: slot.shape for slot, _ in slots}, {slot.name: dtype for slot, dtype in slots}
-    servers = price_servers(ways, shapes, dtypes, min(ways.strategy.shards or workers, workers), At(step=STEADY))
+    servers = price_servers(
+        ways, shapes, dtypes, min(ways.strategy.shards or workers, workers), AggregationContext(step=STEADY)
+    )
     apart = (workers - 1) / workers
     sent = [
         each
         for number, server in enumerate(servers)
         for each in (
-            Sent(f"server {number}", "Push", apart * server.pushed_bytes),
-            Sent(f"server {number}", "Reply", apart * server.pulled_bytes),
+            TrafficItem(f"server {number}", "Push", apart * server.pushed_bytes),
+            TrafficItem(f"server {number}", "Reply", apart * server.pulled_bytes),
         )
     ]
     memory = [(key, packed.flat.nbytes) for server in servers for key, packed in server.remembered.items()]
     residual_bytes = sum(nbytes for key, nbytes in memory if _is_residual(key))
     parameters = sum(slot.numel for slot, _ in slots)
-    return Forecast(
+    return TrafficEstimate(
         workers=workers,
         parameters=parameters,
         tensors=len(slots),
@@ -150,7 +155,7 @@ def _of_servers(recipe: Recipe, model: Attached, workers: int) -> Forecast:
     )
 
 
-def _others(recipe: Recipe, stage: Stage, model: Attached, workers: int, *, remembers: bool) -> Iterator[Sent]:
+def _others(recipe: Recipe, stage: Stage, model: Attached, workers: int, *, remembers: bool) -> Iterator[TrafficItem]:
     if stage.mixing is not None and not stage.mixing.in_lock_step:
         return iter(())  # a worker begins one exchange in a turn and answers one, on average, and that is all
     if stage.mixing is not None:
@@ -167,57 +172,63 @@ def _mean_bytes(nbytes: int, workers: int) -> float:
     return 2 * (workers - 1) * nbytes / workers
 
 
-def _of_a_step(model: Attached, workers: int, remembers: bool) -> Iterator[Sent]:
+def _of_a_step(model: Attached, workers: int, remembers: bool) -> Iterator[TrafficItem]:
     """Where something is remembered, everyone's weight is known before anything leaves."""
     control_bytes = model.control_bytes + (WEIGHT_BYTES if remembers else 0)
-    yield Sent("control", "Gather", float((workers - 1) * control_bytes))
-    yield Sent("buffers", "broadcast", (workers - 1) * model.buffer_bytes / workers)
+    yield TrafficItem("control", "Gather", float((workers - 1) * control_bytes))
+    yield TrafficItem("buffers", "broadcast", (workers - 1) * model.buffer_bytes / workers)
 
 
-def _of_turns(stage: Stage, model: Attached, workers: int) -> Iterator[Sent]:
+def _of_turns(stage: Stage, model: Attached, workers: int) -> Iterator[TrafficItem]:
     """Every turn begins with a meeting and ends with a control word; sites make a step in every pass."""
     turns, passes = len(schedule_of(stage).cycle), schedule_of(stage).period
-    yield Sent("meetings", "Gather", float(turns * (workers - 1) * MEETING_BYTES))
-    yield Sent("control", "Gather", float(turns * (workers - 1) * model.control_bytes))
-    yield Sent("averaged along", "Mean", _mean_bytes(sum(model.rider_bytes), workers))
+    yield TrafficItem("meetings", "Gather", float(turns * (workers - 1) * POLL_BYTES))
+    yield TrafficItem("control", "Gather", float(turns * (workers - 1) * model.control_bytes))
+    yield TrafficItem("averaged along", "Mean", _mean_bytes(sum(model.rider_bytes), workers))
     if stage.merging is not None and stage.averages and workers > 1:
         site = site_size(stage, workers)
         gradients = sum(layout.numel * _dtype(dtype).itemsize for dtype, layout in model.layouts)
-        yield Sent("within sites", "Mean", passes * _mean_bytes(gradients, site))
-        yield Sent("within sites", "Gather", float(passes * (site - 1) * model.site_control_bytes))
-        yield Sent("within sites", "broadcast", passes * (site - 1) * model.buffer_bytes / site)
+        yield TrafficItem("within sites", "Mean", passes * _mean_bytes(gradients, site))
+        yield TrafficItem("within sites", "Gather", float(passes * (site - 1) * model.site_control_bytes))
+        yield TrafficItem("within sites", "broadcast", passes * (site - 1) * model.buffer_bytes / site)
 
 
-def _of_a_round(strategy: Mixing, recipe: Recipe, model: Attached, workers: int) -> Iterator[Sent]:
+def _of_a_round(strategy: GossipStrategy, recipe: Recipe, model: Attached, workers: int) -> Iterator[TrafficItem]:
     """A head goes before the numbers; all workers hear of each other in some of the rounds."""
     along = 0
     if nbytes := sum(model.rider_bytes):
         numbers = torch.empty(nbytes // 4, device="meta")
         rule = strategy.rule(recipe.compressor).along
-        offer = rule.offer(Packed(numbers, Layout.of({"buffers": numbers})), rule.begin(numbers), State(), At(), told=1)
+        offer = rule.offer(
+            FlatTensors(numbers, Layout.of({"buffers": numbers})),
+            rule.begin(numbers),
+            State(),
+            AggregationContext(),
+            told=1,
+        )
         along = payload_bytes(offer.payload)
-    told = mean_told(recipe.topology, workers)
-    yield Sent("control", "Mix", told * model.control_bytes)
-    yield Sent("meetings", "Gather", (workers - 1) * model.control_bytes / strategy.rounds_apart(workers))
-    yield Sent("mixed along", "Mix", told * along)
+    told = mean_neighbors(recipe.topology, workers)
+    yield TrafficItem("control", "Mix", told * model.control_bytes)
+    yield TrafficItem("meetings", "Gather", (workers - 1) * model.control_bytes / strategy.rounds_apart(workers))
+    yield TrafficItem("mixed along", "Mix", told * along)
 
 
-def letter(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payload:
+def neighbor_payload(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payload:
     """What one neighbour is told of a bucket, over meta tensors."""
     mixing = recipe.strategy.stages[-1].mixing
     assert mixing is not None
     x, at, rule = (
-        Packed(torch.empty(layout.numel, dtype=dtype, device="meta"), layout),
-        At(),
+        FlatTensors(torch.empty(layout.numel, dtype=dtype, device="meta"), layout),
+        AggregationContext(),
         mixing.rule(recipe.compressor),
     )
     if not mixing.in_lock_step:
-        x = Packed(x.flat.to(wide(dtype)), layout)  # as partners show it
+        x = FlatTensors(x.flat.to(wide(dtype)), layout)  # as partners show it
     state = recipe.compressor.init(x, at)
-    return rule.offer(x, rule.begin(x.flat), state, At(step=STEADY), told=1).payload
+    return rule.offer(x, rule.begin(x.flat), state, AggregationContext(step=STEADY), told=1).payload
 
 
-def mean_told(topology: Topology, workers: int) -> float:
+def mean_neighbors(topology: Topology, workers: int) -> float:
     """How many neighbours a worker tells in a round, on average over workers and rounds."""
     rounds = range(topology.rounds(workers))
     return fmean(len(topology.tells(rank, workers, number)) for number in rounds for rank in range(workers))
@@ -240,7 +251,7 @@ def _kept_by_a_partner(recipe: Recipe, model: Attached, workers: int) -> int:
     letters = 1 + max(len(recipe.topology.peers(rank, workers)) for rank in range(workers))
     dtypes = [(layout, _dtype(text)) for text, layout in model.layouts]
     return sum(
-        2 * layout.numel * wide(dtype).itemsize + letters * payload_bytes(letter(recipe, layout, dtype))
+        2 * layout.numel * wide(dtype).itemsize + letters * payload_bytes(neighbor_payload(recipe, layout, dtype))
         for layout, dtype in dtypes
     )
 

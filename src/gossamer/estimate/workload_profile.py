@@ -10,7 +10,7 @@ STEADY = 2**40  # a step after any warm-up: what a training pays for most of its
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredBucket:
+class BucketProfile:
     """What leaves together: `shapes` by name, and its seconds.
 
     ready: after the step began its gradients are complete; computing: before the first word, between words, and after
@@ -29,7 +29,7 @@ class MeasuredBucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class WorkloadProfile:
     """What a worker does in a step without any network.
 
     backward: from the end of the last step to the end of the backward pass; rest: from there to the end of the
@@ -42,11 +42,11 @@ class Measured:
     recipe: str
     backward_seconds: float
     rest_seconds: float
-    buckets: Sequence[MeasuredBucket]
+    buckets: Sequence[BucketProfile]
     control_bytes: int = 0
     buffer_bytes: Sequence[int] = ()
     rider_bytes: Sequence[int] = ()
-    site_buckets: Sequence[MeasuredBucket] = field(default_factory=list)
+    site_buckets: Sequence[BucketProfile] = field(default_factory=list)
     site_control_bytes: int = 0
     crowded: bool = False
     copies: int = 1
@@ -56,8 +56,8 @@ class Measured:
         return self.backward_seconds + self.rest_seconds
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Measured:
-        buckets = {key: [MeasuredBucket(**each) for each in fields[key]] for key in ("buckets", "site_buckets")}
+    def from_json(cls, fields: Mapping[str, Any]) -> WorkloadProfile:
+        buckets = {key: [BucketProfile(**each) for each in fields[key]] for key in ("buckets", "site_buckets")}
         return cls(**{**fields, **buckets})
 
     def to_json(self) -> dict[str, Any]:

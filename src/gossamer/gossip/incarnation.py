@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-LIFE_STEPS = 2**32  # more than a worker ever makes in one life; 2**31 lives fit beside them in 63 bits
+STEPS_PER_INCARNATION = 2**32  # more than a worker ever makes in one life; 2**31 lives fit beside them in 63 bits
 MOST_DIGITS = 9
 
 
-def numbered(life: int, step: int) -> int:
+def with_incarnation(life: int, step: int) -> int:
     """The number of a worker's step in its `life`, which counts from 0: beyond all steps of the lives before."""
-    return life * LIFE_STEPS + step
+    return life * STEPS_PER_INCARNATION + step
 
 
-def life_in(number: int) -> int:
+def incarnation_of(number: int) -> int:
     """In which life a step of this number was made."""
-    return number // LIFE_STEPS
+    return number // STEPS_PER_INCARNATION
 
 
-def written_life(life: int) -> str:
+def encode_incarnation(life: int) -> str:
     """What goes beside a word about it: nothing for the first."""
     return str(life) if life else ""
 
 
-def read_life(text: str) -> int:
+def decode_incarnation(text: str) -> int:
     """What `written_life` gave; -1, which nobody has, for what it never gives."""
     if not text:
         return 0

@@ -13,19 +13,12 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Dense, point_to_point
 from gossamer.compressors.base import wide
 from gossamer.core import rng
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import (
-    WORKER,
-    Peer,
-    Pulled,
-    Push,
-    Receipt,
-    Stamp,
-)
+from gossamer.core.peer_ops import WORKER, Peer, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError, NotFinite, RecipeError
-from gossamer.gossip.incarnation import life_in, numbered, read_life, written_life
+from gossamer.gossip.incarnation import decode_incarnation, encode_incarnation, incarnation_of, with_incarnation
 from gossamer.kernels import all_finite, room_like
 from gossamer.topologies import Topology
 
@@ -35,14 +28,14 @@ SAMPLE = Layout.of({"weight": (64, 64)})
 MOST_LOST = 0.01  # of the parameters' square, by one letter
 
 
-class Asked(NamedTuple):
+class PairRequest(NamedTuple):
     """An exchange that this worker began and has not heard the end of. sent: what its letter stands for, (n,)."""
 
     push: Push
     sent: Callable[[], Tensor]
 
 
-class Answered(NamedTuple):
+class PairAnswer(NamedTuple):
     """The last exchange that a worker began here, and what it was told: the same, however often it asks."""
 
     stamp: Stamp
@@ -82,7 +75,7 @@ class Partner:
     """
 
     def __init__(
-        self, parameters: Packed, rank: int, compressor: Compressor | None = None, seed: int = 0, life: int = 0
+        self, parameters: FlatTensors, rank: int, compressor: Compressor | None = None, seed: int = 0, life: int = 0
     ) -> None:
         self.rank, self.life, self._seed, self._layout = rank, life, seed, parameters.layout
         self.beside: Callable[[], Payload] = tuple
@@ -93,8 +86,8 @@ class Partner:
         refuse_loss(self._compressor)
         self.version = self.declined = self.abandoned = 0
         self.gone: set[int] = set()
-        self._asked: dict[int, Asked] = {}
-        self._answered: dict[int, Answered] = {}
+        self._asked: dict[int, PairRequest] = {}
+        self._answered: dict[int, PairAnswer] = {}
         self._lives: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -140,17 +133,17 @@ class Partner:
         """
         with self._lock:
             if peer not in self._asked:
-                number = numbered(self.life, step)
+                number = with_incarnation(self.life, step)
                 letter = self._write(number)
                 push = Push(
                     to=Peer(WORKER, peer),
                     key=AVERAGE,
                     stamp=Stamp(self.rank, number, self.version),
                     payload=letter.payload,
-                    about=written_life(self._lives.get(peer, 0)),
+                    about=encode_incarnation(self._lives.get(peer, 0)),
                     within_seconds=within_seconds,
                 )
-                self._asked[peer] = Asked(push, letter.own)
+                self._asked[peer] = PairRequest(push, letter.own)
             return self._asked[peer].push
 
     def land(self, push: Push, receipt: Receipt) -> bool:
@@ -173,27 +166,27 @@ class Partner:
             return True
 
     def _end_declined(self, peer: int, receipt: Receipt) -> None:
-        if not self._met(peer, read_life(receipt.about)):
+        if not self._met(peer, decode_incarnation(receipt.about)):
             del self._asked[peer]
             self.declined += 1
 
     def hear(self, push: Push) -> Receipt:
         """Answer a word that begins an exchange; one that was meant for another life is told which this is."""
-        if read_life(push.about) != self.life:
-            return Receipt(version=-1, about=written_life(self.life))
+        if decode_incarnation(push.about) != self.life:
+            return Receipt(version=-1, about=encode_incarnation(self.life))
         return self.answer(push.stamp, push.payload)
 
     def answer(self, stamp: Stamp, payload: Payload) -> Receipt:
         """Have one's part in an exchange that another worker began; version -1 where none takes place."""
         with self._lock:
-            self._met(stamp.worker, life_in(stamp.step))
-            if life_in(stamp.step) < self._lives.get(stamp.worker, 0):
+            self._met(stamp.worker, incarnation_of(stamp.step))
+            if incarnation_of(stamp.step) < self._lives.get(stamp.worker, 0):
                 return NO_EXCHANGE
             last = self._answered.get(stamp.worker)
             if last is not None and stamp.step <= last.stamp.step:
                 return last.receipt if stamp == last.stamp else NO_EXCHANGE
             receipt = self._exchange(stamp, payload)
-            self._answered[stamp.worker] = Answered(stamp, receipt)
+            self._answered[stamp.worker] = PairAnswer(stamp, receipt)
             return receipt
 
     def _exchange(self, stamp: Stamp, payload: Payload) -> Receipt:
@@ -256,19 +249,19 @@ class Partner:
         self._owes = True
         self.version += 1
 
-    def _write(self, step: int) -> point_to_point.Letter:
-        x, at = Packed(self.shown, self._layout), self._at(self.rank, step)
-        return point_to_point.write(self._compressor, x, point_to_point.begin(self._compressor, x, at), at)
+    def _write(self, step: int) -> point_to_point.EncodedMessage:
+        x, at = FlatTensors(self.shown, self._layout), self._at(self.rank, step)
+        return point_to_point.encode(self._compressor, x, point_to_point.begin(self._compressor, x, at), at)
 
     def _read(self, payload: Payload, writer: int, step: int) -> Tensor:
         theirs = room_like(self.shown)
-        point_to_point.read(self._compressor, payload, self._layout, self._at(writer, step), theirs)
+        point_to_point.decode(self._compressor, payload, self._layout, self._at(writer, step), theirs)
         if not all_finite(theirs):  # averaging would spread it to everyone
             raise MalformedError(f"worker {writer} showed parameters that are not finite; no worker sends such ones")
         return theirs
 
-    def _at(self, writer: int, step: int) -> At:
-        return At(step=step, seed=self._seed, rank=writer)
+    def _at(self, writer: int, step: int) -> AggregationContext:
+        return AggregationContext(step=step, seed=self._seed, rank=writer)
 
 
 @lru_cache(maxsize=64)
@@ -282,9 +275,9 @@ def refuse_loss(compressor: Compressor) -> None:
 
 def _refuse_loss(term: Compressor, compressor: Compressor) -> None:
     numbers = torch.randn(SAMPLE.numel, generator=rng.generator("lost by a letter"), device="cpu")
-    x, at = Packed(numbers, SAMPLE), At()
+    x, at = FlatTensors(numbers, SAMPLE), AggregationContext()
     state = point_to_point.begin(term, x, at)
-    lost = (numbers - point_to_point.write(term, x, state, at).own()).square().sum() / numbers.square().sum()
+    lost = (numbers - point_to_point.encode(term, x, state, at).own()).square().sum() / numbers.square().sum()
     if state or lost > MOST_LOST:
         raise RecipeError(
             f"pairwise gossip sends whole parameters, and {compressor!r} leaves {float(lost):.2g} of their square out "

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gossamer.core.peer_ops import (
-    WORKER,
-    Arrived,
-    Await,
-    Joined,
-    Left,
-    Peer,
-    PeerScript,
-    Pull,
-    Push,
-    Reply,
-)
+from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerJoined, PeerLeft, PeerScript, Pull, Push, Reply
 from gossamer.errors import NotFinite
 from gossamer.gossip.pairwise import AVERAGE, NO_EXCHANGE, Partner
-from gossamer.gossip.state_transfer import STATE, sealed
+from gossamer.gossip.state_transfer import STATE, with_checksum
 
 
 def initiate(partner: Partner, peer: int, step: int, within_seconds: float | None = None) -> PeerScript:
@@ -47,10 +36,12 @@ def answering(partner: Partner) -> PeerScript:
                 yield Reply(token=token, answer=partner.hear(push) if understood else NO_EXCHANGE)
             case Arrived(token=token, word=Pull(key=key)) if key == STATE:
                 shown = partner.snapshot(-1)
-                yield Reply(token=token, answer=sealed(replace(shown, payload=(*shown.payload, *partner.beside()))))
+                yield Reply(
+                    token=token, answer=with_checksum(replace(shown, payload=(*shown.payload, *partner.beside())))
+                )
             case Arrived(token=token, word=Pull(known=known)):
                 yield Reply(token=token, answer=partner.snapshot(known))
-            case Left(peer=Peer(kind, number)) if kind == WORKER:
+            case PeerLeft(peer=Peer(kind, number)) if kind == WORKER:
                 partner.gone.add(number)
-            case Joined(peer=Peer(kind, number)) if kind == WORKER:
+            case PeerJoined(peer=Peer(kind, number)) if kind == WORKER:
                 partner.gone.discard(number)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
-from gossamer.compressors.point_to_point import read, write
-from gossamer.core.aggregation import At, State
-from gossamer.core.layout import Layout, Packed
+from gossamer.compressors.point_to_point import decode, encode
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import AttachError, NotFinite
 from gossamer.kernels import all_finite, room_like
@@ -27,7 +27,7 @@ HAT, PULL, NUMBERS, MASS = "hat", "pull", "numbers", "mass"
 
 
 @dataclass(frozen=True)
-class Offer:
+class GossipOffer:
     """payload: what travels; own: what of it counts here, only read; next_state: a compressor's, once it was sent."""
 
     payload: Payload
@@ -35,22 +35,22 @@ class Offer:
     next_state: State = field(default_factory=State)
 
 
-class Heard(NamedTuple):
+class NeighborMessage(NamedTuple):
     """A neighbour's payload, how much it weighs here, and where its writer stands."""
 
     weight: float
     payload: Payload
-    at: At
+    at: AggregationContext
 
 
-class Rule(ABC):
+class MixingRule(ABC):
     """What neighbours do with each other's numbers. x: (n,), parameters side by side, in their precision.
 
     What is handed out may still be read by others when `land` runs, so nothing writes to x, an offer or what was heard.
     """
 
     @property
-    def along(self) -> Rule:
+    def along(self) -> MixingRule:
         """By which rule other things are mixed that travel along as they are, such as BatchNorm's statistics."""
         return self
 
@@ -70,11 +70,13 @@ class Rule(ABC):
         """What a worker remembers at first, when all workers have the same x."""
 
     @abstractmethod
-    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
         """What leaves for `told` neighbours. Nothing is written: a round may still fail."""
 
     @abstractmethod
-    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
         """What x becomes, in memory of its own; `memory` is overwritten."""
 
     def shares(self, x: Tensor, memory: Memory) -> Payload:
@@ -87,7 +89,7 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class Averaging(Rule):
+class Averaging(MixingRule):
     """Neighbours' parameters travel as they are.
 
     x_i <- x_i + step_size sum_j W_ij (x_j - x_i)
@@ -102,10 +104,12 @@ class Averaging(Rule):
     def begin(self, x: Tensor) -> Memory:
         return {}
 
-    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
-        return Offer((x.flat,))
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+        return GossipOffer((x.flat,))
 
-    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
         change = torch.zeros_like(x, dtype=wide(x.dtype))
         for weight, (theirs,), _ in heard:
             if all_finite(theirs):
@@ -114,7 +118,7 @@ class Averaging(Rule):
 
 
 @dataclass(frozen=True)
-class Choco(Rule):
+class Choco(MixingRule):
     """Differences to public copies travel, by any compressor, and everyone who hears them keeps the copies alike.
 
     q_i = C(x_i - hat_i);  hat_i <- hat_i + q_i;  pull_i <- pull_i + sum_j W_ij (q_j - q_i)
@@ -132,33 +136,35 @@ class Choco(Rule):
     step_size: float
 
     @property
-    def along(self) -> Rule:
+    def along(self) -> MixingRule:
         return Averaging()
 
     def begin(self, x: Tensor) -> Memory:
         hat = x.to(wide(x.dtype), copy=True)
         return {HAT: hat, PULL: torch.zeros_like(hat)}
 
-    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
-        difference = Packed(x.flat - memory[HAT], x.layout)
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+        difference = FlatTensors(x.flat - memory[HAT], x.layout)
         try:
-            letter = write(self.compressor, difference, state, at)
+            letter = encode(self.compressor, difference, state, at)
         except NotFinite:
-            letter = write(self.compressor, Packed(torch.zeros_like(difference.flat), x.layout), state, at)
-        return Offer(letter.payload, (letter.own(),), letter.next_state)
+            letter = encode(self.compressor, FlatTensors(torch.zeros_like(difference.flat), x.layout), state, at)
+        return GossipOffer(letter.payload, (letter.own(),), letter.next_state)
 
-    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
         (own,), pull = offer.own, memory[PULL]
         memory[HAT].add_(own)
         letter = room_like(pull)
         for weight, payload, at in heard:
-            read(self.compressor, payload, layout, at, letter)
+            decode(self.compressor, payload, layout, at, letter)
             pull.add_(letter.sub_(own), alpha=weight)
         return torch.add(x, pull, alpha=self.step_size).to(x.dtype)
 
 
 @dataclass(frozen=True)
-class PushSum(Rule):
+class PushSum(MixingRule):
     """Everyone gives equal shares of its numbers and of its mass away, and shows their ratio.
 
     z_i <- z_i + x_i - shown_i, for what its optimizer moved x_i by;  shown_i = z_i / w_i, as x_i was left
@@ -180,14 +186,16 @@ class PushSum(Rule):
             MASS: torch.ones(1, dtype=torch.float64, device=x.device),
         }
 
-    def offer(self, x: Packed, memory: Memory, state: State, at: At, told: int) -> Offer:
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
         numbers, mass = self.shares(x.flat, memory)
         part, lighter = (numbers / (1 + told)).to(x.flat.dtype), mass / (1 + told)
         if not all_finite(part):
-            return Offer((torch.zeros_like(part), torch.zeros_like(mass)), (numbers, mass))
-        return Offer((part, lighter), (numbers.sub_(part, alpha=told), lighter))
+            return GossipOffer((torch.zeros_like(part), torch.zeros_like(mass)), (numbers, mass))
+        return GossipOffer((part, lighter), (numbers.sub_(part, alpha=told), lighter))
 
-    def land(self, x: Tensor, layout: Layout, memory: Memory, offer: Offer, heard: Sequence[Heard]) -> Tensor:
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
         numbers, mass = offer.own
         memory[NUMBERS].copy_(numbers)
         memory[MASS].copy_(mass)

@@ -24,7 +24,7 @@ STATE_SECONDS = 60.0  # a model's worth of them
 SEARCH_SECONDS = 60.0
 
 
-class Roll(NamedTuple):
+class PeerStatus(NamedTuple):
     """What a worker says of itself and the others. life, steps: its own; done: it waits for the end; stop: it knows
     that the run is asked to end; agreed: it has the last mean; here: the workers that it hears, itself included."""
 
@@ -39,24 +39,24 @@ class Roll(NamedTuple):
         return json.dumps(self)
 
 
-def read_roll(text: str) -> Roll:
+def decode_status(text: str) -> PeerStatus:
     """What `written` gave. Raises MalformedError for anything else."""
     try:
         life, steps, done, stop, agreed, here = json.loads(text)
-        return Roll(int(life), int(steps), bool(done), bool(stop), bool(agreed), tuple(map(int, here)))
+        return PeerStatus(int(life), int(steps), bool(done), bool(stop), bool(agreed), tuple(map(int, here)))
     except (TypeError, ValueError):
         raise MalformedError(f"a worker said {text[:80]!r} of itself and the others, which is no roll") from None
 
 
-class TakenOver(NamedTuple):
+class ReceivedState(NamedTuple):
     """From whom, what it said of itself, and what it has: nothing where all have come to the end."""
 
     peer: int
-    roll: Roll
+    roll: PeerStatus
     state: Payload
 
 
-def come_back(others: Sequence[int], like: Payload, is_over: Callable[[], bool] = lambda: False) -> PeerScript:
+def rejoin(others: Sequence[int], like: Payload, is_over: Callable[[], bool] = lambda: False) -> PeerScript:
     """Begin to take the place of a worker that was lost: find somebody who is here, and take over what it has.
 
     others: asked one after the other, and again. like: of which shapes and dtypes that must be. is_over: whether nobody
@@ -69,26 +69,26 @@ def come_back(others: Sequence[int], like: Payload, is_over: Callable[[], bool] 
     for peer in chain.from_iterable(repeat(others, rounds)):
         try:
             answer = yield Pull(of=Peer(WORKER, peer), key=ROLL, within_seconds=ROLL_SECONDS)
-            roll = read_roll(answer.about)
-            state = () if roll.agreed else (yield from take_over(peer, like, STATE_SECONDS))
+            roll = decode_status(answer.about)
+            state = () if roll.agreed else (yield from receive_state(peer, like, STATE_SECONDS))
         except (PeerLost, MalformedError, ConnectError) as why:
             failure = why
             if is_over():
                 break
         else:
-            return TakenOver(peer, roll, state)
+            return ReceivedState(peer, roll, state)
     raise PeerLost(
         f"workers {', '.join(map(str, others))} give nothing to go on from ({failure}), and what this worker had is "
         "lost. Where none of them trains any more, begin again."
     )
 
 
-def sealed(shown: Pulled) -> Pulled:
+def with_checksum(shown: Pulled) -> Pulled:
     """The same, with a hash of what it gives, for whoever asked for STATE."""
     return replace(shown, about=_hash(shown.payload)) if shown.payload else shown
 
 
-def take_over(peer: int, like: Payload, within_seconds: float | None = None) -> PeerScript:
+def receive_state(peer: int, like: Payload, within_seconds: float | None = None) -> PeerScript:
     """Ask worker `peer` for its parameters, (n,), and what it keeps beside them; returns what is to be begun from.
 
     like: of which shapes and dtypes that must be. To be run before the first word of one's own: who joins from other
@@ -96,10 +96,10 @@ def take_over(peer: int, like: Payload, within_seconds: float | None = None) -> 
     within_seconds.
     """
     pulled = yield Pull(of=Peer(WORKER, peer), key=STATE, within_seconds=within_seconds)
-    return opened(pulled, peer, like)
+    return checked(pulled, peer, like)
 
 
-def opened(pulled: Pulled, peer: int, like: Payload) -> Payload:
+def checked(pulled: Pulled, peer: int, like: Payload) -> Payload:
     """What was sealed. Raises MalformedError for anything else."""
     if _kinds(pulled.payload) != _kinds(like):
         raise MalformedError(

@@ -18,8 +18,8 @@ from gossamer.core.peer_ops import (
     WORKER,
     Arrived,
     Await,
-    Heard,
     Peer,
+    PeerEvent,
     PeerScript,
     Pull,
     Pulled,
@@ -30,12 +30,12 @@ from gossamer.core.peer_ops import (
 )
 from gossamer.errors import ConnectError
 from gossamer.events import notice
-from gossamer.gossip.incarnation import life_in, numbered
+from gossamer.gossip.incarnation import incarnation_of, with_incarnation
 from gossamer.gossip.pairwise import AVERAGE, Partner
 from gossamer.gossip.pairwise_scripts import answering
-from gossamer.gossip.state_transfer import ROLL, Roll, read_roll
+from gossamer.gossip.state_transfer import ROLL, PeerStatus, decode_status
 from gossamer.kernels import all_finite
-from gossamer.runtime.peer_thread import Handle, PeerEndpoint
+from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread
 
 HERE, STOP, DONE, AGREED, OVER = "here", "stop", "done", "agreed", "over"
 NOW, FINAL = "now", "final"
@@ -44,7 +44,7 @@ RETURN_SECONDS = 5.0  # who came back waits no longer for those that are slow to
 GLANCE_SECONDS = 0.05  # between looks at whether the peer that is asked has left
 
 
-class Agreed(NamedTuple):
+class FinalMean(NamedTuple):
     """A mean over workers. payload: the parameters (n,), then whatever else each of them gave; distance: how far they
     are from it, the root of the mean over workers of the squared distance."""
 
@@ -52,7 +52,7 @@ class Agreed(NamedTuple):
     distance: float
 
 
-class Parting:
+class TerminationProtocol:
     """What one worker has heard of the others, and the ways to tell them something and to agree with them.
 
     In the end, every worker says that it is done and goes on answering. Once all that are here have said so, the lowest
@@ -70,7 +70,7 @@ class Parting:
         self._changed = threading.Condition()
         self._said: dict[str, dict[int, int]] = {key: {} for key in (HERE, STOP, DONE, AGREED, OVER)}
         self._along: Payload = ()
-        self._agreed: Agreed | None = None
+        self._agreed: FinalMean | None = None
         self._done = self._deaf = False
         self.steps = 0  # of this worker, for who asks
 
@@ -117,7 +117,7 @@ class Parting:
                 self._deaf = True
                 self._changed.notify_all()
 
-    def _answer(self, heard: Heard) -> Reply | None:
+    def _answer(self, heard: PeerEvent) -> Reply | None:
         """None where it is not about parting."""
         match heard:
             case Arrived(token=token, word=Push(key=key)) if key == HERE:
@@ -139,9 +139,9 @@ class Parting:
             return Pulled(version=0, payload=_written(known), about=AGREED)
         return Pulled(version=0, payload=self._mine(FINAL)) if done else Pulled(version=-1)
 
-    def _roll(self) -> Roll:
+    def _roll(self) -> PeerStatus:
         with self._changed:
-            return Roll(
+            return PeerStatus(
                 life=self._partner.life,
                 steps=self.steps,
                 done=self._done,
@@ -150,11 +150,11 @@ class Parting:
                 here=(*self.live, self._rank),
             )
 
-    def _note(self, heard: Heard) -> None:
+    def _note(self, heard: PeerEvent) -> None:
         with self._changed:
             match heard:
                 case Arrived(sender=sender, word=Push(key=key, stamp=stamp, payload=payload)) if key in self._said:
-                    self._say_that(key, sender.number, life_in(stamp.step))
+                    self._say_that(key, sender.number, incarnation_of(stamp.step))
                     if key == AGREED and self._agreed is None and self._fits(payload):
                         self._agreed = _read(payload)
             self._changed.notify_all()
@@ -164,7 +164,7 @@ class Parting:
         self._partner.meet(peer, life)
         self._said[key][peer] = max(life, self._said[key].get(peer, 0))
 
-    def _call(self, peer: int, roll: Roll) -> None:
+    def _call(self, peer: int, roll: PeerStatus) -> None:
         """What a worker says of itself to who came back: all that this one has missed."""
         with self._changed:
             self._partner.meet(peer, roll.life)
@@ -175,7 +175,7 @@ class Parting:
 
     def _fits(self, payload: Payload) -> bool:
         """Whether what somebody agreed on is what this worker would have written, but for its numbers."""
-        kinds = [(each.shape, each.dtype) for each in _written(Agreed(self._mine(FINAL), 0.0))]
+        kinds = [(each.shape, each.dtype) for each in _written(FinalMean(self._mine(FINAL), 0.0))]
         return [(each.shape, each.dtype) for each in payload] == kinds
 
     def _mine(self, key: str) -> Payload:
@@ -211,17 +211,17 @@ class Parting:
 
     def _tell(
         self, me: PeerEndpoint, peers: Iterable[int], key: str, payload: Payload = (), about: str = ""
-    ) -> dict[int, Handle]:
+    ) -> dict[int, PeerThread]:
         return {peer: me.start(self.say(peer, key, payload, about)) for peer in peers if peer != self._rank}
 
     def say(self, peer: int, key: str, payload: Payload = (), about: str = "") -> PeerScript:
         """Tell one worker; what that has to say of itself is heard."""
-        stamp = Stamp(self._rank, numbered(self._partner.life, 0))
+        stamp = Stamp(self._rank, with_incarnation(self._partner.life, 0))
         receipt = yield Push(to=Peer(WORKER, peer), key=key, stamp=stamp, payload=payload, about=about)
         if receipt.about:
-            self._call(peer, read_roll(receipt.about))
+            self._call(peer, decode_status(receipt.about))
 
-    def wait(self, handle: Handle, peer: int) -> Any:
+    def wait(self, handle: PeerThread, peer: int) -> Any:
         """What the script returned that talks to `peer`; None where that has left. Raises what the script raised."""
         while peer not in self._partner.gone:
             with suppress(TimeoutError):
@@ -230,11 +230,11 @@ class Parting:
 
     # -- means ---------------------------------------------------------------------------------------------------------
 
-    def now(self, me: PeerEndpoint) -> Agreed:
+    def now(self, me: PeerEndpoint) -> FinalMean:
         """The mean of what this worker and those that are here have shown last; they go on meanwhile."""
         return self._mean(me, NOW)
 
-    def end(self, me: PeerEndpoint, along: Payload) -> Agreed:
+    def end(self, me: PeerEndpoint, along: Payload) -> FinalMean:
         """Wait until all that are here have come to the end, and take the mean, the same bits on each of them.
 
         This worker has begun nothing that has not ended. along: what else is to be averaged. Raises ConnectError.
@@ -272,9 +272,9 @@ class Parting:
         with self._changed:
             self._said[OVER][self._rank] = self._partner.life
 
-    def _mean(self, me: PeerEndpoint, key: str) -> Agreed:
+    def _mean(self, me: PeerEndpoint, key: str) -> FinalMean:
         """Over all that are here and finite, by rank; what one of them has agreed on, where that happened."""
-        sums = Sums()
+        sums = RunningMean()
         for peer, pulled in self._ask(me, key):
             if pulled.about == AGREED:
                 return _read(pulled.payload)
@@ -284,7 +284,7 @@ class Parting:
                 sums.add(pulled.payload)
             else:
                 notice(f"worker {peer}'s parameters are not finite, and no mean would be with them: they are left out")
-        return sums.mean() if sums.count else Agreed(self._mine(key), nan)
+        return sums.mean() if sums.count else FinalMean(self._mine(key), nan)
 
     def _ask(self, me: PeerEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
         """What each worker that is here gives, by rank, asked one after the other; this one among them. For the last
@@ -302,7 +302,7 @@ class Parting:
 
 
 @dataclass
-class Sums:
+class RunningMean:
     """A mean by the order in which numbers come, one division after the sum; how far they are from it is kept along.
 
     law:    sum |x - mean|^2 = sum over k of |x_k - mean of those before|^2 (k - 1) / k
@@ -322,13 +322,13 @@ class Sums:
             self.totals = [tensor.clone() for tensor in payload]
         self.count += 1
 
-    def mean(self) -> Agreed:
-        return Agreed(tuple(total / self.count for total in self.totals), sqrt(self.away / self.count))
+    def mean(self) -> FinalMean:
+        return FinalMean(tuple(total / self.count for total in self.totals), sqrt(self.away / self.count))
 
 
-def _written(agreed: Agreed) -> Payload:
+def _written(agreed: FinalMean) -> Payload:
     return (torch.tensor([agreed.distance], dtype=torch.float64, device="cpu"), *agreed.payload)
 
 
-def _read(payload: Payload) -> Agreed:
-    return Agreed(payload[1:], payload[0].item())
+def _read(payload: Payload) -> FinalMean:
+    return FinalMean(payload[1:], payload[0].item())

@@ -23,7 +23,7 @@ from gossamer.launch.job import NO_SERVERS, Job
 from gossamer.launch.logs.follow import Follower, Show
 from gossamer.launch.logs.run_files import RunFiles, read_json
 from gossamer.launch.peer_launcher import launch_peers
-from gossamer.launch.periodic import Every
+from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.reaper import Reaper
 from gossamer.launch.rendezvous import check_free, free_endpoint, reach
 
@@ -33,7 +33,7 @@ MEETING_SECONDS = 300
 PORTS_TRIED = 4
 
 
-class Stopped(KeyboardInterrupt):
+class LauncherStopped(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
@@ -64,7 +64,7 @@ def launch(
         tick()
 
     try:
-        with _quiet(), Every(LOOK_SECONDS, look), Every(REAPER_SECONDS, attempts.reaper.look):
+        with _quiet(), PeriodicTask(LOOK_SECONDS, look), PeriodicTask(REAPER_SECONDS, attempts.reaper.look):
             return _run(job, attempts)
     finally:
         attempts.close()
@@ -88,7 +88,7 @@ def _run(job: Job, attempts: Attempts) -> Outcome:
     except ChildFailedError as failed:
         exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         return Outcome(failure=cause(attempts.failures(exit_codes)), restarts=attempts.number)
-    except Stopped as stopped:
+    except LauncherStopped as stopped:
         return Outcome(signal=stopped.number, restarts=attempts.number)
     finally:
         attempts.reaper.end()
@@ -202,7 +202,7 @@ def _signals(reaper: Reaper) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         reaper.stop()
-        raise Stopped(number)
+        raise LauncherStopped(number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from types import TracebackType
 
 
-class Guard:
+class OrphanReaper:
     """`with Guard() as guard`: groups that were added and not removed do not outlive this process, however it ends."""
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> OrphanReaper:
         # A session of its own: what a terminal sends to the launcher is not meant for it
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", os.path.abspath(__file__)],

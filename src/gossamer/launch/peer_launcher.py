@@ -19,8 +19,8 @@ from gossamer.launch.failure import LOOK_SECONDS, Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.follow import Show
 from gossamer.launch.logs.run_files import RunFiles
-from gossamer.launch.parent_watchdog import Guard
-from gossamer.launch.periodic import Every
+from gossamer.launch.parent_watchdog import OrphanReaper
+from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.rendezvous import free_endpoints, serve_store
 from gossamer.launch.supervisor import Supervisor
 
@@ -51,7 +51,7 @@ def launch_peers(
     is raised where that does not help.
     """
     require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
-    with heard() as signals, Guard() as guard:
+    with heard() as signals, OrphanReaper() as guard:
         store, meeting = serve_store(serving.meeting or f"{_host(job)}:0", serving.network)
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
         token = check_token_file(serving.token_file) if serving.token_file else make_token_file(directory)
@@ -64,7 +64,7 @@ def launch_peers(
             tick()
 
         try:
-            with Every(LOOK_SECONDS, look):
+            with PeriodicTask(LOOK_SECONDS, look):
                 return supervisor.run(signals)
         finally:
             supervisor.close()

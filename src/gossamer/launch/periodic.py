@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 
-class Every:
+class PeriodicTask:
     """Calls `action` every `seconds` in a thread until the block ends, then once more.
 
     An error of `action` interrupts the main thread and is raised at the end of the block.
@@ -21,7 +21,7 @@ class Every:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Every:
+    def __enter__(self) -> PeriodicTask:
         self._thread.start()
         return self
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gossamer.launch.logs.run_files import RunFiles, write_json
-from gossamer.launch.parent_watchdog import Guard
+from gossamer.launch.parent_watchdog import OrphanReaper
 
 POLL_SECONDS = 0.02
 
@@ -38,7 +38,7 @@ def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[s
     return [*(part.replace("${local_rank}", str(number)) for part in prefix), *command]
 
 
-class Member:
+class ManagedProcess:
     """At most one process at a time, which leads a process group: its helpers end with it.
 
     number: in the run's files; command: what is run, after `prefix`, in which ${local_rank} stands for the number;
@@ -49,7 +49,7 @@ class Member:
         self,
         number: int,
         files: RunFiles,
-        guard: Guard,
+        guard: OrphanReaper,
         command: Sequence[str],
         environment: Callable[[int], Mapping[str, str]],
         prefix: Sequence[str] = (),
@@ -112,7 +112,7 @@ class Member:
                 os.killpg(self._process.pid, number)
 
 
-def end_all(members: Sequence[Member], patience_seconds: float, hurried: Callable[[], bool]) -> dict[int, int]:
+def end_all(members: Sequence[ManagedProcess], patience_seconds: float, hurried: Callable[[], bool]) -> dict[int, int]:
     """Ask politely, kill whoever is still there after `patience_seconds` or when `hurried()`; exit codes by number."""
     alive = [member for member in members if member.lives]
     for member in alive:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gossamer.launch.parent_watchdog import Guard
+from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import spawn
 
 # Whoever starts at this moment has more use for the processor
@@ -31,7 +31,7 @@ class Spare:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path, guard: Guard
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path, guard: OrphanReaper
     ) -> None:
         self._command, self._environment, self._output, self._boot = command, environment, output, boot
         self._guard = guard

@@ -12,9 +12,9 @@ from gossamer.launch.failure import Failure, Outcome, cause, from_exit, from_rep
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.follow import Show
 from gossamer.launch.logs.run_files import RunFiles, read_json
-from gossamer.launch.logs.streams import ServerVoice, Voice, WorkerVoice, server_log_path
-from gossamer.launch.parent_watchdog import Guard
-from gossamer.launch.process import POLL_SECONDS, Member, end_all, placed
+from gossamer.launch.logs.streams import ProcessLog, ServerLog, WorkerLog, server_log_path
+from gossamer.launch.parent_watchdog import OrphanReaper
+from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all, placed
 from gossamer.launch.reaper import PATIENCE_SECONDS
 from gossamer.launch.standby import Spare
 
@@ -35,7 +35,7 @@ class Supervisor:
         job: Job,
         serving: Serving,
         files: RunFiles,
-        guard: Guard,
+        guard: OrphanReaper,
         surroundings: Mapping[str, str],
         trains: Callable[[int, int], bool],
         show: Show,
@@ -50,9 +50,9 @@ class Supervisor:
         self._workers = [self._worker(rank, surroundings) for rank in range(job.workers)]
         self._spares = self._kept(serving, surroundings)
         self._servers = [self._server(server, serving.command, surroundings) for server in range(serving.servers)]
-        self._voices: list[Voice] = [WorkerVoice(job, rank, files, show) for rank in range(job.workers)]
+        self._voices: list[ProcessLog] = [WorkerLog(job, rank, files, show) for rank in range(job.workers)]
         for server, member in enumerate(self._servers):
-            self._voices.append(ServerVoice(server, member.number, files, job.logs, serving.command, note))
+            self._voices.append(ServerLog(server, member.number, files, job.logs, serving.command, note))
         self._finished: set[int] = set()
         self._lost: list[Failure] = []
         self._failed: list[Failure] = []
@@ -93,11 +93,11 @@ class Supervisor:
                 self._server_ended(server, member, exit_code)
         return any(worker.lives for worker in self._workers)
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: ManagedProcess) -> None:
         self._voices[member.number].begin(member.attempt + 1)
         member.start()
 
-    def _worker_ended(self, worker: Member, exit_code: int) -> None:
+    def _worker_ended(self, worker: ManagedProcess, exit_code: int) -> None:
         if not exit_code:
             self._finished.add(worker.number)
             return
@@ -132,7 +132,7 @@ class Supervisor:
             return False
         return not any(self._trains(worker.number, worker.attempt) for worker in left)
 
-    def _server_ended(self, server: int, member: Member, exit_code: int) -> None:
+    def _server_ended(self, server: int, member: ManagedProcess, exit_code: int) -> None:
         end = from_exit(member.number, exit_code, time.time(), stopped=False)
         self._voices[member.number].note(f"# server {server} ended with {end.ending}")
         log = server_log_path(self._job.logs, server)
@@ -153,7 +153,7 @@ class Supervisor:
         )
         self._start(member)
 
-    def _failure(self, worker: Member, exit_code: int, stopped: bool) -> Failure:
+    def _failure(self, worker: ManagedProcess, exit_code: int, stopped: bool) -> Failure:
         report = read_json(self._files.failure(worker.number, worker.attempt))
         if report is not None:
             return from_report(report)
@@ -175,7 +175,7 @@ class Supervisor:
         count = len(self._workers)
         return replace(self._lost[-1], summary=f"all {count} workers were lost, this one last" if count > 1 else "")
 
-    def _worker(self, rank: int, surroundings: Mapping[str, str]) -> Member:
+    def _worker(self, rank: int, surroundings: Mapping[str, str]) -> ManagedProcess:
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
         def environment(attempt: int) -> Mapping[str, str]:
@@ -183,16 +183,16 @@ class Supervisor:
             return {**surroundings, **place, **again, "TORCHELASTIC_RESTART_COUNT": str(attempt)}
 
         command = (sys.executable, *self._job.worker_arguments)
-        return Member(rank, self._files, self._guard, command, environment, self._job.prefix)
+        return ManagedProcess(rank, self._files, self._guard, command, environment, self._job.prefix)
 
-    def _server(self, server: int, command: Sequence[str], surroundings: Mapping[str, str]) -> Member:
+    def _server(self, server: int, command: Sequence[str], surroundings: Mapping[str, str]) -> ManagedProcess:
         journal = self._files.directory / f"journal-{server}"
         journal.mkdir(mode=0o700)
         place = {"GOSSAMER_SERVER": str(server), "GOSSAMER_JOURNAL": str(journal)}
         number = self._job.workers + server
         environment = {**surroundings, **place}
         spare = self._spares[server % len(self._spares)]
-        return Member(
+        return ManagedProcess(
             number, self._files, self._guard, command, lambda attempt: environment, self._job.prefix, begin=spare.take
         )
 

@@ -31,7 +31,7 @@ Finish = Callable[[], None]
 def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) -> None:
     """Run the script; `finish` writes this rank's record, whether it ended well or not."""
     script, *rest = arguments or sys.argv[1:]
-    post = Post(RunFiles(Path(os.environ[RUN_DIRECTORY])), int(os.environ["RANK"]))
+    post = FailureReporter(RunFiles(Path(os.environ[RUN_DIRECTORY])), int(os.environ["RANK"]))
     os.dup2(1, 2)  # one file for both streams, so that their order is kept
     post.started()
     _end_with(int(os.environ["GOSSAMER_LAUNCHER_PID"]))
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) 
         dist.destroy_process_group()
 
 
-class Post:
+class FailureReporter:
     """What one worker writes for its launcher."""
 
     def __init__(self, files: RunFiles, rank: int) -> None:
@@ -91,7 +91,7 @@ class Post:
         write_json(self._files.failure(self._rank, self._attempt), report)
 
 
-def _run(script: str, arguments: Sequence[str], post: Post) -> int:
+def _run(script: str, arguments: Sequence[str], post: FailureReporter) -> int:
     try:
         _run_script(script, arguments)
     except Stopped:

@@ -31,7 +31,7 @@ class Prices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """One recipe's line. Losses are None where the script logged none in that range.
 
     step_ratio: seconds per step over the first row's; unlimited_ratio: over the run without a network limit.
@@ -56,7 +56,7 @@ class Row:
 class Comparison:
     """All rows, and the time and step at which losses are compared: the least that every run made."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     metric: str | None
     equal_seconds: float
     equal_steps: int
@@ -102,11 +102,11 @@ def _row(
     target: Target | None,
     prices: Prices,
     told: float | None,
-) -> Row:
+) -> ComparisonRow:
     step_seconds = record["seconds_per_step"]["median"]
     reached = seconds_to(record, target)
     total = record["compute_seconds_per_step"] + record["waiting_seconds_per_step"]
-    return Row(
+    return ComparisonRow(
         recipe=record["recipe"],
         step_seconds=step_seconds,
         waiting_share=record["waiting_seconds_per_step"] / total if total else 0.0,

@@ -35,7 +35,7 @@ def read_target(text: str) -> Target:
     return Target(found[1], found[2] == "<", float(found[3]))
 
 
-class Watch:
+class TargetWatch:
     """A listener that calls `enough` once, when the target is reached or `seconds` have passed since attach."""
 
     def __init__(self, target: Target | None, seconds: float | None, enough: Callable[[], None]) -> None:

@@ -5,26 +5,26 @@ worker   Client(...)  begin()  push_pull()         scripts, one at a time
          .gather(gradients)  .land()               what the training thread does in between
 """
 
-from gossamer.parameter_server.client.client import Client, Exchanged
-from gossamer.parameter_server.client.partition import Part, gather, scatter, split
+from gossamer.parameter_server.client.client import Client, StepResult
+from gossamer.parameter_server.client.partition import ShardSlice, gather, scatter, split
 from gossamer.parameter_server.journal import keep, restore
 from gossamer.parameter_server.server import host, serve
-from gossamer.parameter_server.shard import Shard
-from gossamer.parameter_server.update_policy import OnArrival, Rounds, Rule, rule_of
+from gossamer.parameter_server.shard import ServerShard
+from gossamer.parameter_server.update_policy import AsynchronousPolicy, SynchronousPolicy, UpdatePolicy, policy_of
 
 __all__ = [
+    "AsynchronousPolicy",
     "Client",
-    "Exchanged",
-    "OnArrival",
-    "Part",
-    "Rounds",
-    "Rule",
-    "Shard",
+    "ServerShard",
+    "ShardSlice",
+    "StepResult",
+    "SynchronousPolicy",
+    "UpdatePolicy",
     "gather",
     "host",
     "keep",
+    "policy_of",
     "restore",
-    "rule_of",
     "scatter",
     "serve",
     "split",

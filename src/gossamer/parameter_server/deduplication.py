@@ -8,7 +8,7 @@ REMEMBERED = 64  # answers of a worker, so that one that comes again is answered
 LATE = -1  # the version of what came too late to count
 
 
-class Ledger:
+class AnswerLog:
     """(worker, step) -> version. A worker's steps ascend: what is not beyond its last was answered before."""
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
 from gossamer.core import rng
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError, NotFinite
@@ -30,7 +30,7 @@ class Public(ABC):
     version: int
 
     @abstractmethod
-    def publish(self, version: int, values: Sequence[Packed]) -> None:
+    def publish(self, version: int, values: Sequence[FlatTensors]) -> None:
         """Let `values`, which are of `version`, be known as well as they can be."""
 
     @abstractmethod
@@ -57,10 +57,10 @@ class Public(ABC):
 class Snapshot(Public):
     """The parameters as they are: one copy, shared by all who ask for the same version."""
 
-    def __init__(self, values: Sequence[Packed]) -> None:
+    def __init__(self, values: Sequence[FlatTensors]) -> None:
         self.publish(0, values)
 
-    def publish(self, version: int, values: Sequence[Packed]) -> None:
+    def publish(self, version: int, values: Sequence[FlatTensors]) -> None:
         self.version = version
         self._copy = tuple(block.flat.clone() for block in values)
 
@@ -74,7 +74,7 @@ class Snapshot(Public):
         self.version, self._copy = state["version"], tuple(state["whole"])
 
 
-class Link(NamedTuple):
+class Delta(NamedTuple):
     """From version `known` to `version`: a bundle of letters, so many tensors for each block."""
 
     known: int
@@ -83,12 +83,12 @@ class Link(NamedTuple):
     payload: Payload
 
 
-def link_at(seed: int, version: int) -> At:
+def delta_at(seed: int, version: int) -> AggregationContext:
     """Where the link to `version` stands."""
-    return At(step=version, seed=rng.address(seed, "pull"))
+    return AggregationContext(step=version, seed=rng.address(seed, "pull"))
 
 
-class Estimate(Public):
+class DeltaChain(Public):
     """A public estimate xhat of the parameters x that every worker comes to, bit for bit, by the same links.
 
     q = C(x - xhat), xhat <- xhat + q. What C loses is in the next difference, so nothing else is remembered.
@@ -96,15 +96,15 @@ class Estimate(Public):
     Links are kept while they are cheaper, all together, than the estimate itself. Memory: 3 N, one for all workers.
     """
 
-    def __init__(self, compressor: Compressor, values: Sequence[Packed], seed: int) -> None:
+    def __init__(self, compressor: Compressor, values: Sequence[FlatTensors], seed: int) -> None:
         self.version = 0
         self._compressor, self._seed = compressor, seed
-        self._blocks = tuple(Packed(b.flat.to(wide(b.flat.dtype), copy=True), b.layout) for b in values)
-        self._states = shard_message.begin(compressor, self._blocks, link_at(seed, 0))
-        self._links: list[Link] = []
+        self._blocks = tuple(FlatTensors(b.flat.to(wide(b.flat.dtype), copy=True), b.layout) for b in values)
+        self._states = shard_message.begin(compressor, self._blocks, delta_at(seed, 0))
+        self._links: list[Delta] = []
         self._copy: Payload | None = None
 
-    def publish(self, version: int, values: Sequence[Packed]) -> None:
+    def publish(self, version: int, values: Sequence[FlatTensors]) -> None:
         try:
             self._link(version, values)
         except NotFinite:  # training diverged, which workers shall see
@@ -113,11 +113,13 @@ class Estimate(Public):
                 known.flat.copy_(x.flat)
         self.version, self._copy = version, None
 
-    def _link(self, version: int, values: Sequence[Packed]) -> None:
-        missing = [Packed(x.flat - known.flat, known.layout) for x, known in zip(values, self._blocks, strict=True)]
-        written = shard_message.write(self._compressor, missing, self._states, link_at(self._seed, version))
-        link = Link(self.version, version, written.counts, tuple(tensor.clone() for tensor in written.payload))
-        follow(self._blocks, self._compressor, link, self._seed)
+    def _link(self, version: int, values: Sequence[FlatTensors]) -> None:
+        missing = [
+            FlatTensors(x.flat - known.flat, known.layout) for x, known in zip(values, self._blocks, strict=True)
+        ]
+        written = shard_message.write(self._compressor, missing, self._states, delta_at(self._seed, version))
+        link = Delta(self.version, version, written.counts, tuple(tensor.clone() for tensor in written.payload))
+        apply_delta(self._blocks, self._compressor, link, self._seed)
         self._states = written.states
         self._links.append(link)
         while sum(payload_bytes(each.payload) for each in self._links) >= self._bytes:
@@ -156,28 +158,28 @@ class Estimate(Public):
         self.version, self._copy = state["version"], None
         for block, flat in zip(self._blocks, state["whole"], strict=True):
             block.flat.copy_(flat)
-        self._links = [Link(*link) for link in state["links"]]
+        self._links = [Delta(*link) for link in state["links"]]
         for mine, saved in zip(self._states, state["states"], strict=True):
             for key, packed in mine.items():
                 packed.flat.copy_(saved[key])
 
 
-def follow(blocks: Sequence[Packed], compressor: Compressor, link: Link, seed: int) -> None:
+def apply_delta(blocks: Sequence[FlatTensors], compressor: Compressor, link: Delta, seed: int) -> None:
     """xhat <- xhat + q, the same on the server and on every worker. Raises MalformedError before it writes."""
-    found = shard_message.read(compressor, link.payload, link.counts, blocks, link_at(seed, link.version))
+    found = shard_message.read(compressor, link.payload, link.counts, blocks, delta_at(seed, link.version))
     for block, q in zip(blocks, found, strict=True):
         block.flat.add_(q)
 
 
-class Copy:
+class Replica:
     """A worker's copy of what is public: `values` of `version`, -1 before anything came."""
 
-    def __init__(self, like: Sequence[Packed], compressor: Compressor | None, seed: int) -> None:
+    def __init__(self, like: Sequence[FlatTensors], compressor: Compressor | None, seed: int) -> None:
         self.version = -1
         self._compressor, self._seed = compressor, seed
         dtypes = [b.flat.dtype if compressor is None else wide(b.flat.dtype) for b in like]
         self.values = tuple(
-            Packed.zeros(b.layout, dtype=dtype, device=torch.device("cpu"))
+            FlatTensors.zeros(b.layout, dtype=dtype, device=torch.device("cpu"))
             for b, dtype in zip(like, dtypes, strict=True)
         )
 
@@ -207,5 +209,5 @@ class Copy:
             if known != self.version or self._compressor is None:
                 raise MalformedError(f"a link from version {known} came, and this worker is at {self.version}")
             mine, rest = rest[: sum(counts)], rest[sum(counts) :]
-            follow(self.values, self._compressor, Link(known, version, counts, tuple(mine)), self._seed)
+            apply_delta(self.values, self._compressor, Delta(known, version, counts, tuple(mine)), self._seed)
             self.version = version

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer.core.layout import Packed
-from gossamer.parameter_server.shard_spec import Description, Options
+from gossamer.core.layout import FlatTensors
+from gossamer.parameter_server.shard_spec import Options, ShardSpec
 
 
 class FlatOptimizer:
     """The workers' optimizer, made again: it steps whole blocks, which an elementwise rule does not notice."""
 
-    def __init__(self, description: Description, blocks: Sequence[Packed]) -> None:
+    def __init__(self, description: ShardSpec, blocks: Sequence[FlatTensors]) -> None:
         self._parameters = [Parameter(block.flat) for block in blocks]
         self._groups = [block.group for block in description.blocks]
         kind: Callable[..., Optimizer] = getattr(torch.optim, description.optimizer)

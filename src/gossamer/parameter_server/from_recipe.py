@@ -7,22 +7,22 @@ from typing import NamedTuple
 from gossamer.compressors import Compressor, Route
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, RecipeError
-from gossamer.parameter_server.shard import Shard
-from gossamer.parameter_server.shard_spec import Description
-from gossamer.parameter_server.update_policy import Rule, rule_of
+from gossamer.parameter_server.shard import ServerShard
+from gossamer.parameter_server.shard_spec import ShardSpec
+from gossamer.parameter_server.update_policy import UpdatePolicy, policy_of
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.strategies.parameter_server import ParameterServer
 
 
-def shard_of(text: str, values: Payload) -> Shard:
+def shard_of(text: str, values: Payload) -> ServerShard:
     """A shard by its description and first parameters. Raises MalformedError."""
-    description = Description.of_text(text)
+    description = ShardSpec.of_text(text)
     try:
-        ways = ways_of(resolve(description.recipe))
+        ways = push_pull_codecs(resolve(description.recipe))
     except RecipeError as error:
         raise MalformedError(f"a shard was described by a recipe that no server can follow: {error}") from error
     try:
-        return Shard(description, values, ways.push, ways.pull)
+        return ServerShard(description, values, ways.push, ways.pull)
     except (
         ValueError,
         TypeError,
@@ -35,12 +35,12 @@ def shard_of(text: str, values: Payload) -> Shard:
         ) from error
 
 
-def rule_for(shard: Shard) -> Rule:
+def policy_for(shard: ServerShard) -> UpdatePolicy:
     """The rule that its recipe asks for."""
-    return rule_of(ways_of(resolve(shard.description.recipe)).strategy)
+    return policy_of(push_pull_codecs(resolve(shard.description.recipe)).strategy)
 
 
-class Ways(NamedTuple):
+class PushPullCodecs(NamedTuple):
     """push: completed, with feedback where it is biased; pull: of differences; None sends parameters as they are."""
 
     strategy: ParameterServer
@@ -48,11 +48,11 @@ class Ways(NamedTuple):
     pull: Compressor | None
 
 
-def ways_of(recipe: Recipe) -> Ways:
+def push_pull_codecs(recipe: Recipe) -> PushPullCodecs:
     """How a resolved recipe with a ParameterServer talks. Raises RecipeError for any other."""
     strategy = recipe.strategy
     if not isinstance(strategy, ParameterServer):
         raise RecipeError(f"{recipe} needs no servers. Write ParameterServer() + {recipe.compressor!r}.")
     push = recipe.compressor if strategy.push is None else resolve(strategy.push).compressor
     pull = strategy.pull
-    return Ways(strategy, push, pull if pull is None or pull.routes else Route(pull))
+    return PushPullCodecs(strategy, push, pull if pull is None or pull.routes else Route(pull))

@@ -22,7 +22,7 @@ from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.parameter_server.from_recipe import shard_of
 from gossamer.parameter_server.journal_entry import Entry, entries, pieces
-from gossamer.parameter_server.shard import Shard
+from gossamer.parameter_server.shard import ServerShard
 
 STATES_PER_LOG = 4  # a log of so many times the state's bytes is replaced by a new state
 SHORTEST_LOG = 1 << 20
@@ -55,7 +55,7 @@ class Log:
 class FileJournal:
     """The journal of one shard in `folder`. number: of the state that the log continues."""
 
-    def __init__(self, folder: Path, shard: Shard, number: int, log: Log | None) -> None:
+    def __init__(self, folder: Path, shard: ServerShard, number: int, log: Log | None) -> None:
         self._folder, self._shard, self._number, self._log = folder, shard, number, log
         self._unwritten, self._silent = 0, False
         self._longest = max(STATES_PER_LOG * _state_bytes(shard), SHORTEST_LOG)
@@ -123,7 +123,7 @@ class FileJournal:
             self._log = None
 
 
-def keep(directory: str | os.PathLike[str], shard: Shard) -> FileJournal:
+def keep(directory: str | os.PathLike[str], shard: ServerShard) -> FileJournal:
     """Begin to journal a new shard."""
     folder = _folder(directory, shard.description.number)
     shard.journal = journal = FileJournal(folder, shard, max(checkpoint.complete_steps(folder, 0), default=0), None)
@@ -134,7 +134,7 @@ def keep(directory: str | os.PathLike[str], shard: Shard) -> FileJournal:
     return journal
 
 
-def restore(directory: str | os.PathLike[str], number: int) -> Shard | None:
+def restore(directory: str | os.PathLike[str], number: int) -> ServerShard | None:
     """Server `number` as it was when it was stopped, with its journal; None where it never began.
 
     Raises CheckpointError where what is there is damaged.
@@ -151,7 +151,7 @@ def restore(directory: str | os.PathLike[str], number: int) -> Shard | None:
     return shard
 
 
-def _replay(shard: Shard, path: Path) -> int:
+def _replay(shard: ServerShard, path: Path) -> int:
     """Do again what a log says; returns where its last whole entry ends."""
     if not path.is_file():  # killed between the state and its log
         return 0
@@ -170,5 +170,5 @@ def _log(folder: Path, number: int) -> Path:
     return folder / f"log-{number:08d}"
 
 
-def _state_bytes(shard: Shard) -> int:
+def _state_bytes(shard: ServerShard) -> int:
     return sum(block.flat.nbytes for block in shard.blocks)

@@ -12,23 +12,23 @@ from gossamer.core.peer_ops import (
     WORKER,
     Arrived,
     Await,
-    Heard,
-    Joined,
-    Left,
     Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    PeerOp,
     PeerScript,
-    PeerWord,
     Pull,
     Push,
     Reply,
 )
 from gossamer.errors import MalformedError
-from gossamer.parameter_server.from_recipe import rule_for, shard_of
+from gossamer.parameter_server.from_recipe import policy_for, shard_of
 from gossamer.parameter_server.journal import keep, restore
-from gossamer.parameter_server.shard import Shard
-from gossamer.parameter_server.update_policy import BEGIN, Rule, forgotten, refused
+from gossamer.parameter_server.shard import ServerShard
+from gossamer.parameter_server.update_policy import BEGIN, UpdatePolicy, forgotten, refused
 
-Shown = Callable[[Shard], None]
+Shown = Callable[[ServerShard], None]
 START_SECONDS = 60.0  # a worker that is not heard of so long after the first has not come
 
 
@@ -48,7 +48,7 @@ def host(
     journal is damaged.
     """
     shard = None if directory is None else restore(directory, number or 0)
-    held: Sequence[Heard] = ()
+    held: Sequence[PeerEvent] = ()
     if shard is None:
         shard, held = yield from _begin(number)
         patience_seconds = START_SECONDS
@@ -56,13 +56,18 @@ def host(
             keep(directory, shard)
     shown(shard)
     try:
-        yield from serve(shard, rule_for(shard), held, patience_seconds=patience_seconds, stays=stays)
+        yield from serve(shard, policy_for(shard), held, patience_seconds=patience_seconds, stays=stays)
     finally:
         shard.journal.close()
 
 
 def serve(
-    shard: Shard, rule: Rule, held: Sequence[Heard] = (), *, patience_seconds: float = inf, stays: bool = True
+    shard: ServerShard,
+    rule: UpdatePolicy,
+    held: Sequence[PeerEvent] = (),
+    *,
+    patience_seconds: float = inf,
+    stays: bool = True,
 ) -> PeerScript:
     """React to what was `held` and then to all that is heard, until all workers have left; with `stays`, for ever.
 
@@ -75,10 +80,10 @@ def serve(
     while stays or here or shard.members:
         event = heard.popleft() if heard else (yield Await(until=until if silent and until < inf else None))
         match event:
-            case Left(peer=peer):
+            case PeerLeft(peer=peer):
                 here.discard(peer)
                 silent.discard(peer)
-            case Joined(peer=peer) if peer.kind == WORKER:
+            case PeerJoined(peer=peer) if peer.kind == WORKER:
                 here.add(peer)
                 silent.discard(peer)
             case Arrived(sender=peer):  # perhaps long after it was sent, by somebody who has left
@@ -86,13 +91,13 @@ def serve(
         yield from rule.react(shard, event)
         if event.moment >= until:
             for each in sorted(silent):
-                yield from rule.react(shard, Left(peer=each, moment=event.moment))
+                yield from rule.react(shard, PeerLeft(peer=each, moment=event.moment))
             silent.clear()
 
 
-def _begin(number: int | None) -> Generator[PeerWord, Any, tuple[Shard, list[Heard]]]:
+def _begin(number: int | None) -> Generator[PeerOp, Any, tuple[ServerShard, list[PeerEvent]]]:
     """Wait until somebody says what to hold; returns it, and what else was heard, which waits for an answer."""
-    held: list[Heard] = []
+    held: list[PeerEvent] = []
     while True:
         event = yield Await()
         match event:
@@ -112,6 +117,6 @@ def _begin(number: int | None) -> Generator[PeerWord, Any, tuple[Shard, list[Hea
                 held.append(event)
 
 
-def _check_number(shard: Shard, number: int | None) -> None:
+def _check_number(shard: ServerShard, number: int | None) -> None:
     if number not in (None, shard.description.number):
         raise MalformedError(f"shard {shard.description.number} was given to server {number}")

@@ -12,16 +12,16 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
 from gossamer.core import rng
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Peer, Pull, Stamp
 from gossamer.errors import MalformedError
 from gossamer.parameter_server import shard_message
-from gossamer.parameter_server.deduplication import LATE, Ledger
-from gossamer.parameter_server.delta_chain import Estimate, Public, Snapshot
+from gossamer.parameter_server.deduplication import LATE, AnswerLog
+from gossamer.parameter_server.delta_chain import DeltaChain, Public, Snapshot
 from gossamer.parameter_server.flat_optimizer import FlatOptimizer
 from gossamer.parameter_server.journal_entry import Entry, Forgetful, Journal
-from gossamer.parameter_server.shard_spec import Description, Options, checked_options
+from gossamer.parameter_server.shard_spec import Options, ShardSpec, checked_options
 
 
 class Contribution(NamedTuple):
@@ -41,12 +41,12 @@ class Waiting(NamedTuple):
     word: Pull
 
 
-def push_at(seed: int, stamp: Stamp) -> At:
+def push_at(seed: int, stamp: Stamp) -> AggregationContext:
     """Where a worker's gradients of one step stand."""
-    return At(step=stamp.step, seed=rng.address(seed, "push"), rank=stamp.worker)
+    return AggregationContext(step=stamp.step, seed=rng.address(seed, "push"), rank=stamp.worker)
 
 
-class Shard:
+class ServerShard:
     """Parameters `blocks` after `version` applied rounds, and everything that is due to become of them.
 
     members: the worker's next step, for every worker that counts; announced: the last step at which it said that it
@@ -58,14 +58,14 @@ class Shard:
     Whatever changes any of it is a command, which is journaled first.
     """
 
-    def __init__(self, description: Description, values: Payload, push: Compressor, pull: Compressor | None) -> None:
+    def __init__(self, description: ShardSpec, values: Payload, push: Compressor, pull: Compressor | None) -> None:
         description.check_values(values)
         self.description = description
         self.blocks = description.zeros()
         for block, value in zip(self.blocks, values, strict=True):
             block.flat.copy_(value)
         self.version = 0
-        self.ledger = Ledger()
+        self.ledger = AnswerLog()
         self.members = dict.fromkeys(range(description.world), 0)
         self.announced: dict[int, tuple[int, int]] = {}
         self.pending: dict[int, dict[int, Contribution]] = {}
@@ -78,7 +78,7 @@ class Shard:
         self.gone: set[Peer] = set()
         self.journal: Journal = Forgetful()
         seed = rng.address(description.seed, description.number)
-        self.public: Public = Snapshot(self.blocks) if pull is None else Estimate(pull, self.blocks, seed)
+        self.public: Public = Snapshot(self.blocks) if pull is None else DeltaChain(pull, self.blocks, seed)
         self._push, self._seed = push, seed
         self._optimizer = FlatOptimizer(description, self.blocks)
 

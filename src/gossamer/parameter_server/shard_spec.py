@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import AttachError, MalformedError
 
@@ -38,12 +38,12 @@ class Block:
     def layout(self) -> Layout:
         return Layout.of(dict(self.tensors))
 
-    def zeros(self, device: torch.device | str = "cpu") -> Packed:
-        return Packed.zeros(self.layout, dtype=DTYPES[self.dtype], device=torch.device(device))
+    def zeros(self, device: torch.device | str = "cpu") -> FlatTensors:
+        return FlatTensors.zeros(self.layout, dtype=DTYPES[self.dtype], device=torch.device(device))
 
 
 @dataclass(frozen=True)
-class Description:
+class ShardSpec:
     """Shard `number` of `shards`: its blocks, the optimizer's class and groups, and what all workers agreed to run."""
 
     blocks: tuple[Block, ...]
@@ -69,14 +69,14 @@ class Description:
         return json.dumps({**same, "layout": layout}, sort_keys=True)
 
     @classmethod
-    def of_text(cls, text: str) -> Description:
+    def of_text(cls, text: str) -> ShardSpec:
         """Raises MalformedError."""
         try:
             return cls(**_fields(json.loads(text)))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedError(f"a description of a shard came that cannot be read: {error}") from error
 
-    def zeros(self, device: torch.device | str = "cpu") -> tuple[Packed, ...]:
+    def zeros(self, device: torch.device | str = "cpu") -> tuple[FlatTensors, ...]:
         return tuple(block.zeros(device) for block in self.blocks)
 
     def check_values(self, payload: Payload) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch.nn import Parameter
 
 from gossamer.core.peer_ops import Stamp
-from gossamer.parameter_server.client.shard_client import shares
-from gossamer.parameter_server.from_recipe import shard_of, ways_of
+from gossamer.parameter_server.client.shard_client import shard_clients
+from gossamer.parameter_server.from_recipe import push_pull_codecs, shard_of
 from gossamer.parameter_server.journal import keep, restore
 from gossamer.parameter_server.shard_spec import options_of
 from gossamer.recipes.recipe import resolve
@@ -26,7 +26,9 @@ def rehearse() -> None:
     tensors = {"weight": Parameter(torch.zeros(1))}
     optimizer = torch.optim.AdamW(tensors.values())
     recipe = resolve("ParameterServer(push=Int8(), pull=Int8())")
-    (share,) = shares(tensors, optimizer, ways_of(recipe), recipe=repr(recipe), world=1, seed=0, shards=1)
+    (share,) = shard_clients(
+        tensors, optimizer, push_pull_codecs(recipe), recipe=repr(recipe), world=1, seed=0, shards=1
+    )
     written = share.write(Stamp(0, 0))
     with TemporaryDirectory() as directory:
         shard = shard_of(share.description.text(), share.values(tensors))

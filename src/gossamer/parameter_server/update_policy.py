@@ -11,10 +11,10 @@ from gossamer.core.peer_ops import (
     WORKER,
     Answer,
     Arrived,
-    Heard,
-    Joined,
-    Left,
     Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
     Pull,
     Pulled,
     Push,
@@ -24,8 +24,8 @@ from gossamer.core.peer_ops import (
 )
 from gossamer.errors import MalformedError
 from gossamer.parameter_server.deduplication import LATE
-from gossamer.parameter_server.shard import Shard, Waiting
-from gossamer.parameter_server.shard_spec import Description
+from gossamer.parameter_server.shard import ServerShard, Waiting
+from gossamer.parameter_server.shard_spec import ShardSpec
 from gossamer.strategies.parameter_server import ASYNC, ParameterServer
 
 BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # what is pushed
@@ -36,34 +36,34 @@ AGREED, TOGETHER = "agreed", "together"  # what all workers must have in common;
 NOTHING = (-1, 0)  # what a worker has said of coming and going before it has: a step, and how often
 
 
-class Rule(ABC):
+class UpdatePolicy(ABC):
     """When contributions are applied, and when workers are told. `react` is what a server does; the rest is decided."""
 
     @abstractmethod
-    def least(self, shard: Shard) -> int:
+    def least(self, shard: ServerShard) -> int:
         """The first step that a worker which joins now may contribute."""
 
     @abstractmethod
-    def becomes(self, shard: Shard, stamp: Stamp) -> int:
+    def becomes(self, shard: ServerShard, stamp: Stamp) -> int:
         """The version that a contribution makes, with others perhaps; LATE where it was made without it."""
 
     @abstractmethod
-    def ready(self, shard: Shard) -> bool:
+    def ready(self, shard: ServerShard) -> bool:
         """Whether what is due is applied now."""
 
     @abstractmethod
-    def rate(self, shard: Shard) -> float:
+    def rate(self, shard: ServerShard) -> float:
         """By what the learning rate of the next step is multiplied."""
 
     @abstractmethod
-    def news(self, shard: Shard) -> bool:
+    def news(self, shard: ServerShard) -> bool:
         """Whether parameters are published before pulls are answered."""
 
-    def reached(self, shard: Shard, pull: Pull) -> bool:
+    def reached(self, shard: ServerShard, pull: Pull) -> bool:
         """Whether a pull is answered: its clock is reached; at the end, once everyone has met."""
         return shard.public.version >= pull.at_least
 
-    def react(self, shard: Shard, event: Heard) -> Iterator[Reply]:
+    def react(self, shard: ServerShard, event: PeerEvent) -> Iterator[Reply]:
         """All that follows from an event. A contribution is in the journal before its receipt is given."""
         match event:
             case Arrived(token=token, sender=sender, word=Push() as push):
@@ -73,13 +73,13 @@ class Rule(ABC):
                     yield Reply(token=token, answer=forgotten(pull))
                 else:
                     shard.waiting.append(Waiting(token, sender, pull))
-            case Joined(peer=peer):
+            case PeerJoined(peer=peer):
                 shard.gone.discard(peer)
-            case Left(peer=peer):
+            case PeerLeft(peer=peer):
                 self.lose(shard, peer)
         yield from self.settle(shard)
 
-    def hear(self, shard: Shard, sender: Peer, push: Push) -> Receipt:
+    def hear(self, shard: ServerShard, sender: Peer, push: Push) -> Receipt:
         try:
             if sender != (WORKER, push.stamp.worker):
                 raise MalformedError(f"{sender} sent what {push.stamp} should have sent")
@@ -90,7 +90,7 @@ class Rule(ABC):
         except MalformedError as error:
             return refused(str(error))
 
-    def take(self, shard: Shard, push: Push) -> Receipt:
+    def take(self, shard: ServerShard, push: Push) -> Receipt:
         """A gradient: what was answered before is answered alike."""
         stamp = push.stamp
         version = shard.ledger.answer(stamp)
@@ -102,7 +102,7 @@ class Rule(ABC):
                 shard.take(stamp, version, push.about, push.payload)
         return Receipt(version=version)
 
-    def join(self, shard: Shard, push: Push) -> Receipt:
+    def join(self, shard: ServerShard, push: Push) -> Receipt:
         """A worker will contribute from stamp.step on, unless that is over; what it may instead is told.
 
         stamp.known counts what it has said of coming and going.
@@ -119,7 +119,7 @@ class Rule(ABC):
         shard.join(push.stamp)
         return Receipt(version=shard.version)
 
-    def leave(self, shard: Shard, push: Push) -> Receipt:
+    def leave(self, shard: ServerShard, push: Push) -> Receipt:
         """Nobody waits for a worker any more. stamp: as when it joins."""
         stamp = push.stamp
         fresh = stamp.step > shard.ledger.last(stamp.worker)
@@ -127,23 +127,23 @@ class Rule(ABC):
             shard.leave(stamp)
         return Receipt(version=shard.version)
 
-    def begin(self, shard: Shard, push: Push) -> Receipt:
+    def begin(self, shard: ServerShard, push: Push) -> Receipt:
         """The description and first parameters, which are here already: they came twice, or the server came back."""
-        _check_agreed(Description.of_text(push.about).agreed(), shard)
+        _check_agreed(ShardSpec.of_text(push.about).agreed(), shard)
         return begun(shard)
 
-    def stop(self, shard: Shard, push: Push) -> Receipt:
+    def stop(self, shard: ServerShard, push: Push) -> Receipt:
         """Somebody wants the run to end: all hear of it with their next parameters."""
         shard.stopping = True
         return Receipt(version=shard.version)
 
-    def lose(self, shard: Shard, peer: Peer) -> None:
+    def lose(self, shard: ServerShard, peer: Peer) -> None:
         """Nobody waits for a worker that left. What it asked is still answered: it may have been silent only."""
         shard.gone.add(peer)
         if peer.kind == WORKER and peer.number in shard.members:
             shard.lose(peer.number)
 
-    def settle(self, shard: Shard) -> Iterator[Reply]:
+    def settle(self, shard: ServerShard) -> Iterator[Reply]:
         """Apply what is due and answer the pulls that waited for it."""
         self._publish(shard)
         while self.ready(shard) or (self._meeting(shard) and shard.pending):
@@ -156,11 +156,11 @@ class Rule(ABC):
             shard.waiting.remove(each)
             yield Reply(token=each.token, answer=_pulled(shard, each.word))
 
-    def _meeting(self, shard: Shard) -> bool:
+    def _meeting(self, shard: ServerShard) -> bool:
         """Whether everyone who is still there has said that it goes."""
         return bool(shard.leaving) and not shard.members
 
-    def _answered(self, shard: Shard, each: Waiting) -> bool:
+    def _answered(self, shard: ServerShard, each: Waiting) -> bool:
         match each.word.key:
             case "end":
                 return each.sender.number in shard.met
@@ -169,13 +169,13 @@ class Rule(ABC):
             case _:
                 return self.reached(shard, each.word)
 
-    def _publish(self, shard: Shard) -> None:
+    def _publish(self, shard: ServerShard) -> None:
         if self.news(shard):
             shard.publish()
 
 
 @dataclass(frozen=True)
-class Rounds(Rule):
+class SynchronousPolicy(UpdatePolicy):
     """Contributions of one step are applied together, once all members but `backup` have made theirs.
 
     Clock c of a shard is its version. A worker pushes step c after it has pulled with at_least = c - ahead, so it is at
@@ -184,61 +184,61 @@ class Rounds(Rule):
 
     backup: int = 0
 
-    def least(self, shard: Shard) -> int:
+    def least(self, shard: ServerShard) -> int:
         return shard.version
 
-    def becomes(self, shard: Shard, stamp: Stamp) -> int:
+    def becomes(self, shard: ServerShard, stamp: Stamp) -> int:
         return stamp.step + 1 if stamp.step >= shard.version else LATE
 
-    def ready(self, shard: Shard) -> bool:
+    def ready(self, shard: ServerShard) -> bool:
         """Where nobody contributed, all members must have passed the round by: they joined at a later one."""
         awaited = sum(step <= shard.version for step in shard.members.values())
         return bool(shard.members) and awaited <= (self.backup if shard.due else 0)
 
-    def rate(self, shard: Shard) -> float:
+    def rate(self, shard: ServerShard) -> float:
         return 1.0
 
-    def news(self, shard: Shard) -> bool:
+    def news(self, shard: ServerShard) -> bool:
         return shard.public.version < shard.version
 
 
 @dataclass(frozen=True)
-class OnArrival(Rule):
+class AsynchronousPolicy(UpdatePolicy):
     """Each contribution is a step of its own, at once. damping: its learning rate is divided by its age in versions."""
 
     damping: bool = False
 
-    def least(self, shard: Shard) -> int:
+    def least(self, shard: ServerShard) -> int:
         return 0
 
-    def becomes(self, shard: Shard, stamp: Stamp) -> int:
+    def becomes(self, shard: ServerShard, stamp: Stamp) -> int:
         return shard.version + 1
 
-    def ready(self, shard: Shard) -> bool:
+    def ready(self, shard: ServerShard) -> bool:
         return bool(shard.due)
 
-    def rate(self, shard: Shard) -> float:
+    def rate(self, shard: ServerShard) -> float:
         oldest = max((each.staleness for each in shard.due.values()), default=0)
         return 1 / max(1, oldest) if self.damping else 1.0
 
-    def news(self, shard: Shard) -> bool:
+    def news(self, shard: ServerShard) -> bool:
         """When somebody asks, and about every member has contributed since."""
         since = shard.version - shard.public.version
         asked = any(each.word.key == PARAMETERS for each in shard.waiting)
         return asked and since >= shard.public.every(len(shard.members))
 
 
-def rule_of(strategy: ParameterServer) -> Rule:
+def policy_of(strategy: ParameterServer) -> UpdatePolicy:
     """The rule of a server."""
-    return OnArrival(strategy.damping) if strategy.mode == ASYNC else Rounds(strategy.backup)
+    return AsynchronousPolicy(strategy.damping) if strategy.mode == ASYNC else SynchronousPolicy(strategy.backup)
 
 
-def _check_agreed(theirs: str, shard: Shard) -> None:
+def _check_agreed(theirs: str, shard: ServerShard) -> None:
     if theirs != shard.description.agreed():
         raise MalformedError(f"it runs {theirs}, and the server was begun with {shard.description.agreed()}")
 
 
-def _pulled(shard: Shard, pull: Pull) -> Pulled:
+def _pulled(shard: ServerShard, pull: Pull) -> Pulled:
     if pull.key == PARAMETERS:
         answer = shard.public.answer(pull.known)
         if not shard.stopping:
@@ -251,7 +251,7 @@ def _pulled(shard: Shard, pull: Pull) -> Pulled:
     return Pulled(version=shard.version, payload=values, about=json.dumps(about))
 
 
-def begun(shard: Shard) -> Receipt:
+def begun(shard: ServerShard) -> Receipt:
     return Receipt(version=shard.version)
 
 

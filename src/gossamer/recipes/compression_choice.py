@@ -8,8 +8,8 @@ import torch
 
 from gossamer.compressors import Codec, Compressor, Sharded, SparseSum
 from gossamer.compressors.topk import Sparse
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.runtime.runner import price
 
 SAMPLE = Layout.of({"weight": (1024, 1024)})
@@ -35,5 +35,5 @@ def cheapest(compressor: Compressor, world: int | None) -> Compressor:
 @lru_cache(maxsize=256)
 def bytes_sent(compressor: Compressor, world: int) -> float:
     """What each of so many workers sends for a matrix of a million entries."""
-    x, at = Packed.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta")), At(world=world)
+    x, at = FlatTensors.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta")), AggregationContext(world=world)
     return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))

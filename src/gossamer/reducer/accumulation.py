@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.reduction import Fresh
+from gossamer.reducer.reduction import BucketInput
 
 SUM = "accumulated"
 
 
-class Sums:
+class GradientAccumulator:
     """Sums of weighted gradients over the passes of one exchange before its last.
 
     made: how many passes are in them; weight: of all their samples; used: the parameters that had a gradient.
@@ -50,12 +50,12 @@ class Sums:
                     parameter.grad = None
         self.made, self.weight = self.made + 1, self.weight + weight
 
-    def join(self, place: int, pairs: Sequence[tuple[Tensor, Tensor]], weight: float, scale: float) -> Fresh:
+    def join(self, place: int, pairs: Sequence[tuple[Tensor, Tensor]], weight: float, scale: float) -> BucketInput:
         """What makes a bucket, by place, the mean over all samples once the last pass is there."""
         if not self.made:
-            return Fresh(pairs)
+            return BucketInput(pairs)
         total = self.weight + weight or 1.0
-        return Fresh(pairs, weight / total, self._flats[place], scale / total)
+        return BucketInput(pairs, weight / total, self._flats[place], scale / total)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """The sums by parameter name, as views."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
-class Riders:
+class AveragedState:
     """Floating-point tensors that every worker has alike."""
 
     tensors: Sequence[Tensor] = ()
@@ -36,7 +36,9 @@ class Riders:
             tensor.copy_(torch.lerp(new, tensor.to(new.dtype), kept_share) if kept_share else new)
 
 
-def momenta(optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequence[str]) -> list[Tensor]:
+def optimizer_state_tensors(
+    optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequence[str]
+) -> list[Tensor]:
     """What an optimizer keeps about parameters, entry by entry; zeros where it has not made a step with one yet, since
     all workers send as many numbers."""
     kept = [optimizer.state.get(parameter, {}).get(kind) for parameter in parameters for kind in kinds]
@@ -44,7 +46,7 @@ def momenta(optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequen
     return [torch.zeros_like(p) if value is None else value for value, p in zip(kept, blank, strict=True)]
 
 
-def momenta_kept(optimizer: Optimizer) -> list[str]:
+def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
     """What an optimizer of this kind and settings keeps about every entry of a parameter, by its names."""
     parameter = Parameter(torch.zeros(2, 2))
     another = copy(optimizer)  # without its hooks; a constructor may not take all that a group holds
@@ -56,7 +58,7 @@ def momenta_kept(optimizer: Optimizer) -> list[str]:
     return [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
 
 
-def numbers_bytes(tensors: Sequence[Tensor]) -> int:
+def averaged_bytes(tensors: Sequence[Tensor]) -> int:
     """Of what travels along: side by side all have the widest one's precision."""
     return sum(tensor.numel() for tensor in tensors) * max((_wide(each.dtype).itemsize for each in tensors), default=0)
 

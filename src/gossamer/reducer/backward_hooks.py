@@ -17,7 +17,7 @@ from gossamer.kernels import all_finite
 from gossamer.reducer.bucket import Bucket
 
 
-class Passes:
+class BackwardMonitor:
     """Calls `over` whenever a backward pass has reached some of the parameters and is over."""
 
     def __init__(self, parameters: Iterable[Parameter], over: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class Passes:
             hook.remove()
 
 
-def without_spoilt(buckets: Iterable[Bucket]) -> str | None:
+def drop_nonfinite_gradients(buckets: Iterable[Bucket]) -> str | None:
     """The name of a gradient that is not finite, for which all of them are taken away: nobody makes a step then.
 
     The others do not hear of it: what is local stays local.

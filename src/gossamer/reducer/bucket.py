@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
-from gossamer.core.aggregation import At, State
-from gossamer.core.layout import Layout, Packed, Slot, dense_stride
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout, Slot, dense_stride
 
 
 class Bucket:
     """Gradients that leave together: `flat` holds them, `state` is what the compressor remembers about them."""
 
-    def __init__(self, parameters: Mapping[str, Parameter], compressor: Compressor, at: At) -> None:
+    def __init__(self, parameters: Mapping[str, Parameter], compressor: Compressor, at: AggregationContext) -> None:
         self.layout = arrange(parameters, compressor)
         example = next(iter(parameters.values()))
         self.flat = torch.zeros(self.layout.numel, dtype=example.dtype, device=example.device)
@@ -27,8 +27,8 @@ class Bucket:
         self._shown = self.flat._version
 
     @property
-    def packed(self) -> Packed:
-        return Packed(self.flat, self.layout)
+    def packed(self) -> FlatTensors:
+        return FlatTensors(self.flat, self.layout)
 
     @property
     def room(self) -> Tensor:

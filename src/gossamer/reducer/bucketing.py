@@ -12,7 +12,7 @@ from gossamer.errors import AttachError
 BUCKET_BYTES = 25 * 2**20
 
 
-def divide(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[dict[str, Parameter]]:
+def assign_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[dict[str, Parameter]]:
     """Which parameters share a bucket: in reverse order, since gradients appear roughly from the last to the first.
 
     A bucket holds one device and dtype and ends when it reaches `bucket_bytes`; larger tensors are not split.
@@ -28,7 +28,7 @@ def divide(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES
     return done + list(filling.values())
 
 
-def fragments_of(parameters: Mapping[str, Parameter], count: int) -> list[dict[str, Parameter]]:
+def assign_fragments(parameters: Mapping[str, Parameter], count: int) -> list[dict[str, Parameter]]:
     """So many parts of about equal bytes: from the largest tensor on, each goes where least is so far.
 
     In the parameters' own order within each part. Raises AttachError where there are fewer tensors than parts.

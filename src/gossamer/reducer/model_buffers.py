@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gossamer.kernels import all_finite
 
 
-class Buffers:
+class ModelBuffers:
     """A model's buffers by the module that holds them, as they are at each moment."""
 
     def __init__(self, model: nn.Module) -> None:

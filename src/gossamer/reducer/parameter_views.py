@@ -18,7 +18,7 @@ def copy_parameters(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
 
 
 @contextmanager
-def lent(values: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
+def swapped_in(values: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
     """Within the block, `parameters` have those of `values` that are there."""
     places = {name: parameter.detach() for name, parameter in parameters.items() if name in values}
     kept = {name: place.clone() for name, place in places.items()}

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from gossamer.core.ops import Gather
+from gossamer.core.ops import AllGather
 from gossamer.errors import LoopError
-from gossamer.reducer.step_report import Presence, Verdict
-from gossamer.runtime.comm_thread import Lane
-from gossamer.runtime.runner import Performed, perform
+from gossamer.reducer.step_report import Presence, StepDecision
+from gossamer.runtime.comm_thread import CommThread
+from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.runtime.transport import Transport
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Participants:
     """Who came to a turn, by rank: with what weight, after how many backward passes, and why."""
 
     weights: tuple[float, ...]
@@ -43,17 +43,17 @@ class Meeting:
         return tuple(rank for rank, theirs in enumerate(self.presences) if theirs == presence)
 
 
-MEETING_BYTES = 24
+POLL_BYTES = 24
 
 
-def meet(weight: float, passes: int, presence: Presence) -> Generator[Gather, Any, Meeting]:
+def gather_participants(weight: float, passes: int, presence: Presence) -> Generator[AllGather, Any, Participants]:
     """The first word of a turn in which parameters are averaged."""
-    heard = yield Gather((torch.tensor([weight, passes, presence], dtype=torch.float64, device="cpu"),))
+    heard = yield AllGather((torch.tensor([weight, passes, presence], dtype=torch.float64, device="cpu"),))
     weights, clocks, presences = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
-    return Meeting(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
+    return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
 
 
-def refuse_to_save_apart(met: Meeting | Verdict) -> None:
+def refuse_to_save_apart(met: Participants | StepDecision) -> None:
     """A checkpoint needs all ranks at the same step."""
     saving, everyone = met.present(Presence.SAVING), sum(len(met.present(presence)) for presence in Presence)
     if saving and len(saving) < everyone:
@@ -66,29 +66,29 @@ def refuse_to_save_apart(met: Meeting | Verdict) -> None:
         )
 
 
-class Desk:
+class ParticipationPoll:
     """Asks on the lane that carries the turns, or `apart` from it, over a group and a lane of its own.
 
     Apart, the question of a turn does not wait for the turns before it; every rank asks in the same order either way.
     """
 
-    def __init__(self, transport: Transport, lane: Lane, *, apart: bool) -> None:
+    def __init__(self, transport: Transport, lane: CommThread, *, apart: bool) -> None:
         self._lane = lane.beside() if apart else lane
         self._transport = transport.part(transport.world) if apart else transport
         self._apart = apart
 
-    def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], Performed]:
+    def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
         """What waits for the answer on the turns' lane, which is a Meeting. Raises LoopError there."""
         if not self._apart:
             return partial(self._meet, weight, passes, presence)
         return self._lane.submit(partial(self._meet, weight, passes, presence)).wait
 
-    def hear(self, weight: float, passes: int, presence: Presence) -> Performed:
+    def hear(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
         """Ask, and wait for the answer in this thread."""
         return self._lane.submit(partial(self._meet, weight, passes, presence)).wait()
 
-    def _meet(self, weight: float, passes: int, presence: Presence) -> Performed:
-        met = perform(meet(weight, passes, presence), self._transport)
+    def _meet(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
+        met = run_script(gather_participants(weight, passes, presence), self._transport)
         refuse_to_save_apart(met.result)
         return met
 

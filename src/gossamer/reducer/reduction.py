@@ -13,26 +13,34 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
-from gossamer.core.aggregation import At, Staged, State
-from gossamer.core.coalesce import fuse
-from gossamer.core.layout import Layout, Packed, Slot
-from gossamer.core.ops import Gather, Mean, Script
+from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.coalesce import coalesce
+from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.ops import AllGather, AllReduceMean, Script
 from gossamer.kernels import all_finite
 from gossamer.reducer.optimizer_settings import compare_settings
-from gossamer.reducer.step_report import NOBODY, Presence, Report, Verdict, all_weights, conclude, first_batches
-from gossamer.runtime.pipeline import WINDOW, Conveyor
-from gossamer.runtime.pipeline_tuner import Trials
-from gossamer.runtime.runner import Performance, Performed, broadcast, perform
+from gossamer.reducer.step_report import (
+    NOBODY,
+    Presence,
+    StepDecision,
+    StepReport,
+    exchange_reports,
+    gather_first_batches,
+    gather_weights,
+)
+from gossamer.runtime.pipeline import DEPTH, Pipeline
+from gossamer.runtime.pipeline_tuner import PipelineTuner
+from gossamer.runtime.runner import ScriptCost, ScriptRun, broadcast, run_script
 from gossamer.runtime.transport import Transport
 
 
-class Cargo(Protocol):
+class Reducible(Protocol):
     """What leaves together: a bucket, or numbers laid out like one."""
 
     @property
     def flat(self) -> Tensor: ...
     @property
-    def packed(self) -> Packed: ...
+    def packed(self) -> FlatTensors: ...
     @property
     def layout(self) -> Layout: ...
     @property
@@ -43,7 +51,7 @@ class Cargo(Protocol):
 
 
 @dataclass(frozen=True)
-class Fresh:
+class BucketInput:
     """What is put into a bucket just before it leaves.
 
     pairs: (place in the bucket, gradient that does not lie there yet); the bucket is then multiplied by `share`, and
@@ -63,32 +71,32 @@ class Fresh:
             flat.mul_(self.share).add_(self.sums, alpha=self.sums_share)
 
 
-NOTHING = Fresh()
+NO_INPUT = BucketInput()
 
 
-def without_own(staged: Staged) -> Staged:
+def without_own(staged: AggregationResult) -> AggregationResult:
     """Nobody will ask for this worker's own part, as large as the bucket."""
     mean = staged.mean
     return replace(staged, mine=lambda: mean, owes=None)
 
 
-def with_own(staged: Staged) -> Staged:
+def with_own(staged: AggregationResult) -> AggregationResult:
     """This worker's own part, computed while it can be."""
     own = staged.own
     return replace(staged, mine=lambda: own, owes=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Closing:
+class StepTrailer:
     """What the step's last word needs beside the last bucket."""
 
-    report: Report
+    report: StepReport
     settings: str
     buffers: Sequence[Sequence[Tensor]]
 
 
 @dataclass
-class Round:
+class StepReduction:
     """Buckets leave one after the other; the last one takes along what every rank must know before it commits.
 
     What one bucket says second travels beside what later ones say first, in an order that is the same on every rank
@@ -103,22 +111,22 @@ class Round:
     compressor: Compressor
     transport: Transport
     names: Sequence[str]
-    at: At
+    at: AggregationContext
     reference: float | None
     weight: float
     total: float | None = None
-    keep: Callable[[Staged], Staged] = without_own
-    window: int = WINDOW
-    trials: Trials | None = None
-    spent: list[Performed] = field(default_factory=list)
+    keep: Callable[[AggregationResult], AggregationResult] = without_own
+    window: int = DEPTH
+    trials: PipelineTuner | None = None
+    spent: list[ScriptCost] = field(default_factory=list)
     culprit: int = NOBODY
-    _staged: dict[int, Staged] = field(init=False, default_factory=dict)  # by the bucket's place
-    _left: list[Performance] = field(init=False, default_factory=list)
-    _conveyor: Conveyor = field(init=False)
+    _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
+    _left: list[ScriptRun] = field(init=False, default_factory=list)
+    _conveyor: Pipeline = field(init=False)
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._conveyor = Conveyor(self.window if self.trials is None else self.trials.window)
+        self._conveyor = Pipeline(self.window if self.trials is None else self.trials.window)
         self._began = time.perf_counter()
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
@@ -126,7 +134,7 @@ class Round:
 
         Part of the handshake, not of any step's bytes.
         """
-        heard = perform(first_batches(batch, self.weight), self.transport).result
+        heard = run_script(gather_first_batches(batch, self.weight), self.transport).result
         weights = [theirs for _, theirs in heard if theirs > 0]
         if weights:
             self.reference = sum(weights) / len(weights)
@@ -135,7 +143,7 @@ class Round:
     def weigh(self) -> None:
         """Hear everyone's weight. What is remembered has its own weight in it already, and what comes back could not be
         divided by the new total without dividing that, too."""
-        performed = perform(all_weights(self.weight), self.transport)
+        performed = run_script(gather_weights(self.weight), self.transport)
         self.spent.append(performed)
         self.total = performed.result
 
@@ -150,7 +158,7 @@ class Round:
         """By what averages are multiplied, now that the total weight is known."""
         return 1.0 if self.total is not None else self.transport.world * (self.reference or 1.0) / total
 
-    def exchange(self, bucket: Cargo, fresh: Fresh, scale: float) -> None:
+    def exchange(self, bucket: Reducible, fresh: BucketInput, scale: float) -> None:
         """Let one bucket leave, to be averaged in place."""
         self._leave(self._aggregation(bucket, fresh, scale))
 
@@ -160,9 +168,9 @@ class Round:
         self._leave(_mean(flat, self.factor))
         return flat
 
-    def close(self, bucket: Cargo, fresh: Fresh, scale: float, closing: Closing) -> Verdict:
+    def close(self, bucket: Reducible, fresh: BucketInput, scale: float, closing: StepTrailer) -> StepDecision:
         """Average the last bucket and all that left before, and hear what happened on the other ranks."""
-        last = self._leave(fuse([self._aggregation(bucket, fresh, scale), self._conclude(closing.report)]))
+        last = self._leave(coalesce([self._aggregation(bucket, fresh, scale), self._conclude(closing.report)]))
         self._conveyor.finish()
         self._try(closing.report.presence)
         self.spent += [each.performed for each in self._left]
@@ -184,19 +192,19 @@ class Round:
             return
         self.trials.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
         if self.trials.over:
-            perform(self.trials.compare(), self.transport)
+            run_script(self.trials.compare(), self.transport)
 
     @property
-    def staged(self) -> list[Staged]:
+    def staged(self) -> list[AggregationResult]:
         """What was agreed on, by bucket, once the round is closed."""
         return [self._staged[place] for place in sorted(self._staged)]
 
-    def _leave(self, script: Script) -> Performance:
-        self._left.append(Performance(script, self.transport))
+    def _leave(self, script: Script) -> ScriptRun:
+        self._left.append(ScriptRun(script, self.transport))
         self._conveyor.put(self._left[-1])
         return self._left[-1]
 
-    def _aggregation(self, bucket: Cargo, fresh: Fresh, scale: float) -> Script:
+    def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
         """The bucket's script, in units that do not change when the loss scale does. Nothing infinite leaves."""
         place = len(self._left)  # a script begins as soon as it is put in
         fresh.put(bucket.flat)
@@ -206,23 +214,23 @@ class Round:
 
         def lost() -> None:
             if self.culprit == NOBODY:
-                self.culprit = self.names.index(worst(bucket, bucket.flat))
+                self.culprit = self.names.index(nonfinite_tensor(bucket, bucket.flat))
 
         staged = yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, bucket.room, lost)
         self._staged[place] = self.keep(staged)
 
-    def _conclude(self, report: Report) -> Generator[Gather, Any, Verdict]:
+    def _conclude(self, report: StepReport) -> Generator[AllGather, Any, StepDecision]:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
-        return (yield from conclude(replace(report, culprit=self.culprit)))
+        return (yield from exchange_reports(replace(report, culprit=self.culprit)))
 
-    def blame(self, verdict: Verdict, cargo: Sequence[Cargo]) -> tuple[int | None, str] | None:
+    def blame(self, verdict: StepDecision, cargo: Sequence[Reducible]) -> tuple[int | None, str] | None:
         """(rank, tensor) whose number was not finite; no rank where only the mean was not; None where all were."""
         if verdict.culprits:
             rank, place = verdict.culprits[0]
             return rank, self.names[place]
         for each, staged in zip(cargo, self.staged, strict=True):
             if not staged.finite:
-                return None, worst(each, staged.mean)
+                return None, nonfinite_tensor(each, staged.mean)
         return None
 
     def costs(self) -> Mapping[str, float]:
@@ -230,11 +238,11 @@ class Round:
         return {part: sum(getattr(each, part) for each in self.spent) for part in parts}
 
 
-def _mean(flat: Tensor, factor: float) -> Generator[Mean, Any, None]:
-    yield Mean(flat.mul_(factor), out=flat)
+def _mean(flat: Tensor, factor: float) -> Generator[AllReduceMean, Any, None]:
+    yield AllReduceMean(flat.mul_(factor), out=flat)
 
 
-def worst(bucket: Cargo, flat: Tensor) -> str:
+def nonfinite_tensor(bucket: Reducible, flat: Tensor) -> str:
     """The first tensor that is not finite, or else the one with the largest entry."""
 
     def size(slot: Slot) -> float:

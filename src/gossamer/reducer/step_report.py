@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.core.ops import Gather
+from gossamer.core.ops import AllGather
 
 NOBODY = -1
 HEAD = Struct("<dqiBB")  # weight, settings, culprit, presence, stop: the same on every machine
@@ -30,7 +30,7 @@ class Presence(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class StepReport:
     """What one rank says at the end of a step.
 
     weight: of its batch; presence: why it takes part; settings: a hash of the optimizer's hyperparameters; culprit: the
@@ -48,10 +48,10 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepDecision:
     """What all ranks conclude from all reports, the same everywhere."""
 
-    reports: tuple[Report, ...]
+    reports: tuple[StepReport, ...]
 
     @property
     def weight(self) -> float:
@@ -96,23 +96,23 @@ def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
     return HEAD.size + -(-parameter_tensors // 8) + -(-buffer_groups // 8)
 
 
-def conclude(report: Report) -> Generator[Gather, Any, Verdict]:
+def exchange_reports(report: StepReport) -> Generator[AllGather, Any, StepDecision]:
     """Tell everyone my report, hear theirs."""
-    heard = yield Gather((_encode(report),))
-    return Verdict(tuple(_decode(text, len(report.used), len(report.moved)) for (text,) in heard))
+    heard = yield AllGather((_encode(report),))
+    return StepDecision(tuple(_decode(text, len(report.used), len(report.moved)) for (text,) in heard))
 
 
-def _encode(report: Report) -> Tensor:
+def _encode(report: StepReport) -> Tensor:
     head = HEAD.pack(report.weight, report.settings, report.culprit, report.presence, report.stop)
     bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
     return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
 
 
-def _decode(text: Tensor, parameters: int, buffers: int) -> Report:
+def _decode(text: Tensor, parameters: int, buffers: int) -> StepReport:
     raw = text.numpy()
     weight, settings, culprit, presence, stop = HEAD.unpack(raw[: HEAD.size].tobytes())
     split = HEAD.size + -(-parameters // 8)
-    return Report(
+    return StepReport(
         weight=weight,
         presence=Presence(presence),
         settings=settings,
@@ -127,9 +127,9 @@ def _bits(raw: npt.NDArray[np.uint8], count: int) -> Flags:
     return np.unpackbits(raw, count=count).astype(bool)
 
 
-def first_batches(batch: int, weight: float) -> Generator[Gather, Any, Sequence[tuple[int, float]]]:
+def gather_first_batches(batch: int, weight: float) -> Generator[AllGather, Any, Sequence[tuple[int, float]]]:
     """The first word of a session: a hash of everyone's first batch, and the weight of it."""
-    heard = yield Gather(
+    heard = yield AllGather(
         (torch.tensor([weight], dtype=torch.float64, device="cpu"), torch.tensor([batch], device="cpu"))
     )
     return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
@@ -138,7 +138,7 @@ def first_batches(batch: int, weight: float) -> Generator[Gather, Any, Sequence[
 WEIGHT_BYTES = 8
 
 
-def all_weights(weight: float) -> Generator[Gather, Any, float]:
+def gather_weights(weight: float) -> Generator[AllGather, Any, float]:
     """The first word of a step whose recipe remembers something: the sum of everyone's weight."""
-    heard = yield Gather((torch.tensor([weight], dtype=torch.float64, device="cpu"),))
+    heard = yield AllGather((torch.tensor([weight], dtype=torch.float64, device="cpu"),))
     return float(sum(theirs.item() for (theirs,) in heard))

@@ -24,7 +24,7 @@ SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the 
 ALIGNMENT = 16  # entries
 
 
-class Sleeper(nn.Module):
+class SimulatedModel(nn.Module):
     """Parameters of the given shapes; one step, forward and backward, takes `step_seconds` and next to no processor.
 
     Returns a loss of zero. Moments are counted from the beginning of the step, so what one sleep took too long the next
@@ -131,7 +131,7 @@ class Drifting(Optimizer):
     The model sleeps less for it. averaged: has momenta as Adam does, that stay zero.
     """
 
-    def __init__(self, model: Sleeper, every: int, *, averaged: bool) -> None:
+    def __init__(self, model: SimulatedModel, every: int, *, averaged: bool) -> None:
         self._model, self._every, self._averaged, self._steps = model, every, averaged, 0
         super().__init__(model.parameters(), {})
 
@@ -151,7 +151,7 @@ class Drifting(Optimizer):
 IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SGD: IdleSGD, Adam: StillAdam}
 
 
-def idle(model: Sleeper, recipe: Recipe) -> Optimizer:
+def idle(model: SimulatedModel, recipe: Recipe) -> Optimizer:
     """An optimizer that the recipe goes with and that does as little as can be."""
     stage = recipe.strategy.stages[-1]
     if stage.apart:

@@ -11,7 +11,7 @@ from statistics import fmean
 from gossamer import events
 from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.model_shapes import from_file
-from gossamer.rehearsal.simulated_model import Sleeper, idle
+from gossamer.rehearsal.simulated_model import SimulatedModel, idle
 from gossamer.session.attach import attach
 from gossamer.strategies.base import schedule_of
 from gossamer.world import init
@@ -20,10 +20,10 @@ from gossamer.world import init
 def main(args: argparse.Namespace) -> None:
     world = init()
     gradients = from_file(args.shapes).gradients
-    model = Sleeper(gradients, step_seconds=args.step_seconds, forward_share=args.forward_share, seed=world.rank)
+    model = SimulatedModel(gradients, step_seconds=args.step_seconds, forward_share=args.forward_share, seed=world.rank)
     recipe = resolve(os.environ.get("GOSSAMER_RECIPE"), world.size)
     optimizer = idle(model, recipe)
-    late, sent = 0.0, Sent(schedule_of(recipe.strategy.stages[-1]).delay)
+    late, sent = 0.0, SentBytes(schedule_of(recipe.strategy.stages[-1]).delay)
     events.subscribe(sent)
     with attach(model, optimizer) as session:
         began = time.process_time()
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> None:
         )
 
 
-class Sent:
+class SentBytes:
     """Listens for the bytes of steps; on average over the last whole periods, when all that lands has left."""
 
     def __init__(self, delay: int) -> None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
 
 
-class Ticket(Generic[T]):
+class Work(Generic[T]):
     """A job's place in the queue; `wait` returns its result or raises what it raised."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Ticket(Generic[T]):
         return self._result
 
 
-class Lane:
+class CommThread:
     """Runs jobs one after another in a thread of its own; on a CUDA device, in a stream of its own as well.
 
     After a job has failed every later one fails at once with the same error: the ranks are out of step.
@@ -75,18 +75,18 @@ class Lane:
         """meanwhile: what the thread does while nothing is queued, in short turns until it says False."""
         self.device, self._meanwhile = device, meanwhile
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._queue: SimpleQueue[Ticket[object] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Work[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False
-        self._beside: list[Lane] = []
+        self._beside: list[CommThread] = []
         self._thread = threading.Thread(target=self._work, name="gossamer-lane", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Ticket[T]:
+    def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
         """Queue a job; `on_failure` hears, on the lane, why it failed or was never tried."""
         if self._closed:
             raise LoopError("the session is closed, so nothing can be sent any more. Call gossamer.attach(...) again.")
-        ticket = Ticket(job, self._stream, on_failure)
+        ticket = Work(job, self._stream, on_failure)
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
 
@@ -101,7 +101,7 @@ class Lane:
                 self._failure = failure
                 ticket.fail(failure)
 
-    def _next(self) -> Ticket[object] | None:
+    def _next(self) -> Work[object] | None:
         try:
             while self._queue.empty() and self._meanwhile():
                 pass
@@ -114,9 +114,9 @@ class Lane:
         """Whether this is asked in the lane's own thread, or in that of one beside it."""
         return threading.current_thread() is self._thread or any(lane.is_here for lane in self._beside)
 
-    def beside(self) -> Lane:
+    def beside(self) -> CommThread:
         """Another one, for a group of its own, that ends with this one at the latest."""
-        self._beside.append(Lane(self.device))
+        self._beside.append(CommThread(self.device))
         return self._beside[-1]
 
     def close(self) -> None:

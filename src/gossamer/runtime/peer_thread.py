@@ -6,12 +6,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gossamer.core.peer_ops import Peer, PeerScript, PeerWord
+from gossamer.core.peer_ops import Peer, PeerOp, PeerScript
 from gossamer.errors import GossamerError
 
 
-class Answering(Protocol):
-    def answer(self, word: PeerWord) -> Any:
+class PeerAnswers(Protocol):
+    def answer(self, word: PeerOp) -> Any:
         """Say one word and wait for its answer. May be called by any thread."""
 
 
@@ -22,7 +22,7 @@ class PeerTraffic(Protocol):
     def payload_bytes_sent(self) -> int: ...
 
 
-class PeerEndpoint(Answering, Protocol):
+class PeerEndpoint(PeerAnswers, Protocol):
     """One peer's place on the network: it runs scripts, and knows where other peers listen."""
 
     me: Peer
@@ -31,7 +31,7 @@ class PeerEndpoint(Answering, Protocol):
     def meet(self, addresses: Mapping[Peer, tuple[str, int]]) -> None:
         """Learn where peers listen; connections are made when something is said to them."""
 
-    def start(self, script: PeerScript) -> Handle:
+    def start(self, script: PeerScript) -> PeerThread:
         """Run a script in a thread of its own."""
 
     def statistics(self) -> Mapping[Peer, PeerTraffic]:
@@ -41,10 +41,10 @@ class PeerEndpoint(Answering, Protocol):
         """Go; whoever waits for an answer hears why."""
 
 
-class Handle:
+class PeerThread:
     """A script that runs in a thread of its own."""
 
-    def __init__(self, script: PeerScript, endpoint: Answering, name: str = "gossamer script") -> None:
+    def __init__(self, script: PeerScript, endpoint: PeerAnswers, name: str = "gossamer script") -> None:
         self._result: Any = None
         self._failure: BaseException | None = None
         self._landed = threading.Event()
@@ -63,16 +63,16 @@ class Handle:
             raise self._failure
         return self._result
 
-    def _run(self, script: PeerScript, endpoint: Answering) -> None:
+    def _run(self, script: PeerScript, endpoint: PeerAnswers) -> None:
         try:
-            self._result = speak(script, endpoint)
+            self._result = run_peer_script(script, endpoint)
         except BaseException as failure:
             self._failure = failure
         finally:
             self._landed.set()
 
 
-def speak(script: PeerScript, endpoint: Answering) -> Any:
+def run_peer_script(script: PeerScript, endpoint: PeerAnswers) -> Any:
     """Run a script in the calling thread and return its result. What goes wrong with a word is raised at its yield."""
     try:
         word = next(script)

@@ -23,10 +23,10 @@ from typing import Protocol
 
 from gossamer.errors import require
 
-WINDOW = 2
+DEPTH = 2
 
 
-def moment(script: int, round_: int, window: int) -> tuple[int, int]:
+def issue_slot(script: int, round_: int, window: int) -> tuple[int, int]:
     """When a word's turn is, before or after others': its script's `round_`-th, from 0.
 
     moment = (script + (window - 1) round, round)
@@ -34,7 +34,7 @@ def moment(script: int, round_: int, window: int) -> tuple[int, int]:
     return script + (window - 1) * round_, round_
 
 
-def order(rounds: Sequence[int], window: int = WINDOW) -> list[tuple[int, int]]:
+def issue_order(rounds: Sequence[int], window: int = DEPTH) -> list[tuple[int, int]]:
     """Which words are begun one after another, as (script, round), where script s says rounds[s] words.
 
     A word's answer is waited for when the turn of the next round comes, and the last one's when there would be one.
@@ -43,17 +43,17 @@ def order(rounds: Sequence[int], window: int = WINDOW) -> list[tuple[int, int]]:
     [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (2, 1)]
     """
     words = [(script, round_) for script, count in enumerate(rounds) for round_ in range(count)]
-    return sorted(words, key=lambda word: moment(word[0], word[1], window))
+    return sorted(words, key=lambda word: issue_slot(word[0], word[1], window))
 
 
-class Going(Protocol):
+class Advancing(Protocol):
     """A conversation that goes on word by word."""
 
     def go_on(self) -> bool:
         """Wait for the answer to what was said last, if anything was, and begin to say the next; False at the end."""
 
 
-class Conveyor:
+class Pipeline:
     """Lets conversations go on in the order of the table above; each may have any number of words.
 
     window: a word's answer is waited for once the first words of so many - 1 later scripts were begun; 1: each script
@@ -61,15 +61,15 @@ class Conveyor:
     is called. After a failure nothing may be put in any more: who hears what is open.
     """
 
-    def __init__(self, window: int = WINDOW) -> None:
+    def __init__(self, window: int = DEPTH) -> None:
         require(window >= 1, f"window counts the scripts that go on at once, at least 1, not {window}")
         self._window, self._count = window, 0
-        self._turns: list[tuple[tuple[int, int], int, Going]] = []  # a heap; no two moments are equal
+        self._turns: list[tuple[tuple[int, int], int, Advancing]] = []  # a heap; no two moments are equal
 
-    def put(self, going: Going) -> None:
+    def put(self, going: Advancing) -> None:
         """Let another one begin, and those before it go on as far as their turns have come."""
         script, self._count = self._count, self._count + 1
-        heappush(self._turns, (moment(script, 0, self._window), script, going))
+        heappush(self._turns, (issue_slot(script, 0, self._window), script, going))
         self._run_until(script)
 
     def finish(self) -> None:
@@ -82,4 +82,4 @@ class Conveyor:
         while self._turns and self._turns[0][0][0] <= now:
             (_, round_), script, going = heappop(self._turns)
             if going.go_on():
-                heappush(self._turns, (moment(script, round_ + 1, self._window), script, going))
+                heappush(self._turns, (issue_slot(script, round_ + 1, self._window), script, going))

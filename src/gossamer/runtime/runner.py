@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.core.op_semantics import answers, meta_answer
-from gossamer.core.ops import Among, Script, Together, Word, bytes_sent
+from gossamer.core.op_semantics import answer_all, meta_answer
+from gossamer.core.ops import Coalesced, CollectiveOp, InGroup, Script, bytes_sent
 from gossamer.runtime.transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Performed:
+class ScriptCost:
     """A script's result and what it took: seconds before the first word, for answers, and after; bytes sent.
 
     wire: seconds in which the thread that runs scripts could do nothing but say this one's words and wait for their
@@ -30,12 +30,14 @@ class Performed:
     bytes_sent: float
 
 
-class Performance:
+class ScriptRun:
     """One worker's script on its way over a transport, word by word."""
 
     def __init__(self, script: Script, transport: Transport) -> None:
         self._script, self._transport = script, transport
-        self._said: Word | None = None  # it belongs to the transport, so it must live as long as it is under way
+        self._said: CollectiveOp | None = (
+            None  # it belongs to the transport, so it must live as long as it is under way
+        )
         self._answered: Callable[[], Any] = _nothing
         self._result: Any = None
         self._encode = self._wire = self._decode = self._sent = 0.0
@@ -66,9 +68,9 @@ class Performance:
             self._decode += seconds
 
     @property
-    def performed(self) -> Performed:
+    def performed(self) -> ScriptCost:
         """What it took so far, and its result once it has ended."""
-        return Performed(
+        return ScriptCost(
             result=self._result,
             encode_seconds=self._encode,
             wire_seconds=self._wire,
@@ -81,26 +83,26 @@ def _nothing() -> None:
     """What a script hears before it has said anything."""
 
 
-def perform(script: Script, transport: Transport) -> Performed:
+def run_script(script: Script, transport: Transport) -> ScriptCost:
     """Run one worker's script over a transport."""
-    performance = Performance(script, transport)
+    performance = ScriptRun(script, transport)
     while performance.go_on():
         pass
     return performance.performed
 
 
-def broadcast(transport: Transport, tensors: Sequence[Tensor], source: int) -> Performed:
+def broadcast(transport: Transport, tensors: Sequence[Tensor], source: int) -> ScriptCost:
     """Overwrite tensors with those of `source`; each is sent once to every other rank, on average (n-1)/n a worker."""
     asked = time.perf_counter()
     transport.broadcast_(tensors, source)
     sent = sum(tensor.nbytes for tensor in tensors) * (transport.world - 1) / transport.world
     wire = time.perf_counter() - asked
-    return Performed(result=None, encode_seconds=0.0, wire_seconds=wire, decode_seconds=0.0, bytes_sent=sent)
+    return ScriptCost(result=None, encode_seconds=0.0, wire_seconds=wire, decode_seconds=0.0, bytes_sent=sent)
 
 
 def simulate(scripts: Sequence[Script]) -> list[Any]:
     """Run one script per worker in lock step, in this thread; returns their results by rank."""
-    asked: list[Word] = []
+    asked: list[CollectiveOp] = []
     results: list[Any] = []
     replies: Sequence[Any] = [None] * len(scripts)
     while not results:
@@ -111,23 +113,23 @@ def simulate(scripts: Sequence[Script]) -> list[Any]:
             except StopIteration as stop:
                 results.append(stop.value)
         if asked:
-            replies = answers(asked)
+            replies = answer_all(asked)
     if len(results) != len(scripts):
         raise AssertionError(f"{len(results)} of {len(scripts)} workers ended while the others still spoke")
     return results
 
 
 @dataclass(frozen=True)
-class Priced:
+class OpCost:
     """One word and the payload bytes that one worker sends to have it answered."""
 
     word: str
     bytes_sent: float
 
 
-def price(script: Script, world: int, rank: int = 0) -> list[Priced]:
+def price(script: Script, world: int, rank: int = 0) -> list[OpCost]:
     """What a script over meta tensors would say and send, without doing it."""
-    said: list[Priced] = []
+    said: list[OpCost] = []
     answer: Any = None
     while True:
         try:
@@ -138,12 +140,12 @@ def price(script: Script, world: int, rank: int = 0) -> list[Priced]:
         answer = meta_answer(word, world, rank)
 
 
-def _priced(word: Word, world: int, rank: int) -> Iterator[Priced]:
+def _priced(word: CollectiveOp, world: int, rank: int) -> Iterator[OpCost]:
     match word:
-        case Together(words):
+        case Coalesced(words):
             for each in words:
                 yield from _priced(each, world, rank)
-        case Among(ranks, inner):
-            yield Priced(f"{type(inner).__name__} among {len(ranks)}", bytes_sent(word, world, rank))
+        case InGroup(ranks, inner):
+            yield OpCost(f"{inner.name} among {len(ranks)}", bytes_sent(word, world, rank))
         case _:
-            yield Priced(type(word).__name__, bytes_sent(word, world, rank))
+            yield OpCost(word.name, bytes_sent(word, world, rank))

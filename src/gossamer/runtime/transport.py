@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gossamer.core.ops import Word
+from gossamer.core.ops import CollectiveOp
 
 
 class Transport(Protocol):
@@ -21,10 +21,10 @@ class Transport(Protocol):
     world: int
     links: str  # what was found out that the last bits of sums follow from; a run that is resumed gives it back
 
-    def answer(self, word: Word) -> Any:
+    def answer(self, word: CollectiveOp) -> Any:
         """Say one word and wait for its answer."""
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         """Begin to say one word; the function returned waits for its answer, and is called once.
 
         Several may be under way. They are begun, and waited for, in the same order on every rank.

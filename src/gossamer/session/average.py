@@ -12,36 +12,36 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.sharded import is_owed, settle
-from gossamer.core.aggregation import At, Staged, State
-from gossamer.core.layout import Packed
-from gossamer.core.ops import Gather, Word
+from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import AllGather, CollectiveOp
 from gossamer.errors import LayoutError
 from gossamer.recipes.recipe import resolve
-from gossamer.runtime.runner import perform
+from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
 from gossamer.session.transport_setup import group_transport
-from gossamer.transports.mesh.collective_selector import asked_for
+from gossamer.transports.mesh.collective_selector import requested_collective
 from gossamer.world import current
 
 
-class Memory:
+class AverageState:
     """What a compressor remembers about many tensors, by name, however they are put together from call to call."""
 
     def __init__(self, compressor: Compressor, transport: Transport) -> None:
         self.compressor, self.transport, self.step = compressor, transport, 0
         self._states: dict[str, State] = {}  # by the fingerprint of what lies side by side
 
-    def average_(self, x: Packed) -> None:
+    def average_(self, x: FlatTensors) -> None:
         """Overwrite x with the mean over the group, or with NaN on every rank where one of them is not finite."""
-        at = At(step=self.step, rank=self.transport.rank, world=self.transport.world)
+        at = AggregationContext(step=self.step, rank=self.transport.rank, world=self.transport.world)
         state = self._state(x, at)
-        staged, agreed = perform(_voted(self.compressor, x, state, at), self.transport).result
+        staged, agreed = run_script(_voted(self.compressor, x, state, at), self.transport).result
         if not agreed:
             x.flat.fill_(torch.nan)
         elif state:
             self._states[x.layout.fingerprint()] = staged.next_state.after(state)
 
-    def _state(self, x: Packed, at: At) -> State:
+    def _state(self, x: FlatTensors, at: AggregationContext) -> State:
         """The state for this layout; tensors that lay elsewhere before bring theirs along."""
         key = x.layout.fingerprint()
         if key not in self._states:
@@ -79,25 +79,27 @@ def _move(old: State, new: State) -> None:
                 view.copy_(old[key][name])
 
 
-def _voted(compressor: Compressor, x: Packed, state: State, at: At) -> Generator[Word, Any, tuple[Staged, bool]]:
+def _voted(
+    compressor: Compressor, x: FlatTensors, state: State, at: AggregationContext
+) -> Generator[CollectiveOp, Any, tuple[AggregationResult, bool]]:
     """Aggregate, then ask whether every rank's numbers were finite."""
     lost: list[bool] = []
-    staged: Staged = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
+    staged: AggregationResult = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
     flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8, device="cpu")
-    heard = yield Gather((flag,))
+    heard = yield AllGather((flag,))
     return staged, all(bool(theirs.item()) for (theirs,) in heard)
 
 
 @cache
 def _shared_transport() -> Transport:
     """One group for all calls of average_ in this process."""
-    return group_transport(current(), asked_for())
+    return group_transport(current(), requested_collective())
 
 
 def average_(
     tensors: Iterable[Tensor] | Mapping[str, Tensor],
     compressor: Compressor | str,
-    state: dict[str, Memory] | None = None,
+    state: dict[str, AverageState] | None = None,
 ) -> None:
     """Overwrite `tensors` with their means over all workers; every rank must call it with the same shapes.
 
@@ -116,13 +118,13 @@ def average_(
     for name, tensor in named.items():
         kinds.setdefault(f"{tensor.device} {tensor.dtype}", {})[name] = tensor.detach()
     for kind, group in kinds.items():
-        packed = Packed.pack(group)
-        if state is None and chosen.init(packed, At(world=world.size)):
+        packed = FlatTensors.pack(group)
+        if state is None and chosen.init(packed, AggregationContext(world=world.size)):
             raise ValueError(
                 f"{chosen!r} remembers something between calls and has nowhere to keep it. Write `state = {{}}` once, "
                 "and gossamer.average_(tensors, compressor, state=state) each time."
             )
-        memory = (state if state is not None else {}).setdefault(kind, Memory(chosen, _shared_transport()))
+        memory = (state if state is not None else {}).setdefault(kind, AverageState(chosen, _shared_transport()))
         if memory.compressor != chosen:
             raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
         memory.average_(packed)

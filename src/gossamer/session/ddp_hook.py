@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 from gossamer.compressors import Compressor
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import AttachError
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_views import trainable
-from gossamer.runtime.comm_thread import Lane
-from gossamer.session.average import Memory
+from gossamer.runtime.comm_thread import CommThread
+from gossamer.session.average import AverageState
 from gossamer.session.momentum_transfer import ownership
 from gossamer.session.transport_setup import group_transport
-from gossamer.transports.mesh.collective_selector import asked_for
+from gossamer.transports.mesh.collective_selector import requested_collective
 from gossamer.world import current
 
 
@@ -32,8 +32,8 @@ class DdpState:
                 "DDP out and call gossamer.attach(model, optimizer, ...)."
             )
         self.names = {id(parameter): name.removeprefix("module.") for name, parameter in parameters.items()}
-        self.memory = Memory(compressor, group_transport(current(), asked_for()))
-        self.lane = Lane(next(iter(parameters.values())).device)
+        self.memory = AverageState(compressor, group_transport(current(), requested_collective()))
+        self.lane = CommThread(next(iter(parameters.values())).device)
 
 
 def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, Any]:
@@ -56,7 +56,7 @@ def _ddp_average(state: DdpState, bucket: GradBucket) -> torch.futures.Future[Te
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
 
     def job() -> None:
-        state.memory.average_(Packed(flat, layout))
+        state.memory.average_(FlatTensors(flat, layout))
         state.memory.step += last
         future.set_result(flat)
 

@@ -31,7 +31,7 @@ _watchers: tuple[weakref.WeakMethod[Watcher], ...] = ()  # replaced, never chang
 _hook: RemovableHandle | None = None
 
 
-class Watch:
+class OptimizerStepHook:
     """Calls `watcher`, a bound method that is held weakly, before every step of any optimizer, until it is removed."""
 
     def __init__(self, watcher: Watcher) -> None:
@@ -65,7 +65,7 @@ def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[A
             watcher(optimizer)
 
 
-class Beside:
+class ForeignOptimizerGuard:
     """What other optimizers may do to the parameters of one session.
 
     Gradients that are averaged in every backward pass are so for whoever uses them. What happens around the attached

@@ -30,7 +30,7 @@ def check_norm(norm: float | None) -> None:
     )
 
 
-def clip(parameters: Iterable[Parameter], norm: float, optimizer: Optimizer, *, closure: bool) -> None:
+def clip_gradients(parameters: Iterable[Parameter], norm: float, optimizer: Optimizer, *, closure: bool) -> None:
     """Scale all gradients so that their norm together is at most `norm`, just before the optimizer uses them."""
     if closure:
         raise LoopError(
@@ -41,7 +41,7 @@ def clip(parameters: Iterable[Parameter], norm: float, optimizer: Optimizer, *, 
     nn.utils.clip_grad_norm_(parameters, norm if left_in is None else norm * float(left_in))
 
 
-class Patience:
+class NonFiniteMonitor:
     """Says whose numbers were not finite, and ends the run where that goes on. Exchanges and passes count apart."""
 
     def __init__(self) -> None:

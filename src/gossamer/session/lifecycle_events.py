@@ -10,16 +10,16 @@ from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
 from gossamer.recipes.recipe import Recipe
-from gossamer.reducer.averaged_state import momenta_kept, numbers_bytes
+from gossamer.reducer.averaged_state import averaged_bytes, optimizer_state_keys
 from gossamer.reducer.bucket import Bucket, layouts
-from gossamer.reducer.model_buffers import Buffers, moving_bytes
+from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
 from gossamer.reducer.parameter_views import trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import AVERAGE, Stage
 from gossamer.strategies.base import schedule_of
-from gossamer.synchronizers.base import Exchange
-from gossamer.synchronizers.gossip_round import HEAD_BYTES
+from gossamer.synchronizers.base import Synchronizer
+from gossamer.synchronizers.gossip_round import HEADER_BYTES
 
 
 def begun(
@@ -32,7 +32,7 @@ def begun(
     stage = recipe.strategy.stages[-1]  # the one that lasts
     buckets = [bucket for each in fragments for bucket in each]
     tensors = sum(len(bucket.parameters) for bucket in buckets)
-    groups, flights = len(Buffers(model)), bool(stage.apart or stage.delay)
+    groups, flights = len(ModelBuffers(model)), bool(stage.apart or stage.delay)
     in_sites = stage.merging is not None and stage.averages
     return events.Attached(
         recipe=repr(recipe),
@@ -41,7 +41,7 @@ def begun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         buffer_bytes=moving_bytes(model) if in_sites or not (flights or stage.serving) else 0,
         rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if flights else (),
-        control_bytes=HEAD_BYTES if stage.mixing else last_word_bytes(stage, tensors, groups),
+        control_bytes=HEADER_BYTES if stage.mixing else last_word_bytes(stage, tensors, groups),
         site_control_bytes=control_bytes(tensors, groups) if in_sites else 0,
         rank=transport.rank,
         world=transport.world,
@@ -53,15 +53,15 @@ def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
 ) -> tuple[int, ...]:
     """What is averaged along with each fragment, in float32 or wider."""
-    buffers = Buffers(model).averaged()
+    buffers = ModelBuffers(model).averaged()
     kinds = 0
     if optimizer is not None and stage.merging is not None and stage.merging.on_merge == AVERAGE:
-        kinds = len(momenta_kept(optimizer))
+        kinds = len(optimizer_state_keys(optimizer))
     momenta = [kinds * [p for bucket in each for p in bucket.parameters.values()] for each in fragments]
-    return (numbers_bytes([*buffers, *momenta[0]]), *map(numbers_bytes, momenta[1:]))
+    return (averaged_bytes([*buffers, *momenta[0]]), *map(averaged_bytes, momenta[1:]))
 
 
-def ended(model: nn.Module, steps: int, exchange: Exchange | None) -> events.Closed:
+def ended(model: nn.Module, steps: int, exchange: Synchronizer | None) -> events.Closed:
     """The digest is of what the recipe merges, where that is not the model as it is. exchange: None alone."""
     agreed = None if exchange is None else exchange.agreed
     merged = model.parameters() if agreed is None else [agreed[name] for name in sorted(agreed)]

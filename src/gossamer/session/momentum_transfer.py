@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import Ownership
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import AttachError, LoopError
 from gossamer.events import notice
 from gossamer.reducer.bucket import slot_of
@@ -46,7 +46,7 @@ class Momentum(ABC):
         """The optimizer has made its step, or never will; harmless when said again."""
 
 
-class Left(Momentum):
+class KeepMomentum(Momentum):
     """The optimizer applies all of it."""
 
     def now(self) -> tuple[float, bool]:
@@ -59,7 +59,7 @@ class Left(Momentum):
         pass
 
 
-class Taken(Momentum):
+class MomentumTransfer(Momentum):
     """The compressor applies that of the parameters in `owned`, once `start` exchanges were committed.
 
     warns: whether to tell the user, once, of a loop that does not go with it.
@@ -152,7 +152,7 @@ class Taken(Momentum):
         return [group for group in self.optimizer.param_groups if any(id(p) in self.names for p in group["params"])]
 
 
-class FromSGD(Taken):
+class SGDMomentumTransfer(MomentumTransfer):
     """Gradients arrive with their momentum in them. Weight decay has momentum of its own, alike on every rank.
 
     By linearity: momentum of (gradient + decay) is that of both. The decay's stays in the optimizer's momentum_buffer.
@@ -188,7 +188,7 @@ class FromSGD(Taken):
         return buffer
 
 
-class FromAdam(Taken):
+class AdamMomentumTransfer(MomentumTransfer):
     """Variance stands still: p -= lr m / (sqrt(v) + eps) without bias correction, and only where v is not 0."""
 
     def check(self, group: Group) -> None:
@@ -233,7 +233,7 @@ class FromAdam(Taken):
         state["step"] += 1
 
 
-SOURCES: dict[type[Optimizer], type[Taken]] = {SGD: FromSGD, Adam: FromAdam}
+SOURCES: dict[type[Optimizer], type[MomentumTransfer]] = {SGD: SGDMomentumTransfer, Adam: AdamMomentumTransfer}
 
 
 def ownership(compressor: Compressor, parameters: Mapping[str, Parameter]) -> dict[str, Ownership]:
@@ -243,7 +243,11 @@ def ownership(compressor: Compressor, parameters: Mapping[str, Parameter]) -> di
 
 
 def take_over(
-    optimizer: Optimizer, compressor: Compressor, parameters: Mapping[str, Parameter], at: At, clip_norm: float | None
+    optimizer: Optimizer,
+    compressor: Compressor,
+    parameters: Mapping[str, Parameter],
+    at: AggregationContext,
+    clip_norm: float | None,
 ) -> Momentum:
     """Let the compressor apply the momentum that it owns; a world of one is plain training.
 
@@ -251,7 +255,7 @@ def take_over(
     """
     owned = {} if at.world == 1 else ownership(compressor, parameters)
     if not owned:
-        return Left()
+        return KeepMomentum()
     owner, *others = set(owned.values())
     if others:
         raise AttachError(

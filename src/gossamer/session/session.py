@@ -22,25 +22,25 @@ from gossamer import events
 from gossamer.checkpoint import coordinated, reshard
 from gossamer.checkpoint.state import Stateful
 from gossamer.compressors.sharded import is_owed, settle
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import AttachError, LayoutError, LoopError, Stopped, require
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import copy_state, layout_text
-from gossamer.reducer.model_buffers import Buffers
+from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings
-from gossamer.reducer.parameter_views import copy_parameters, lent, trainable
-from gossamer.runtime.comm_thread import Lane
+from gossamer.reducer.parameter_views import copy_parameters, swapped_in, trainable
+from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
 from gossamer.session import lifecycle_events, uneven_inputs
-from gossamer.session.foreign_optimizers import Beside, Watch, refuse_strangers
-from gossamer.session.gradient_guards import Patience, Scaler, check_norm, clip
+from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook, refuse_strangers
+from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, check_norm, clip_gradients
 from gossamer.session.lifecycle_events import numbers
 from gossamer.session.momentum_transfer import take_over
 from gossamer.session.session_checkpoint import refuse_misfit
 from gossamer.session.startup_checks import NO_BATCH, FirstBatch, compare, fingerprint, hand_out
-from gossamer.synchronizers.base import Blame, Costs, Exchange, Loop
-from gossamer.synchronizers.stages import Stages
+from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, StepCosts, Synchronizer
+from gossamer.synchronizers.stages import StageSequence
 from gossamer.version import __version__
 
 T = TypeVar("T")
@@ -69,12 +69,17 @@ class Session:
         self.scaler, self.clip_norm = scaler, clip_norm
         self._transport, self._world, self._seed, self._pid = transport, world, seed, os.getpid()
         self._adopt(trainable(model))
-        self._lane = Lane(next(iter(self._parameters.values())).device, transport.move_on)
+        self._lane = CommThread(next(iter(self._parameters.values())).device, transport.move_on)
         self._leave = weakref.finalize(self, leave, self._lane, transport, self._pid)  # at exit, too
-        self._buffers, self._first_batch, self._patience, self._solo_steps = Buffers(model), FirstBatch(), Patience(), 0
+        self._buffers, self._first_batch, self._patience, self._solo_steps = (
+            ModelBuffers(model),
+            FirstBatch(),
+            NonFiniteMonitor(),
+            0,
+        )
         self._last, self._scale, self._stop, self._muted_at = time.perf_counter(), 1.0, False, -1
-        self._exchange: Exchange | None = None
-        loop = Loop(
+        self._exchange: Synchronizer | None = None
+        loop = LoopState(
             scale=self._current_scale,
             settings=self._settings,
             momentum=lambda: self._momentum.now(),
@@ -87,7 +92,7 @@ class Session:
             guarded=partial(self._judge, "pass"),
             clips=clip_norm is not None,
         )
-        self._stages = Stages(recipe, optimizer, transport, self._lane, loop, seed)
+        self._stages = StageSequence(recipe, optimizer, transport, self._lane, loop, seed)
         fragments = self._stages.fragments(self._parameters)
         self._layout = layout_text(bucket for buckets in fragments for bucket in buckets)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
@@ -97,19 +102,19 @@ class Session:
         except BaseException:
             self._lane.close()
             raise
-        self._hooks: list[RemovableHandle | Watch] = [
+        self._hooks: list[RemovableHandle | OptimizerStepHook] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
             first := model.register_forward_pre_hook(self._first_batch.see, with_kwargs=True),
-            Watch(self._see),
+            OptimizerStepHook(self._see),
         ]
         self._first_batch.hook = first
         register(self)
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
-    def _at(self) -> At:
-        return At(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
+    def _at(self) -> AggregationContext:
+        return AggregationContext(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
 
     def _settings(self) -> str:
         """What must be alike where ranks make the same step. Apart, one may be a step behind its scheduler."""
@@ -180,7 +185,7 @@ class Session:
         if self._exchange.in_step:
             self._catch_up(missed)
 
-    def _go_on(self, exchange: Exchange, missed: int) -> Exchange:
+    def _go_on(self, exchange: Synchronizer, missed: int) -> Synchronizer:
         """Enter the stage that begins, on every rank with the same parameters."""
         self._catch_up(missed)
         return self._stages.enter(exchange.passes, self._parameters, exchange)
@@ -198,7 +203,7 @@ class Session:
         `model`: the one that is attached, or another with the same parameters, by name.
         """
         agreed = self._exchange.merge() if self._exchange is not None else None
-        with lent(agreed or {}, trainable(model)):
+        with swapped_in(agreed or {}, trainable(model)):
             yield model
 
     # -- around the optimizer --------------------------------------------------------------------------------------
@@ -217,7 +222,7 @@ class Session:
         touched = self.scaler is None and self._exchange is not None and self._exchange.touched
         self._momentum.before(self.steps, closure=bool(closure), touched=touched)
         if self.clip_norm is not None:
-            clip(self._parameters.values(), self.clip_norm, optimizer, closure=bool(closure))
+            clip_gradients(self._parameters.values(), self.clip_norm, optimizer, closure=bool(closure))
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
@@ -243,10 +248,10 @@ class Session:
         self._scale = scale
         return scale
 
-    def _judge(self, what: str, blame: Blame | None) -> None:
+    def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
         self._patience.judge(what, blame, self.steps, scaled=self.scaler is not None)
 
-    def _step_ended(self, skipped: bool = False, costs: Costs | None = None) -> None:
+    def _step_ended(self, skipped: bool = False, costs: StepCosts | None = None) -> None:
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         events.emit(events.StepEnded(step=self.steps, seconds=seconds, skipped=skipped, **(costs or {})))
@@ -372,7 +377,7 @@ class Session:
         self._parameters = parameters
         self._averaged_ids = {id(parameter) for parameter in parameters.values()}
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        self._beside = Beside(self.model, self.optimizer, self.recipe, parameters)
+        self._beside = ForeignOptimizerGuard(self.model, self.optimizer, self.recipe, parameters)
         self._momentum = take_over(self.optimizer, self.recipe.compressor, parameters, self._at(), self.clip_norm)
 
     def close(self) -> None:
@@ -402,7 +407,7 @@ class Session:
         return stopped and (self._stop or (self._exchange is not None and self._exchange.stopping))
 
 
-def leave(lane: Lane, transport: Transport, process: int) -> None:
+def leave(lane: CommThread, transport: Transport, process: int) -> None:
     """End the lane, and leave the group before the interpreter ends; a forked child has no part in either."""
     if os.getpid() != process:
         return

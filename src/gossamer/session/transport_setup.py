@@ -11,12 +11,12 @@ from gossamer.network import read_network
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import Stage
-from gossamer.transports.detached import ReturnedTransport
-from gossamer.transports.mesh.collective_selector import ENGINE, asked_for
-from gossamer.transports.mesh.transport import meshed
+from gossamer.transports.detached import DetachedTransport
+from gossamer.transports.mesh.collective_selector import ENGINE, requested_collective
+from gossamer.transports.mesh.transport import mesh_transport
 from gossamer.transports.process_group import ProcessGroupTransport
 from gossamer.transports.simulated import SimulatedGroup
-from gossamer.transports.throttled import PacedTransport
+from gossamer.transports.throttled import ThrottledTransport
 from gossamer.world import World
 
 
@@ -31,11 +31,11 @@ def transport_for(world: World, recipe: Recipe) -> Transport:
                 "live on servers: gossamer run --servers 1 --recipe 'ParameterServer()'; or with single neighbours: "
                 "gossamer run --recipe \"Gossip('pairwise')\"."
             )
-        return ReturnedTransport(world.rank, world.size)
+        return DetachedTransport(world.rank, world.size)
     paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
-    wish = asked_for(recipe.topology.collective)
+    wish = requested_collective(recipe.topology.collective)
     transport = group_transport(world, wish)
-    return PacedTransport(transport, read_network(paced, world.size), wish) if paced else transport
+    return ThrottledTransport(transport, read_network(paced, world.size), wish) if paced else transport
 
 
 def _takes_back(stage: Stage) -> bool:
@@ -47,7 +47,9 @@ def _takes_back(stage: Stage) -> bool:
 
 def group_transport(world: World, wish: str) -> Transport:
     """The process group, with a mesh of its own where everyone's tensors live on processors."""
-    return meshed(ProcessGroupTransport(), _listening_address(), ENGINE if world.device.type == "cuda" else wish)
+    return mesh_transport(
+        ProcessGroupTransport(), _listening_address(), ENGINE if world.device.type == "cuda" else wish
+    )
 
 
 def _listening_address() -> str:

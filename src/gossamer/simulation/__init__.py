@@ -6,7 +6,7 @@ A worker that computes awaits a moment: `now = yield from compute(seconds)`. A p
 while it asks: who asks and answers at the same time is two peers that share their state.
 """
 
-from gossamer.simulation.simulator import compute, converse
+from gossamer.simulation.simulator import compute, simulate_peers
 from gossamer.simulation.trace import Ended, Trace
 
-__all__ = ["Ended", "Trace", "compute", "converse"]
+__all__ = ["Ended", "Trace", "compute", "simulate_peers"]

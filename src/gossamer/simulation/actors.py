@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Answer, Ask, Elapsed, Heard, Peer, PeerScript, PeerWord, Pull, Push
+from gossamer.core.peer_ops import Answer, Ask, Elapsed, Peer, PeerEvent, PeerOp, PeerScript, Pull, Push
 from gossamer.errors import PeerLost
 from gossamer.simulation.faulty_network import Link
 from gossamer.simulation.trace import Ended
@@ -46,7 +46,7 @@ def seal(payload: Payload) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Way:
+class MessagePath:
     """From one peer to another. cuts: how many faults close it."""
 
     link: Link
@@ -65,11 +65,11 @@ class Actor:
 
     peer: Peer
     start: Callable[[], PeerScript]
-    ways: dict[Peer, Way]
+    ways: dict[Peer, MessagePath]
     waits: Wait
     script: PeerScript | None = None
     ended: Ended | None = None
-    inbox: deque[Callable[..., Heard]] = field(default_factory=deque)
+    inbox: deque[Callable[..., PeerEvent]] = field(default_factory=deque)
     life: int = 0
     deaths: list[float] = field(default_factory=list)
     restarts: int = 0
@@ -86,7 +86,7 @@ class Actor:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class PendingAsk:
     """A Push or Pull of a peer in one of its lives. over: nobody waits for it any more; due: it will be sent again."""
 
     word: Ask
@@ -112,10 +112,10 @@ class Asked:
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class QueuedMessage:
     """A word on its way, or its answer, between two lives. left: when its last byte has left."""
 
-    asked: Asked
+    asked: PendingAsk
     answer: Answer | None
     nbytes: int
     sender_life: int
@@ -136,21 +136,21 @@ class Message:
         return str(self.asked) if self.answer is None else f"the answer to {self.asked}"
 
 
-Turn = tuple[Callable[[Any], PeerWord], Any]
+Turn = tuple[Callable[[Any], PeerOp], Any]
 
 
 class Wait(Protocol):
     """What a script waits for. asked: its open words; turn: how it goes on, once it can."""
 
     @property
-    def asked(self) -> tuple[Asked, ...]: ...
+    def asked(self) -> tuple[PendingAsk, ...]: ...
     def turn(self, actor: Actor, script: PeerScript, now: float) -> Turn | None: ...
 
 
 class Ready:
     """For nothing: what it said was answered at once, by None."""
 
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[PendingAsk, ...] = ()
 
     def turn(self, actor: Actor, script: PeerScript, now: float) -> Turn | None:
         return script.send, None
@@ -166,7 +166,7 @@ class Listening:
     """For something to happen, or for the moment `until`."""
 
     __slots__ = ("until",)
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[PendingAsk, ...] = ()
 
     def __init__(self, until: float | None) -> None:
         self.until = until
@@ -186,7 +186,7 @@ class Listening:
 class Asking:
     """For the answers to several words, or to one alone. until: the moment at which it gives up."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[PendingAsk, ...]
     alone: bool
     until: float
 

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 
-class Clock:
+class VirtualClock:
     """now: the moment, in seconds. What was put at the same moment happens in the order in which it was put there."""
 
     def __init__(self) -> None:

@@ -67,7 +67,7 @@ class Link:
         return (seconds,)
 
 
-class Target(Protocol):
+class MessageTarget(Protocol):
     """What faults happen to."""
 
     def kill(self, peer: Peer) -> None: ...
@@ -78,7 +78,7 @@ class Target(Protocol):
     def heal(self, ways: Iterable[tuple[Peer, Peer]]) -> None: ...
 
 
-Happening = tuple[float, Callable[[Target], None]]
+Happening = tuple[float, Callable[[MessageTarget], None]]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from gossamer.core.peer_ops import Joined, Left
+from gossamer.core.peer_ops import PeerJoined, PeerLeft
 from gossamer.simulation.actors import Actor
-from gossamer.simulation.clock import Clock
+from gossamer.simulation.clock import VirtualClock
 
 
-class Presence:
+class Membership:
     """Tells every actor who joins and who leaves. wake(actor): let its script go on, if it can.
 
     Left comes dead_after_seconds after the silence began, or, from who ends by itself, as fast as a message. Joined
@@ -22,7 +22,7 @@ class Presence:
     """
 
     def __init__(
-        self, actors: Collection[Actor], dead_after_seconds: float, clock: Clock, wake: Callable[[Actor], Any]
+        self, actors: Collection[Actor], dead_after_seconds: float, clock: VirtualClock, wake: Callable[[Actor], Any]
     ) -> None:
         self._actors, self._dead_after_seconds, self._clock, self._wake = actors, dead_after_seconds, clock, wake
 
@@ -77,11 +77,11 @@ class Presence:
     def _join(self, actor: Actor, other: Actor, life: int) -> None:
         if actor.life == life and actor.peer not in other.silent and other.present.get(actor.peer) != life:
             other.present[actor.peer] = life
-            self._tell(other, partial(Joined, peer=actor.peer))
+            self._tell(other, partial(PeerJoined, peer=actor.peer))
 
     def _leave(self, actor: Actor, other: Actor, since: float) -> None:
         if other.silent.get(actor.peer) == since and other.present.pop(actor.peer, None) is not None:
-            self._tell(other, partial(Left, peer=actor.peer))
+            self._tell(other, partial(PeerLeft, peer=actor.peer))
 
     def _tell(self, actor: Actor, heard: Callable[..., Any]) -> None:
         if actor.script is not None:

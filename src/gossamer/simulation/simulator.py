@@ -8,44 +8,44 @@ from random import Random
 from typing import Any
 
 from gossamer.core.ops import payload_bytes
-from gossamer.core.peer_ops import SERVER, Ask, AtOnce, Await, Heard, Peer, PeerScript, PeerWord, Pull, Push, Reply
+from gossamer.core.peer_ops import SERVER, Ask, AtOnce, Await, Peer, PeerEvent, PeerOp, PeerScript, Pull, Push, Reply
 from gossamer.core.rng import address
 from gossamer.errors import GossamerError
 from gossamer.simulation.actors import (
     READY,
     UNSEALED,
     Actor,
-    Asked,
     Asking,
     Listening,
+    MessagePath,
+    PendingAsk,
     Turn,
-    Way,
     payload_of,
     receiver_of,
     seal,
 )
-from gossamer.simulation.clock import Clock
-from gossamer.simulation.delivery import Post
-from gossamer.simulation.faulty_network import Restart, Target, VirtualNetwork
-from gossamer.simulation.membership import Presence
+from gossamer.simulation.clock import VirtualClock
+from gossamer.simulation.delivery import Delivery
+from gossamer.simulation.faulty_network import MessageTarget, Restart, VirtualNetwork
+from gossamer.simulation.membership import Membership
 from gossamer.simulation.trace import Diary, Ended, Trace
 
 Scripts = Mapping[Peer, Callable[[], PeerScript]]
 
 
-def compute(seconds: float) -> Generator[PeerWord, Any, float]:
+def compute(seconds: float) -> Generator[PeerOp, Any, float]:
     """Be busy for so long; returns the clock's moment afterwards. What is heard meanwhile is forgotten.
 
     Awaiting a moment that has passed tells what the clock shows, without waiting.
     """
-    heard: Heard = yield Await(until=-inf)
+    heard: PeerEvent = yield Await(until=-inf)
     until = heard.moment + seconds
     while heard.moment < until:
         heard = yield Await(until=until)
     return heard.moment
 
 
-def converse(
+def simulate_peers(
     scripts: Scripts,
     net: VirtualNetwork,
     seed: int,
@@ -76,7 +76,7 @@ def converse(
         raise
 
 
-class _Conversation(Target):
+class _Conversation(MessageTarget):
     """Everyone in it, and the clock. Faults happen to it."""
 
     def __init__(
@@ -84,14 +84,14 @@ class _Conversation(Target):
     ) -> None:
         self._net, self._servers, self._checks = net, servers, checks
         self._actors = {
-            peer: Actor(peer, start, {to: Way(net.link(peer, to)) for to in scripts}, READY)
+            peer: Actor(peer, start, {to: MessagePath(net.link(peer, to)) for to in scripts}, READY)
             for peer, start in scripts.items()
         }
         self._everyone = tuple(self._actors.values())
-        self._clock = Clock()
+        self._clock = VirtualClock()
         self._diary = Diary(self._clock, keep)
-        self._post = Post(net, Random(address("converse", seed)), self._clock, self._diary, checks, self._go_on)
-        self._presence = Presence(self._everyone, net.dead_after_seconds, self._clock, self._go_on)
+        self._post = Delivery(net, Random(address("converse", seed)), self._clock, self._diary, checks, self._go_on)
+        self._presence = Membership(self._everyone, net.dead_after_seconds, self._clock, self._go_on)
         self._words_left = 0
         self._speaker: Peer | str = "nobody"
         self._unfinished = sum(peer not in servers for peer in scripts)
@@ -179,7 +179,7 @@ class _Conversation(Target):
 
     # Words.
 
-    def _say(self, actor: Actor, word: PeerWord) -> None:
+    def _say(self, actor: Actor, word: PeerOp) -> None:
         match word:
             case Push() | Pull():
                 self._ask(actor, (word,), alone=True)
@@ -204,10 +204,10 @@ class _Conversation(Target):
         for each in asked:
             self._post.ask(each)
 
-    def _asked(self, actor: Actor, word: Ask) -> Asked:
+    def _asked(self, actor: Actor, word: Ask) -> PendingAsk:
         payload, receiver = payload_of(word), self._actor(receiver_of(word))
         sealed = seal(payload) if self._checks else UNSEALED
-        return Asked(word, actor, actor.life, receiver, payload_bytes(payload), self._clock.now, sealed)
+        return PendingAsk(word, actor, actor.life, receiver, payload_bytes(payload), self._clock.now, sealed)
 
     def _actor(self, peer: Peer) -> Actor:
         if peer not in self._actors:
@@ -226,7 +226,7 @@ class _Conversation(Target):
             if isinstance(fault, Restart):
                 self._actor(fault.peer).restarts += 1
 
-    def _strike(self, happen: Callable[[Target], None]) -> None:
+    def _strike(self, happen: Callable[[MessageTarget], None]) -> None:
         happen(self)
         self._post.retry()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError
-from gossamer.simulation.clock import Clock
+from gossamer.simulation.clock import VirtualClock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Trace:
 class Diary:
     """What a trace will say, while it happens. Notes become text only where they are kept."""
 
-    clock: Clock
+    clock: VirtualClock
     keep: bool
     messages: int = 0
     resent: int = 0

@@ -13,8 +13,8 @@ from gossamer.compressors import Compressor, Dense, Hierarchical
 from gossamer.core.term import Term
 from gossamer.errors import RecipeError
 from gossamer.gossip.rules import Memory as Memory
-from gossamer.gossip.rules import Rule
-from gossamer.strategies.schedule import Periodic, Turn
+from gossamer.gossip.rules import MixingRule
+from gossamer.strategies.schedule import PeriodicSchedule, SyncRound
 from gossamer.topologies import Topology
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Strategy(Term, ABC):
             )
 
 
-class Merging(Strategy):
+class AveragingStrategy(Strategy):
     """Workers train apart, and agree on parameters from time to time.
 
     Its rules see flat tensors (n,), the parameters of one bucket side by side. What travels are differences to
@@ -91,7 +91,7 @@ class Merging(Strategy):
 
     @property
     @abstractmethod
-    def schedule(self) -> Periodic:
+    def schedule(self) -> PeriodicSchedule:
         """When which fragment of the parameters leaves and lands."""
 
     @property
@@ -133,7 +133,7 @@ class Merging(Strategy):
         """What was offered was not agreed upon, and is offered again."""
 
 
-class Mixing(Strategy):
+class GossipStrategy(Strategy):
     """Workers train apart, and average their parameters with neighbours of a topology."""
 
     period: int
@@ -156,9 +156,9 @@ class Mixing(Strategy):
         return super().carried(compressor, topology)
 
     @property
-    def schedule(self) -> Periodic:
+    def schedule(self) -> PeriodicSchedule:
         """When parameters are mixed."""
-        return Periodic(self.period)
+        return PeriodicSchedule(self.period)
 
     def rounds_apart(self, world: int) -> int:
         """In every how many rounds all workers hear of each other: about every `world` backward passes, in which a
@@ -171,7 +171,7 @@ class Mixing(Strategy):
         """Whether all workers make the same rounds."""
 
     @abstractmethod
-    def rule(self, compressor: Compressor) -> Rule:
+    def rule(self, compressor: Compressor) -> MixingRule:
         """What neighbours do with each other's parameters."""
 
 
@@ -189,9 +189,9 @@ class Stage:
     accumulate: int = 1
     delay: int = 0
     per_site: int | None = None
-    merging: Merging | None = None
+    merging: AveragingStrategy | None = None
     serving: ParameterServer | None = None
-    mixing: Mixing | None = None
+    mixing: GossipStrategy | None = None
 
     @property
     def apart(self) -> bool:
@@ -199,15 +199,15 @@ class Stage:
         return self.merging is not None or self.mixing is not None
 
 
-def schedule_of(stage: Stage) -> Periodic:
+def schedule_of(stage: Stage) -> PeriodicSchedule:
     """When the turns of a stage leave and land; gradients that nothing delays do both within one backward pass."""
     for apart in (stage.merging, stage.mixing):
         if apart is not None:
             return apart.schedule
-    return Periodic(stage.accumulate, delay=stage.delay)
+    return PeriodicSchedule(stage.accumulate, delay=stage.delay)
 
 
-def cycle_of(stage: Stage) -> list[Turn]:
+def cycle_of(stage: Stage) -> list[SyncRound]:
     """One period of a stage, in backward passes since the training began."""
     turns = schedule_of(stage).cycle
-    return [Turn(fragment, launch + stage.start, landing + stage.start) for fragment, launch, landing in turns]
+    return [SyncRound(fragment, launch + stage.start, landing + stage.start) for fragment, launch, landing in turns]

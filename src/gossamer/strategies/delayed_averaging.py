@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import require
-from gossamer.strategies.base import AGREED, Memory, Merging
-from gossamer.strategies.schedule import Periodic
+from gossamer.strategies.base import AGREED, AveragingStrategy, Memory
+from gossamer.strategies.schedule import PeriodicSchedule
 
 FROM = "from"  # where this worker's parameters would be without the steps that it has not offered yet
 
 
 @dataclass(frozen=True, repr=False)
-class DelayedAveraging(Merging):
+class DelayedAveraging(AveragingStrategy):
     """Use one's own steps at once; `delay` backward passes later, replace what was sent of them by everyone's mean.
 
     offered: u_i = what this worker's optimizer did in the last `period` passes
@@ -39,8 +39,8 @@ class DelayedAveraging(Merging):
         require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
 
     @property
-    def schedule(self) -> Periodic:
-        return Periodic(self.period, delay=self.delay)
+    def schedule(self) -> PeriodicSchedule:
+        return PeriodicSchedule(self.period, delay=self.delay)
 
     @property
     def needs_own(self) -> bool:

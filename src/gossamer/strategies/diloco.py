@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import require
-from gossamer.strategies.base import AGREED, KEEP, Memory, Merging
+from gossamer.strategies.base import AGREED, KEEP, AveragingStrategy, Memory
 from gossamer.strategies.local_sgd import check_optimizer_state
-from gossamer.strategies.schedule import Periodic
+from gossamer.strategies.schedule import PeriodicSchedule
 
 MOMENTUM = "momentum"
 
 
 @dataclass(frozen=True, repr=False)
-class DiLoCo(Merging):
+class DiLoCo(AveragingStrategy):
     """Let every worker make `period` steps of its own; an outer Nesterov step follows the mean of where they went.
 
     d = mean over workers of (agreed - x_i);  m <- outer_momentum m + d
@@ -64,8 +64,8 @@ class DiLoCo(Merging):
         return self.optimizer_state
 
     @property
-    def schedule(self) -> Periodic:
-        return Periodic(self.period, self.fragments, self.delay)
+    def schedule(self) -> PeriodicSchedule:
+        return PeriodicSchedule(self.period, self.fragments, self.delay)
 
     @property
     def kept_share(self) -> float:

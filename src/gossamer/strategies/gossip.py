@@ -9,12 +9,12 @@ import torch
 
 from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum, point_to_point
 from gossamer.core import rng
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import RecipeError, require
 from gossamer.gossip.pairwise import refuse_loss
-from gossamer.gossip.rules import Averaging, Choco, PushSum, Rule
-from gossamer.strategies.base import Mixing
+from gossamer.gossip.rules import Averaging, Choco, MixingRule, PushSum
+from gossamer.strategies.base import GossipStrategy
 from gossamer.topologies import Topology
 
 SYMMETRIC, PUSH_SUM, PAIRWISE = "symmetric", "push-sum", "pairwise"
@@ -23,7 +23,7 @@ SAMPLE = Layout.of({"weight": (64, 64)})
 
 
 @dataclass(frozen=True, repr=False)
-class Gossip(Mixing):
+class Gossip(GossipStrategy):
     """Let every worker make its own steps, and average parameters with its neighbours every `period` of them.
 
     x_i <- x_i + step_size sum_j W_ij (x_j - x_i), after the optimizer's own step
@@ -64,7 +64,7 @@ class Gossip(Mixing):
     def in_lock_step(self) -> bool:
         return self.mixing != PAIRWISE
 
-    def rule(self, compressor: Compressor) -> Rule:
+    def rule(self, compressor: Compressor) -> MixingRule:
         if self.mixing == PUSH_SUM:
             return PushSum()
         if compressor == Dense():
@@ -114,6 +114,6 @@ def kept_share(compressor: Compressor) -> float:
 
 def _kept(compressor: Compressor) -> float:
     numbers = torch.randn(SAMPLE.numel, generator=rng.generator("share kept by a letter"), device="cpu")
-    x, at = Packed(numbers, SAMPLE), At()
-    own = point_to_point.write(compressor, x, point_to_point.begin(compressor, x, at), at).own()
+    x, at = FlatTensors(numbers, SAMPLE), AggregationContext()
+    own = point_to_point.encode(compressor, x, point_to_point.begin(compressor, x, at), at).own()
     return 1 - float((numbers - own).double().square().sum() / numbers.double().square().sum())

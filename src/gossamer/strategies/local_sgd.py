@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gossamer.errors import require
-from gossamer.strategies.base import AGREED, AVERAGE, KEEP, RESET, Memory, Merging, Stage, Strategy
-from gossamer.strategies.schedule import Periodic
+from gossamer.strategies.base import AGREED, AVERAGE, KEEP, RESET, AveragingStrategy, Memory, Stage, Strategy
+from gossamer.strategies.schedule import PeriodicSchedule
 
 OPTIMIZER_STATES = (KEEP, AVERAGE, RESET)
 
 
 @dataclass(frozen=True, repr=False)
-class LocalSGD(Merging):
+class LocalSGD(AveragingStrategy):
     """Let every worker make `period` steps of its own, then average the parameters.
 
     x_i <- agreed - mean over workers of (agreed - x_i);  agreed <- x_i
@@ -48,8 +48,8 @@ class LocalSGD(Merging):
         return self.optimizer_state
 
     @property
-    def schedule(self) -> Periodic:
-        return Periodic(self.period)
+    def schedule(self) -> PeriodicSchedule:
+        return PeriodicSchedule(self.period)
 
     def begin(self, parameters: Tensor) -> Memory:
         return {AGREED: parameters.clone()}

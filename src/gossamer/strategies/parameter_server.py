@@ -8,8 +8,8 @@ import torch
 
 from gossamer.compressors import Compressor, Dense, Feedback, point_to_point
 from gossamer.core import rng
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Packed, Slot
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Slot
 from gossamer.errors import RecipeError, require
 from gossamer.strategies.base import Stage, Strategy
 from gossamer.topologies import Complete, Topology
@@ -124,6 +124,9 @@ class ParameterServer(Strategy):
 
 def share_lost(compressor: Compressor) -> float:
     """|x - C(x)|^2 / |x|^2 for random x."""
-    x, at = Packed.pack({"weight": torch.randn(MATRIX.shape, generator=rng.generator("lost"), device="cpu")}), At()
-    own = point_to_point.write(compressor, x, point_to_point.begin(compressor, x, at), at).own()
+    x, at = (
+        FlatTensors.pack({"weight": torch.randn(MATRIX.shape, generator=rng.generator("lost"), device="cpu")}),
+        AggregationContext(),
+    )
+    own = point_to_point.encode(compressor, x, point_to_point.begin(compressor, x, at), at).own()
     return float((x.flat - own).square().sum() / x.flat.square().sum())

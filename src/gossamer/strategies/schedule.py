@@ -8,7 +8,7 @@ from itertools import count, takewhile
 from typing import NamedTuple
 
 
-class Turn(NamedTuple):
+class SyncRound(NamedTuple):
     """One exchange: what `fragment` has changed leaves after `launch` backward passes and is used after `landing`."""
 
     fragment: int
@@ -17,7 +17,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Periodic:
+class PeriodicSchedule:
     """Every fragment once per `period` backward passes, evenly spread; what left is used `delay` passes later.
 
     list(Periodic(6, fragments=3, delay=1).plan(9)) == [(0, 2, 3), (1, 4, 5), (2, 6, 7), (0, 8, 9)]
@@ -27,17 +27,17 @@ class Periodic:
     fragments: int = 1
     delay: int = 0
 
-    def turn(self, number: int) -> Turn:
+    def turn(self, number: int) -> SyncRound:
         """The `number`-th exchange, from 0."""
         periods, fragment = divmod(number, self.fragments)
         launch = periods * self.period + (fragment + 1) * self.period // self.fragments
-        return Turn(fragment, launch, launch + self.delay)
+        return SyncRound(fragment, launch, launch + self.delay)
 
-    def plan(self, passes: int) -> Iterator[Turn]:
+    def plan(self, passes: int) -> Iterator[SyncRound]:
         """All that leave within so many backward passes, in the order in which they leave."""
         return takewhile(lambda turn: turn.launch <= passes, map(self.turn, count()))
 
     @property
-    def cycle(self) -> tuple[Turn, ...]:
+    def cycle(self) -> tuple[SyncRound, ...]:
         """One period of it, after which it repeats itself."""
         return tuple(map(self.turn, range(self.fragments)))

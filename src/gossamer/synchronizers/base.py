@@ -11,13 +11,13 @@ from torch import Tensor
 
 from gossamer.reducer.bucket import Bucket
 
-Costs = Mapping[str, float]  # by the names of events.StepEnded
-Blame = tuple[int | None, str]
-Remembered = dict[str, dict[str, Tensor]]
+StepCosts = Mapping[str, float]  # by the names of events.StepEnded
+NonFiniteOrigin = tuple[int | None, str]
+NamedState = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop:
+class LoopState:
     """What an exchange must know of the training loop at the moment it is asked, and whom it tells.
 
     scale: the factor in the gradients that a GradScaler put there, None without one; settings: the optimizer's
@@ -36,13 +36,13 @@ class Loop:
     averaged: Callable[[], Sequence[Tensor]]
     batch: Callable[[], int]
     warn: Callable[[Sequence[tuple[int, float]]], None]
-    ended: Callable[[bool, Costs], None]
-    judged: Callable[[Blame | None], None]
-    guarded: Callable[[Blame | None], None]
+    ended: Callable[[bool, StepCosts], None]
+    judged: Callable[[NonFiniteOrigin | None], None]
+    guarded: Callable[[NonFiniteOrigin | None], None]
     clips: bool = False
 
 
-class Exchange(ABC):
+class Synchronizer(ABC):
     """One way of talking, from one stage of a strategy.
 
     step: how many steps were made together; passes: how many backward passes all ranks have counted; weight: of this
@@ -106,7 +106,7 @@ class Exchange(ABC):
         """Find out whether all ranks want to save now. Raises LoopError where they do not."""
 
     @abstractmethod
-    def remembered(self) -> Remembered:
+    def remembered(self) -> NamedState:
         """{parameter name: {what: tensor}}, as views."""
 
     @abstractmethod
@@ -127,12 +127,12 @@ class Exchange(ABC):
     def arrive(self) -> None:  # noqa: B027 - most have nothing under way between two steps
         """Wait for what is under way, and use it now where it must not be lost: on all ranks after the same step."""
 
-    def adopt(self, before: Exchange) -> None:
+    def adopt(self, before: Synchronizer) -> None:
         """Take the place of another of the same stage, whose layout was another."""
         self.follow(before)
         self.step = before.step
 
-    def follow(self, before: Exchange) -> None:
+    def follow(self, before: Synchronizer) -> None:
         """Go on where another ends."""
         self.weight, self.muted, self.reference = before.weight, before.muted, before.reference
         self.asked_to_stop, self.stopping = before.asked_to_stop, before.stopping

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.errors import LoopError
-from gossamer.reducer.averaged_state import Riders
+from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Flags, Presence
-from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import Periodic
-from gossamer.synchronizers.base import Loop
-from gossamer.synchronizers.in_flight import Arrival, Flight, Fragment
-from gossamer.synchronizers.scheduled import Flights
+from gossamer.strategies import PeriodicSchedule
+from gossamer.synchronizers.base import LoopState
+from gossamer.synchronizers.in_flight import Fragment, InFlightRound, RoundResult
+from gossamer.synchronizers.scheduled import ScheduledSynchronizer
 
 
-class LateGradients(Flights):
+class DelayedGradients(ScheduledSynchronizer):
     """Offers the gradients of every backward pass, and puts the mean of earlier ones in their place."""
 
     def __init__(
@@ -30,11 +30,11 @@ class LateGradients(Flights):
         buckets: Sequence[Bucket],
         compressor: Compressor,
         transport: Transport,
-        lane: Lane,
-        loop: Loop,
+        lane: CommThread,
+        loop: LoopState,
         seed: int,
     ) -> None:
-        super().__init__(Periodic(1, delay=delay), [buckets], compressor, transport, lane, loop, seed)
+        super().__init__(PeriodicSchedule(1, delay=delay), [buckets], compressor, transport, lane, loop, seed)
         self._arrived = False
 
     def _count(self) -> None:
@@ -65,14 +65,14 @@ class LateGradients(Flights):
             torch._foreach_copy_(views, gradients)
         return flat.div_(self._loop.scale() or 1.0)
 
-    def _land(self, flight: Flight, arrival: Arrival) -> None:
+    def _land(self, flight: InFlightRound, arrival: RoundResult) -> None:
         used = {name for name, someone in zip(self._fragments[0].names, arrival.used, strict=True) if someone}
         self._show([mean.mul_(self._loop.scale() or 1.0) for mean in arrival.means], used)
         self._arrived = True
         if arrival.riders is not None:
             self._riders(flight.turn.fragment).replace(arrival.riders, 0.0)
 
-    def _lost(self, flight: Flight) -> None:
+    def _lost(self, flight: InFlightRound) -> None:
         self._show_nothing()
         self._arrived = True
 
@@ -91,8 +91,8 @@ class LateGradients(Flights):
         graded = [p.grad is not None for bucket in fragment.buckets for p in bucket.parameters.values()]
         return np.array(graded) & (presence == Presence.TRAINING)
 
-    def _riders(self, fragment: int) -> Riders:
-        return Riders(self._loop.averaged())
+    def _riders(self, fragment: int) -> AveragedState:
+        return AveragedState(self._loop.averaged())
 
     def before_step(self, *, closure: bool) -> None:
         if closure:

@@ -16,29 +16,29 @@ from torch.nn import Parameter
 from gossamer import events
 from gossamer.checkpoint.state import AGREED_KEY
 from gossamer.compressors import Compressor
-from gossamer.core.aggregation import At
-from gossamer.core.layout import Layout, Packed
-from gossamer.core.ops import Mean, Script, Together
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, Stopped
 from gossamer.gossip.rules import MASS
 from gossamer.kernels import all_finite, room_like
-from gossamer.reducer.averaged_state import Riders
-from gossamer.reducer.backward_hooks import Passes, without_spoilt
+from gossamer.reducer.averaged_state import AveragedState
+from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
-from gossamer.reducer.step_report import Presence, first_batches
-from gossamer.runtime.comm_thread import Lane
-from gossamer.runtime.runner import Performed, perform
+from gossamer.reducer.step_report import Presence, gather_first_batches
+from gossamer.runtime.comm_thread import CommThread
+from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import Mixing, Turn
-from gossamer.synchronizers.base import Exchange, Loop, Remembered
-from gossamer.synchronizers.gossip_round import Graph, Head, Part, mix
+from gossamer.strategies import GossipStrategy, SyncRound
+from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
 from gossamer.topologies import Topology
 
 PREFIX = "mixing."  # before the keys of what a rule remembers, beside what a compressor does
 BUFFERS = "buffers"
 
 
-class Mixes(Exchange):
+class GossipAveraging(Synchronizer):
     """Lets neighbours mix their parameters after the optimizer's own step, every so many backward passes.
 
     A round is one word to the neighbours. All workers hear of each other in every `rounds_apart` of them only: who has
@@ -49,13 +49,13 @@ class Mixes(Exchange):
 
     def __init__(
         self,
-        strategy: Mixing,
+        strategy: GossipStrategy,
         topology: Topology,
         buckets: Sequence[Bucket],
         compressor: Compressor,
         transport: Transport,
-        lane: Lane,
-        loop: Loop,
+        lane: CommThread,
+        loop: LoopState,
         seed: int,
     ) -> None:
         super().__init__()
@@ -64,10 +64,10 @@ class Mixes(Exchange):
         self._rule.check(topology, transport.world, seed)
         self._number = 0
         self._counted = self._within_closure = self._skipped = False
-        self._waited, self._spent = 0.0, list[Performed]()
+        self._waited, self._spent = 0.0, list[ScriptCost]()
         self._merged: dict[str, Tensor] | None = None
         self._begin_anew()
-        self._passes_seen = Passes(self._parameters(), self._pass_over)
+        self._passes_seen = BackwardMonitor(self._parameters(), self._pass_over)
 
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""
@@ -91,8 +91,8 @@ class Mixes(Exchange):
         for bucket in self._buckets:
             yield from bucket.parameters.values()
 
-    def _riders(self) -> Riders:
-        return Riders(self._loop.averaged())
+    def _riders(self) -> AveragedState:
+        return AveragedState(self._loop.averaged())
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Mixes(Exchange):
         self.step += 1
         self._counted, self._merged = True, None
         if scale is None:
-            spoilt = without_spoilt(self._buckets)
+            spoilt = drop_nonfinite_gradients(self._buckets)
             self._skipped = self._skipped or spoilt is not None
             self._loop.guarded(None if spoilt is None else (self._transport.rank, spoilt))
 
@@ -141,7 +141,7 @@ class Mixes(Exchange):
         self._loop.ended(skipped, costs)
 
     @property
-    def _next(self) -> Turn:
+    def _next(self) -> SyncRound:
         return self._strategy.schedule.turn(self._number)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
@@ -177,32 +177,34 @@ class Mixes(Exchange):
             self._mix_due()
         self._on_lane(self._round(self._parts(), Presence.SAVING))
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[MixedTensors]:
         parts = [
-            Part(self._rule, Packed(_gathered(bucket), bucket.layout), self._memory[bucket], bucket)
+            MixedTensors(self._rule, FlatTensors(_gathered(bucket), bucket.layout), self._memory[bucket], bucket)
             for bucket in self._buckets
         ]
         numbers = self._riders().numbers()
         if numbers is not None:
-            parts.append(Part(self._rule.along, Packed(numbers, Layout.of({BUFFERS: numbers})), self._along))
+            parts.append(
+                MixedTensors(self._rule.along, FlatTensors(numbers, Layout.of({BUFFERS: numbers})), self._along)
+            )
         return parts
 
     def _on_lane(self, script: Script) -> Any:
         asked = time.perf_counter()
-        performed = self._lane.submit(partial(perform, script, self._transport)).wait()
+        performed = self._lane.submit(partial(run_script, script, self._transport)).wait()
         self._waited += time.perf_counter() - asked
         self._spent.append(performed)
         return performed.result
 
-    def _round(self, parts: Sequence[Part], presence: Presence) -> Generator[Any, Any, Sequence[Head]]:
+    def _round(self, parts: Sequence[MixedTensors], presence: Presence) -> Generator[Any, Any, Sequence[RoundHeader]]:
         transport, all_meet = self._transport, self._strategy.rounds_apart(self._transport.world)
         if self.reference is None:
-            self._loop.warn((yield from first_batches(self._loop.batch(), self.weight)))
+            self._loop.warn((yield from gather_first_batches(self._loop.batch(), self.weight)))
             self.reference = 1.0
-        at = At(step=self._number, seed=self._seed, rank=transport.rank, world=transport.world)
-        head = Head(self._number, self.step, presence, self.asked_to_stop)
+        at = AggregationContext(step=self._number, seed=self._seed, rank=transport.rank, world=transport.world)
+        head = RoundHeader(self._number, self.step, presence, self.asked_to_stop)
         due = (self._number + 1) % all_meet == 0
-        return (yield from mix(parts, head, Graph(self._topology, at), all_meet=due))
+        return (yield from gossip_round(parts, head, NeighborGraph(self._topology, at), all_meet=due))
 
     # -- all workers together ------------------------------------------------------------------------------------------
 
@@ -223,11 +225,11 @@ class Mixes(Exchange):
         for bucket in self._buckets:
             mine = _gathered(bucket)
             shares = self._rule.shares(mine, self._memory[bucket])
-            means = yield Together(tuple(Mean(share.clone()) for share in shares))
+            means = yield Coalesced(tuple(AllReduceMean(share.clone()) for share in shares))
             mean = self._rule.whole(tuple(means)).to(mine.dtype)
             away += (mine - mean).double().square().sum()
             agreed |= {slot.name: slot.of(mean) for slot in bucket.layout}
-        squared: Tensor = yield Mean(away)
+        squared: Tensor = yield AllReduceMean(away)
         return agreed, sqrt(squared.item())
 
     def depart(self) -> None:
@@ -248,16 +250,16 @@ class Mixes(Exchange):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> NamedState:
         """Beside all else, the shares whose mean over workers other workers would begin with."""
         found = state_by_name(self._buckets)
         for bucket, memory in self._memory.items():
             share, *_ = self._rule.shares(_gathered(bucket), memory)
-            for name, view in Packed(share, bucket.layout).items():
+            for name, view in FlatTensors(share, bucket.layout).items():
                 found.setdefault(name, {})[AGREED_KEY] = view
             for key, tensor in memory.items():
                 of_all = dict.fromkeys(bucket.layout.names, tensor)
-                views = of_all if key == MASS else dict(Packed(tensor, bucket.layout).items())
+                views = of_all if key == MASS else dict(FlatTensors(tensor, bucket.layout).items())
                 for name, view in views.items():
                     found[name][PREFIX + key] = view
         return found
@@ -279,9 +281,9 @@ class Mixes(Exchange):
     def restart(self) -> None:
         self._begin_anew()
 
-    def adopt(self, before: Exchange) -> None:
+    def adopt(self, before: Synchronizer) -> None:
         super().adopt(before)
-        assert isinstance(before, Mixes)
+        assert isinstance(before, GossipAveraging)
         self._number, self._along = before._number, before._along
 
     def close(self) -> None:
@@ -301,7 +303,7 @@ def _scatter(bucket: Bucket, flat: Tensor) -> None:
     torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
 
 
-def _spoilt(x: Packed) -> str:
+def _spoilt(x: FlatTensors) -> str:
     """The first tensor that is not finite, of which there are some."""
     return next(slot.name for slot in x.layout if not all_finite(slot.span(x.flat)))
 

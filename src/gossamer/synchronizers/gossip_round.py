@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.aggregation import At, State
-from gossamer.core.layout import Packed
-from gossamer.core.ops import Gather, Mix, Payload, Together
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import AllGather, Coalesced, NeighborAllGather, Payload
 from gossamer.errors import LoopError
-from gossamer.gossip.rules import Heard, Offer, Rule
+from gossamer.gossip.rules import GossipOffer, MixingRule, NeighborMessage
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Presence
 from gossamer.strategies import Memory
 from gossamer.topologies import Topology
 
-HEAD_BYTES = 32
+HEADER_BYTES = 32
 
 
-class Head(NamedTuple):
+class RoundHeader(NamedTuple):
     """What goes before the numbers of a round: which it is, after how many backward passes, why this rank takes part,
     and whether somebody asked it to end the run."""
 
@@ -36,37 +36,37 @@ class Head(NamedTuple):
         return torch.tensor(self, dtype=torch.float64, device=device)
 
 
-def read_head(numbers: Tensor) -> Head:
+def read_header(numbers: Tensor) -> RoundHeader:
     number, passes, presence, stop = map(int, numbers.tolist())
-    return Head(number, passes, Presence(presence), bool(stop))
+    return RoundHeader(number, passes, Presence(presence), bool(stop))
 
 
 @dataclass
-class Part:
+class MixedTensors:
     """What is mixed side by side. x: a copy; mixed: what it became, once the neighbours were heard."""
 
-    rule: Rule
-    x: Packed
+    rule: MixingRule
+    x: FlatTensors
     memory: Memory
     bucket: Bucket | None = None
     mixed: Tensor | None = None
 
-    def offer(self, at: At, told: int) -> Offer:
+    def offer(self, at: AggregationContext, told: int) -> GossipOffer:
         state = State() if self.bucket is None else self.bucket.state
         return self.rule.offer(self.x, self.memory, state, at, told)
 
-    def land(self, offer: Offer, heard: Sequence[Heard]) -> None:
+    def land(self, offer: GossipOffer, heard: Sequence[NeighborMessage]) -> None:
         self.mixed = self.rule.land(self.x.flat, self.x.layout, self.memory, offer, heard)
         if self.bucket is not None:
             self.bucket.state = offer.next_state.after(self.bucket.state)
 
 
 @dataclass(frozen=True)
-class Graph:
+class NeighborGraph:
     """A topology as `at` sees it in one round, which is at.step."""
 
     topology: Topology
-    at: At
+    at: AggregationContext
 
     @property
     def tells(self) -> tuple[int, ...]:
@@ -78,7 +78,9 @@ class Graph:
         return tuple((peer, weight) for peer, weight in weights if peer != self.at.rank)
 
 
-def mix(parts: Sequence[Part], head: Head, graph: Graph, *, all_meet: bool) -> Generator[Any, Any, Sequence[Head]]:
+def gossip_round(
+    parts: Sequence[MixedTensors], head: RoundHeader, graph: NeighborGraph, *, all_meet: bool
+) -> Generator[Any, Any, Sequence[RoundHeader]]:
     """Make a round; everyone's heads where all meet in it, else none. Nothing is written before everyone was heard.
 
     Where the head says that this rank waits to save, and so do its neighbours, nothing is mixed.
@@ -86,19 +88,19 @@ def mix(parts: Sequence[Part], head: Head, graph: Graph, *, all_meet: bool) -> G
     at, tells, edges = graph.at, graph.tells, graph.edges
     offers = [part.offer(at, len(tells)) for part in parts]
     written = head.written(parts[0].x.flat.device)
-    word = Mix((written, *chain.from_iterable(offer.payload for offer in offers)), edges, tells)
+    word = NeighborAllGather((written, *chain.from_iterable(offer.payload for offer in offers)), edges, tells)
     everyone: Sequence[Payload] = ()
     if all_meet:
-        everyone, heard = yield Together((Gather((written,)), word))
+        everyone, heard = yield Coalesced((AllGather((written,)), word))
     else:
         heard = yield word
-    check({at.rank: head} | {peer: read_head(payload[0]) for peer, payload in zip(word.hears, heard, strict=True)})
+    check({at.rank: head} | {peer: read_header(payload[0]) for peer, payload in zip(word.hears, heard, strict=True)})
     if head.presence != Presence.SAVING:
         _land(parts, offers, [(weight, _of(at, peer)) for peer, weight in edges], heard)
-    return [read_head(theirs) for (theirs,) in everyone]
+    return [read_header(theirs) for (theirs,) in everyone]
 
 
-def check(heads: Mapping[int, Head]) -> None:
+def check(heads: Mapping[int, RoundHeader]) -> None:
     """Whether a rank and its neighbours, by rank, are at the same place. Raises LoopError."""
     waiting = [str(rank) for rank, head in sorted(heads.items()) if head.presence == Presence.SAVING]
     if waiting and len({(head.presence, head.passes) for head in heads.values()}) > 1:
@@ -117,17 +119,20 @@ def check(heads: Mapping[int, Head]) -> None:
         )
 
 
-def _of(at: At, rank: int) -> At:
-    return At(step=at.step, seed=at.seed, rank=rank, world=at.world)
+def _of(at: AggregationContext, rank: int) -> AggregationContext:
+    return AggregationContext(step=at.step, seed=at.seed, rank=rank, world=at.world)
 
 
 def _land(
-    parts: Sequence[Part], offers: Sequence[Offer], edges: Sequence[tuple[float, At]], heard: Sequence[Payload]
+    parts: Sequence[MixedTensors],
+    offers: Sequence[GossipOffer],
+    edges: Sequence[tuple[float, AggregationContext]],
+    heard: Sequence[Payload],
 ) -> None:
     """Give each part what is its own of every payload, after the head."""
     begin = 1
     for part, offer in zip(parts, offers, strict=True):
         end = begin + len(offer.payload)
         theirs = zip(edges, heard, strict=True)
-        part.land(offer, [Heard(weight, payload[begin:end], at) for (weight, at), payload in theirs])
+        part.land(offer, [NeighborMessage(weight, payload[begin:end], at) for (weight, at), payload in theirs])
         begin = end

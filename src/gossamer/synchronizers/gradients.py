@@ -20,29 +20,29 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import LayoutError, LoopError
-from gossamer.reducer.accumulation import SUM, Sums, kept_gradients
+from gossamer.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
 from gossamer.reducer.backward_hooks import refuse_reentrant
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.participation import refuse_to_save_apart
-from gossamer.reducer.reduction import NOTHING, Closing, Fresh, Round
-from gossamer.reducer.step_report import NOBODY, Presence, Report, Verdict
-from gossamer.runtime.comm_thread import Lane, Ticket
-from gossamer.runtime.pipeline_tuner import Trials
+from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer
+from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
+from gossamer.runtime.comm_thread import CommThread, Work
+from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.runtime.transport import Transport
-from gossamer.synchronizers.base import Blame, Costs, Exchange, Loop, Remembered
+from gossamer.synchronizers.base import LoopState, NamedState, NonFiniteOrigin, StepCosts, Synchronizer
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReductionOutcome:
     """How one exchange ended."""
 
-    verdict: Verdict
+    verdict: StepDecision
     committed: bool
 
 
-class GradientExchange(Exchange):
+class GradientSynchronizer(Synchronizer):
     """Averages the gradients in `buckets` over a transport's group, once per `accumulate` backward passes.
 
     averaged: the gradients are, and no optimizer step has used them; finished: an exchange, or a pass that only
@@ -54,22 +54,22 @@ class GradientExchange(Exchange):
         buckets: Sequence[Bucket],
         compressor: Compressor,
         transport: Transport,
-        lane: Lane,
-        loop: Loop,
+        lane: CommThread,
+        loop: LoopState,
         seed: int,
         accumulate: int = 1,
     ) -> None:
         super().__init__()
         self._buckets, self._passes = buckets, 0
         self.in_optimizer = self.averaged = self.finished = False
-        self._sums = Sums(buckets, accumulate)
+        self._sums = GradientAccumulator(buckets, accumulate)
         self.names = [name for bucket in buckets for name in bucket.parameters]
         self._compressor, self._transport, self._lane, self._loop = compressor, transport, lane, loop
         self._seed, self._pid = seed, os.getpid()
         self._task: int | None = None
-        self._round: Round | None = None
-        self._trials = Trials()
-        self._tickets: list[Ticket[Any]] = []
+        self._round: StepReduction | None = None
+        self._trials = PipelineTuner()
+        self._tickets: list[Work[Any]] = []
         self._versions = self._buffer_versions()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
@@ -90,7 +90,9 @@ class GradientExchange(Exchange):
         """Among those who average here."""
         return self._transport.rank
 
-    def tell_instead(self, ended: Callable[[bool, Costs], None], judged: Callable[[Blame | None], None]) -> None:
+    def tell_instead(
+        self, ended: Callable[[bool, StepCosts], None], judged: Callable[[NonFiniteOrigin | None], None]
+    ) -> None:
         """Steps that end here are part of what somebody else counts."""
         self._loop = replace(self._loop, ended=ended, judged=judged)
 
@@ -130,16 +132,16 @@ class GradientExchange(Exchange):
         """Hand a bucket to the lane; the last one takes this rank's report along."""
         training = presence == Presence.TRAINING
         round_ = self._round or self._begin(self._sums.weight + self.weight if training else 0.0)
-        fresh = self._fresh(bucket) if training else NOTHING
+        fresh = self._fresh(bucket) if training else NO_INPUT
         scale = self._scale_of(bucket)
         if bucket is self.buckets[-1]:
             self._submit(partial(round_.close, bucket, fresh, scale, self._closing(presence, round_.weight)))
         else:
             self._submit(partial(round_.exchange, bucket, fresh, scale))
 
-    def _begin(self, weight: float) -> Round:
+    def _begin(self, weight: float) -> StepReduction:
         momentum, nesterov = self._loop.momentum()
-        at = At(
+        at = AggregationContext(
             step=self.step,
             seed=self._seed,
             rank=self._transport.rank,
@@ -147,7 +149,7 @@ class GradientExchange(Exchange):
             momentum=momentum,
             nesterov=nesterov,
         )
-        self._round = Round(
+        self._round = StepReduction(
             self._compressor, self._transport, self.names, at, self.reference, weight, trials=self._trials
         )
         if self.reference is None:
@@ -159,7 +161,7 @@ class GradientExchange(Exchange):
     def _submit(self, job: Callable[[], Any]) -> None:
         self._tickets.append(self._lane.submit(job))
 
-    def _fresh(self, bucket: Bucket) -> Fresh:
+    def _fresh(self, bucket: Bucket) -> BucketInput:
         """The gradients that do not lie in the bucket yet: zero_grad() took them out, as it does by default."""
         fresh: list[tuple[Tensor, Tensor]] = []
         held = False
@@ -186,10 +188,10 @@ class GradientExchange(Exchange):
         """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
         return (self._loop.scale() or 1.0) if bucket.state else 1.0
 
-    def _closing(self, presence: Presence, weight: float) -> Closing:
+    def _closing(self, presence: Presence, weight: float) -> StepTrailer:
         training = presence == Presence.TRAINING
         now, settings = self._buffer_versions(), self._loop.settings()
-        report = Report(
+        report = StepReport(
             weight=weight,
             presence=presence,
             settings=rng.address(settings),
@@ -198,7 +200,7 @@ class GradientExchange(Exchange):
             used=np.array([name in self._sums.used or grad is not None for name, grad in self._gradients()]) & training,
             moved=np.array([new != old for new, old in zip(now, self._versions, strict=True)], dtype=bool) & training,
         )
-        return Closing(report=report, settings=settings, buffers=self._loop.buffers())
+        return StepTrailer(report=report, settings=settings, buffers=self._loop.buffers())
 
     def _gradients(self) -> Iterator[tuple[str, Tensor | None]]:
         for bucket in self.buckets:
@@ -223,7 +225,7 @@ class GradientExchange(Exchange):
         for bucket in self.buckets:
             bucket.missing = set(bucket.layout.names)
 
-    def finish(self, presence: Presence = Presence.TRAINING) -> Outcome:
+    def finish(self, presence: Presence = Presence.TRAINING) -> ReductionOutcome:
         """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide.
 
         A rank that is not training has no data and only keeps the others company.
@@ -239,7 +241,7 @@ class GradientExchange(Exchange):
         waited = time.perf_counter() - asked
         return self._settle(verdict, waited)
 
-    def _settle(self, verdict: Verdict, waited: float) -> Outcome:
+    def _settle(self, verdict: StepDecision, waited: float) -> ReductionOutcome:
         assert self._round is not None
         done, self._round, self._task, self._tickets = self._round, None, None, []
         self.stopping = verdict.stop
@@ -265,7 +267,7 @@ class GradientExchange(Exchange):
             self.averaged, self.finished, self._passes = committed, True, self._passes + 1
             self._loop.ended(not committed, {"waiting_seconds": waited, **done.costs()})
             self._loop.judged(blame)
-        return Outcome(verdict, committed)
+        return ReductionOutcome(verdict, committed)
 
     # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class GradientExchange(Exchange):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> NamedState:
         found = state_by_name(self.buckets)
         for name, total in self._sums.state():
             found.setdefault(name, {})[SUM] = total
@@ -317,7 +319,7 @@ class GradientExchange(Exchange):
     def begin_at(self, step: int) -> None:
         self.step = self._passes = step
 
-    def adopt(self, before: Exchange) -> None:
+    def adopt(self, before: Synchronizer) -> None:
         super().adopt(before)
         self._passes = before.passes
 

@@ -11,27 +11,27 @@ from torch.optim import Optimizer
 from gossamer.compressors import Compressor
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Presence
-from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import Merging
-from gossamer.synchronizers.base import Blame, Loop
-from gossamer.synchronizers.gradients import GradientExchange
-from gossamer.synchronizers.parameter_averaging import Merges
+from gossamer.strategies import AveragingStrategy
+from gossamer.synchronizers.base import LoopState, NonFiniteOrigin
+from gossamer.synchronizers.gradients import GradientSynchronizer
+from gossamer.synchronizers.parameter_averaging import ParameterAveraging
 
 
-class SiteMerges(Merges):
+class HierarchicalLocalSGD(ParameterAveraging):
     """Merges among all workers, between which the workers of a site average their gradients by `inside`."""
 
     def __init__(
         self,
-        inside: GradientExchange,
-        strategy: Merging,
+        inside: GradientSynchronizer,
+        strategy: AveragingStrategy,
         fragments: Sequence[Sequence[Bucket]],
         optimizer: Optimizer,
         compressor: Compressor,
         transport: Transport,
-        lane: Lane,
-        loop: Loop,
+        lane: CommThread,
+        loop: LoopState,
         seed: int,
         start: int = 0,
     ) -> None:
@@ -39,7 +39,7 @@ class SiteMerges(Merges):
         inside.tell_instead(self._add, self._judged_inside)
         super().__init__(strategy, fragments, optimizer, compressor, transport, lane, loop, seed, start, guards=False)
 
-    def _judged_inside(self, blame: Blame | None) -> None:
+    def _judged_inside(self, blame: NonFiniteOrigin | None) -> None:
         """By the rank among all, not within the site."""
         if blame is not None and blame[0] is not None:
             first = self._transport.rank - self._inside.rank

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gossamer.core.aggregation import State
-from gossamer.core.layout import Layout, Packed
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.reducer.bucket import Bucket
-from gossamer.runtime.comm_thread import Ticket
-from gossamer.strategies import Turn
-from gossamer.synchronizers.base import Blame, Costs
+from gossamer.runtime.comm_thread import Work
+from gossamer.strategies import SyncRound
+from gossamer.synchronizers.base import NonFiniteOrigin, StepCosts
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class OutgoingBucket:
     """Numbers that travel in a bucket's layout and state; `keeps`: they are needed again when the mean has landed."""
 
     bucket: Bucket
@@ -38,8 +38,8 @@ class Parcel:
     keeps: bool
 
     @property
-    def packed(self) -> Packed:
-        return Packed(self.flat, self.bucket.layout)
+    def packed(self) -> FlatTensors:
+        return FlatTensors(self.flat, self.bucket.layout)
 
     @property
     def layout(self) -> Layout:
@@ -55,7 +55,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrival:
+class RoundResult:
     """What a flight brought. means, owns: by parcel, as they were offered; none where it was not committed."""
 
     committed: bool = False
@@ -63,10 +63,10 @@ class Arrival:
     owns: Sequence[Tensor | None] = ()
     riders: Tensor | None = None
     used: Sequence[bool] = ()
-    blame: Blame | None = None
+    blame: NonFiniteOrigin | None = None
     active: bool = True
     stop: bool = False
-    costs: Costs = field(default_factory=dict)
+    costs: StepCosts = field(default_factory=dict)
 
     def use_here(self) -> None:
         """Tell the allocator that this thread's stream uses what the lane's has made."""
@@ -76,13 +76,13 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Flight:
+class InFlightRound:
     """One turn under way."""
 
     number: int
-    turn: Turn
-    parcels: Sequence[Parcel]
-    ticket: Ticket[Arrival]
+    turn: SyncRound
+    parcels: Sequence[OutgoingBucket]
+    ticket: Work[RoundResult]
 
     def written(self) -> dict[str, Any]:
         """What must be known to land it later, once it has arrived."""
@@ -99,9 +99,9 @@ class Flight:
         }
 
 
-def arrived(written: Mapping[str, Any]) -> Arrival:
+def read_result(written: Mapping[str, Any]) -> RoundResult:
     """What `written` says has come back."""
     means = [mean.clone() for mean in written["means"]]
     owns = [own.clone() for own in written["owns"]] or [None] * len(means)
     about = {key: written[key] for key in ("committed", "stop", "riders", "used")}
-    return Arrival(means=means, owns=owns, **about)
+    return RoundResult(means=means, owns=owns, **about)

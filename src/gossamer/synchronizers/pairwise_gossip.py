@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer import events
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import wide
-from gossamer.core.layout import Packed
+from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
@@ -25,25 +25,25 @@ from gossamer.environment.worker_registry import has_ended, mark_end, mark_train
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost, Stopped
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
-from gossamer.gossip.state_transfer import TakenOver, come_back
-from gossamer.gossip.termination import Agreed, Parting
+from gossamer.gossip.state_transfer import ReceivedState, rejoin
+from gossamer.gossip.termination import FinalMean, TerminationProtocol
 from gossamer.kernels import all_finite
-from gossamer.reducer.averaged_state import Riders
-from gossamer.reducer.backward_hooks import Passes, without_spoilt
+from gossamer.reducer.averaged_state import AveragedState
+from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_views import copy_parameters
-from gossamer.runtime.peer_thread import Handle, PeerEndpoint, speak
+from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread, run_peer_script
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import Mixing, Turn
-from gossamer.synchronizers.base import Exchange, Loop, Remembered
-from gossamer.synchronizers.peer_endpoints import Tell, assemble_again, assemble_workers, leave, moved
+from gossamer.strategies import GossipStrategy, SyncRound
+from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate
 from gossamer.topologies import Topology
 from gossamer.transports.packing import join, split
 
 WIDEST_BYTES = 8
 
 
-class Pairs(Exchange):
+class PairwiseGossip(Synchronizer):
     """Lets workers average with a neighbour whenever they are ready for it, and wait for nobody until the end.
 
     Each worker answers others at any time, from what it has shown last, and begins an exchange of its own every
@@ -56,13 +56,13 @@ class Pairs(Exchange):
 
     def __init__(
         self,
-        strategy: Mixing,
+        strategy: GossipStrategy,
         topology: Topology,
         buckets: Sequence[Bucket],
         compressor: Compressor,
         transport: Transport,
         tell: Tell,
-        loop: Loop,
+        loop: LoopState,
         seed: int,
     ) -> None:
         super().__init__()
@@ -76,15 +76,15 @@ class Pairs(Exchange):
         life = comebacks()
         numbers = sum(each.numel() for each in (*self._named().values(), *chain.from_iterable(loop.buffers())))
         self._me = self._assembled(life, WIDEST_BYTES * numbers, tell)
-        self._leave = weakref.finalize(self, leave, self._me, os.getpid())  # at exit, too
+        self._leave = weakref.finalize(self, close_now, self._me, os.getpid())  # at exit, too
         found = self._take_over() if life else None
         start = _start(self._named())
         self._layout, self._partner = start.layout, Partner(start, self._rank, compressor, seed, life)
         self._partner.beside = partial(_statistics, loop)
-        self._parting = Parting(self._partner, self._world)
-        self._number, self._talks = 0, dict[int, Handle]()
+        self._parting = TerminationProtocol(self._partner, self._world)
+        self._number, self._talks = 0, dict[int, PeerThread]()
         if found is None:
-            self._me.start(self._parting.listen(partial(moved, self._me)))
+            self._me.start(self._parting.listen(partial(relocate, self._me)))
             self._parting.meet(self._me)
         else:
             self._go_on_from(found)
@@ -92,7 +92,9 @@ class Pairs(Exchange):
         self._counted = self._within_closure = self._skipped = False
         self._waited = self._spent = 0.0
         self._sent_bytes = self._all_sent_bytes()
-        self._passes_seen = Passes(chain.from_iterable(each.parameters.values() for each in buckets), self._pass_over)
+        self._passes_seen = BackwardMonitor(
+            chain.from_iterable(each.parameters.values() for each in buckets), self._pass_over
+        )
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -106,11 +108,11 @@ class Pairs(Exchange):
 
     def _assembled(self, life: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
         if life:
-            return assemble_again(self._rank, self._world, largest_bytes)
-        return assemble_workers(self._rank, largest_bytes, tell)
+            return reconnect_worker(self._rank, self._world, largest_bytes)
+        return connect_workers(self._rank, largest_bytes, tell)
 
     @torch.no_grad()
-    def _take_over(self) -> TakenOver:
+    def _take_over(self) -> ReceivedState:
         """Overwrite parameters and statistics with what a worker has that is here, neighbours first: what this one had
         is lost. Raises Stopped where all have come to the end, and PeerLost where nobody is left."""
         start = _start(self._named())
@@ -118,14 +120,16 @@ class Pairs(Exchange):
         others = [*near, *(peer for peer in range(self._world) if peer not in (*near, self._rank))]
         shown = start.flat.to(wide(start.flat.dtype))
         try:
-            found: TakenOver = speak(come_back(others, (shown, *_statistics(self._loop)), has_ended), self._me)
+            found: ReceivedState = run_peer_script(
+                rejoin(others, (shown, *_statistics(self._loop)), has_ended), self._me
+            )
         except PeerLost:
             if not has_ended():
                 raise
             raise self._too_late() from None
         if found.roll.agreed:
             raise self._too_late()
-        copy_parameters(dict(Packed(found.state[0], start.layout).items()), self._named())
+        copy_parameters(dict(FlatTensors(found.state[0], start.layout).items()), self._named())
         _take_statistics(self._loop, found.state[1:])
         return found
 
@@ -134,11 +138,11 @@ class Pairs(Exchange):
         events.notice(f"worker {self._rank} came back when the others had come to the end: nothing is left to be done")
         return Stopped()
 
-    def _go_on_from(self, found: TakenOver) -> None:
+    def _go_on_from(self, found: ReceivedState) -> None:
         """Take part again, at the step of whose parameters were taken over; from now on the others hear of this one."""
         self._partner.gone.update(peer for peer in range(self._world) if peer != self._rank)  # until they are heard
         self.begin_at(found.roll.steps)
-        self._me.start(self._parting.listen(partial(moved, self._me)))
+        self._me.start(self._parting.listen(partial(relocate, self._me)))
         self._parting.meet_again(self._me, found.roll.here, json.dumps(self._me.address))
         events.notice(
             f"worker {self._rank} came back and goes on from what worker {found.peer} has after {found.roll.steps} "
@@ -157,7 +161,7 @@ class Pairs(Exchange):
     def _count(self) -> None:
         self.step += 1
         self._counted = True
-        spoilt = without_spoilt(self._buckets)
+        spoilt = drop_nonfinite_gradients(self._buckets)
         self._skipped = self._skipped or spoilt is not None
         self._loop.guarded(None if spoilt is None else (self._rank, spoilt))
 
@@ -182,7 +186,7 @@ class Pairs(Exchange):
         self._stop_together()
 
     @property
-    def _next(self) -> Turn:
+    def _next(self) -> SyncRound:
         return self._strategy.schedule.turn(self._number)
 
     def _tell(self) -> None:
@@ -213,7 +217,7 @@ class Pairs(Exchange):
     def _begin(self) -> None:
         """Begin an exchange, unless one is under way: then this turn is left out."""
         self._collect()
-        spoilt = _spoilt(Packed(self._partner.shown, self._layout))
+        spoilt = _spoilt(FlatTensors(self._partner.shown, self._layout))
         self._loop.judged(None if spoilt is None else (self._rank, spoilt))
         if spoilt is not None or any(peer not in self._partner.gone for peer in self._talks):
             return
@@ -225,7 +229,7 @@ class Pairs(Exchange):
         for peer in [peer for peer, talk in self._talks.items() if talk.landed()]:
             self._end(self._talks.pop(peer), peer)
 
-    def _end(self, talk: Handle, peer: int) -> None:
+    def _end(self, talk: PeerThread, peer: int) -> None:
         try:
             self._spent += self._parting.wait(talk, peer) or 0.0
         except PeerLost:
@@ -242,9 +246,9 @@ class Pairs(Exchange):
         self._drain()
         return self._published(self._parting.now(self._me))
 
-    def _published(self, agreed: Agreed) -> Mapping[str, Tensor]:
+    def _published(self, agreed: FinalMean) -> Mapping[str, Tensor]:
         events.emit(events.Logged(step=self.step, values={"consensus_distance": agreed.distance}))
-        return dict(Packed(agreed.payload[0], self._layout).items())
+        return dict(FlatTensors(agreed.payload[0], self._layout).items())
 
     def end_epoch(self) -> int:
         """Nobody waits for anybody: this worker goes on answering, and the others go on training."""
@@ -257,7 +261,7 @@ class Pairs(Exchange):
         for peer, talk in self._talks.items():
             self._end(talk, peer)
         self._drain()
-        riders = Riders(self._loop.averaged())
+        riders = AveragedState(self._loop.averaged())
         numbers = riders.numbers()
         agreed = self._parting.end(self._me, () if numbers is None else (numbers.cpu(),))
         mark_end()
@@ -281,7 +285,7 @@ class Pairs(Exchange):
     def arrive(self) -> None:
         raise LoopError("others average with these parameters in the shapes they had at attach. Attach a new session.")
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> NamedState:
         return {}
 
     def progress(self) -> dict[str, Any]:
@@ -298,19 +302,19 @@ class Pairs(Exchange):
         self._drain()  # so that nobody is shown the parameters of before any longer
 
 
-def _start(parameters: Mapping[str, Tensor]) -> Packed:
+def _start(parameters: Mapping[str, Tensor]) -> FlatTensors:
     """All side by side, on the CPU: (n,), in the widest dtype that any of them has."""
     dtype = reduce(torch.promote_types, (each.dtype for each in parameters.values()))
-    return Packed.pack({name: each.to("cpu", dtype) for name, each in parameters.items()})
+    return FlatTensors.pack({name: each.to("cpu", dtype) for name, each in parameters.items()})
 
 
-def _statistics(loop: Loop) -> Payload:
+def _statistics(loop: LoopState) -> Payload:
     """A copy of all the model's buffers, as bytes: one tensor, (m,) of uint8, or none. Some may be a step ahead."""
     held = tuple(each.detach().to("cpu", copy=True) for each in chain.from_iterable(loop.buffers()))
     return (join(held),) if held else ()
 
 
-def _take_statistics(loop: Loop, taken: Payload) -> None:
+def _take_statistics(loop: LoopState, taken: Payload) -> None:
     """Overwrite the buffers with what `_statistics` gave elsewhere."""
     held = tuple(chain.from_iterable(loop.buffers()))
     for joint in taken:
@@ -318,7 +322,7 @@ def _take_statistics(loop: Loop, taken: Payload) -> None:
             mine.copy_(theirs)
 
 
-def _spoilt(shown: Packed) -> str | None:
+def _spoilt(shown: FlatTensors) -> str | None:
     """The first tensor that is not finite. Mostly there is none, which one look at all of them together shows."""
     if all_finite(shown.flat):
         return None

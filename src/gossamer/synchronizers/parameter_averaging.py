@@ -11,21 +11,21 @@ from torch.optim import Optimizer
 
 from gossamer.checkpoint.state import MERGING_PREFIX
 from gossamer.compressors import Compressor
-from gossamer.core.layout import Packed
+from gossamer.core.layout import FlatTensors
 from gossamer.kernels import room_like
-from gossamer.reducer.averaged_state import Riders, momenta, momenta_kept
-from gossamer.reducer.backward_hooks import without_spoilt
+from gossamer.reducer.averaged_state import AveragedState, optimizer_state_keys, optimizer_state_tensors
+from gossamer.reducer.backward_hooks import drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Presence
-from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import AGREED, AVERAGE, RESET, Memory, Merging
-from gossamer.synchronizers.base import Loop, Remembered
-from gossamer.synchronizers.in_flight import Arrival, Flight
-from gossamer.synchronizers.scheduled import Flights
+from gossamer.strategies import AGREED, AVERAGE, RESET, AveragingStrategy, Memory
+from gossamer.synchronizers.base import LoopState, NamedState
+from gossamer.synchronizers.in_flight import InFlightRound, RoundResult
+from gossamer.synchronizers.scheduled import ScheduledSynchronizer
 
 
-class Merges(Flights):
+class ParameterAveraging(ScheduledSynchronizer):
     """Offers how far this worker's parameters went, and moves them to where the strategy says at the landing.
 
     guards: whether a gradient that is not finite is taken away here, before it spoils this worker's parameters.
@@ -33,13 +33,13 @@ class Merges(Flights):
 
     def __init__(
         self,
-        strategy: Merging,
+        strategy: AveragingStrategy,
         fragments: Sequence[Sequence[Bucket]],
         optimizer: Optimizer,
         compressor: Compressor,
         transport: Transport,
-        lane: Lane,
-        loop: Loop,
+        lane: CommThread,
+        loop: LoopState,
         seed: int,
         start: int = 0,
         *,
@@ -48,7 +48,7 @@ class Merges(Flights):
         super().__init__(strategy.schedule, fragments, compressor, transport, lane, loop, seed, start)
         self._strategy, self._optimizer, self._guards = strategy, optimizer, guards
         self.keeps_offers = strategy.needs_own
-        self._kinds = momenta_kept(optimizer) if strategy.on_merge == AVERAGE else []
+        self._kinds = optimizer_state_keys(optimizer) if strategy.on_merge == AVERAGE else []
         self._memory: dict[Bucket, Memory] = {
             bucket: self._strategy.begin(_gathered(bucket)) for bucket in self.buckets
         }
@@ -62,7 +62,7 @@ class Merges(Flights):
     def _count(self) -> None:
         super()._count()
         if self._guards and self._loop.scale() is None:
-            spoilt = without_spoilt(self.buckets)
+            spoilt = drop_nonfinite_gradients(self.buckets)
             self._skipped = self._skipped or spoilt is not None
             self._loop.guarded(None if spoilt is None else (self._transport.rank, spoilt))
 
@@ -75,7 +75,7 @@ class Merges(Flights):
         self._strategy.offer(flat, self._memory[bucket])
         return flat
 
-    def _land(self, flight: Flight, arrival: Arrival) -> None:
+    def _land(self, flight: InFlightRound, arrival: RoundResult) -> None:
         for parcel, mean, own in zip(flight.parcels, arrival.means, arrival.owns, strict=True):
             bucket = parcel.bucket
             flat = _gathered(bucket)
@@ -89,26 +89,26 @@ class Merges(Flights):
                 for parameter in parcel.bucket.parameters.values():
                     self._optimizer.state.pop(parameter, None)
 
-    def _lost(self, flight: Flight) -> None:
+    def _lost(self, flight: InFlightRound) -> None:
         for parcel in flight.parcels:
             self._strategy.undo(self._memory[parcel.bucket], parcel.flat)
 
-    def _riders(self, fragment: int) -> Riders:
+    def _riders(self, fragment: int) -> AveragedState:
         """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters."""
         buffers = self._loop.averaged() if fragment == 0 else []
         parameters = [p for bucket in self._fragments[fragment].buckets for p in bucket.parameters.values()]
-        return Riders([*buffers, *momenta(self._optimizer, parameters, self._kinds)])
+        return AveragedState([*buffers, *optimizer_state_tensors(self._optimizer, parameters, self._kinds)])
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
         self._land_until(sys.maxsize)
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> NamedState:
         found = super().remembered()
         for bucket, memory in self._memory.items():
             for key, flat in memory.items():
-                for name, view in Packed(flat, bucket.layout).items():
+                for name, view in FlatTensors(flat, bucket.layout).items():
                     found.setdefault(name, {})[MERGING_PREFIX + key] = view
         return found
 

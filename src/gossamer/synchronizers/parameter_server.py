@@ -15,21 +15,21 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.core.layout import Layout
 from gossamer.errors import AttachError, LoopError
-from gossamer.parameter_server.client.client import Client, Exchanged, Told
+from gossamer.parameter_server.client.client import Client, StepResult, Told
 from gossamer.parameter_server.client.partition import servers_for
-from gossamer.parameter_server.client.shard_client import Share
+from gossamer.parameter_server.client.shard_client import ShardClient
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
-from gossamer.runtime.peer_thread import Handle, speak
+from gossamer.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.runtime.transport import Transport
 from gossamer.strategies.parameter_server import ASYNC, SYNC, ParameterServer
-from gossamer.synchronizers.base import Exchange, Loop, Remembered
-from gossamer.synchronizers.peer_endpoints import Tell, assemble, leave
+from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 
 WIDEST_BYTES = 8
 
 
-class Served(Exchange):
+class ServerSynchronizer(Synchronizer):
     """Pushes gradients at every optimizer step, and overwrites the parameters with what the servers made of them.
 
     Where the rule lets workers run apart, the exchange of one step travels while the next is computed. The optimizer
@@ -47,7 +47,7 @@ class Served(Exchange):
         recipe: Recipe,
         transport: Transport,
         tell: Tell,
-        loop: Loop,
+        loop: LoopState,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -59,10 +59,10 @@ class Served(Exchange):
             )
         self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
         largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
-        self._circle = assemble(transport.rank, transport.world, strategy.shards, largest, tell)
+        self._circle = connect_to_servers(transport.rank, transport.world, strategy.shards, largest, tell)
         self._meets = strategy.mode != ASYNC
         self._early = strategy.mode != SYNC and strategy.staleness != 0
-        self._leave = weakref.finalize(self, leave, self._circle, os.getpid())  # at exit, too
+        self._leave = weakref.finalize(self, close_now, self._circle, os.getpid())  # at exit, too
         try:
             self._client = Client(
                 transport.rank,
@@ -76,13 +76,13 @@ class Served(Exchange):
                 beside=self._circle.beside,
             )
             _refuse_large(parameters, self._client.shares, self._circle.part_bytes)
-            speak(self._client.begin(), self._circle.me)
+            run_peer_script(self._client.begin(), self._circle.me)
         except BaseException:  # or a server would stay that nobody trains with
             self._leave()
             raise
         self.step = self._client.step  # servers go on where this worker was, if it comes back
         self._client.land()
-        self._under_way: Handle | None = None
+        self._under_way: PeerThread | None = None
         self._served_bytes, self._within_closure = self._circle.bytes_served(), False
 
     @property
@@ -96,7 +96,7 @@ class Served(Exchange):
     def merge(self) -> Mapping[str, Tensor]:
         """The servers' parameters as they are now, for whoever asks."""
         self._land()
-        exact: dict[str, Tensor] = speak(self._client.exact(), self._circle.me)
+        exact: dict[str, Tensor] = run_peer_script(self._client.exact(), self._circle.me)
         return exact
 
     # -- around the optimizer ------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Served(Exchange):
         if not self._early:
             self._land()
         if self.asked_to_stop and not self._client.stopping:
-            speak(self._client.stop(), self._circle.me)
+            run_peer_script(self._client.stop(), self._circle.me)
         self.stopping = self._client.stopping
 
     def _wait(self) -> None:
@@ -128,7 +128,7 @@ class Served(Exchange):
             return
         handle, self._under_way = self._under_way, None
         asked = time.perf_counter()
-        exchanged: Exchanged = handle.wait()
+        exchanged: StepResult = handle.wait()
         waited, served = time.perf_counter() - asked, self._circle.bytes_served()
         costs = {
             "waiting_seconds": waited,
@@ -152,7 +152,7 @@ class Served(Exchange):
         """In rounds nobody waits for a worker that has run out of data, and all begin the next epoch together."""
         self._land()
         if self._meets:
-            speak(self._client.meet(), self._circle.me)
+            run_peer_script(self._client.meet(), self._circle.me)
             self._client.land()
         return 0
 
@@ -169,7 +169,7 @@ class Served(Exchange):
     def depart(self) -> None:
         """Wait until all workers are done, and take over what they have made together."""
         self._land()
-        told: Told = speak(self._client.end(), self._circle.me)
+        told: Told = run_peer_script(self._client.end(), self._circle.me)
         self._client.land_exact()
         events.emit(events.ServersTold(applied=told.applied, late=told.late, staleness=told.staleness))
         self._circle.linger()
@@ -179,7 +179,7 @@ class Served(Exchange):
 
     # -- checkpoints: see meet_to_save ---------------------------------------------------------------------------------
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> NamedState:
         return {}
 
     def progress(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Served(Exchange):
         self.meet_to_save()
 
 
-def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[Share], part_bytes: int) -> None:
+def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[ShardClient], part_bytes: int) -> None:
     """A server is told its part in one message, and what is larger than a message may be would be refused there."""
     largest = max(sum(block.flat.nbytes for block in share.gradients) for share in shares)
     if largest <= part_bytes:
@@ -210,7 +210,7 @@ def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[Share], par
     )
 
 
-def _refuse(loop: Loop) -> None:
+def _refuse(loop: LoopState) -> None:
     """What stands around the optimizer's step has no place around one that is made elsewhere."""
     if loop.scale() is not None:
         raise AttachError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from gossamer.core.peer_ops import SERVER, WORKER, Await, Elapsed, Heard, Joined, Left, Peer, PeerScript
+from gossamer.core.peer_ops import SERVER, WORKER, Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, PeerScript
 from gossamer.environment.run_settings import (
     LARGEST_FRAME_BYTES,
     Address,
@@ -25,7 +25,7 @@ from gossamer.environment.worker_registry import publish, published
 from gossamer.errors import AttachError, ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
 from gossamer.parameter_server.server import host
-from gossamer.runtime.peer_thread import Handle, PeerEndpoint
+from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread
 
 DEAD_AFTER_SECONDS = 5.0
 LATE_SECONDS = 5.0  # a server should have been met by then
@@ -37,7 +37,7 @@ Tell = Callable[[str], list[str]]
 
 
 @dataclass
-class Circle:
+class PeerEndpoints:
     """This worker's endpoint, and that of the server which lives beside it, where one does.
 
     servers: how many there are; part_bytes: the most that one can hold, since it is told in one message; beside: this
@@ -48,7 +48,7 @@ class Circle:
     servers: int
     part_bytes: int
     own: PeerEndpoint | None
-    service: Handle | None
+    service: PeerThread | None
 
     @property
     def beside(self) -> Peer | None:
@@ -74,7 +74,7 @@ class Circle:
             self.own.close()
 
 
-def assemble(rank: int, world: int, servers: int | None, largest_bytes: int, tell: Tell) -> Circle:
+def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes: int, tell: Tell) -> PeerEndpoints:
     """Open this worker's endpoint, and a server's where servers live beside workers and it is this one's turn.
 
     servers: how many; None for all there are, or one beside each worker. largest_bytes: of the tensors in one message.
@@ -93,11 +93,11 @@ def assemble(rank: int, world: int, servers: int | None, largest_bytes: int, tel
     places = dict(enumerate(dedicated[:count])) if dedicated else _told(tell, own)
     servers_at = {Peer(SERVER, number): place for number, place in places.items()}
     me.meet(servers_at)
-    me.start(watch(me, servers_at, RESTART_SECONDS if dedicated else 0.0))
-    return Circle(me, count, frame_bytes - SLACK_BYTES, own, service)
+    me.start(watch_servers(me, servers_at, RESTART_SECONDS if dedicated else 0.0))
+    return PeerEndpoints(me, count, frame_bytes - SLACK_BYTES, own, service)
 
 
-def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
+def connect_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
     """Open this worker's endpoint, which knows where all others listen; largest_bytes, tell: as in `assemble`."""
     me = _opener(run_token() or _agreed_token(tell), largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
     publish(rank, me.address)
@@ -105,7 +105,7 @@ def assemble_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
     return me
 
 
-def assemble_again(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
+def reconnect_worker(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
     """The same for a worker that was lost and came back alone: where the others listen the launcher's store knows, and
     they do not know where this one does, until it is `moved` to them. Raises ConnectError."""
     token = run_token()
@@ -120,7 +120,7 @@ def assemble_again(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
     return me
 
 
-def moved(me: PeerEndpoint, peer: Peer, where: str) -> None:
+def relocate(me: PeerEndpoint, peer: Peer, where: str) -> None:
     """Know where a worker listens that came back; what is no place changes nothing."""
     with suppress(ValueError, TypeError, ConnectError):
         host, port = json.loads(where)
@@ -139,7 +139,7 @@ class Watched(Protocol):
         """Go; whoever waits for an answer hears why."""
 
 
-def leave(endpoints: Closes, process: int) -> None:
+def close_now(endpoints: Closes, process: int) -> None:
     """Go at once, in the process that opened them; a forked child has no part in it."""
     if os.getpid() == process:
         endpoints.close()
@@ -197,7 +197,7 @@ def _serve(endpoint: PeerEndpoint) -> PeerScript:
         raise
 
 
-def watch(endpoint: Watched, places: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
+def watch_servers(endpoint: Watched, places: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
     """Nobody waits for ever for a server that never comes, or is gone for good: then the endpoint is closed, and says
     why.
 
@@ -205,13 +205,13 @@ def watch(endpoint: Watched, places: Mapping[Peer, Address], patience_seconds: f
     be; within MEETING_SECONDS, nobody waits any more. patience_seconds: for one that was here.
     """
     missed, gone = dict(places), dict[Peer, float]()
-    heard: Heard = yield Await(until=-inf)
+    heard: PeerEvent = yield Await(until=-inf)
     late, refused = heard.moment + LATE_SECONDS, heard.moment + MEETING_SECONDS
     while True:
         match heard:
-            case Left(peer=peer, moment=moment) if peer.kind == SERVER:
+            case PeerLeft(peer=peer, moment=moment) if peer.kind == SERVER:
                 gone[peer] = moment + patience_seconds
-            case Joined(peer=peer):
+            case PeerJoined(peer=peer):
                 gone.pop(peer, None)
                 missed.pop(peer, None)
             case Elapsed(moment=moment):

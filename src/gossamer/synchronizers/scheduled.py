@@ -18,25 +18,25 @@ from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.kernels import all_finite
-from gossamer.reducer.averaged_state import Riders
-from gossamer.reducer.backward_hooks import Passes
+from gossamer.reducer.averaged_state import AveragedState
+from gossamer.reducer.backward_hooks import BackwardMonitor
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
-from gossamer.reducer.participation import Desk, Meeting
-from gossamer.reducer.reduction import NOTHING, Closing, Round, with_own, without_own
-from gossamer.reducer.step_report import NOBODY, Flags, Presence, Report
-from gossamer.runtime.comm_thread import Lane
-from gossamer.runtime.runner import Performed
+from gossamer.reducer.participation import Participants, ParticipationPoll
+from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
+from gossamer.reducer.step_report import NOBODY, Flags, Presence, StepReport
+from gossamer.runtime.comm_thread import CommThread
+from gossamer.runtime.runner import ScriptCost
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import Periodic, Turn
-from gossamer.synchronizers.base import Costs, Exchange, Loop, Remembered
-from gossamer.synchronizers.in_flight import Arrival, Flight, Fragment, Parcel, arrived
+from gossamer.strategies import PeriodicSchedule, SyncRound
+from gossamer.synchronizers.base import LoopState, NamedState, StepCosts, Synchronizer
+from gossamer.synchronizers.in_flight import Fragment, InFlightRound, OutgoingBucket, RoundResult, read_result
 
 NO_FLAGS = np.zeros(0, dtype=bool)
 
 
-class Flights(Exchange):
+class ScheduledSynchronizer(Synchronizer):
     """Talks as a schedule says: offers something of a fragment at each launch, uses the answer at its landing.
 
     Everything is counted in backward passes, which all ranks make alike, not in steps that an optimizer took. Only the
@@ -47,12 +47,12 @@ class Flights(Exchange):
 
     def __init__(
         self,
-        schedule: Periodic,
+        schedule: PeriodicSchedule,
         fragments: Sequence[Sequence[Bucket]],
         compressor: Compressor,
         transport: Transport,
-        lane: Lane,
-        loop: Loop,
+        lane: CommThread,
+        loop: LoopState,
         seed: int,
         start: int = 0,
     ) -> None:
@@ -62,12 +62,12 @@ class Flights(Exchange):
         self._fragments = [Fragment(buckets) for buckets in fragments]
         self._compressor, self._transport, self._lane, self._loop = compressor, transport, lane, loop
         self._seed, self._pid = seed, os.getpid()
-        self._under_way: deque[Flight] = deque()
+        self._under_way: deque[InFlightRound] = deque()
         self._counted = self._within_closure = False
         self._waited, self._costs, self._skipped = 0.0, dict[str, float](), False
         # Where several turns are under way, who comes to the next is asked while the one before still travels.
-        self._desk = Desk(transport, lane, apart=schedule.delay > 0)
-        self._passes_seen = Passes(self._parameters(), self._pass_over)
+        self._desk = ParticipationPoll(transport, lane, apart=schedule.delay > 0)
+        self._passes_seen = BackwardMonitor(self._parameters(), self._pass_over)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -88,15 +88,15 @@ class Flights(Exchange):
         """What leaves of a bucket: (n,)."""
 
     @abstractmethod
-    def _land(self, flight: Flight, arrival: Arrival) -> None:
+    def _land(self, flight: InFlightRound, arrival: RoundResult) -> None:
         """Use what was agreed upon."""
 
     @abstractmethod
-    def _lost(self, flight: Flight) -> None:
+    def _lost(self, flight: InFlightRound) -> None:
         """A rank's numbers were not finite, so nothing was agreed upon and nothing was remembered."""
 
     @abstractmethod
-    def _riders(self, fragment: int) -> Riders:
+    def _riders(self, fragment: int) -> AveragedState:
         """What is averaged along with a fragment, as it is."""
 
     def _used(self, fragment: Fragment, presence: Presence) -> Flags:
@@ -131,29 +131,31 @@ class Flights(Exchange):
         self._land_until(self.step)
 
     @property
-    def _next(self) -> Turn:
+    def _next(self) -> SyncRound:
         return self._turn(self._number)
 
-    def _turn(self, number: int) -> Turn:
+    def _turn(self, number: int) -> SyncRound:
         fragment, launch, landing = self._schedule.turn(number)
-        return Turn(fragment, launch + self._start, landing + self._start)
+        return SyncRound(fragment, launch + self._start, landing + self._start)
 
-    def _launch(self, presence: Presence, met: Performed | None = None) -> None:
+    def _launch(self, presence: Presence, met: ScriptCost | None = None) -> None:
         """Let the next turn leave; `met`: where it was found out before who comes."""
         turn, fragment = self._next, self._fragments[self._next.fragment]
         weight, fragment.weight = fragment.weight, 0.0
-        parcels = [Parcel(bucket, self._offer(bucket, presence), self.keeps_offers) for bucket in fragment.buckets]
+        parcels = [
+            OutgoingBucket(bucket, self._offer(bucket, presence), self.keeps_offers) for bucket in fragment.buckets
+        ]
         numbers = self._riders(turn.fragment).numbers()
-        at = At(
+        at = AggregationContext(
             step=self._number // len(self._fragments),
             seed=self._seed,
             rank=self._transport.rank,
             world=self._transport.world,
         )
         keep = with_own if self.keeps_offers else without_own
-        round_ = Round(self._compressor, self._transport, fragment.names, at, self.reference, weight, keep=keep)
+        round_ = StepReduction(self._compressor, self._transport, fragment.names, at, self.reference, weight, keep=keep)
         settings = self._loop.settings()
-        report = Report(
+        report = StepReport(
             weight=weight,
             presence=presence,
             settings=rng.address(settings),
@@ -162,26 +164,26 @@ class Flights(Exchange):
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
         )
-        closing = Closing(report=report, settings=settings, buffers=())
+        closing = StepTrailer(report=report, settings=settings, buffers=())
         come = self._desk.ask(weight, self.step, presence) if met is None else lambda: met
         job = partial(self._fly, round_, parcels, numbers, closing, come, self._loop.batch())
-        self._under_way.append(Flight(self._number, turn, parcels, self._lane.submit(job)))
+        self._under_way.append(InFlightRound(self._number, turn, parcels, self._lane.submit(job)))
         self._number += 1
 
     # -- on the lane ---------------------------------------------------------------------------------------------------
 
     def _fly(
         self,
-        round_: Round,
-        parcels: Sequence[Parcel],
+        round_: StepReduction,
+        parcels: Sequence[OutgoingBucket],
         riders: Tensor | None,
-        closing: Closing,
-        come: Callable[[], Performed],
+        closing: StepTrailer,
+        come: Callable[[], ScriptCost],
         batch: int,
-    ) -> Arrival:
+    ) -> RoundResult:
         """Exchange one turn's parcels; what is remembered about them is committed here, before the next turn leaves."""
         met = come()
-        meeting: Meeting = met.result
+        meeting: Participants = met.result
         round_.spent.append(met)
         round_.reference, round_.total = self.reference, meeting.weight
         if self.keeps_offers:  # what was sent must mean the same at every turn, or taking it back would leave some
@@ -191,13 +193,13 @@ class Flights(Exchange):
             self.reference = round_.reference
         *before, last = parcels
         for parcel in before:
-            round_.exchange(parcel, NOTHING, 1.0)
+            round_.exchange(parcel, NO_INPUT, 1.0)
         mean = None if riders is None else round_.average(riders)
-        verdict = round_.close(last, NOTHING, 1.0, closing)
+        verdict = round_.close(last, NO_INPUT, 1.0, closing)
         blame = round_.blame(verdict, parcels)
         if blame is None and mean is not None and not all_finite(mean):
             blame = None, "buffers"
-        arrival = Arrival(blame=blame, active=meeting.active, stop=verdict.stop, costs=round_.costs())
+        arrival = RoundResult(blame=blame, active=meeting.active, stop=verdict.stop, costs=round_.costs())
         if blame is not None or not round_.total > 0:
             return arrival
         for parcel, staged in zip(parcels, round_.staged, strict=True):
@@ -228,11 +230,11 @@ class Flights(Exchange):
                     self._lost(flight)
             self._loop.judged(arrival.blame)
 
-    def _account(self, arrival: Arrival) -> None:
+    def _account(self, arrival: RoundResult) -> None:
         self.stopping = self.stopping or arrival.stop
         self._add(not arrival.committed, arrival.costs)
 
-    def _add(self, skipped: bool, costs: Costs) -> None:
+    def _add(self, skipped: bool, costs: StepCosts) -> None:
         """Part of the step that ends with the boundary."""
         self._skipped = self._skipped or skipped
         for name, value in costs.items():
@@ -263,7 +265,7 @@ class Flights(Exchange):
         while not self._stops_before(self._next.launch):
             fragment = self._fragments[self._next.fragment]
             met = self._ask(fragment.weight, Presence.GONE)
-            meeting: Meeting = met.result
+            meeting: Participants = met.result
             if not meeting.active and meeting.together:
                 return missed
             self.step = max(self.step, self._next.launch)
@@ -288,7 +290,7 @@ class Flights(Exchange):
         self._boundary()
         self._ask(0.0, Presence.SAVING)
 
-    def _ask(self, weight: float, presence: Presence) -> Performed:
+    def _ask(self, weight: float, presence: Presence) -> ScriptCost:
         return self._desk.hear(weight, self.step, presence)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ class Flights(Exchange):
         for flight in self._under_way:
             flight.ticket.wait()  # it writes what the compressor remembers
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> NamedState:
         self._await()
         return state_by_name(self.buckets)
 
@@ -327,18 +329,18 @@ class Flights(Exchange):
         while self._next.launch <= self.step:
             self._number += 1
 
-    def _read(self, written: Mapping[str, Any]) -> Flight:
+    def _read(self, written: Mapping[str, Any]) -> InFlightRound:
         number = written["number"]
         turn = self._turn(number)
         buckets = self._fragments[turn.fragment].buckets
         offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
-        parcels = [Parcel(*each, self.keeps_offers) for each in zip(buckets, offers, strict=True)]
-        arrival = arrived(written)
-        return Flight(number, turn, parcels, self._lane.submit(lambda: arrival))
+        parcels = [OutgoingBucket(*each, self.keeps_offers) for each in zip(buckets, offers, strict=True)]
+        arrival = read_result(written)
+        return InFlightRound(number, turn, parcels, self._lane.submit(lambda: arrival))
 
-    def adopt(self, before: Exchange) -> None:
+    def adopt(self, before: Synchronizer) -> None:
         super().adopt(before)
-        assert isinstance(before, Flights)
+        assert isinstance(before, ScheduledSynchronizer)
         self._number = before._number
         for mine, theirs in zip(self._fragments, before._fragments, strict=True):
             mine.weight = theirs.weight

@@ -10,36 +10,36 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.compressors import Compressor, Dense
-from gossamer.core.aggregation import At
+from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import AttachError
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.bucketing import divide, fragments_of
-from gossamer.runtime.comm_thread import Lane
+from gossamer.reducer.bucketing import assign_buckets, assign_fragments
+from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import Mixing, Stage
-from gossamer.synchronizers.base import Exchange, Loop
-from gossamer.synchronizers.delayed_gradients import LateGradients
-from gossamer.synchronizers.gossip import Mixes
-from gossamer.synchronizers.gradients import GradientExchange
-from gossamer.synchronizers.hierarchical import SiteMerges
-from gossamer.synchronizers.pairwise_gossip import Pairs
-from gossamer.synchronizers.parameter_averaging import Merges
-from gossamer.synchronizers.parameter_server import Served
+from gossamer.strategies import GossipStrategy, Stage
+from gossamer.synchronizers.base import LoopState, Synchronizer
+from gossamer.synchronizers.delayed_gradients import DelayedGradients
+from gossamer.synchronizers.gossip import GossipAveraging
+from gossamer.synchronizers.gradients import GradientSynchronizer
+from gossamer.synchronizers.hierarchical import HierarchicalLocalSGD
+from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
+from gossamer.synchronizers.parameter_averaging import ParameterAveraging
+from gossamer.synchronizers.parameter_server import ServerSynchronizer
 
 Fragments = Sequence[Sequence[Bucket]]
 Parameters = Mapping[str, Parameter]
 
 
-def laid_out(stage: Stage, parameters: Parameters, compressor: Compressor, at: At) -> Fragments:
+def bucket_fragments(stage: Stage, parameters: Parameters, compressor: Compressor, at: AggregationContext) -> Fragments:
     """The buckets of a stage, by the fragments that take turns."""
     count = 1 if stage.merging is None else stage.merging.schedule.fragments
     if stage.mixing is not None:
         at = replace(at, rank=0, world=1)  # each worker compresses by itself
     if stage.serving is not None:
         compressor = Dense()  # by server and not by bucket
-    parts = [parameters] if count == 1 else fragments_of(parameters, count)
-    return [[Bucket(bucket, compressor, at) for bucket in divide(part)] for part in parts]
+    parts = [parameters] if count == 1 else assign_fragments(parameters, count)
+    return [[Bucket(bucket, compressor, at) for bucket in assign_buckets(part)] for part in parts]
 
 
 def site_size(stage: Stage, world: int) -> int:
@@ -53,27 +53,27 @@ def site_size(stage: Stage, world: int) -> int:
 
 
 @dataclass
-class Stages:
+class StageSequence:
     """A recipe's stages, one after the other. now: the one that goes on."""
 
     recipe: Recipe
     optimizer: Optimizer
     transport: Transport
-    lane: Lane
-    loop: Loop
+    lane: CommThread
+    loop: LoopState
     seed: int
     now: Stage = field(init=False)
 
     def __post_init__(self) -> None:
         self.now = self.recipe.strategy.stages[0]
 
-    def at(self, transport: Transport) -> At:
-        return At(seed=self.seed, rank=transport.rank, world=transport.world)
+    def at(self, transport: Transport) -> AggregationContext:
+        return AggregationContext(seed=self.seed, rank=transport.rank, world=transport.world)
 
     def fragments(self, parameters: Parameters) -> Fragments:
-        return laid_out(self.now, parameters, self.recipe.compressor, self.at(self.transport))
+        return bucket_fragments(self.now, parameters, self.recipe.compressor, self.at(self.transport))
 
-    def begin(self, parameters: Parameters, fragments: Fragments) -> Exchange | None:
+    def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer | None:
         """Go on with parameters as they are, alike on every rank. None alone: plain training, bit for bit."""
         if self.transport.world == 1:
             return None
@@ -82,34 +82,36 @@ class Stages:
         exchange.until = min(later, default=None)
         return exchange
 
-    def _made(self, parameters: Parameters, fragments: Fragments) -> Exchange:
+    def _made(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         now, optimizer, (buckets, *_) = self.now, self.optimizer, fragments
         common = (self.recipe.compressor, self.transport, self.lane, self.loop, self.seed)
         if now.merging is not None and now.averages:
             inside = self._site(parameters)
-            return SiteMerges(inside, now.merging, fragments, optimizer, *common, now.start)
+            return HierarchicalLocalSGD(inside, now.merging, fragments, optimizer, *common, now.start)
         if now.merging is not None:
-            return Merges(now.merging, fragments, optimizer, *common, now.start)
+            return ParameterAveraging(now.merging, fragments, optimizer, *common, now.start)
         if now.mixing is not None:
             return self._mixes(now.mixing, buckets)
         if now.serving is not None:
-            return Served(
+            return ServerSynchronizer(
                 now.serving, parameters, buckets, optimizer, self.recipe, self.transport, self._tell, self.loop
             )
         if now.delay:
-            return LateGradients(now.delay, buckets, *common)
-        return GradientExchange(buckets, *common, now.accumulate)
+            return DelayedGradients(now.delay, buckets, *common)
+        return GradientSynchronizer(buckets, *common, now.accumulate)
 
-    def _mixes(self, strategy: Mixing, buckets: Sequence[Bucket]) -> Exchange:
+    def _mixes(self, strategy: GossipStrategy, buckets: Sequence[Bucket]) -> Synchronizer:
         topology, compressor = self.recipe.topology, self.recipe.compressor
         if not strategy.in_lock_step:
-            return Pairs(strategy, topology, buckets, compressor, self.transport, self._tell, self.loop, self.seed)
-        return Mixes(strategy, topology, buckets, compressor, self.transport, self.lane, self.loop, self.seed)
+            return PairwiseGossip(
+                strategy, topology, buckets, compressor, self.transport, self._tell, self.loop, self.seed
+            )
+        return GossipAveraging(strategy, topology, buckets, compressor, self.transport, self.lane, self.loop, self.seed)
 
     def _tell(self, text: str) -> list[str]:
         return self.lane.submit(partial(self.transport.gather_text, text)).wait()
 
-    def enter(self, passes: int, parameters: Parameters, before: Exchange) -> Exchange:
+    def enter(self, passes: int, parameters: Parameters, before: Synchronizer) -> Synchronizer:
         """Be in the stage that goes on after so many backward passes."""
         stage = self._after(passes)
         if stage == self.now:
@@ -131,8 +133,8 @@ class Stages:
         *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
         return stage
 
-    def _site(self, parameters: Parameters) -> GradientExchange:
+    def _site(self, parameters: Parameters) -> GradientSynchronizer:
         """Gradients of neighbouring workers, dense: within a site bytes are cheap."""
         site = self.transport.part(site_size(self.now, self.transport.world))
-        buckets = [Bucket(part, Dense(), self.at(site)) for part in divide(parameters)]
-        return GradientExchange(buckets, Dense(), site, self.lane, self.loop, self.seed)
+        buckets = [Bucket(part, Dense(), self.at(site)) for part in assign_buckets(parameters)]
+        return GradientSynchronizer(buckets, Dense(), site, self.lane, self.loop, self.seed)

@@ -7,11 +7,11 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from gossamer.core.ops import Word
+from gossamer.core.ops import CollectiveOp
 from gossamer.errors import PeerLost
 
 
-class ReturnedTransport:
+class DetachedTransport:
     """Rank `rank` of `world`, which was lost and came back. What ranks have in common it takes from servers or
     a neighbour.
 
@@ -21,10 +21,10 @@ class ReturnedTransport:
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world, self.links = rank, world, ""
 
-    def answer(self, word: Word) -> NoReturn:
+    def answer(self, word: CollectiveOp) -> NoReturn:
         raise self._gone()
 
-    def begin(self, word: Word) -> NoReturn:
+    def begin(self, word: CollectiveOp) -> NoReturn:
         raise self._gone()
 
     def move_on(self) -> bool:

@@ -10,8 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gossamer.core.op_semantics import mean_of
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.core.op_semantics import rank_order_mean
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
 from gossamer.errors import PeerLost
 from gossamer.kernels import half_decode, room_like
 from gossamer.transports.packing import into, join, split
@@ -45,10 +54,10 @@ class ProcessGroupTransport:
         self._parts.append(ProcessGroupTransport(size))
         return self._parts[-1]
 
-    def answer(self, word: Word) -> Any:
+    def answer(self, word: CollectiveOp) -> Any:
         return self.begin(word)()
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         with self._translated():
             answered = self._start(word)
 
@@ -58,32 +67,32 @@ class ProcessGroupTransport:
 
         return wait
 
-    def _start(self, word: Word) -> Callable[[], Any]:
+    def _start(self, word: CollectiveOp) -> Callable[[], Any]:
         match word:
-            case Mean(tensor, out):
+            case AllReduceMean(tensor, out):
                 return self._mean(tensor, out)
-            case Gather(payload):
+            case AllGather(payload):
                 return self._gather(payload)
-            case Exchange() | Mix():
+            case AllToAll() | NeighborAllGather():
                 return self._among(range(self.world), word)
-            case Among(ranks, inner):
+            case InGroup(ranks, inner):
                 return self._among(ranks, inner)
-            case Together(words):
+            case Coalesced(words):
                 waiting = [self._start(each) for each in words]
                 return lambda: [wait() for wait in waiting]
 
-    def _among(self, ranks: Sequence[int], word: Word) -> Callable[[], Any]:
+    def _among(self, ranks: Sequence[int], word: CollectiveOp) -> Callable[[], Any]:
         """A word of some ranks is a word of all in which most have nothing to say to each other."""
         match word:
-            case Mean(tensor, out):
+            case AllReduceMean(tensor, out):
                 return self._direct_mean(into(out, tensor), ranks)
-            case Gather(payload):
+            case AllGather(payload):
                 joint = join(payload)
                 return self._told(dict.fromkeys(ranks, joint), ranks, joint, payload)
-            case Exchange(parts):
+            case AllToAll(parts):
                 told = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
                 return self._told(told, ranks, told[self.rank], parts[ranks.index(self.rank)])
-            case Mix(payload):
+            case NeighborAllGather(payload):
                 joint = join(payload)
                 told = {ranks[peer]: joint for peer in word.told}
                 return self._told(told, [ranks[peer] for peer in word.hears], joint, payload)
@@ -148,7 +157,7 @@ class ProcessGroupTransport:
     def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
         if payload[0].is_cuda:
             return self._all_gathered(join(payload), payload)
-        return self._among(range(self.world), Gather(payload))
+        return self._among(range(self.world), AllGather(payload))
 
     def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
         heard = joint.new_empty(self.world * joint.numel())
@@ -235,7 +244,7 @@ class ProcessGroupTransport:
 def _average(heard: Tensor, out: Tensor) -> None:
     """The mean of rows by rank order, summed in at least float32 and rounded once. heard: (world, n); out: (n,)."""
     if heard.is_cuda or heard.dtype.itemsize >= 4:
-        out.copy_(mean_of(heard.unbind()))
+        out.copy_(rank_order_mean(heard.unbind()))
         return
     total = room_like(out, torch.float32)
     half_decode(heard.unbind(), total, len(heard))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.op_semantics import answers
-from gossamer.core.ops import Word
+from gossamer.core.op_semantics import answer_all
+from gossamer.core.ops import CollectiveOp
 from gossamer.errors import MismatchError, PeerLost
 
 
@@ -74,10 +74,10 @@ class SimulatedTransport:
         self.world = group.world
         self.links = ""
 
-    def answer(self, word: Word) -> Any:
-        return self._group.meet(self.rank, (answers, word))
+    def answer(self, word: CollectiveOp) -> Any:
+        return self._group.meet(self.rank, (answer_all, word))
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         answer = self.answer(word)
         return lambda: answer
 

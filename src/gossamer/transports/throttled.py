@@ -9,13 +9,22 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
 from gossamer.network import Network
-from gossamer.network.cost.op_cost import DEFAULT, Chosen, Lines, seconds
+from gossamer.network.cost.op_cost import DEFAULT, Chosen, NetworkCost, seconds
 from gossamer.runtime.transport import Transport
 
 
-class PacedTransport:
+class ThrottledTransport:
     """Asks another transport, and keeps its answers back until `network` would have brought them.
 
     Every word is priced as if all workers said it at once over idle connections; what a worker waits for a slower one
@@ -35,10 +44,10 @@ class PacedTransport:
         self._left = 0.0  # when all that was begun so far will have left
         self.rank, self.world = inner.rank, inner.world
 
-    def answer(self, word: Word) -> Any:
+    def answer(self, word: CollectiveOp) -> Any:
         return self.begin(word)()
 
-    def begin(self, word: Word) -> Callable[[], Any]:
+    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
         now, price = time.monotonic(), self._price(word)
         self._left = max(self._left, now) + price.line_seconds
         due, answered = self._left + price.way_seconds, self._inner.begin(word)
@@ -64,22 +73,25 @@ class PacedTransport:
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         began = time.monotonic()
         self._inner.broadcast_(tensors, source)
-        nbytes, lines = sum(tensor.nbytes for tensor in tensors), Lines(self._network, collective=self._collective)
+        nbytes, lines = (
+            sum(tensor.nbytes for tensor in tensors),
+            NetworkCost(self._network, collective=self._collective),
+        )
         _sleep_until(began + max(lines.broadcast(nbytes, [0.0] * self.world, source)))
 
     def gather_text(self, text: str) -> list[str]:
         return self._inner.gather_text(text)
 
-    def part(self, size: int) -> PacedTransport:
+    def part(self, size: int) -> ThrottledTransport:
         inner = self._inner.part(size)
         first = self.rank - inner.rank
         hosts = self._network.hosts[first : first + size]
-        return PacedTransport(inner, replace(self._network, hosts=hosts), self._collective)
+        return ThrottledTransport(inner, replace(self._network, hosts=hosts), self._collective)
 
     def close(self) -> None:
         self._inner.close()
 
-    def _price(self, word: Word) -> Price:
+    def _price(self, word: CollectiveOp) -> Price:
         """The same words come again step after step."""
         form = _form(word)
         if form not in self._prices:
@@ -102,21 +114,21 @@ class Price(NamedTuple):
     way_seconds: float
 
 
-def _with_hardly_a_byte(word: Word) -> Word:
+def _with_hardly_a_byte(word: CollectiveOp) -> CollectiveOp:
     """The same word about one element of each tensor."""
     match word:
-        case Mean(tensor):
-            return Mean(_first(tensor))
-        case Gather(payload):
-            return Gather(_firsts(payload))
-        case Exchange(parts):
-            return Exchange(tuple(map(_firsts, parts)))
-        case Mix(payload):
+        case AllReduceMean(tensor):
+            return AllReduceMean(_first(tensor))
+        case AllGather(payload):
+            return AllGather(_firsts(payload))
+        case AllToAll(parts):
+            return AllToAll(tuple(map(_firsts, parts)))
+        case NeighborAllGather(payload):
             return replace(word, payload=_firsts(payload))
-        case Among(ranks, inner):
-            return Among(ranks, _with_hardly_a_byte(inner))  # type: ignore[arg-type]
-        case Together(words):
-            return Together(tuple(map(_with_hardly_a_byte, words)))  # type: ignore[arg-type]
+        case InGroup(ranks, inner):
+            return InGroup(ranks, _with_hardly_a_byte(inner))  # type: ignore[arg-type]
+        case Coalesced(words):
+            return Coalesced(tuple(map(_with_hardly_a_byte, words)))  # type: ignore[arg-type]
 
 
 def _first(tensor: Tensor) -> Tensor:
@@ -127,20 +139,20 @@ def _firsts(payload: Payload) -> Payload:
     return tuple(map(_first, payload))
 
 
-def _form(word: Word) -> Hashable:
+def _form(word: CollectiveOp) -> Hashable:
     """What of a word its price depends on."""
     match word:
-        case Mean(tensor):
+        case AllReduceMean(tensor):
             return "mean", tensor.numel(), tensor.element_size()
-        case Gather(payload):
+        case AllGather(payload):
             return "gather", _sizes(payload)
-        case Exchange(parts):
+        case AllToAll(parts):
             return "exchange", tuple(map(_sizes, parts))
-        case Mix(payload):
+        case NeighborAllGather(payload):
             return "mix", _sizes(payload), word.hears, word.told
-        case Among(ranks, inner):
+        case InGroup(ranks, inner):
             return "among", ranks, _form(inner)
-        case Together(words):
+        case Coalesced(words):
             return "together", tuple(map(_form, words))
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.collectives import DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, RingAllReduce, TreeAllReduce
 from gossamer.network import Host, Network, Path, read_network
 from gossamer.network.cost import cheapest_collective
 from gossamer.network.cost.cheapest_collective import (
@@ -14,7 +14,7 @@ from gossamer.network.cost.cheapest_collective import (
 )
 from gossamer.network.cost.message_schedule import table_moves
 from gossamer.network.cost.message_simulator import Wires
-from gossamer.transports.mesh.collective_selector import WISHES, Picker
+from gossamer.transports.mesh.collective_selector import WISHES, CollectiveSelector
 from gossamer.transports.mesh.link_measurement import Links
 
 OCEAN = {frozenset(("w", "e")): Path(round_trip_seconds=0.08)}
@@ -49,20 +49,20 @@ def test_the_fastest_is_the_fastest():
     check_fastest(fastest)
 
 
-@pytest.mark.parametrize("always", [Direct(), Ring(), Tree(), HalvingDoubling()], ids=repr)
+@pytest.mark.parametrize("always", [DirectAllReduce(), RingAllReduce(), TreeAllReduce(), HalvingDoubling()], ids=repr)
 def test_no_collective_is_always_the_fastest(always):
     with pytest.raises(AssertionError):
         check_fastest(lambda *_: always)
 
 
 def test_few_bytes_go_straight_where_round_trips_are_long():
-    assert fastest(40, 4, read_network("100mbit,20ms", 8)) == Direct()
+    assert fastest(40, 4, read_network("100mbit,20ms", 8)) == DirectAllReduce()
 
 
 def test_nodes_pay_where_many_ranks_share_an_ocean():
     ocean = {frozenset(("w", "e")): Path(round_trip_seconds=0.08, bits_per_second=1e8)}
-    assert fastest(1_000_000, 4, sites("wwwweeee", ocean)) == Hierarchical(per_node=4)
-    assert fastest(1_000_000, 4, sites("wwwweeee")) == Direct()
+    assert fastest(1_000_000, 4, sites("wwwweeee", ocean)) == HierarchicalAllReduce(per_node=4)
+    assert fastest(1_000_000, 4, sites("wwwweeee")) == DirectAllReduce()
 
 
 def check_streams_from_one_to_one(choice):
@@ -72,9 +72,9 @@ def check_streams_from_one_to_one(choice):
     assert prices["halving"] == pytest.approx(prices["direct"])
     assert prices["halving"] == pytest.approx(prices["ring"])
     assert [most_others(each, 4) for each in candidates(network)] == [3, 2, 1, 2]
-    assert choice(8_000_000, 4, network) == Ring()
-    assert choice(100_000_000, 4, read_network("1gbit,0.2ms", 4)) == Ring()
-    assert choice(8_000_000, 4, network, [HalvingDoubling(), Direct()]) == HalvingDoubling()
+    assert choice(8_000_000, 4, network) == RingAllReduce()
+    assert choice(100_000_000, 4, read_network("1gbit,0.2ms", 4)) == RingAllReduce()
+    assert choice(8_000_000, 4, network, [HalvingDoubling(), DirectAllReduce()]) == HalvingDoubling()
 
 
 def test_of_equals_the_one_in_which_a_rank_sends_to_the_fewest_others():
@@ -84,10 +84,12 @@ def test_of_equals_the_one_in_which_a_rank_sends_to_the_fewest_others():
 def check_many_streams(choice):
     """Where round trips are long, of tables that take equally long the one that loss would harm least."""
     network, lossy = read_network("20mbit,10ms", 4), read_network("20mbit,10ms,loss=2%", 4)
-    prices = [table_seconds(each, 100_000_000, 4, network) for each in (Direct(), Ring())]
+    prices = [table_seconds(each, 100_000_000, 4, network) for each in (DirectAllReduce(), RingAllReduce())]
     assert prices[0] == pytest.approx(prices[1], rel=0.001)
-    assert table_seconds(Ring(), 8_000_000, 4, lossy) > 1.5 * table_seconds(Direct(), 8_000_000, 4, lossy)
-    assert choice(100_000_000, 4, network, [Ring(), Direct()]) == Direct()
+    assert table_seconds(RingAllReduce(), 8_000_000, 4, lossy) > 1.5 * table_seconds(
+        DirectAllReduce(), 8_000_000, 4, lossy
+    )
+    assert choice(100_000_000, 4, network, [RingAllReduce(), DirectAllReduce()]) == DirectAllReduce()
 
 
 def test_of_equals_on_long_paths_the_one_with_the_most_streams():
@@ -95,7 +97,9 @@ def test_of_equals_on_long_paths_the_one_with_the_most_streams():
 
 
 @pytest.mark.parametrize(
-    ("check", "always"), [(check_many_streams, Ring()), (check_streams_from_one_to_one, Direct())], ids=["many", "one"]
+    ("check", "always"),
+    [(check_many_streams, RingAllReduce()), (check_streams_from_one_to_one, DirectAllReduce())],
+    ids=["many", "one"],
 )
 def test_neither_rule_for_equals_is_right_everywhere(check, always):
     with pytest.raises(AssertionError):
@@ -103,11 +107,11 @@ def test_neither_rule_for_equals_is_right_everywhere(check, always):
 
 
 def test_those_alone_go_straight():
-    assert fastest(16_000_000, 4, read_network("1gbit", 1), [Ring()]) == Direct()
+    assert fastest(16_000_000, 4, read_network("1gbit", 1), [RingAllReduce()]) == DirectAllReduce()
 
 
 def test_candidates_may_be_given():
-    assert fastest(40, 4, read_network("100mbit,20ms", 8), [Ring(), Tree()]) == Tree()
+    assert fastest(40, 4, read_network("100mbit,20ms", 8), [RingAllReduce(), TreeAllReduce()]) == TreeAllReduce()
 
 
 def test_a_price_is_asked_once(monkeypatch):
@@ -124,11 +128,11 @@ def check_rested(price):
     of a second, with 0.28 s to a timeout, and needs some round trips; the initial one would need twice as many."""
     network = read_network("100mbit,80ms", 2)
     line = 10e6 * 8 / 100e6 * 1526 / 1448
-    assert price(Direct(), 10_000_000, 4, network, rest_seconds=0.0) == pytest.approx(line + 0.04, rel=0.01)
-    rested = price(Direct(), 10_000_000, 4, network)
+    assert price(DirectAllReduce(), 10_000_000, 4, network, rest_seconds=0.0) == pytest.approx(line + 0.04, rel=0.01)
+    rested = price(DirectAllReduce(), 10_000_000, 4, network)
     assert line + 0.04 + 0.08 < rested < line + 0.04 + 0.24
-    assert rested == price(Direct(), 10_000_000, 4, network, rest_seconds=1.05)
-    assert rested < price(Direct(), 10_000_000, 4, network, rest_seconds=30.0) - 0.08
+    assert rested == price(DirectAllReduce(), 10_000_000, 4, network, rest_seconds=1.05)
+    assert rested < price(DirectAllReduce(), 10_000_000, 4, network, rest_seconds=30.0) - 0.08
 
 
 def test_connections_have_rested_since_they_carried_as_much():
@@ -166,8 +170,8 @@ def test_rings_follow_the_nearest_that_is_left():
     assert order_of(sites("wewe")) == (0, 2, 1, 3)
     assert order_of(sites("wwee")) is None
     assert order_of(read_network("1gbit,1ms", 5)) is None
-    assert Ring(order=(0, 2, 1, 3)) in candidates(sites("wewe"))
-    assert Ring() in candidates(sites("wwee"))
+    assert RingAllReduce(order=(0, 2, 1, 3)) in candidates(sites("wewe"))
+    assert RingAllReduce() in candidates(sites("wwee"))
 
 
 def test_of_equally_near_ones_the_faster_line():
@@ -198,14 +202,16 @@ def check_wishes(come_to):
         ranks = tuple(range(len(links.round_trips)))
         for wish in (*WISHES, "hierarchical(2)"):
             if wish != "engine":
-                assert come_to(wish, 400_000, 4, links.network) == Picker(wish, links)(400_000, 4, ranks)
+                assert come_to(wish, 400_000, 4, links.network) == CollectiveSelector(wish, links)(400_000, 4, ranks)
 
 
 def test_a_wish_comes_to_what_the_mesh_picks():
     check_wishes(wished)
 
 
-@pytest.mark.parametrize("broken", [lambda *_: Ring(), lambda wish, *rest: wished(wish.partition("(")[0], *rest)])
+@pytest.mark.parametrize(
+    "broken", [lambda *_: RingAllReduce(), lambda wish, *rest: wished(wish.partition("(")[0], *rest)]
+)
 def test_other_readings_of_a_wish_are_noticed(broken):
     with pytest.raises(AssertionError):
         check_wishes(broken)
@@ -213,21 +219,23 @@ def test_other_readings_of_a_wish_are_noticed(broken):
 
 def test_wishes_are_names():
     network = sites("wewe")
-    assert wished("ring", 40, 4, network) == Ring(order=(0, 2, 1, 3))
+    assert wished("ring", 40, 4, network) == RingAllReduce(order=(0, 2, 1, 3))
     assert wished("halving", 40, 4, network) == HalvingDoubling()
-    assert wished("hierarchical(4)", 40, 4, network) == Hierarchical(per_node=4)
-    assert wished("hierarchical", 40, 4, sites("wwwee")) == Hierarchical(per_node=3)
-    assert wished("hierarchical", 40, 4, read_network("1gbit", 4)) == Hierarchical(per_node=4)
+    assert wished("hierarchical(4)", 40, 4, network) == HierarchicalAllReduce(per_node=4)
+    assert wished("hierarchical", 40, 4, sites("wwwee")) == HierarchicalAllReduce(per_node=3)
+    assert wished("hierarchical", 40, 4, read_network("1gbit", 4)) == HierarchicalAllReduce(per_node=4)
     assert wished("auto", 40, 4, network) == fastest(40, 4, network)
     with pytest.raises(ValueError, match="'rign' is no collective that could be priced: write auto, or one of ring, "):
         wished("rign", 40, 4, network)
 
 
-@pytest.mark.parametrize("wish", ["auto", "ring", "hierarchical(2)", "tree", Ring(), Tree()], ids=repr)
+@pytest.mark.parametrize(
+    "wish", ["auto", "ring", "hierarchical(2)", "tree", RingAllReduce(), TreeAllReduce()], ids=repr
+)
 def test_half_precision_goes_straight_whatever_is_asked_for(wish):
-    assert wished(wish, 16_000_000, 2, read_network("1gbit", 4)) == Direct()
-    assert wished(wish, 16_000_000, 8, read_network("1gbit", 4)) != Direct()
+    assert wished(wish, 16_000_000, 2, read_network("1gbit", 4)) == DirectAllReduce()
+    assert wished(wish, 16_000_000, 8, read_network("1gbit", 4)) != DirectAllReduce()
 
 
 def test_a_table_may_be_a_wish():
-    assert wished(Ring(order=(1, 0, 2)), 40, 4, read_network("1gbit", 3)) == Ring(order=(1, 0, 2))
+    assert wished(RingAllReduce(order=(1, 0, 2)), 40, 4, read_network("1gbit", 3)) == RingAllReduce(order=(1, 0, 2))

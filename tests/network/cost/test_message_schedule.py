@@ -2,18 +2,18 @@ from collections import Counter
 
 import pytest
 
-from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.collectives import DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, RingAllReduce, TreeAllReduce
 from gossamer.network.cost import message_schedule
 from gossamer.network.cost.message_schedule import (
     CHUNK_BYTES,
     MOST_MESSAGES,
     SEGMENT_BYTES,
     Hear,
+    RankTurn,
     Receive,
-    Received,
+    ReceiveCompleted,
     Send,
-    Sent,
-    Turn,
+    SendCompleted,
     direct,
     eager_direct,
     eager_neighbours,
@@ -23,7 +23,14 @@ from gossamer.network.cost.message_schedule import (
     tree_broadcast,
 )
 
-COLLECTIVES = [Ring(), HalvingDoubling(), Tree(), Direct(), Hierarchical(per_node=2), Hierarchical(per_node=3)]
+COLLECTIVES = [
+    RingAllReduce(),
+    HalvingDoubling(),
+    TreeAllReduce(),
+    DirectAllReduce(),
+    HierarchicalAllReduce(per_node=2),
+    HierarchicalAllReduce(per_node=3),
+]
 
 
 def sends(moves):
@@ -32,8 +39,26 @@ def sends(moves):
 
 def test_two_ranks_average_in_two_segments_each_way():
     assert list(ring_mean(0, 2, 64)) == [
-        *(Receive(1), Send(1, 16), Receive(1), Send(1, 16), Received(), Sent(), Received(), Sent()),
-        *(Receive(1), Send(1, 16), Receive(1), Send(1, 16), Received(), Sent(), Received(), Sent()),
+        *(
+            Receive(1),
+            Send(1, 16),
+            Receive(1),
+            Send(1, 16),
+            ReceiveCompleted(),
+            SendCompleted(),
+            ReceiveCompleted(),
+            SendCompleted(),
+        ),
+        *(
+            Receive(1),
+            Send(1, 16),
+            Receive(1),
+            Send(1, 16),
+            ReceiveCompleted(),
+            SendCompleted(),
+            ReceiveCompleted(),
+            SendCompleted(),
+        ),
     ]
 
 
@@ -57,12 +82,12 @@ def test_a_mean_of_one_element_skips_empty_segments():
 def test_what_is_direct_goes_everywhere_at_once():
     assert list(direct(0, 3, [9, 10, 11])) == [
         *(Receive(2), Receive(1), Send(1, 10), Send(2, 11)),
-        *(Received(), Sent(), Received(), Sent()),
+        *(ReceiveCompleted(), SendCompleted(), ReceiveCompleted(), SendCompleted()),
     ]
 
 
 def test_neighbours_are_told_once_and_nobody_tells_itself():
-    assert list(neighbours(0, [0, 2], [0, 2], 5)) == [Send(2, 5), Receive(2), Received(), Sent()]
+    assert list(neighbours(0, [0, 2], [0, 2], 5)) == [Send(2, 5), Receive(2), ReceiveCompleted(), SendCompleted()]
 
 
 def test_a_broadcast_doubles_those_who_know():
@@ -89,7 +114,7 @@ def test_every_message_that_is_sent_is_received(world):
         assert sent == heard
         for each in moves.values():
             kinds = Counter(type(move) for move in each)
-            assert (kinds[Send], kinds[Receive]) == (kinds[Sent], kinds[Received])
+            assert (kinds[Send], kinds[Receive]) == (kinds[SendCompleted], kinds[ReceiveCompleted])
 
 
 def test_what_is_eager_is_not_asked_for():
@@ -102,24 +127,24 @@ def told(nbytes, to=1):
 
 
 def test_every_piece_of_a_table_is_an_exchange():
-    assert [list(moves) for moves in table_moves(Direct(), 0, 2, 3, 4)] == [
-        [Turn(2), Hear(1), told(8)],  # its own piece, of two elements, which it sends when it has heard the other's
-        [Turn(1), told(4), Hear(1)],
+    assert [list(moves) for moves in table_moves(DirectAllReduce(), 0, 2, 3, 4)] == [
+        [RankTurn(2), Hear(1), told(8)],  # its own piece, of two elements, which it sends when it has heard the other's
+        [RankTurn(1), told(4), Hear(1)],
     ]
-    assert [list(moves) for moves in table_moves(Direct(), 0, 2, 1, 4)] == [[Turn(2), Hear(1), told(4)]]
-    assert table_moves(Direct(), 0, 2, 0, 4) == []
-    assert table_moves(Direct(), 0, 1, 5, 4) != []
-    assert [list(moves) for moves in table_moves(Tree(), 0, 3, 1, 4)] == [
-        [Turn(1), Hear(1), Hear(2), told(4), told(4, to=2)],
+    assert [list(moves) for moves in table_moves(DirectAllReduce(), 0, 2, 1, 4)] == [[RankTurn(2), Hear(1), told(4)]]
+    assert table_moves(DirectAllReduce(), 0, 2, 0, 4) == []
+    assert table_moves(DirectAllReduce(), 0, 1, 5, 4) != []
+    assert [list(moves) for moves in table_moves(TreeAllReduce(), 0, 3, 1, 4)] == [
+        [RankTurn(1), Hear(1), Hear(2), told(4), told(4, to=2)],
     ]
 
 
 def test_pieces_travel_in_chunks_of_equal_size_and_all_begin_before_the_second():
     numel = 2 * 3 * CHUNK_BYTES // 4
-    moves = [list(each) for each in table_moves(Direct(), 0, 2, numel, 4)]
-    assert [each[0] for each in moves] == [Turn(2), Turn(1), Turn(4), Turn(3), Turn(6), Turn(5)]
+    moves = [list(each) for each in table_moves(DirectAllReduce(), 0, 2, numel, 4)]
+    assert [each[0] for each in moves] == [RankTurn(2), RankTurn(1), RankTurn(4), RankTurn(3), RankTurn(6), RankTurn(5)]
     assert {send for each in moves for send in sends(each)} == {(1, CHUNK_BYTES)}
-    tree = [sends(each) for each in table_moves(Tree(), 1, 2, CHUNK_BYTES // 4 + 1, 4)]
+    tree = [sends(each) for each in table_moves(TreeAllReduce(), 1, 2, CHUNK_BYTES // 4 + 1, 4)]
     assert tree == [[(0, CHUNK_BYTES // 2 + 4)], [(0, CHUNK_BYTES // 2)]]
 
 
@@ -155,7 +180,7 @@ def without_its_first(collective, rank, world, numel, itemsize):
 
 
 @pytest.mark.parametrize("broken", [rotated, without_its_first])
-@pytest.mark.parametrize("collective", [Ring(), HalvingDoubling(), Direct()], ids=repr)
+@pytest.mark.parametrize("collective", [RingAllReduce(), HalvingDoubling(), DirectAllReduce()], ids=repr)
 def test_other_moves_are_seen(collective, broken):
     with pytest.raises(AssertionError):
         check_moves(collective, 4, 1000, broken)
@@ -171,4 +196,4 @@ def test_a_price_is_that_of_so_many_messages_at_most(collective):
 
 def test_an_exchange_has_a_message_at_least(monkeypatch):
     monkeypatch.setattr(message_schedule, "MOST_MESSAGES", 1)
-    assert len(table_moves(Direct(), 0, 4, 10**8, 4)) == 4
+    assert len(table_moves(DirectAllReduce(), 0, 4, 10**8, 4)) == 4

@@ -1,7 +1,7 @@
 import pytest
 
 from gossamer.network import Host, Network, Path, read_network
-from gossamer.network.cost.message_schedule import Hear, Receive, Received, Send, Sent, Turn
+from gossamer.network.cost.message_schedule import Hear, RankTurn, Receive, ReceiveCompleted, Send, SendCompleted
 from gossamer.network.cost.message_simulator import Wires, _Exchange
 from gossamer.network.tcp_model import ETHERNET
 
@@ -21,7 +21,9 @@ def run(network, *moves, starts=None):
 def test_an_eager_message_takes_half_a_round_trip_and_another_a_whole_one():
     network = read_network("100mbit,1s", 2)
     assert run(network, [told(1, 1)], [Hear(0)]) == pytest.approx([0.0, 0.5], abs=1e-4)
-    assert run(network, [Send(1, 1), Sent()], [Receive(0), Received()]) == pytest.approx([0.5, 1.0], abs=1e-4)
+    assert run(network, [Send(1, 1), SendCompleted()], [Receive(0), ReceiveCompleted()]) == pytest.approx(
+        [0.5, 1.0], abs=1e-4
+    )
 
 
 def test_who_sent_is_done_when_it_has_left_and_who_hears_when_it_is_there():
@@ -51,9 +53,9 @@ def check_order_of_turns(first, second):
 
 
 def test_turns_say_what_leaves_first():
-    check_order_of_turns(Turn(2), Turn(1))
+    check_order_of_turns(RankTurn(2), RankTurn(1))
     with pytest.raises(AssertionError):
-        check_order_of_turns(Turn(1), Turn(2))
+        check_order_of_turns(RankTurn(1), RankTurn(2))
 
 
 def check_the_line_is_shared():

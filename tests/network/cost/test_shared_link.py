@@ -10,10 +10,10 @@ from random import Random
 import pytest
 from support.paths import EXAMPLES
 
-from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.collectives import DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, RingAllReduce, TreeAllReduce
 from gossamer.network import Host, Network, Path, read_network
 from gossamer.network.cost.cheapest_collective import fastest, table_seconds
-from gossamer.network.cost.message_schedule import Hear, Move, Receive, Received, Send, Sent, direct
+from gossamer.network.cost.message_schedule import Hear, Move, Receive, ReceiveCompleted, Send, SendCompleted, direct
 from gossamer.network.cost.message_simulator import EAGER_ENVELOPE_BYTES, ENVELOPE_BYTES, Wires, _Exchange
 from gossamer.network.cost.shared_link import SharedLine, SharedLines
 from gossamer.network.tcp_model import ETHERNET
@@ -21,7 +21,13 @@ from gossamer.network.tcp_model import ETHERNET
 BYTES = 10**6
 RATE = 8 * ETHERNET.wire_bytes(BYTES + EAGER_ENVELOPE_BYTES)
 TWO_OFFICES = str(EXAMPLES / "networks" / "two-offices.toml")
-COLLECTIVES = (Ring(), Direct(), HalvingDoubling(), Hierarchical(per_node=2), Tree())
+COLLECTIVES = (
+    RingAllReduce(),
+    DirectAllReduce(),
+    HalvingDoubling(),
+    HierarchicalAllReduce(per_node=2),
+    TreeAllReduce(),
+)
 
 
 def hosts_at(names: str, down: float = RATE) -> tuple[Host, ...]:
@@ -91,7 +97,10 @@ def check_alone(shared: float) -> None:
     for round_trip in (0.0, 0.3):
         there, without = sites("we", shared, round_trip), sites("we", None, round_trip)
         eager = [told(1)] * 3, [Hear(0)] * 3
-        asked = [Send(1, BYTES), Send(1, 7), Sent(), Sent()], [Receive(0), Receive(0), Received(), Received()]
+        asked = (
+            [Send(1, BYTES), Send(1, 7), SendCompleted(), SendCompleted()],
+            [Receive(0), Receive(0), ReceiveCompleted(), ReceiveCompleted()],
+        )
         for moves in (eager, asked):
             assert run(there, *moves) == run(without, *moves)
             slow_start = [Wires(each).run([[iter(part)] for part in moves], [0.0] * 2) for each in (there, without)]
@@ -268,6 +277,6 @@ def test_the_choice_sees_the_line() -> None:
     network = read_network(TWO_OFFICES, 8)
     assert network.bits_per_second(0, 1) == 1e9
     assert network.bits_per_second(0, 2) == network.bits_per_second(2, 0) == 100e6
-    straight_or_not = Direct(), Tree()
-    assert fastest(4_000_000, 4, without_shared_lines(network), straight_or_not) == Direct()
-    assert fastest(4_000_000, 4, network, straight_or_not) == Tree()
+    straight_or_not = DirectAllReduce(), TreeAllReduce()
+    assert fastest(4_000_000, 4, without_shared_lines(network), straight_or_not) == DirectAllReduce()
+    assert fastest(4_000_000, 4, network, straight_or_not) == TreeAllReduce()

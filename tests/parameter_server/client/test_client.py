@@ -19,12 +19,12 @@ from torch.optim import LBFGS, SGD, Adafactor, AdamW, SparseAdam
 
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError
-from gossamer.parameter_server import Client, Shard
-from gossamer.parameter_server.from_recipe import ways_of
-from gossamer.parameter_server.shard_spec import Description
+from gossamer.parameter_server import Client, ServerShard
+from gossamer.parameter_server.from_recipe import push_pull_codecs
+from gossamer.parameter_server.shard_spec import ShardSpec
 from gossamer.parameter_server.update_policy import BEGIN, JOIN
 from gossamer.recipes.recipe import resolve
-from gossamer.simulation import converse
+from gossamer.simulation import simulate_peers
 
 # -- beginning ---------------------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def test_a_worker_that_runs_something_else_is_refused(change: dict[str, Any], na
     odd = replace(job, **change)
     scripts = {Peer(WORKER, 0): partial(job.worker, 0), Peer(WORKER, 1): partial(odd.worker, 1)}
     servers = {Peer(SERVER, number): partial(job.server, number) for number in range(2)}
-    trace = converse({**scripts, **servers}, CALM, 0, checks=True)
+    trace = simulate_peers({**scripts, **servers}, CALM, 0, checks=True)
     with pytest.raises(MismatchError) as refusal:
         trace.result(Peer(WORKER, 1))
     assert all(name in str(refusal.value) for name in named)
@@ -102,7 +102,7 @@ def refused_at_first() -> None:
         return (yield from job.worker(0))
 
     servers = {Peer(SERVER, number): partial(job.server, number) for number in range(2)}
-    end = converse({Peer(WORKER, 0): worker, **servers}, CALM, 0, checks=True).result(Peer(WORKER, 0))
+    end = simulate_peers({Peer(WORKER, 0): worker, **servers}, CALM, 0, checks=True).result(Peer(WORKER, 0))
     (calm,) = run("ParameterServer()", world=1).go()
     assert torch.equal(end, calm)
     (said,) = told
@@ -116,10 +116,10 @@ def test_what_no_server_can_hold_is_told_and_the_server_stays() -> None:
 
 
 def test_a_server_that_breaks_instead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(text: str, values: tuple[Tensor, ...]) -> Shard:
-        description = Description.of_text(text)
-        ways = ways_of(resolve(description.recipe))
-        return Shard(description, values, ways.push, ways.pull)
+    def careless(text: str, values: tuple[Tensor, ...]) -> ServerShard:
+        description = ShardSpec.of_text(text)
+        ways = push_pull_codecs(resolve(description.recipe))
+        return ServerShard(description, values, ways.push, ways.pull)
 
     monkeypatch.setattr(import_module("gossamer.parameter_server.server"), "shard_of", careless)
     with pytest.raises(ValueError, match="Invalid learning rate"):
@@ -261,7 +261,7 @@ def test_what_a_server_refuses_is_raised() -> None:
 
     scripts = {Peer(WORKER, 0): worker, **{Peer(SERVER, n): partial(job.server, n) for n in range(2)}}
     with pytest.raises(MalformedError, match="2 groups"):
-        converse(scripts, CALM, 0).result(Peer(WORKER, 0))
+        simulate_peers(scripts, CALM, 0).result(Peer(WORKER, 0))
 
 
 def test_ages_and_counts_are_told_at_the_end() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import LoopError, PeerLost
 from gossamer.parameter_server import host
-from gossamer.simulation import compute, converse
+from gossamer.simulation import compute, simulate_peers
 from gossamer.simulation.faulty_network import Cut, Kill, Restart
 
 # -- being cut off -----------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_after_a_cut_the_same_bytes_are_sent_again(one_way: bool) -> None:
         Peer(WORKER, 0): lambda: patient(job, lost),
         **{each: partial(job.server, each.number) for each in servers},
     }
-    end = converse(scripts, replace(CALM, faults=(cut,), resend_seconds=0.05), 0).result(Peer(WORKER, 0))
+    end = simulate_peers(scripts, replace(CALM, faults=(cut,), resend_seconds=0.05), 0).result(Peer(WORKER, 0))
     assert len(lost) > 1
     calm = run("ParameterServer() + Route(Feedback(TopK(0.2)), smallest=0)", world=1)
     (expected,) = calm.go()
@@ -132,7 +132,7 @@ def test_who_runs_out_of_data_waits_and_all_go_on_together(mode: str, duplicate:
     workers = {Peer(WORKER, n): (lambda n=n: epochs(job, n, lengths[n], seen)) for n in range(3)}
     servers = {Peer(SERVER, n): partial(job.server, n) for n in range(2)}
     net = replace(CALM, duplicate=duplicate, jitter_seconds=0.01 * duplicate, resend_seconds=0.2)
-    trace = converse({**workers, **servers}, net, 0)
+    trace = simulate_peers({**workers, **servers}, net, 0)
     ends = [trace.result(peer) for peer in workers]
     same_tensors([ends[0]] * 2, ends[1:])
     assert len(seen) == sum(map(sum, lengths.values()))
@@ -161,7 +161,7 @@ def test_exact_parameters_while_pulls_are_not() -> None:
 
     job = run("ParameterServer(pull=Route(TopK(0.1), smallest=0))", world=1)
     scripts = {Peer(WORKER, 0): lambda: worker(job), **{Peer(SERVER, n): partial(job.server, n) for n in range(2)}}
-    converse(scripts, CALM, 0, checks=True).result(Peer(WORKER, 0))
+    simulate_peers(scripts, CALM, 0, checks=True).result(Peer(WORKER, 0))
     start = parameters()
     expected = flat(start) - flat(whole_gradient(start, 0, 0))
     assert not torch.equal(found[0], expected)
@@ -173,6 +173,6 @@ def test_a_server_goes_when_nobody_needs_it() -> None:
     job = run("ParameterServer()")
     scripts = {Peer(WORKER, number): partial(job.worker, number) for number in range(3)}
     servers = {Peer(SERVER, number): partial(host, number) for number in range(2)}
-    trace = converse({**scripts, **servers}, CALM, 0, servers=())
+    trace = simulate_peers({**scripts, **servers}, CALM, 0, servers=())
     assert trace.seconds < 2.0
     assert all(trace.result(peer) is None for peer in servers)

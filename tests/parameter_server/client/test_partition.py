@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.server_runs import SHAPES, parameters, whole
 
-from gossamer.core.layout import Layout, Packed
-from gossamer.parameter_server import Part, gather, scatter, split
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.parameter_server import ShardSlice, gather, scatter, split
 from gossamer.parameter_server.client.partition import servers_for
 
 TABLES = [
@@ -35,8 +35,14 @@ def test_rows_are_consecutive_and_as_even_as_can_be(
 
 def test_bytes_count_where_dtypes_differ() -> None:
     layout = Layout.of({"half": (400,), "single": (200,)})
-    assert split(layout, 2) == ((Part("half", 0, 300),), (Part("half", 300, 400), Part("single", 0, 200)))
-    assert split(layout, 2, {"half": 2, "single": 4}) == ((Part("half", 0, 400),), (Part("single", 0, 200),))
+    assert split(layout, 2) == (
+        (ShardSlice("half", 0, 300),),
+        (ShardSlice("half", 300, 400), ShardSlice("single", 0, 200)),
+    )
+    assert split(layout, 2, {"half": 2, "single": 4}) == (
+        (ShardSlice("half", 0, 400),),
+        (ShardSlice("single", 0, 200),),
+    )
 
 
 SIZES = {"a": 4, "b": 4, "row": 4, "one": 4}
@@ -85,8 +91,8 @@ def test_gathered_and_scattered_it_is_the_same_again() -> None:
     copies = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     layout = Layout.of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     for parts in split(layout, 3):
-        packed = Packed(torch.empty(0), Layout.of({p.name: p.shape(tensors[p.name].shape) for p in parts}))
-        packed = Packed(torch.empty(packed.layout.numel, dtype=torch.float64), packed.layout)
+        packed = FlatTensors(torch.empty(0), Layout.of({p.name: p.shape(tensors[p.name].shape) for p in parts}))
+        packed = FlatTensors(torch.empty(packed.layout.numel, dtype=torch.float64), packed.layout)
         gather(tensors, parts, packed)
         scatter(packed, parts, copies)
     for name, tensor in tensors.items():
@@ -95,6 +101,6 @@ def test_gathered_and_scattered_it_is_the_same_again() -> None:
 
 def test_a_gradient_that_is_not_there_is_zero() -> None:
     (parts,) = split(Layout.of({"bias": SHAPES["bias"]}), 1)
-    packed = Packed.pack(whole({"bias": (5,)}, 0))
+    packed = FlatTensors.pack(whole({"bias": (5,)}, 0))
     gather({"bias": None}, parts, packed)
     assert packed.flat.tolist() == [0.0] * 5

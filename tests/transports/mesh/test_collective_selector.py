@@ -3,9 +3,9 @@
 import pytest
 
 from gossamer import events
-from gossamer.collectives import Direct, Hierarchical, Ring
+from gossamer.collectives import DirectAllReduce, HierarchicalAllReduce, RingAllReduce
 from gossamer.network.cost.cheapest_collective import fastest
-from gossamer.transports.mesh.collective_selector import Picker, check_wish
+from gossamer.transports.mesh.collective_selector import CollectiveSelector, check_wish
 from gossamer.transports.mesh.link_measurement import Links
 
 LINKS = Links.alike(((0.0,) * 4,) * 4, 1e9)
@@ -25,7 +25,7 @@ def told(heard, kind):
 
 
 def test_it_picks_once_for_each_size_and_group(heard):
-    pick = Picker("auto", LINKS)
+    pick = CollectiveSelector("auto", LINKS)
     assert pick(40, 4, ALL) == pick(40, 4, ALL) == fastest(40, 4, LINKS.network)
     pick(40, 4, (0, 1))
     assert [event.nbytes for event in told(heard, events.CollectivePicked)] == [40, 40]
@@ -34,28 +34,28 @@ def test_it_picks_once_for_each_size_and_group(heard):
 
 def check_halves(heard, picker):
     """Half precision goes straight, as the record says; what was asked for and cannot be is said once, by one rank."""
-    for wish in ("ring", "hierarchical(2)", Ring(order=(0, 2, 1, 3))):
+    for wish in ("ring", "hierarchical(2)", RingAllReduce(order=(0, 2, 1, 3))):
         heard.clear()
         pick, silent = picker(wish, LINKS), picker(wish, LINKS, says=False)
-        assert [pick(nbytes, 2, ALL) for nbytes in (40, 80)] == [Direct()] * 2
-        assert silent(40, 2, ALL) == Direct()
-        assert [event.collective for event in told(heard, events.CollectivePicked)] == [repr(Direct())] * 3
+        assert [pick(nbytes, 2, ALL) for nbytes in (40, 80)] == [DirectAllReduce()] * 2
+        assert silent(40, 2, ALL) == DirectAllReduce()
+        assert [event.collective for event in told(heard, events.CollectivePicked)] == [repr(DirectAllReduce())] * 3
         (noticed,) = told(heard, events.Noticed)
         assert noticed.message.startswith(f"{wish} was asked for, but numbers of 2 bytes go straight to their owners")
         assert 'Dense(dtype="float32")' in noticed.message
-        assert pick(40, 4, ALL) != Direct()
+        assert pick(40, 4, ALL) != DirectAllReduce()
 
 
 def test_half_precision_goes_straight_and_is_said_to(heard):
-    check_halves(heard, Picker)
+    check_halves(heard, CollectiveSelector)
 
 
-class Silent(Picker):
+class Silent(CollectiveSelector):
     def _explain(self, itemsize, picked):
         pass
 
 
-class Obedient(Picker):
+class Obedient(CollectiveSelector):
     def __call__(self, nbytes, itemsize, ranks):
         return super().__call__(nbytes, 4, ranks)
 
@@ -66,14 +66,14 @@ def test_other_pickers_are_noticed(heard, broken):
         check_halves(heard, broken)
 
 
-@pytest.mark.parametrize("wish", ["auto", "direct", Direct()], ids=repr)
+@pytest.mark.parametrize("wish", ["auto", "direct", DirectAllReduce()], ids=repr)
 def test_whoever_asked_for_nothing_else_is_told_nothing(heard, wish):
-    assert Picker(wish, LINKS)(40, 2, ALL) == Direct()
+    assert CollectiveSelector(wish, LINKS)(40, 2, ALL) == DirectAllReduce()
     assert not told(heard, events.Noticed)
 
 
 def test_a_table_may_be_asked_for():
-    assert Picker(Hierarchical(per_node=2), LINKS)(40, 8, ALL) == Hierarchical(per_node=2)
+    assert CollectiveSelector(HierarchicalAllReduce(per_node=2), LINKS)(40, 8, ALL) == HierarchicalAllReduce(per_node=2)
 
 
 def test_wishes_are_checked():
@@ -81,4 +81,4 @@ def test_wishes_are_checked():
         check_wish(wish)
     for wish in ("rign", "hierarchical(0)", "ring(4)", ""):
         with pytest.raises(ValueError, match="is no collective: write one of auto, engine"):
-            Picker(wish, LINKS)
+            CollectiveSelector(wish, LINKS)

@@ -13,7 +13,7 @@ from gossamer.errors import ConnectError, MismatchError
 from gossamer.kernels.library import library
 from gossamer.transports.mesh.collective_selector import check_wish
 from gossamer.transports.mesh.connect import connect
-from gossamer.transports.mesh.transport import MeshTransport, meshed
+from gossamer.transports.mesh.transport import MeshTransport, mesh_transport
 from gossamer.transports.simulated import SimulatedGroup
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
@@ -43,12 +43,12 @@ def test_strangers_are_hung_up_on():
 
 
 def test_ranks_that_ask_for_different_collectives_are_told():
-    found = both(lambda engine: meshed(engine, "127.0.0.1", ("ring", "tree")[engine.rank]))
+    found = both(lambda engine: mesh_transport(engine, "127.0.0.1", ("ring", "tree")[engine.rank]))
     assert all(isinstance(each, MismatchError) and "ring, tree" in str(each) for each in found)
 
 
 def test_the_engine_serves_all_where_one_asks_for_it():
-    found = both(lambda engine: meshed(engine, "127.0.0.1", ("engine", "auto")[engine.rank]))
+    found = both(lambda engine: mesh_transport(engine, "127.0.0.1", ("engine", "auto")[engine.rank]))
     assert not any(isinstance(each, MeshTransport | Exception) for each in found)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from support.mesh_group import Group, SharedGroup
 
-from gossamer.collectives import Ring
-from gossamer.core.ops import Gather, Mean, Mix
+from gossamer.collectives import RingAllReduce
+from gossamer.core.ops import AllGather, AllReduceMean, NeighborAllGather
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.library import library
 
@@ -22,13 +22,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("other", [Mean(torch.zeros(11)), Gather((torch.zeros(10),)), Mean(torch.zeros(10).double())])
+@pytest.mark.parametrize(
+    "other", [AllReduceMean(torch.zeros(11)), AllGather((torch.zeros(10),)), AllReduceMean(torch.zeros(10).double())]
+)
 def test_a_rank_that_says_another_word_is_named(kind, other):
     with kind(3) as group:
 
         def talk(rank):
             with pytest.raises(MismatchError) as caught:
-                group.transports[rank].answer(other if rank == 1 else Mean(torch.zeros(10)))
+                group.transports[rank].answer(other if rank == 1 else AllReduceMean(torch.zeros(10)))
             return str(caught.value)
 
         told = group.all(talk)
@@ -42,11 +44,11 @@ def test_a_rank_that_says_its_words_in_another_order_is_named_instead_of_waited_
             transport, numbers = group.transports[rank], torch.zeros(2_000_000)
             if rank == 0:
                 with pytest.raises(MismatchError, match="rank 1"):
-                    transport.answer(Mean(numbers))
+                    transport.answer(AllReduceMean(numbers))
                 transport.close()
                 return
-            first = transport.begin(Mean(numbers))
-            transport.begin(Mean(numbers))
+            first = transport.begin(AllReduceMean(numbers))
+            transport.begin(AllReduceMean(numbers))
             with pytest.raises(PeerLost):
                 first()
 
@@ -55,14 +57,14 @@ def test_a_rank_that_says_its_words_in_another_order_is_named_instead_of_waited_
 
 def test_a_peer_that_ends_is_noticed_at_once_and_named(kind):
     with kind(3) as group:
-        group.all(lambda rank: group.transports[rank].answer(Gather((torch.tensor([rank]),))))
+        group.all(lambda rank: group.transports[rank].answer(AllGather((torch.tensor([rank]),))))
 
         def talk(rank):
             if rank == 2:
                 group.transports[2].close()
                 return ""
             with pytest.raises(PeerLost) as caught:
-                group.transports[rank].answer(Mean(torch.zeros(10)))
+                group.transports[rank].answer(AllReduceMean(torch.zeros(10)))
             return str(caught.value)
 
         told = group.all(talk)
@@ -74,7 +76,7 @@ def test_a_peer_that_ends_is_noticed_at_once_and_named(kind):
 
 def test_who_left_first_is_named_though_others_follow(kind):
     """On a ring rank 1 waits for rank 0 only, which leaves because rank 2 did."""
-    with kind(3, Ring()) as group:
+    with kind(3, RingAllReduce()) as group:
         first, second = threading.Event(), threading.Event()
 
         def talk(rank):
@@ -88,7 +90,7 @@ def test_who_left_first_is_named_though_others_follow(kind):
                 assert second.wait(10)
                 transport.close()
                 return ""
-            wait = transport.begin(Mean(torch.zeros(10)))
+            wait = transport.begin(AllReduceMean(torch.zeros(10)))
             threading.Timer(0.05, second.set).start()
             with pytest.raises(PeerLost) as caught:
                 wait()
@@ -105,7 +107,9 @@ def test_who_is_not_needed_any_more_may_leave(kind):
             transport = group.transports[rank]
             if rank < 2:
                 assert gate.wait(10)
-            found = transport.answer(Mix((torch.tensor([rank]),), ((1 - rank, 1.0),) if rank < 2 else ((2, 1.0),)))
+            found = transport.answer(
+                NeighborAllGather((torch.tensor([rank]),), ((1 - rank, 1.0),) if rank < 2 else ((2, 1.0),))
+            )
             if rank == 2:
                 transport.close()
                 gate.set()
@@ -116,10 +120,10 @@ def test_who_is_not_needed_any_more_may_leave(kind):
 
 def test_who_waits_while_another_thread_closes_is_told(kind):
     with kind(2) as group:
-        waiting = group.transports[0].begin(Mean(torch.zeros(100_000)))
+        waiting = group.transports[0].begin(AllReduceMean(torch.zeros(100_000)))
         ticket = group.pool.submit(waiting)
         group.transports[0].close()
-        for wait in (lambda: ticket.result(10), lambda: group.transports[0].answer(Mean(torch.zeros(10)))):
+        for wait in (lambda: ticket.result(10), lambda: group.transports[0].answer(AllReduceMean(torch.zeros(10)))):
             with pytest.raises(PeerLost, match="its own connections were closed here"):
                 wait()
 
@@ -128,9 +132,9 @@ def test_memory_lives_while_the_loops_may_write_there_though_nobody_waits(kind):
     with kind(2) as group:
         tensors = torch.zeros(1000), torch.zeros(1000)
         alive = [weakref.ref(each) for each in tensors]
-        waits = [group.transports[0].begin(Mean(each, each)) for each in tensors]
-        group.transports[1].begin(Mean(torch.zeros(1000)))
-        group.transports[1].begin(Mean(torch.zeros(1000)))
+        waits = [group.transports[0].begin(AllReduceMean(each, each)) for each in tensors]
+        group.transports[1].begin(AllReduceMean(torch.zeros(1000)))
+        group.transports[1].begin(AllReduceMean(torch.zeros(1000)))
         group.pool.submit(waits[0])
         del tensors, waits
         assert alive[1]() is not None
@@ -144,10 +148,10 @@ def test_a_forked_child_writes_nothing_into_what_has_the_sockets_numbers_now(kin
             code = 1
             try:
                 _taken = [socket.socketpair() for _ in range(2)]
-                group.transports[0].begin(Mean(torch.ones(10)))
+                group.transports[0].begin(AllReduceMean(torch.ones(10)))
             except PeerLost:
                 code = 0
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert all(torch.equal(each, torch.ones(3)) for each in group.answers([Mean(torch.ones(3))] * 2))
+        assert all(torch.equal(each, torch.ones(3)) for each in group.answers([AllReduceMean(torch.ones(3))] * 2))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.mesh_group import Group
 
-from gossamer.core.ops import Mean
+from gossamer.core.ops import AllReduceMean
 from gossamer.kernels.library import library
 from gossamer.network import Path
 from gossamer.network.tcp_model import ETHERNET
@@ -110,7 +110,9 @@ def test_all_measure_the_same(world):
         assert all(rate > 1e6 for rate in found[0].up + found[0].down)
         assert Links.of(found[0].text) == found[0]
         assert found[0].network.is_uniform
-        heard = group.answers([Mean(torch.full((5,), float(rank))) for rank in range(world)])  # words go on as before
+        heard = group.answers(
+            [AllReduceMean(torch.full((5,), float(rank))) for rank in range(world)]
+        )  # words go on as before
         assert all(torch.equal(each, torch.full((5,), (world - 1) / 2)) for each in heard)
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.mesh_group import Group
 
 from gossamer.kernels.library import library
-from gossamer.transports.mesh.collective_selector import Picker
+from gossamer.transports.mesh.collective_selector import CollectiveSelector
 from gossamer.transports.mesh.link_measurement import Links
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
@@ -16,7 +16,7 @@ def test_a_run_that_is_resumed_picks_as_the_one_that_it_continues():
     near, far = 0.0002, 0.08
     sites = Links.alike(tuple(tuple(near if a % 2 == b % 2 else far for b in range(4)) for a in range(4)), 2e8)
     flat = Links.alike(((near,) * 4,) * 4, 1e9)
-    picker = Picker("ring", flat)  # along fast links
+    picker = CollectiveSelector("ring", flat)  # along fast links
     everyone = (0, 1, 2, 3)
     before = picker(4_000_000, 4, everyone)
     with Group(4) as group:
@@ -24,7 +24,7 @@ def test_a_run_that_is_resumed_picks_as_the_one_that_it_continues():
         first._pick = picker
         first.links = sites.text
         assert Links.of(first.links) == sites
-        assert picker(4_000_000, 4, everyone) == Picker("ring", sites)(4_000_000, 4, everyone) != before
+        assert picker(4_000_000, 4, everyone) == CollectiveSelector("ring", sites)(4_000_000, 4, everyone) != before
         second.links = flat.among((0, 1)).text  # of another number of workers
         second.links = ""
         assert len(Links.of(second.links).round_trips) == 4

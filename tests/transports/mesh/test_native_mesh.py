@@ -9,15 +9,29 @@ import pytest
 import torch
 from support.mesh_group import MESSAGE, Group, payload, same, whole_numbers
 
-from gossamer.collectives import Direct, Does, HalvingDoubling, Hierarchical, Ring, Tree
-from gossamer.core.op_semantics import answers
-from gossamer.core.ops import Exchange, Gather, Mean, Mix, Together
+from gossamer.collectives import (
+    DirectAllReduce,
+    Does,
+    HalvingDoubling,
+    HierarchicalAllReduce,
+    RingAllReduce,
+    TreeAllReduce,
+)
+from gossamer.core.op_semantics import answer_all
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, NeighborAllGather
 from gossamer.kernels.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 
 
-COLLECTIVES = [Direct(), Ring(), HalvingDoubling(), Tree(), Hierarchical(per_node=2), Hierarchical(per_node=3)]
+COLLECTIVES = [
+    DirectAllReduce(),
+    RingAllReduce(),
+    HalvingDoubling(),
+    TreeAllReduce(),
+    HierarchicalAllReduce(per_node=2),
+    HierarchicalAllReduce(per_node=3),
+]
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
@@ -26,17 +40,17 @@ def test_every_table_gives_the_mean_to_the_bit_and_the_same_bytes_to_all(world, 
     with Group(world, collective) as group:
         for numel in (0, 1, world - 1, world + 1, 1000, 3 * MESSAGE // 4 + 5):
             given = whole_numbers(world, numel)
-            heard = group.answers([Mean(each) for each in given])
+            heard = group.answers([AllReduceMean(each) for each in given])
             assert all(torch.equal(each, sum(given) / world) for each in heard)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("collective", [Ring(), Direct()], ids=repr)
+@pytest.mark.parametrize("collective", [RingAllReduce(), DirectAllReduce()], ids=repr)
 def test_other_formats_are_rounded_once(collective, dtype):
     with Group(3, collective) as group:
         given = [torch.randn(300_001, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(3)]
-        expected = answers([Mean(each) for each in given])
-        heard = group.answers([Mean(each) for each in given])
+        expected = answer_all([AllReduceMean(each) for each in given])
+        heard = group.answers([AllReduceMean(each) for each in given])
         if dtype.itemsize < 4:
             assert all(torch.equal(each, expected[0]) for each in heard)
         else:
@@ -47,7 +61,7 @@ def test_other_formats_are_rounded_once(collective, dtype):
 def test_a_sum_in_half_precision_neither_overflows_nor_hides_what_is_no_number():
     given = [torch.tensor([30000.0, float("nan"), float("inf"), -0.0], dtype=torch.float16) for _ in range(4)]
     with Group(4) as group:
-        for heard in group.answers([Mean(each) for each in given]):
+        for heard in group.answers([AllReduceMean(each) for each in given]):
             assert heard[0] == 30000
             assert heard[1].isnan()
             assert heard[2].isposinf()
@@ -55,16 +69,16 @@ def test_a_sum_in_half_precision_neither_overflows_nor_hides_what_is_no_number()
 
 def test_a_direct_mean_is_summed_by_rank_as_the_simulation_sums_it():
     given = [torch.randn(200_003, generator=torch.Generator().manual_seed(rank)) for rank in range(5)]
-    with Group(5, Direct()) as group:
-        heard = group.answers([Mean(each) for each in given])
-    assert all(torch.equal(each, answers([Mean(one) for one in given])[0]) for each in heard)
+    with Group(5, DirectAllReduce()) as group:
+        heard = group.answers([AllReduceMean(each) for each in given])
+    assert all(torch.equal(each, answer_all([AllReduceMean(one) for one in given])[0]) for each in heard)
 
 
 def test_a_mean_may_be_written_where_it_came_from():
     given = whole_numbers(2, 1000)
     expected = sum(given) / 2
-    with Group(2, Ring()) as group:
-        group.answers([Mean(each, each) for each in given])
+    with Group(2, RingAllReduce()) as group:
+        group.answers([AllReduceMean(each, each) for each in given])
     assert all(torch.equal(each, expected) for each in given)
 
 
@@ -72,7 +86,7 @@ def test_a_mean_may_be_written_between_other_numbers():
     given = whole_numbers(2, 1000)
     rooms = [torch.zeros(2000) for _ in given]
     with Group(2) as group:
-        group.answers([Mean(each, room[::2]) for each, room in zip(given, rooms, strict=True)])
+        group.answers([AllReduceMean(each, room[::2]) for each, room in zip(given, rooms, strict=True)])
     for room in rooms:
         assert torch.equal(room[::2], sum(given) / 2)
         assert not room[1::2].any()
@@ -80,33 +94,33 @@ def test_a_mean_may_be_written_between_other_numbers():
 
 def mixes(world):
     edges = [tuple((peer % world, 0.5) for peer in sorted((rank - 1, rank, rank + 1))) for rank in range(world)]
-    return [Mix(payload(rank), edges[rank]) for rank in range(world)]
+    return [NeighborAllGather(payload(rank), edges[rank]) for rank in range(world)]
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_gathers_exchanges_and_mixes_answer_as_the_simulation_does(world):
     words = {
-        "gather": [Gather(payload(rank)) for rank in range(world)],
-        "empty": [Gather((torch.empty(0),)) for rank in range(world)],
-        "exchange": [Exchange(tuple(payload(rank, peer) for peer in range(world))) for rank in range(world)],
+        "gather": [AllGather(payload(rank)) for rank in range(world)],
+        "empty": [AllGather((torch.empty(0),)) for rank in range(world)],
+        "exchange": [AllToAll(tuple(payload(rank, peer) for peer in range(world))) for rank in range(world)],
         "mix": mixes(world),
     }
     with Group(world) as group:
         for said in words.values():
-            for heard, expected in zip(group.answers(said), answers(said), strict=True):
+            for heard, expected in zip(group.answers(said), answer_all(said), strict=True):
                 assert same(heard, expected)
 
 
 def test_words_at_once_and_words_begun_before_others_ended():
     world = 3
     given = whole_numbers(world, 100_000)
-    with Group(world, Ring()) as group:
+    with Group(world, RingAllReduce()) as group:
 
         def talk(rank):
             transport = group.transports[rank]
-            first = transport.begin(Together((Mean(given[rank]), Gather(payload(rank)))))
-            second = transport.begin(Mean(given[rank] + 3))
-            third = transport.begin(Gather((torch.tensor([rank]),)))
+            first = transport.begin(Coalesced((AllReduceMean(given[rank]), AllGather(payload(rank)))))
+            second = transport.begin(AllReduceMean(given[rank] + 3))
+            third = transport.begin(AllGather((torch.tensor([rank]),)))
             return third(), first(), second()
 
         for third, (mean, gathered), second in group.all(talk):
@@ -124,14 +138,16 @@ def test_one_rank_may_be_far_ahead():
         def talk(rank):
             if rank:
                 assert gate.wait(10)
-            waits = [group.transports[rank].begin(Mean(torch.full((50_000,), float(rank + n)))) for n in range(40)]
+            waits = [
+                group.transports[rank].begin(AllReduceMean(torch.full((50_000,), float(rank + n)))) for n in range(40)
+            ]
             gate.set()
             return [float(wait()[0]) for wait in waits]
 
         assert group.all(talk) == [[n + 0.5 for n in range(40)]] * 2
 
 
-class Forgetful(Ring):
+class Forgetful(RingAllReduce):
     """One rank once keeps what it should add."""
 
     def _hops(self, rank, world):
@@ -143,6 +159,6 @@ class Forgetful(Ring):
 def test_a_table_that_forgets_to_add_is_found_out():
     given = whole_numbers(3, 1000)
     with Group(3, Forgetful()) as group:
-        heard = group.answers([Mean(each) for each in given])
+        heard = group.answers([AllReduceMean(each) for each in given])
     with pytest.raises(AssertionError):
         assert all(torch.equal(each, sum(given) / 3) for each in heard)

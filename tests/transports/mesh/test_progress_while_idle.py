@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.mesh_group import Group
 
-from gossamer.core.ops import Mean
+from gossamer.core.ops import AllReduceMean
 from gossamer.errors import PeerLost
 from gossamer.kernels.library import library
-from gossamer.runtime.comm_thread import Lane
+from gossamer.runtime.comm_thread import CommThread
 from gossamer.session.session import leave
 from gossamer.transports.mesh import native_mesh
 
@@ -28,7 +28,7 @@ def moved(transports, turns=10_000):
 def test_words_are_answered_before_anybody_waits_for_them():
     with Group(2) as group:
         given = [torch.full((NUMEL,), 2.0 * rank) for rank in range(2)]
-        waits = [transport.begin(Mean(each)) for transport, each in zip(group.transports, given, strict=True)]
+        waits = [transport.begin(AllReduceMean(each)) for transport, each in zip(group.transports, given, strict=True)]
         assert moved(group.transports)
         assert group.transports[0]._mesh._answered == {0}
         assert all(torch.equal(wait(), torch.ones(NUMEL)) for wait in waits)
@@ -38,13 +38,13 @@ def test_words_are_answered_before_anybody_waits_for_them():
 
 def test_a_word_that_only_one_has_begun_is_still_under_way():
     with Group(2) as group:
-        group.transports[0].begin(Mean(torch.zeros(NUMEL)))
+        group.transports[0].begin(AllReduceMean(torch.zeros(NUMEL)))
         assert not moved(group.transports, turns=3)
 
 
 def test_what_goes_wrong_meanwhile_is_told_to_whoever_waits():
     with Group(2) as group:
-        wait = group.transports[0].begin(Mean(torch.zeros(NUMEL)))
+        wait = group.transports[0].begin(AllReduceMean(torch.zeros(NUMEL)))
         group.transports[1].close()
         assert moved(group.transports[:1])
         with pytest.raises(PeerLost, match="rank 1 is gone"):
@@ -62,7 +62,7 @@ def check_lane_works_meanwhile(meanwhile):
         (again if enough.is_set() else enough).set()
         return not again.is_set()
 
-    lane = Lane(torch.device("cpu"), *([turn] if meanwhile else []))
+    lane = CommThread(torch.device("cpu"), *([turn] if meanwhile else []))
     assert enough.wait(5.0 if meanwhile else 0.05)
     assert lane.submit(lambda: len(turns)).wait() >= 1
     assert again.wait(5.0)
@@ -91,7 +91,7 @@ def check_turns_take_time(move_on):
 
 def test_a_turn_in_which_nothing_comes_takes_time(monkeypatch):
     with Group(2) as group:
-        group.transports[0].begin(Mean(torch.zeros(NUMEL)))
+        group.transports[0].begin(AllReduceMean(torch.zeros(NUMEL)))
         for _ in range(100):
             group.transports[0].move_on()
         check_turns_take_time(group.transports[0].move_on)
@@ -104,7 +104,7 @@ def test_what_goes_wrong_meanwhile_fails_the_next_job_and_ends_no_thread():
     def fails():
         raise MemoryError("none left")
 
-    lane = Lane(torch.device("cpu"), fails)
+    lane = CommThread(torch.device("cpu"), fails)
     for _ in range(2):
         ticket = lane.submit(lambda: None)
         assert ticket._done.wait(5.0)
@@ -126,7 +126,7 @@ class Closed:
 
 def check_leaves_from_its_own_lane(leaving, beside=False):
     """Garbage is collected in any thread: a session's end may come on its own lane, between two calls of the loops."""
-    transport, lane = Closed(), Lane(torch.device("cpu"))
+    transport, lane = Closed(), CommThread(torch.device("cpu"))
 
     def work():
         with transport.lock:

@@ -14,16 +14,16 @@ import pytest
 import torch
 from support.mesh_group import MESSAGE, Group, SharedGroup, both, payload, same, whole_numbers
 
-from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
-from gossamer.core.op_semantics import answers
-from gossamer.core.ops import Exchange, Gather, Mean
+from gossamer.collectives import DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, RingAllReduce, TreeAllReduce
+from gossamer.core.op_semantics import answer_all
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.library import library
 from gossamer.transports.mesh import native_mesh as loops
 from gossamer.transports.mesh import shared_memory
 from gossamer.transports.mesh.native_mesh import Mesh
-from gossamer.transports.mesh.shared_memory import MARK_BYTES, NAME, SEALS, TURNS_BYTES, Offer
-from gossamer.transports.mesh.transport import meshed
+from gossamer.transports.mesh.shared_memory import MARK_BYTES, NAME, SEALS, TURNS_BYTES, MemoryOffer
+from gossamer.transports.mesh.transport import mesh_transport
 
 pytestmark = pytest.mark.skipif(
     library() is None or sys.platform != "linux", reason="the compiled loops are not there, or no such memory"
@@ -46,7 +46,9 @@ def mapped():
 
 
 @pytest.mark.parametrize(
-    "collective", [Direct(), Ring(), HalvingDoubling(), Tree(), Hierarchical(per_node=2)], ids=repr
+    "collective",
+    [DirectAllReduce(), RingAllReduce(), HalvingDoubling(), TreeAllReduce(), HierarchicalAllReduce(per_node=2)],
+    ids=repr,
 )
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_means_have_the_bits_that_they_have_over_sockets(world, collective):
@@ -54,26 +56,26 @@ def test_means_have_the_bits_that_they_have_over_sockets(world, collective):
     heard = []
     for kind, shared in ((Group, False), (SharedGroup, True)):
         with kind(world, collective) as group:
-            heard += group.answers([Mean(each) for each in given])
+            heard += group.answers([AllReduceMean(each) for each in given])
             assert pairs(group) == [[peer for peer in range(world) if shared and peer != rank] for rank in range(world)]
     assert all(torch.equal(heard[0], each) for each in heard)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_means_in_other_formats_are_the_simulations(dtype):
-    words = [Mean(each) for each in whole_numbers(3, 300_001, dtype)]
+    words = [AllReduceMean(each) for each in whole_numbers(3, 300_001, dtype)]
     with SharedGroup(3) as group:
-        assert all(torch.equal(each, answers(words)[0]) for each in group.answers(words))
+        assert all(torch.equal(each, answer_all(words)[0]) for each in group.answers(words))
 
 
 def test_gathers_and_exchanges_answer_as_the_simulation_does():
     said = [
-        [Gather(payload(rank, MESSAGE)) for rank in range(3)],
-        [Exchange(tuple(payload(rank, MESSAGE + peer) for peer in range(3))) for rank in range(3)],
+        [AllGather(payload(rank, MESSAGE)) for rank in range(3)],
+        [AllToAll(tuple(payload(rank, MESSAGE + peer) for peer in range(3))) for rank in range(3)],
     ]
     with SharedGroup(3) as group:
         for words in said:
-            for heard, expected in zip(group.answers(words), answers(words), strict=True):
+            for heard, expected in zip(group.answers(words), answer_all(words), strict=True):
                 assert same(heard, expected)
 
 
@@ -88,7 +90,7 @@ def test_only_headers_go_through_the_socket(monkeypatch):
     monkeypatch.setattr(loops, "TURN_MILLISECONDS", 0)
     with SharedGroup(3) as group:
         for transport in group.transports[:2]:
-            transport.begin(Mean(torch.zeros(PAIR * 3 // 2)))
+            transport.begin(AllReduceMean(torch.zeros(PAIR * 3 // 2)))
         assert together(group.meshes[:2], 0) == [loops.NOT_YET] * 2  # rank 2 is late
         assert group.meshes[0]._waits_for(0)[0][1] == 2 * 16 * HEADER
 
@@ -103,10 +105,10 @@ def test_where_nothing_is_taken_the_socket_takes_what_finds_no_room(monkeypatch)
     monkeypatch.setattr(loops, "TURN_MILLISECONDS", 20)
     given = whole_numbers(2, PAIR)
     with SharedGroup(2) as group:
-        first = group.transports[0].begin(Mean(given[0]))
+        first = group.transports[0].begin(AllReduceMean(given[0]))
         assert any(by_socket(group.meshes[0]) > MESSAGE for _ in range(500))  # once it has looked for room often enough
         ticket = group.pool.submit(first)
-        assert torch.equal(group.transports[1].answer(Mean(given[1])), sum(given) / 2)
+        assert torch.equal(group.transports[1].answer(AllReduceMean(given[1])), sum(given) / 2)
         assert torch.equal(ticket.result(10), sum(given) / 2)
 
 
@@ -117,7 +119,7 @@ def test_memory_that_is_not_the_same_is_found_out():
 
     def talk(rank):
         with pytest.raises((MismatchError, PeerLost)):
-            group.transports[rank].answer(Mean(torch.zeros(PAIR)))
+            group.transports[rank].answer(AllReduceMean(torch.zeros(PAIR)))
         group.transports[rank].close()
 
     with Apart(2) as group:
@@ -144,14 +146,14 @@ def test_a_forked_child_does_not_keep_it():
         if (child := os.fork()) == 0:
             os._exit(mapped() != (0, 0))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert all(torch.equal(each, torch.ones(PAIR)) for each in group.answers([Mean(torch.ones(PAIR))] * 2))
+        assert all(torch.equal(each, torch.ones(PAIR)) for each in group.answers([AllReduceMean(torch.ones(PAIR))] * 2))
 
 
 def test_the_environment_turns_it_off(monkeypatch):
     monkeypatch.setenv("GOSSAMER_SHARED_MEMORY", "0")
     with SharedGroup(2) as group:
         assert pairs(group) == [[], []]
-        assert all(torch.equal(each, torch.ones(PAIR)) for each in group.answers([Mean(torch.ones(PAIR))] * 2))
+        assert all(torch.equal(each, torch.ones(PAIR)) for each in group.answers([AllReduceMean(torch.ones(PAIR))] * 2))
 
 
 def refused(*_):
@@ -165,7 +167,7 @@ def test_where_it_is_refused_sockets_do(monkeypatch, step):
         group = SharedGroup(2)
     with group:
         assert pairs(group) == [[], []]
-        assert all(torch.equal(each, torch.ones(PAIR)) for each in group.answers([Mean(torch.ones(PAIR))] * 2))
+        assert all(torch.equal(each, torch.ones(PAIR)) for each in group.answers([AllReduceMean(torch.ones(PAIR))] * 2))
 
 
 def test_workers_at_other_addresses_use_sockets():
@@ -193,7 +195,7 @@ def offer():
     os.ftruncate(number, 3 * TURNS_BYTES)
     os.pwrite(number, b"m" * MARK_BYTES, TURNS_BYTES - MARK_BYTES)
     fcntl.fcntl(number, fcntl.F_ADD_SEALS, SEALS)
-    yield Offer(os.getpid(), number, 3 * TURNS_BYTES, (b"m" * MARK_BYTES).hex())
+    yield MemoryOffer(os.getpid(), number, 3 * TURNS_BYTES, (b"m" * MARK_BYTES).hex())
     os.close(number)
 
 
@@ -228,7 +230,7 @@ def test_what_was_not_offered_is_not_opened(offer, wrong):
 
 
 def test_a_group_that_meets_shares_memory():
-    found = both(lambda engine: meshed(engine, "127.0.0.1"))
+    found = both(lambda engine: mesh_transport(engine, "127.0.0.1"))
     assert [sorted(each._mesh._shared) for each in found] == [[1], [0]]
     for each in found:
         each.close()

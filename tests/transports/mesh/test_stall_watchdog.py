@@ -14,14 +14,14 @@ import torch
 from support.mesh_group import Group
 
 from gossamer import events
-from gossamer.collectives import Direct, HalvingDoubling, Hierarchical, Ring, Tree
-from gossamer.core.ops import Mean
+from gossamer.collectives import DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, RingAllReduce, TreeAllReduce
+from gossamer.core.ops import AllReduceMean
 from gossamer.errors import PeerLost
 from gossamer.kernels.library import library
 from gossamer.transports.mesh import native_mesh as loops
 from gossamer.transports.mesh.native_mesh import Mesh
 from gossamer.transports.mesh.program import straight_program
-from gossamer.transports.mesh.stall_watchdog import Patience, Silence, patience_asked_for
+from gossamer.transports.mesh.stall_watchdog import StallTimeouts, StallWatchdog, requested_timeouts
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 
@@ -61,7 +61,7 @@ class Pair:
         here, self.there = socket.socketpair()
         here.setblocking(False)
         self.there.setblocking(False)
-        patience = Patience(clock=Time(lambda now: act(now, self.there)))
+        patience = StallTimeouts(clock=Time(lambda now: act(now, self.there)))
         self.mesh = Mesh(0, [None, here], patience)
         told, heard = torch.zeros(max(1, bytes_told), dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
         program = straight_program((0, bytes_told), (0, 0 if bytes_told else 1000), 7)
@@ -110,8 +110,8 @@ def test_any_byte_begins_the_time_anew():
 
 
 def test_patience_that_does_not_see_bytes_is_found_out(monkeypatch):
-    look = Silence.look
-    monkeypatch.setattr(Silence, "look", lambda self, moved, waited_for: look(self, [0], waited_for))
+    look = StallWatchdog.look
+    monkeypatch.setattr(StallWatchdog, "look", lambda self, moved, waited_for: look(self, [0], waited_for))
     with notices(), pytest.raises(PeerLost):
         Pair(trickle).wait()
 
@@ -123,33 +123,33 @@ def test_a_peer_that_takes_nothing_is_named():
 
 class HastyGroup(Group):
     def mesh(self, rank):
-        return Mesh(rank, self.sockets[rank], Patience(clock=Time()))
+        return Mesh(rank, self.sockets[rank], StallTimeouts(clock=Time()))
 
 
 def test_a_group_is_told_who_is_missing():
     """Rank 1 has said its part; that it does not say the sums is because of rank 2."""
     with HastyGroup(3) as group, notices() as told:
-        group.transports[1].begin(Mean(torch.zeros(10)))
+        group.transports[1].begin(AllReduceMean(torch.zeros(10)))
         with pytest.raises(PeerLost, match=r"the group broke while rank 0 of 3 waited .* rank 2 said nothing for"):
-            group.transports[0].answer(Mean(torch.zeros(10)))
+            group.transports[0].answer(AllReduceMean(torch.zeros(10)))
     assert [each.split(":")[0] for each in told] == ["rank 0 has waited 75 s for rank 2"]
 
 
 @pytest.mark.parametrize(
     ("table", "named"),
     [
-        (Direct(), {0: [3], 1: [3], 2: [3]}),
-        (Ring(), {0: [3], 1: [0], 2: [1]}),
+        (DirectAllReduce(), {0: [3], 1: [3], 2: [3]}),
+        (RingAllReduce(), {0: [3], 1: [0], 2: [1]}),
         (HalvingDoubling(), {0: [2], 1: [3], 2: [3]}),
-        (Tree(), {0: [1], 1: [3], 2: [0]}),
-        (Hierarchical(per_node=2), {0: [2], 1: [3], 2: [3]}),
+        (TreeAllReduce(), {0: [1], 1: [3], 2: [0]}),
+        (HierarchicalAllReduce(per_node=2), {0: [2], 1: [3], 2: [3]}),
     ],
     ids=repr,
 )
 def test_following_whom_each_waits_for_leads_to_the_one_that_is_frozen(table, named):
     with Group(4, table) as group:
         for transport in group.transports[:3]:
-            transport.begin(Mean(torch.zeros(1_000_000)))
+            transport.begin(AllReduceMean(torch.zeros(1_000_000)))
         for _ in range(20):
             assert all(mesh._turn(0) == loops.NOT_YET for mesh in group.meshes[:3])
         assert {rank: group.meshes[rank]._waits_for(0)[1] for rank in range(3)} == named
@@ -158,14 +158,14 @@ def test_following_whom_each_waits_for_leads_to_the_one_that_is_frozen(table, na
 def test_the_environment_says_how_long(monkeypatch):
     for text, seconds in (("", 1800.0), ("3600", 3600.0), ("inf", float("inf"))):
         monkeypatch.setenv("GOSSAMER_TIMEOUT", text)
-        assert patience_asked_for().timeout_seconds == seconds
+        assert requested_timeouts().timeout_seconds == seconds
 
 
 @pytest.mark.parametrize("text", ["an hour", "0", "-1", "nan"])
 def test_what_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("GOSSAMER_TIMEOUT", text)
     with pytest.raises(ValueError, match=f"GOSSAMER_TIMEOUT={text}: that is no number of seconds above 0"):
-        patience_asked_for()
+        requested_timeouts()
 
 
 def test_the_loops_return_in_time_though_something_always_comes():

@@ -10,8 +10,8 @@ import torch
 from support.wire_pairs import ASKING, SERVED, feed, papers, said
 
 from gossamer.core.peer_ops import Push, Stamp
-from gossamer.transports.rpc.connection import Closed, Line, Parcel
-from gossamer.transports.wire.connection_state import Conversation, Spoken
+from gossamer.transports.rpc.connection import Connection, ConnectionClosed, OutgoingMessage
+from gossamer.transports.wire.connection_state import ConnectionState, ReceivedFrame
 from gossamer.transports.wire.frames import Message
 from gossamer.transports.wire.messages import PING, asked
 
@@ -48,21 +48,21 @@ class Rig:
 
     def __init__(self, connection: socket.socket) -> None:
         self.channel = Taking()
-        self.listener = Conversation(papers(SERVED))
-        self.line = Line(connection, self.channel, Conversation(papers(ASKING), SERVED), SERVED)
+        self.listener = ConnectionState(papers(SERVED))
+        self.line = Connection(connection, self.channel, ConnectionState(papers(ASKING), SERVED), SERVED)
         self.line.write()
         self._carry()
         self.channel.given = said(self.listener)
-        with pytest.raises(Closed):  # nothing more is given
+        with pytest.raises(ConnectionClosed):  # nothing more is given
             assert set(self.line.read()) == {None}
         self.line.write()
         self._carry()
         assert self.listener.met is not None
 
-    def heard(self) -> list[Spoken]:
+    def heard(self) -> list[ReceivedFrame]:
         return self._carry()
 
-    def _carry(self) -> list[Spoken]:
+    def _carry(self) -> list[ReceivedFrame]:
         data, self.channel.taken = bytes(self.channel.taken), bytearray()
         return feed(self.listener, data)
 
@@ -81,7 +81,7 @@ def test_parcels_leave_in_order_however_little_is_taken_at_once(rig: Rig) -> Non
     rig.channel.allowed = 0
     parcels = [rig.line.send(push(torch.full((50,), step), step)) for step in range(40)]
     assert rig.line.queued_bytes == sum(parcel.message.frame_bytes for parcel in parcels)
-    gone: list[Parcel] = []
+    gone: list[OutgoingMessage] = []
     while len(gone) < 40:
         assert rig.line.wants_to_write
         rig.channel.allowed = 77
@@ -110,7 +110,7 @@ def test_what_is_half_sent_goes_on_from_a_copy(rig: Rig) -> None:
 
 
 def test_without_a_copy_the_listener_would_notice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Parcel, "give_back_memory", lambda parcel: None)
+    monkeypatch.setattr(OutgoingMessage, "give_back_memory", lambda parcel: None)
     with pytest.raises(Exception, match="do not match their checksum"):
         check_memory_is_given_back(rig)
 
@@ -139,5 +139,5 @@ def test_a_broken_channel_is_closed(rig: Rig, act: Callable[[Rig], object], monk
     monkeypatch.setattr(rig.channel, "send", break_)
     monkeypatch.setattr(rig.channel, "receive", break_)
     rig.line.send(PING)
-    with pytest.raises(Closed, match="reset by peer"):
+    with pytest.raises(ConnectionClosed, match="reset by peer"):
         act(rig)

@@ -30,10 +30,10 @@ from gossamer.core.peer_ops import (
     AtOnce,
     Await,
     Elapsed,
-    Heard,
-    Joined,
-    Left,
     Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
     PeerScript,
     Pull,
     Pulled,
@@ -45,8 +45,8 @@ from gossamer.core.peer_ops import (
 from gossamer.environment.run_settings import run_tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.transports.rpc import connection_pool
-from gossamer.transports.rpc.endpoint import TcpEndpoint, speak
-from gossamer.transports.rpc.peer_state import Correspondent
+from gossamer.transports.rpc.endpoint import TcpEndpoint, run_peer_script
+from gossamer.transports.rpc.peer_state import PeerState
 from gossamer.transports.rpc.sockets import Tls, find
 
 HERE, THERE, OTHER = Peer(WORKER, 1), Peer(SERVER, 0), Peer(SERVER, 1)
@@ -72,7 +72,7 @@ def opened() -> Iterator[Open]:
         endpoint.close()
 
 
-def counting(heard: list[Heard] | None = None) -> PeerScript:
+def counting(heard: list[PeerEvent] | None = None) -> PeerScript:
     """A server that adds up every contribution once, whoever brings it."""
     total, taken = torch.zeros(1), set[Stamp]()
     while True:
@@ -93,7 +93,7 @@ def push(step: int, payload: Tensor, to: Peer = THERE, within_seconds: float | N
     return Push(to=to, key="", stamp=Stamp(1, step), payload=(payload,), within_seconds=within_seconds)
 
 
-def next_of(endpoint: TcpEndpoint, kind: type[Heard], within_seconds: float = 10.0) -> Any:
+def next_of(endpoint: TcpEndpoint, kind: type[PeerEvent], within_seconds: float = 10.0) -> Any:
     until = time.monotonic() + within_seconds
     while True:
         heard = endpoint.answer(Await(until=until))
@@ -176,7 +176,7 @@ def test_a_script_hears_at_its_yield_that_nobody_answers_and_may_go_on(opened: O
         except PeerLost as lost:
             return str(lost)
 
-    assert "server 0 did not answer worker 1 within" in speak(patient(), worker)
+    assert "server 0 did not answer worker 1 within" in run_peer_script(patient(), worker)
 
     def careless() -> PeerScript:
         yield AtOnce((Pull(of=THERE, key=""), Pull(of=OTHER, key="", within_seconds=0.02)))
@@ -297,7 +297,7 @@ def test_nobody_listens_to_the_world_without_a_secret(opened: Open) -> None:
 
 def test_a_word_cut_in_its_middle_is_said_again(opened: Open) -> None:
     server, worker = opened(THERE), opened(HERE)
-    heard: list[Heard] = []
+    heard: list[PeerEvent] = []
     server.start(counting(heard))
     with between(server.address, [300_000, 30, 500_000]) as proxy:
         worker.meet({THERE: proxy.address})
@@ -305,15 +305,15 @@ def test_a_word_cut_in_its_middle_is_said_again(opened: Open) -> None:
         assert receipt.payload[0].item() == float(torch.arange(250_000).double().sum().float())
         assert proxy.connections == 4
         assert len([event for event in heard if isinstance(event, Arrived)]) == 1
-        assert len([event for event in heard if isinstance(event, (Joined, Left))]) == 1
+        assert len([event for event in heard if isinstance(event, (PeerJoined, PeerLeft))]) == 1
         assert worker.statistics()[THERE].reconnects == 2
 
 
 def test_who_does_not_say_it_again_waits_in_vain(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(correspondent: Correspondent) -> None:
+    def forget(correspondent: PeerState) -> None:
         correspondent._parcels.clear()
 
-    monkeypatch.setattr(Correspondent, "ask_again", forget)
+    monkeypatch.setattr(PeerState, "ask_again", forget)
     server, worker = opened(THERE), opened(HERE)
     server.start(counting())
     with between(server.address, [300_000]) as proxy:
@@ -347,14 +347,14 @@ def test_a_half_open_connection_is_found_and_made_anew(opened: Open) -> None:
         arrived = next_of(server, Arrived)
         server.answer(Reply(token=arrived.token, answer=Receipt(version=1)))
         asking.wait(10)
-        next_of(worker, Joined)
+        next_of(worker, PeerJoined)
         proxy.hold_all()
         start = time.monotonic()
         for end in (server, worker):
-            assert next_of(end, Left).moment - start < DEAD_SECONDS + SLACK_SECONDS
+            assert next_of(end, PeerLeft).moment - start < DEAD_SECONDS + SLACK_SECONDS
         asking = worker.start(_asking_once())
         proxy.heal()
-        assert next_of(server, Joined).peer == HERE
+        assert next_of(server, PeerJoined).peer == HERE
         server.answer(Reply(token=next_of(server, Arrived).token, answer=Receipt(version=2)))
         assert asking.wait(10).version == 2
 
@@ -443,7 +443,7 @@ def test_who_says_goodbye_has_left_at_once(opened: Open) -> None:
     assert asking.wait(10).version == 1  # though nothing is read after it
     start = time.monotonic()
     worker.close()
-    assert next_of(server, Left).peer == HERE
+    assert next_of(server, PeerLeft).peer == HERE
     assert time.monotonic() - start < 2.5  # of the 5 after which silence counts
 
 
@@ -459,7 +459,7 @@ def test_a_server_that_is_started_anew_hears_what_was_not_answered(opened: Open)
     assert torch.equal(second.word.payload[0], first.word.payload[0])
     again.answer(Reply(token=second.token, answer=Receipt(version=8)))
     assert asking.wait(10).version == 8
-    assert [type(worker.answer(Await())) for _ in range(3)] == [Joined, Left, Joined]
+    assert [type(worker.answer(Await())) for _ in range(3)] == [PeerJoined, PeerLeft, PeerJoined]
 
 
 def test_an_answer_for_a_life_that_ended_does_not_reach_the_next(opened: Open) -> None:
@@ -488,7 +488,7 @@ def test_who_computes_for_long_is_still_here_as_long_as_its_heart_beats(
     worker.start(_asking_once())
     next_of(server, Arrived)
     heard = server.answer(Await(until=time.monotonic() + 0.7))
-    assert isinstance(heard, Elapsed if heartbeat_seconds is None else Left)
+    assert isinstance(heard, Elapsed if heartbeat_seconds is None else PeerLeft)
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -523,11 +523,11 @@ def test_who_is_stopped_or_killed_is_missed_in_time_and_not_before(opened: Open)
         for blow in (signal.SIGSTOP, signal.SIGKILL):
             start = time.monotonic()
             os.kill(child, blow)
-            left = next_of(server, Left)
+            left = next_of(server, PeerLeft)
             assert DEAD_SECONDS / 2 < left.moment - start < DEAD_SECONDS + SLACK_SECONDS
             if blow == signal.SIGSTOP:
                 os.kill(child, signal.SIGCONT)
-                assert next_of(server, Joined).peer == HERE
+                assert next_of(server, PeerJoined).peer == HERE
                 next_of(server, Arrived)  # it says again what was not answered
     finally:
         os.kill(child, signal.SIGKILL)
@@ -543,7 +543,7 @@ def test_closing_frees_everything_and_everyone(opened: Open) -> None:
     worker.meet({THERE: server.address, OTHER: ("127.0.0.1", 9)})
     handles = [worker.start(_asking_once()), server.start(_awaiting())]
     unheard = worker.start(_asking_to(OTHER))
-    next_of(worker, Joined)
+    next_of(worker, PeerJoined)
     for endpoint in (worker, server):
         endpoint.close()
     for handle in (*handles, unheard):

@@ -10,12 +10,12 @@ from time import monotonic
 
 import pytest
 
-from gossamer.transports.rpc.event_loop import Loop, Wish
+from gossamer.transports.rpc.event_loop import EventLoop, Wish
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
+def loop() -> Iterator[EventLoop]:
+    made = EventLoop()
     yield made
     made.close()
 
@@ -32,11 +32,11 @@ def elsewhere(work: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_who_is_alone_acts_at_once(loop: Loop) -> None:
+def test_who_is_alone_acts_at_once(loop: EventLoop) -> None:
     assert thread_of(loop.act) == [threading.get_ident()]
 
 
-def test_what_is_posted_is_left_to_the_loops_thread(loop: Loop) -> None:
+def test_what_is_posted_is_left_to_the_loops_thread(loop: EventLoop) -> None:
     found = thread_of(loop.post)
     assert found == []
     elsewhere(lambda: loop.turn(monotonic() + 10))
@@ -44,7 +44,7 @@ def test_what_is_posted_is_left_to_the_loops_thread(loop: Loop) -> None:
     assert found != [threading.get_ident()]
 
 
-def test_who_is_not_alone_has_it_done_after_what_others_wished(loop: Loop) -> None:
+def test_who_is_not_alone_has_it_done_after_what_others_wished(loop: EventLoop) -> None:
     done: list[str] = []
 
     def first() -> None:
@@ -59,7 +59,7 @@ def test_who_is_not_alone_has_it_done_after_what_others_wished(loop: Loop) -> No
     assert thread_of(loop.act) == [threading.get_ident()]
 
 
-def test_others_are_woken_once_they_may_act(loop: Loop) -> None:
+def test_others_are_woken_once_they_may_act(loop: EventLoop) -> None:
     found: list[int] = []
 
     def call() -> None:
@@ -72,13 +72,13 @@ def test_others_are_woken_once_they_may_act(loop: Loop) -> None:
     assert found == [True, True]
 
 
-def test_what_fails_leaves_the_loop_to_others(loop: Loop) -> None:
+def test_what_fails_leaves_the_loop_to_others(loop: EventLoop) -> None:
     with pytest.raises(ZeroDivisionError):
         loop.act(lambda: 1 // 0)  # type: ignore[arg-type]
     assert thread_of(loop.act) == [threading.get_ident()]
 
 
-def test_what_was_forgotten_while_it_became_ready_is_not_served(loop: Loop) -> None:
+def test_what_was_forgotten_while_it_became_ready_is_not_served(loop: EventLoop) -> None:
     here, there = socket.socketpair()
     with here, there:
         other, beside = socket.socketpair()
@@ -100,14 +100,14 @@ def test_what_was_forgotten_while_it_became_ready_is_not_served(loop: Loop) -> N
 # -- one at a time ---------------------------------------------------------------------------------------
 
 
-class Together(Loop):
+class Together(EventLoop):
     """A broken one: whoever comes acts."""
 
     def act(self, wish: Wish) -> None:
         wish()
 
 
-def check_one_at_a_time(loop: Loop, start: Callable[[Wish], None]) -> None:
+def check_one_at_a_time(loop: EventLoop, start: Callable[[Wish], None]) -> None:
     """While a wish is granted, another thread wishes something."""
     inside: list[int] = []
     most: list[int] = []
@@ -125,7 +125,7 @@ def check_one_at_a_time(loop: Loop, start: Callable[[Wish], None]) -> None:
     assert most == [1]
 
 
-def test_one_acts_at_a_time(loop: Loop) -> None:
+def test_one_acts_at_a_time(loop: EventLoop) -> None:
     check_one_at_a_time(loop, loop.act)
     check_one_at_a_time(loop, loop.act_alone)
     check_one_at_a_time(loop, loop.post)

@@ -14,7 +14,7 @@ from support.wire_pairs import LIMIT, SERVED, acquainted, feed
 from gossamer.core.peer_ops import Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError
 from gossamer.transports.wire import connection_state
-from gossamer.transports.wire.connection_state import GATHERED_BYTES, Conversation
+from gossamer.transports.wire.connection_state import GATHERED_BYTES, ConnectionState
 from gossamer.transports.wire.frames import CHECKSUM_BYTES, HEADER_BYTES, Header, Kind, Message
 from gossamer.transports.wire.messages import (
     GOODBYE,
@@ -31,7 +31,7 @@ from gossamer.transports.wire.messages import (
 PAYLOAD = (torch.arange(6.0).view(2, 3), torch.tensor([], dtype=torch.int8), torch.tensor(True))
 
 
-def bytes_of(conversation: Conversation, *messages: Message) -> bytes:
+def bytes_of(conversation: ConnectionState, *messages: Message) -> bytes:
     return b"".join(part for message in messages for part in conversation.frame(message))
 
 
@@ -104,7 +104,7 @@ def test_what_came_before_something_malformed_is_heard() -> None:
 # -- what is refused ---------------------------------------------------------------------------------
 
 
-def refuses(listener: Conversation, data: bytes, why: str) -> None:
+def refuses(listener: ConnectionState, data: bytes, why: str) -> None:
     with pytest.raises(MalformedError, match=why):
         feed(listener, data)
 
@@ -215,12 +215,12 @@ def test_fewer_checks_are_found_out(
 
 
 def test_without_numbers_a_frame_twice_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Conversation, "_parse", _parse_without_numbers)
+    monkeypatch.setattr(ConnectionState, "_parse", _parse_without_numbers)
     with pytest.raises(AssertionError, match="made another word"):
         fuzz.fuzz(100)
 
 
-def _parse_without_numbers(conversation: Conversation, start: memoryview) -> Header:
+def _parse_without_numbers(conversation: ConnectionState, start: memoryview) -> Header:
     header = Header.parse(start)
     header.check_lengths(LIMIT)
     return header

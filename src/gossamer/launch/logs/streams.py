@@ -15,7 +15,7 @@ from gossamer.launch.logs.follow import Follower, LineReader, RankLog, Show
 from gossamer.launch.logs.run_files import RunFiles
 
 
-class Voice(Protocol):
+class ProcessLog(Protocol):
     """Hands on what one place of a run prints, over all its processes. Lines are read when somebody looks."""
 
     def begin(self, attempt: int) -> None: ...
@@ -24,7 +24,7 @@ class Voice(Protocol):
     def close(self) -> None: ...
 
 
-class WorkerVoice:
+class WorkerLog:
     """One worker's lines go to `show` and to its log file; each of its attempts has a header there."""
 
     def __init__(self, job: Job, rank: int, files: RunFiles, show: Show) -> None:
@@ -49,7 +49,7 @@ class WorkerVoice:
         self._follower.close()
 
 
-class ServerVoice:
+class ServerLog:
     """One server's lines go to `say`, after its name, and to its log file."""
 
     def __init__(

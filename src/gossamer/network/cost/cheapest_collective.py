@@ -7,7 +7,16 @@ from functools import lru_cache
 from itertools import combinations, groupby
 from math import inf
 
-from gossamer.collectives import COLLECTIVES, Collective, Direct, Does, HalvingDoubling, Hierarchical, Ring, Tree
+from gossamer.collectives import (
+    COLLECTIVES,
+    Collective,
+    DirectAllReduce,
+    Does,
+    HalvingDoubling,
+    HierarchicalAllReduce,
+    RingAllReduce,
+    TreeAllReduce,
+)
 from gossamer.errors import require
 from gossamer.network.cost.message_schedule import Moves, table_moves
 from gossamer.network.cost.message_simulator import Wires
@@ -31,7 +40,7 @@ def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = 
     large as the first site.
     """
     if itemsize < SUMMED_BYTES:
-        return Direct()
+        return DirectAllReduce()
     if isinstance(wish, Collective):
         return wish
     name, _, node = wish.partition("(")
@@ -42,10 +51,10 @@ def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = 
     match name:
         case "auto":
             return fastest(nbytes, itemsize, network, tcp=tcp)
-        case Ring.name:
-            return Ring(order=order_of(network))
-        case Hierarchical.name:
-            return Hierarchical(per_node=int(node.removesuffix(")")) if node else _first_site(network))
+        case RingAllReduce.name:
+            return RingAllReduce(order=order_of(network))
+        case HierarchicalAllReduce.name:
+            return HierarchicalAllReduce(per_node=int(node.removesuffix(")")) if node else _first_site(network))
         case _:
             return COLLECTIVES[name]()
 
@@ -66,7 +75,7 @@ def fastest(
     arguments, so that ranks that have measured their network must agree on one measurement first.
     """
     if len(network.hosts) == 1:
-        return Direct()
+        return DirectAllReduce()
     found = candidates(network) if among is None else tuple(among)
     return _fastest(nbytes, itemsize, network.hosts, network.default, frozenset(network.paths.items()), found, tcp)
 
@@ -134,8 +143,8 @@ def most_others(collective: Collective, world: int) -> int:
 def candidates(network: Network) -> tuple[Collective, ...]:
     """What is worth a price on a network; the simplest first."""
     per_node = sites_of(network)
-    nodes = (Hierarchical(per_node=per_node),) if per_node else ()
-    return (Direct(), HalvingDoubling(), Ring(order=order_of(network)), *nodes, Tree())
+    nodes = (HierarchicalAllReduce(per_node=per_node),) if per_node else ()
+    return (DirectAllReduce(), HalvingDoubling(), RingAllReduce(order=order_of(network)), *nodes, TreeAllReduce())
 
 
 def order_of(network: Network) -> tuple[int, ...] | None:

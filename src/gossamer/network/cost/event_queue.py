@@ -9,7 +9,7 @@ from itertools import count
 
 
 @dataclass
-class Clock:
+class EventQueue:
     """What happens next, in the order of time, and of turns where several things happen at one moment."""
 
     events: list[tuple[float, int, int, Callable[[float], None]]] = field(default_factory=list)

@@ -36,12 +36,12 @@ class Receive:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SendCompleted:
     """Wait until a send has left."""
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceiveCompleted:
     """Wait until a message is here."""
 
 
@@ -53,13 +53,13 @@ class Hear:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RankTurn:
     """Of what a rank does at one moment, in all exchanges, do what follows after all that has a lower number."""
 
     number: int
 
 
-Move = Send | Receive | Sent | Received | Hear | Turn
+Move = Send | Receive | SendCompleted | ReceiveCompleted | Hear | RankTurn
 Moves = Iterator[Move]
 
 
@@ -87,8 +87,8 @@ def _windowed(to: int, of: int, sends: Sequence[int], receives: Sequence[int]) -
     for place in range(len(sends) + IN_FLIGHT):
         done = place - IN_FLIGHT
         if done >= 0:
-            yield from [Received()] * bool(receives[done])
-            yield from [Sent()] * bool(sends[done])
+            yield from [ReceiveCompleted()] * bool(receives[done])
+            yield from [SendCompleted()] * bool(sends[done])
         if place < len(sends):
             yield from [Receive(of)] * bool(receives[place])
             yield from [Send(to, sends[place])] * bool(sends[place])
@@ -107,14 +107,14 @@ def neighbours(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: in
     to, of = ([peer for peer in peers if peer != rank] for peers in (tells, hears))
     yield from (Send(peer, nbytes) for peer in to)
     yield from (Receive(peer) for peer in of)
-    yield from (Received() for _ in of)
-    yield from (Sent() for _ in to)
+    yield from (ReceiveCompleted() for _ in of)
+    yield from (SendCompleted() for _ in to)
 
 
 def _all(peers: Sequence[int]) -> Moves:
     for _ in peers:
-        yield Received()
-        yield Sent()
+        yield ReceiveCompleted()
+        yield SendCompleted()
 
 
 def tree_broadcast(rank: int, world: int, nbytes: int, source: int = 0) -> Moves:
@@ -129,8 +129,8 @@ def tree_broadcast(rank: int, world: int, nbytes: int, source: int = 0) -> Moves
             yield Send((rank + distance) % world, nbytes)
         elif distance <= place < 2 * distance:
             yield Receive((rank - distance) % world)
-            yield Received()
-    yield from [Sent()] * sends
+            yield ReceiveCompleted()
+    yield from [SendCompleted()] * sends
 
 
 def _powers_below(limit: int) -> list[int]:
@@ -163,7 +163,7 @@ def table_moves(collective: Collective, rank: int, world: int, numel: int, items
         for piece, (first, stop) in enumerate(pairwise(at)):
             size, longer = divmod(stop - first, chunks)
             if nbytes := (size + (chunk < longer)) * itemsize:
-                turn = Turn(1 + chunk * len(first_turns) + first_turns[piece])
+                turn = RankTurn(1 + chunk * len(first_turns) + first_turns[piece])
                 exchanges.append(iter((turn, *_piece_moves(collective, rank, world, nbytes)[piece])))
     return exchanges
 

@@ -13,8 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from gossamer.network.cost.event_queue import Clock
-from gossamer.network.cost.message_schedule import Hear, Move, Moves, Receive, Received, Send, Sent, Turn
+from gossamer.network.cost.event_queue import EventQueue
+from gossamer.network.cost.message_schedule import (
+    Hear,
+    Move,
+    Moves,
+    RankTurn,
+    Receive,
+    ReceiveCompleted,
+    Send,
+    SendCompleted,
+)
 from gossamer.network.cost.shared_link import SharedLine, SharedLines
 from gossamer.network.model import Network, Path
 from gossamer.network.tcp_model import ETHERNET, Stream, Tcp
@@ -59,7 +68,7 @@ class Wires:
         """
         if self.world == 1:
             return list(starts)
-        clock, ends = Clock(), list(starts)
+        clock, ends = EventQueue(), list(starts)
         for place in range(max(map(len, moves))):
             parts = [each[place] if place < len(each) else iter(()) for each in moves]
             _Exchange(self, clock, parts, starts, ends)
@@ -139,7 +148,7 @@ class _Exchange:
     """The moves of all ranks in one exchange; `ends` is moved to when each is done with them, where that is later."""
 
     def __init__(
-        self, wires: Wires, clock: Clock, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
+        self, wires: Wires, clock: EventQueue, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
     ) -> None:
         self._wires, self._clock, self._ends = wires, clock, ends
         self._ranks = [_Rank(each) for each in moves]
@@ -169,13 +178,13 @@ class _Exchange:
                     wish = self._wires.notice(rank, of, now)
                     self._wishes.setdefault((of, rank), deque()).append(wish)
                     self._match(of, rank)
-                case Sent() | Received():
-                    done = mine.sent if isinstance(move, Sent) else mine.received
+                case SendCompleted() | ReceiveCompleted():
+                    done = mine.sent if isinstance(move, SendCompleted) else mine.received
                     if not done:
                         mine.waiting = move
                         return
                     done.popleft()
-                case Turn(number):
+                case RankTurn(number):
                     self._clock.at(now, partial(self._go_on, rank), number)
                     return
                 case None:

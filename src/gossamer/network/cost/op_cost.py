@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gossamer.collectives import Broadcast, Collective
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Together, Word, payload_bytes
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    payload_bytes,
+)
 from gossamer.network.cost.cheapest_collective import SUMMED_BYTES, Wish, wished
 from gossamer.network.cost.message_schedule import (
     Hear,
@@ -32,7 +41,7 @@ Chosen = Wish  # or "engine"
 DEFAULT: Chosen = "auto"
 
 
-class Way(Protocol):
+class MessagePlan(Protocol):
     """How words are cut into messages."""
 
     def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]: ...
@@ -44,7 +53,7 @@ class Way(Protocol):
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]: ...
 
-    def among(self, ranks: Sequence[int]) -> Way:
+    def among(self, ranks: Sequence[int]) -> MessagePlan:
         """The same for a group of these."""
 
 
@@ -71,7 +80,7 @@ class Engine:
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
         return [tree_broadcast(rank, world, nbytes, source)]
 
-    def among(self, ranks: Sequence[int]) -> Way:
+    def among(self, ranks: Sequence[int]) -> MessagePlan:
         return self
 
 
@@ -98,14 +107,14 @@ class Eager:
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
         return table_moves(Broadcast(source=source), rank, world, nbytes, 1)
 
-    def among(self, ranks: Sequence[int]) -> Way:
+    def among(self, ranks: Sequence[int]) -> MessagePlan:
         return replace(self, ranks=[self.ranks[rank] for rank in ranks])
 
 
 ENGINE = Engine()
 
 
-def way_of(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> Way:
+def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> MessagePlan:
     """engine: Gloo's; else eager, by one collective for all means, or by what a wish comes to for each of them."""
 
     def choose(nbytes: int, itemsize: int, ranks: Sequence[int]) -> Collective:
@@ -115,22 +124,22 @@ def way_of(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> Way:
     return ENGINE if collective == "engine" else Eager(choose, range(len(network.hosts)))
 
 
-def parts_of(word: Word, rank: int, world: int, way: Way = ENGINE) -> list[Moves]:
+def parts_of(word: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE) -> list[Moves]:
     """One rank's part in having a word answered: exchanges that go on side by side."""
     match word:
-        case Mean(tensor):
+        case AllReduceMean(tensor):
             return way.mean(rank, world, tensor.numel(), tensor.element_size())
-        case Gather(payload):
+        case AllGather(payload):
             return [way.straight(rank, world, [payload_bytes(payload)] * world)]
-        case Exchange(parts):
+        case AllToAll(parts):
             return [way.straight(rank, world, [payload_bytes(part) for part in parts])]
-        case Mix(payload):
+        case NeighborAllGather(payload):
             return [way.neighbours(rank, word.told, word.hears, payload_bytes(payload))]
-        case Among(_, inner):
+        case InGroup(_, inner):
             ranks = word.group_of(rank, world)
             mine = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))
             return [_renamed(moves, ranks) for moves in mine]
-        case Together(words):
+        case Coalesced(words):
             return [moves for each in words for moves in parts_of(each, rank, world, way)]
 
 
@@ -146,20 +155,20 @@ def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
                 yield move
 
 
-def seconds(word: Word, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> float:
+def seconds(word: CollectiveOp, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> float:
     """How long a word takes when all ranks say it at once, over connections that were idle."""
     world = len(network.hosts)
-    return max(Lines(network, tcp, collective).answer([word] * world, [0.0] * world))
+    return max(NetworkCost(network, tcp, collective).answer([word] * world, [0.0] * world))
 
 
-class Lines:
+class NetworkCost:
     """Answers words without sending anything: says when. Lines and connections remember what they carried."""
 
     def __init__(self, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> None:
-        self._way, self._wires = way_of(collective, network, tcp), Wires(network, tcp)
+        self._way, self._wires = message_plan(collective, network, tcp), Wires(network, tcp)
         self.world = len(network.hosts)
 
-    def answer(self, words: Sequence[Word], starts: Sequence[float]) -> list[float]:
+    def answer(self, words: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
         """Rank r says words[r] at starts[r]; the moments at which they have their answers."""
         return self._wires.run([parts_of(word, rank, self.world, self._way) for rank, word in enumerate(words)], starts)
 

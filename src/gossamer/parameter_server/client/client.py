@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import AtOnce, Peer, PeerScript, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import GossamerError, LoopError, MalformedError, MismatchError, NotFinite, PeerLost
-from gossamer.parameter_server.client.shard_client import Share, shares
-from gossamer.parameter_server.client.step_result import Exchanged, Gathered, Stopwatch, Told
+from gossamer.parameter_server.client.shard_client import ShardClient, shard_clients
+from gossamer.parameter_server.client.step_result import Gathered, StepResult, Stopwatch, Told
 from gossamer.parameter_server.deduplication import LATE
-from gossamer.parameter_server.from_recipe import ways_of
-from gossamer.parameter_server.shard_message import Bundle
+from gossamer.parameter_server.from_recipe import push_pull_codecs
+from gossamer.parameter_server.shard_message import ShardCodec
 from gossamer.parameter_server.shard_spec import options_of
 from gossamer.parameter_server.update_policy import (
     AGREED,
@@ -34,7 +34,7 @@ from gossamer.parameter_server.update_policy import (
 from gossamer.recipes.recipe import Recipe
 from gossamer.strategies.parameter_server import ASYNC
 
-__all__ = ["Client", "Exchanged", "Told"]
+__all__ = ["Client", "StepResult", "Told"]
 
 
 class Client:
@@ -62,9 +62,9 @@ class Client:
         beside: Peer | None = None,
         within_seconds: float | None = None,
     ) -> None:
-        ways = ways_of(recipe)
+        ways = push_pull_codecs(recipe)
         self.worker, self.step = worker, 0
-        self.shares = shares(
+        self.shares = shard_clients(
             tensors, optimizer, ways, recipe=repr(recipe), world=world, seed=seed, shards=ways.strategy.shards or shards
         )
         self._tensors, self._optimizer = tensors, optimizer
@@ -128,7 +128,7 @@ class Client:
         yield from self.pull(self._clock)
 
     def push_pull(self) -> PeerScript:
-        """Push what was gathered, wait until the rule allows the next step, and pull; returns Exchanged.
+        """Push what was gathered, wait until the rule allows the next step, and pull; returns StepResult.
 
         After PeerLost it may be run again: what was not answered is sent again, byte for byte.
         """
@@ -143,7 +143,7 @@ class Client:
         if LATE in applied:  # the others have gone on, perhaps far
             yield from self._join()
         received = yield from self.pull(self._clock)
-        return Exchanged(
+        return StepResult(
             step=step,
             applied=applied,
             versions=tuple(share.copy.version for share in self.shares),
@@ -199,7 +199,7 @@ class Client:
         yield from self.pull(self._clock)
         return told
 
-    def _last_the_first(self) -> tuple[Sequence[Share], ...]:
+    def _last_the_first(self) -> tuple[Sequence[ShardClient], ...]:
         """The shares in two parts. Workers meet at the first server: who is known there is known everywhere."""
         return tuple(some for some in (self.shares[1:], self.shares[:1]) if some)
 
@@ -232,14 +232,14 @@ class Client:
             pushes.append(self._push(share, GRADIENT, stamp, about, each.payload))
         return tuple(pushes)
 
-    def _bundles(self, stamps: Sequence[Stamp]) -> list[Bundle] | None:
+    def _bundles(self, stamps: Sequence[Stamp]) -> list[ShardCodec] | None:
         """None where a number cannot be sent: then no server gets anything of this step."""
         try:
             return [share.write(stamp) for share, stamp in zip(self.shares, stamps, strict=True)]
         except NotFinite:
             return None
 
-    def _push(self, share: Share, key: str, stamp: Stamp, about: str = "", payload: Payload = ()) -> Push:
+    def _push(self, share: ShardClient, key: str, stamp: Stamp, about: str = "", payload: Payload = ()) -> Push:
         return Push(
             to=share.peer,
             key=key,
@@ -249,7 +249,7 @@ class Client:
             within_seconds=self._within_seconds,
         )
 
-    def _ask(self, share: Share, key: str, at_least: int = 0) -> Pull:
+    def _ask(self, share: ShardClient, key: str, at_least: int = 0) -> Pull:
         known = share.copy.version
         return Pull(of=share.peer, key=key, known=known, at_least=at_least, within_seconds=self._within_seconds)
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.layout import Layout, Packed, Slot
+from gossamer.core.layout import FlatTensors, Layout, Slot
 
 WHOLE_BELOW = 8  # a tensor smaller than a server's share over this is never cut
 
 
-class Part(NamedTuple):
+class ShardSlice(NamedTuple):
     """The rows first_row ... end_row - 1 of a tensor, along its first dimension; a scalar is one row."""
 
     name: str
@@ -30,7 +30,9 @@ class Part(NamedTuple):
         return (self.end_row - self.first_row, *whole[1:])
 
 
-def split(layout: Layout, shards: int, itemsizes: Mapping[str, int] | None = None) -> tuple[tuple[Part, ...], ...]:
+def split(
+    layout: Layout, shards: int, itemsizes: Mapping[str, int] | None = None
+) -> tuple[tuple[ShardSlice, ...], ...]:
     """What each server holds: consecutive rows, in the layout's order, of bytes as equal as whole rows allow.
 
     Tensors below an eighth of a server's share stay whole. itemsizes: bytes per element by name, where dtypes differ.
@@ -78,16 +80,16 @@ def _cut(slots: Sequence[Slot], row_bytes: Sequence[int], total: int, number: in
     return len(slots), 0
 
 
-def _between(slots: Sequence[Slot], begin: tuple[int, int], end: tuple[int, int]) -> Iterator[Part]:
+def _between(slots: Sequence[Slot], begin: tuple[int, int], end: tuple[int, int]) -> Iterator[ShardSlice]:
     for index in range(begin[0], min(end[0] + 1, len(slots))):
         first = begin[1] if index == begin[0] else 0
         last = end[1] if index == end[0] else _rows(slots[index])
         if first < last:
-            yield Part(slots[index].name, first, last)
+            yield ShardSlice(slots[index].name, first, last)
 
 
 @torch.no_grad()
-def gather(tensors: Mapping[str, Tensor | None], parts: Iterable[Part], into: Packed) -> None:
+def gather(tensors: Mapping[str, Tensor | None], parts: Iterable[ShardSlice], into: FlatTensors) -> None:
     """Overwrite `into`, whose tensors are the parts by their names, with these rows; a tensor that is None is zero."""
     for part in parts:
         tensor = tensors[part.name]
@@ -98,7 +100,7 @@ def gather(tensors: Mapping[str, Tensor | None], parts: Iterable[Part], into: Pa
 
 
 @torch.no_grad()
-def scatter(values: Packed, parts: Iterable[Part], tensors: Mapping[str, Tensor]) -> None:
+def scatter(values: FlatTensors, parts: Iterable[ShardSlice], tensors: Mapping[str, Tensor]) -> None:
     """Overwrite these rows of the whole tensors."""
     for part in parts:
         part.of(tensors[part.name].detach()).copy_(values[part.name])

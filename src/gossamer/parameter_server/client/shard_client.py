@@ -11,26 +11,28 @@ from torch.optim import Optimizer
 
 from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
+from gossamer.core.layout import FlatTensors, Layout, Slot, contiguous_stride
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import SERVER, Peer, Stamp
 from gossamer.errors import AttachError, MalformedError
 from gossamer.parameter_server import shard_message
-from gossamer.parameter_server.client.partition import Part, gather, scatter, split
-from gossamer.parameter_server.delta_chain import Copy
-from gossamer.parameter_server.from_recipe import Ways
+from gossamer.parameter_server.client.partition import ShardSlice, gather, scatter, split
+from gossamer.parameter_server.delta_chain import Replica
+from gossamer.parameter_server.from_recipe import PushPullCodecs
 from gossamer.parameter_server.shard import push_at
-from gossamer.parameter_server.shard_message import Bundle
-from gossamer.parameter_server.shard_spec import Block, Description, Options, name_of, options_of
+from gossamer.parameter_server.shard_message import ShardCodec
+from gossamer.parameter_server.shard_spec import Block, Options, ShardSpec, name_of, options_of
 
 
-class Share:
+class ShardClient:
     """A buffer for its gradients, what the compressor remembers about them, and a copy of its parameters.
 
     landed: the version that the worker's parameters are of.
     """
 
-    def __init__(self, description: Description, parts: Mapping[str, Part], ways: Ways, device: torch.device) -> None:
+    def __init__(
+        self, description: ShardSpec, parts: Mapping[str, ShardSlice], ways: PushPullCodecs, device: torch.device
+    ) -> None:
         self.description = description
         self.peer = Peer(SERVER, description.number)
         self.landed = -1
@@ -38,7 +40,7 @@ class Share:
         self._push, self._seed = ways.push, rng.address(description.seed, description.number)
         self.gradients = description.zeros(device)
         self.states = shard_message.begin(ways.push, self.gradients, push_at(self._seed, Stamp(0, 0)))
-        self.copy = Copy(self.gradients, ways.pull, self._seed)
+        self.copy = Replica(self.gradients, ways.pull, self._seed)
 
     def gather(self, tensors: Mapping[str, Tensor | None]) -> None:
         """Overwrite the buffer with this server's rows."""
@@ -52,11 +54,11 @@ class Share:
             gather(tensors, parts, packed)
         return tuple(packed.flat for packed in found)
 
-    def write(self, stamp: Stamp) -> Bundle:
+    def write(self, stamp: Stamp) -> ShardCodec:
         """Encode the buffer. Raises NotFinite."""
         return shard_message.write(self._push, self.gradients, self.states, push_at(self._seed, stamp))
 
-    def commit(self, written: Bundle) -> None:
+    def commit(self, written: ShardCodec) -> None:
         """What was written is sent."""
         self.states = written.states
 
@@ -70,22 +72,22 @@ class Share:
         for parts, block, flat in zip(self._parts, self.gradients, values, strict=True):
             if flat.shape != block.flat.shape:
                 raise MalformedError(f"{self.peer} sent {tuple(flat.shape)} numbers for {tuple(block.flat.shape)}")
-            scatter(Packed(flat, block.layout), parts, tensors)
+            scatter(FlatTensors(flat, block.layout), parts, tensors)
 
     def about(self, options: Sequence[Options], weight: float, counts: Sequence[int]) -> str:
         return json.dumps({"groups": options, "weight": weight, "tensors": counts})
 
 
-def shares(
+def shard_clients(
     tensors: Mapping[str, Tensor],
     optimizer: Optimizer,
-    ways: Ways,
+    ways: PushPullCodecs,
     *,
     recipe: str,
     world: int,
     seed: int,
     shards: int,
-) -> list[Share]:
+) -> list[ShardClient]:
     """Divide a model's parameters over so many servers, or fewer where there are not rows enough.
 
     Raises AttachError for an optimizer that cannot live there.
@@ -94,8 +96,8 @@ def shares(
     layout = Layout.of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     divided = split(layout, shards, {name: tensor.element_size() for name, tensor in tensors.items()})
     return [
-        Share(
-            Description(
+        ShardClient(
+            ShardSpec(
                 blocks=tuple(_blocks(parts, tensors, groups, ways.push)),
                 optimizer=name_of(optimizer),
                 groups=options_of(optimizer),
@@ -114,15 +116,15 @@ def shares(
 
 
 def _blocks(
-    parts: Sequence[Part], tensors: Mapping[str, Tensor], groups: Mapping[str, int], push: Compressor
+    parts: Sequence[ShardSlice], tensors: Mapping[str, Tensor], groups: Mapping[str, int], push: Compressor
 ) -> Iterator[Block]:
     """One block for each dtype and group; in it, tensors that the compressor treats alike lie side by side."""
 
-    def group(part: Part) -> int:
+    def group(part: ShardSlice) -> int:
         shape = part.shape(tensors[part.name].shape)
         return push.group(Slot(part.name, shape, 0, contiguous_stride(shape)))
 
-    found: dict[tuple[str, int], list[Part]] = {}
+    found: dict[tuple[str, int], list[ShardSlice]] = {}
     for part in sorted(parts, key=group):
         kind = (str(tensors[part.name].dtype).removeprefix("torch."), groups[part.name])
         found.setdefault(kind, []).append(part)

@@ -11,7 +11,7 @@ from gossamer.parameter_server.shard_spec import Options
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanged:
+class StepResult:
     """What became of one step. applied: by server, the version it was applied to become, -1 where it came too late.
 
     versions: by server, of the parameters that are here now; bytes_sent, bytes_received: payload to and from servers in

@@ -9,14 +9,14 @@ import torch
 
 from gossamer.compressors import Compressor, point_to_point
 from gossamer.compressors.base import wide
-from gossamer.core.aggregation import At, State
-from gossamer.core.layout import Layout, Packed, Slot, contiguous_stride
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout, Slot, contiguous_stride
 from gossamer.core.ops import payload_bytes
-from gossamer.parameter_server.client.partition import Part, split
-from gossamer.parameter_server.from_recipe import Ways
+from gossamer.parameter_server.client.partition import ShardSlice, split
+from gossamer.parameter_server.from_recipe import PushPullCodecs
 
 
-class Priced(NamedTuple):
+class ServerTraffic(NamedTuple):
     """Payload bytes to and from one server in a worker's step, and what the worker remembers of it."""
 
     pushed_bytes: int
@@ -24,9 +24,13 @@ class Priced(NamedTuple):
     remembered: State
 
 
-def price(
-    ways: Ways, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, torch.dtype], shards: int, at: At
-) -> list[Priced]:
+def server_traffic(
+    ways: PushPullCodecs,
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, torch.dtype],
+    shards: int,
+    at: AggregationContext,
+) -> list[ServerTraffic]:
     """By server, for parameters by name, all in one of the optimizer's groups. at: a step after any warm-up.
 
     A worker pulls one link in a step, or the parameters as they are.
@@ -36,31 +40,34 @@ def price(
     return [_of_server(ways, list(_blocks(part, shapes, dtypes, ways.push)), at) for part in parts]
 
 
-def _of_server(ways: Ways, blocks: Sequence[Packed], at: At) -> Priced:
+def _of_server(ways: PushPullCodecs, blocks: Sequence[FlatTensors], at: AggregationContext) -> ServerTraffic:
     pushed, pulled, remembered = 0, 0, State()
     for number, block in enumerate(blocks):
         state = point_to_point.begin(ways.push, block, at)
         remembered.update({f"{number}.{key}": value for key, value in state.items()})
-        pushed += payload_bytes(point_to_point.write(ways.push, block, state, at).payload)
+        pushed += payload_bytes(point_to_point.encode(ways.push, block, state, at).payload)
         if ways.pull is None:
             pulled += block.flat.nbytes
         else:
-            missing = Packed(block.flat.to(wide(block.flat.dtype)), block.layout)
-            link = point_to_point.write(ways.pull, missing, point_to_point.begin(ways.pull, missing, at), at)
+            missing = FlatTensors(block.flat.to(wide(block.flat.dtype)), block.layout)
+            link = point_to_point.encode(ways.pull, missing, point_to_point.begin(ways.pull, missing, at), at)
             pulled += payload_bytes(link.payload)
-    return Priced(pushed, pulled, remembered)
+    return ServerTraffic(pushed, pulled, remembered)
 
 
 def _blocks(
-    parts: Sequence[Part], shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, torch.dtype], push: Compressor
-) -> Iterator[Packed]:
+    parts: Sequence[ShardSlice],
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, torch.dtype],
+    push: Compressor,
+) -> Iterator[FlatTensors]:
     """As a worker lays them out: a block for each dtype, and what the compressor treats alike side by side."""
 
-    def group(part: Part) -> int:
+    def group(part: ShardSlice) -> int:
         shape = part.shape(shapes[part.name])
         return push.group(Slot(part.name, shape, 0, contiguous_stride(shape)))
 
     ordered = sorted(parts, key=group)
     for dtype in dict.fromkeys(dtypes[part.name] for part in ordered):
         layout = Layout.of({part.name: part.shape(shapes[part.name]) for part in ordered if dtypes[part.name] == dtype})
-        yield Packed.zeros(layout, dtype=dtype, device=torch.device("meta"))
+        yield FlatTensors.zeros(layout, dtype=dtype, device=torch.device("meta"))

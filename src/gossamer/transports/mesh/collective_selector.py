@@ -16,7 +16,7 @@ AUTO, ENGINE = "auto", "engine"
 WISHES = (AUTO, ENGINE, *COLLECTIVES)
 
 
-def asked_for(collective: str | None = None) -> str:
+def requested_collective(collective: str | None = None) -> str:
     """Which collective a run is to use: the command line's where there is one, else the recipe's, else auto."""
     return os.environ.get("GOSSAMER_COLLECTIVE") or collective or AUTO
 
@@ -29,7 +29,7 @@ def check_wish(wish: str) -> None:
     )
 
 
-class Picker:
+class CollectiveSelector:
     """Picks by size, once for each. Every rank picks alike, because all know the same links.
 
     says: whether this rank tells the user where a mean cannot go as was asked.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gossamer.core.ops import Gather, Mix
+from gossamer.core.ops import AllGather, NeighborAllGather
 from gossamer.network import Network
 from gossamer.network.site_detection import NOISE_SECONDS, measured, sites_of
 from gossamer.network.tcp_model import ETHERNET
@@ -109,13 +109,13 @@ def meet(transport: Transport, flows: Sequence[Flow], nbytes: int) -> Mapping[Fl
         if wait not in heard:
             wait()
     mine = torch.tensor([moments[1] - moments[0] if moments else 0.0], dtype=torch.float64, device="cpu")
-    seconds = [float(theirs) for (theirs,) in transport.answer(Gather((mine,)))]
+    seconds = [float(theirs) for (theirs,) in transport.answer(AllGather((mine,)))]
     return {flow: seconds[flow[1]] for flow in flows}
 
 
-def _mix(part: tuple[torch.Tensor, ...], flows: Sequence[Flow], rank: int) -> Mix:
+def _mix(part: tuple[torch.Tensor, ...], flows: Sequence[Flow], rank: int) -> NeighborAllGather:
     tells = tuple(receiver for sender, receiver in flows if sender == rank)
-    return Mix(part, tuple((sender, 1.0) for sender, receiver in flows if receiver == rank), tells)
+    return NeighborAllGather(part, tuple((sender, 1.0) for sender, receiver in flows if receiver == rank), tells)
 
 
 def losses(

@@ -18,7 +18,7 @@ from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.library import Count, Function, Pointer, library
 from gossamer.transports.mesh.program import Program
 from gossamer.transports.mesh.shared_memory import Memories
-from gossamer.transports.mesh.stall_watchdog import Patience, Silence
+from gossamer.transports.mesh.stall_watchdog import StallTimeouts, StallWatchdog
 from gossamer.transports.mesh.tcp_info import round_trip_seconds
 
 FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
@@ -53,11 +53,11 @@ class Mesh:
         self,
         rank: int,
         sockets: Sequence[socket.socket | None],
-        patience: Patience | None = None,
+        patience: StallTimeouts | None = None,
         shared: Memories | None = None,
     ) -> None:
         self.rank, self.world = rank, len(sockets)
-        self._patience = patience or Patience()
+        self._patience = patience or StallTimeouts()
         self._sockets, self._shared = sockets, shared or {}
         numbers = (ctypes.c_int32 * len(sockets))(*[-1 if each is None else each.fileno() for each in sockets])
         self._handle = _OPEN(rank, numbers, len(sockets))
@@ -124,7 +124,7 @@ class Mesh:
         return False
 
     def _wait_long(self, word: int) -> int:
-        silence = Silence(self.rank, self._patience)
+        silence = StallWatchdog(self.rank, self._patience)
         while (answer := self._turn(word)) == NOT_YET:
             silence.look(*self._waits_for(word))
         if answer == FINISHED:

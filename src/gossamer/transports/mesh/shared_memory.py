@@ -33,7 +33,7 @@ Memories = dict[int, mmap.mmap]  # by rank
 
 
 @dataclass(frozen=True)
-class Offer:
+class MemoryOffer:
     """Where the other end finds the memory: process, number of the file there, size, and what it is known by."""
 
     process: int
@@ -51,7 +51,7 @@ def share(rank: int, sockets: Sequence[socket.socket | None], gather_text: Gathe
     with ExitStack() as files:
         made, offers = _make([peer for peer in near if peer > rank], _slots(len(near)), files)
         told = [json.loads(text) for text in gather_text(json.dumps(offers))]
-        offered = {peer: Offer(*told[peer][str(rank)]) for peer in near if str(rank) in told[peer]}
+        offered = {peer: MemoryOffer(*told[peer][str(rank)]) for peer in near if str(rank) in told[peer]}
         opened = {peer: memory for peer, offer in offered.items() if (memory := _open(offer)) is not None}
         taken = [json.loads(text) for text in gather_text(json.dumps(list(opened)))]
     return opened | {peer: memory for peer, memory in made.items() if rank in taken[peer]}
@@ -92,11 +92,11 @@ def _make(peers: Sequence[int], slots: int, files: ExitStack) -> tuple[Memories,
             memory, mark = mmap.mmap(number, nbytes), secrets.token_bytes(MARK_BYTES)
             memory[TURNS_BYTES - MARK_BYTES : TURNS_BYTES] = mark
             made[peer] = memory
-            offers[peer] = astuple(Offer(os.getpid(), number, nbytes, mark.hex()))
+            offers[peer] = astuple(MemoryOffer(os.getpid(), number, nbytes, mark.hex()))
     return made, offers
 
 
-def _open(offer: Offer) -> mmap.mmap | None:
+def _open(offer: MemoryOffer) -> mmap.mmap | None:
     """The memory of another process; None where it may not be had, or is not what was offered."""
     path = f"/proc/{offer.process}/fd/{offer.number}"
     with suppress(OSError), ExitStack() as files:

@@ -15,7 +15,7 @@ TIMEOUT_SECONDS = 1800.0  # as torch's process groups
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class StallTimeouts:
     """notice_seconds: of silence, after which the user hears of it; timeout_seconds: after which the group is broken.
 
     Any byte of those who are waited for ends a silence. clock: seconds.
@@ -29,11 +29,11 @@ class Patience:
         require(self.timeout_seconds > 0, f"timeout_seconds is a time to wait, more than 0, not {self.timeout_seconds}")
 
 
-def patience_asked_for() -> Patience:
+def requested_timeouts() -> StallTimeouts:
     """As long as GOSSAMER_TIMEOUT says, in seconds ("inf": for ever), or the usual time where it is not set."""
     text = os.environ.get("GOSSAMER_TIMEOUT") or str(TIMEOUT_SECONDS)
     try:
-        return Patience(timeout_seconds=float(text))
+        return StallTimeouts(timeout_seconds=float(text))
     except ValueError:
         raise ValueError(
             f"GOSSAMER_TIMEOUT={text}: that is no number of seconds above 0, so nobody knows how long a worker waits "
@@ -41,10 +41,10 @@ def patience_asked_for() -> Patience:
         ) from None
 
 
-class Silence:
+class StallWatchdog:
     """Of those whom one word waits for; looked at now and then, until the word is answered."""
 
-    def __init__(self, rank: int, patience: Patience) -> None:
+    def __init__(self, rank: int, patience: StallTimeouts) -> None:
         self._rank, self._patience = rank, patience
         self._since = patience.clock()
         self._moved: Sequence[int] = ()

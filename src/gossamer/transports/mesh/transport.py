@@ -12,12 +12,21 @@ import torch
 from torch import Tensor
 
 from gossamer import events
-from gossamer.collectives import Direct
-from gossamer.core.ops import Among, Exchange, Gather, Mean, Mix, Payload, Together, Word
+from gossamer.collectives import DirectAllReduce
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.kernels.buffer_pool import empty
 from gossamer.runtime.transport import Transport
-from gossamer.transports.mesh.collective_selector import AUTO, ENGINE, Picker, check_wish
+from gossamer.transports.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.link_measurement import Links, measure
 from gossamer.transports.mesh.native_mesh import Mesh, available
@@ -31,7 +40,7 @@ from gossamer.transports.mesh.program import (
     straight_program,
 )
 from gossamer.transports.mesh.shared_memory import share
-from gossamer.transports.mesh.stall_watchdog import patience_asked_for
+from gossamer.transports.mesh.stall_watchdog import requested_timeouts
 from gossamer.transports.mesh.tcp_info import packets
 from gossamer.transports.packing import into, join, split
 
@@ -39,7 +48,7 @@ ALIGNED_BYTES = 64  # so that whatever is heard may be viewed as wider numbers
 Wait = Callable[[], Any]
 
 
-def meshed(engine: Transport, address: str, wish: str = AUTO, known: Links | None = None) -> Transport:
+def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Links | None = None) -> Transport:
     """The engine's group over connections of its own, from each rank's `address`; every rank must call it.
 
     known: what its links are like; they are measured where it is None.
@@ -47,7 +56,7 @@ def meshed(engine: Transport, address: str, wish: str = AUTO, known: Links | Non
     Raises MismatchError where they ask for different collectives.
     """
     check_wish(wish)
-    patience = patience_asked_for()
+    patience = requested_timeouts()
     if engine.world == 1:
         return engine
     wishes = engine.gather_text(wish if available() else ENGINE)
@@ -65,16 +74,16 @@ def meshed(engine: Transport, address: str, wish: str = AUTO, known: Links | Non
             events.notice(f"{error}: the engine's own collectives are used, which take longer on slow links")
         return engine
     mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.gather_text))
-    again = partial(meshed, address=address, wish=wish)
+    again = partial(mesh_transport, address=address, wish=wish)
     links = known or _measured(engine, mesh, sockets, again)
-    return MeshTransport(engine, mesh, Picker(wish, links, says=engine.rank == 0), again)
+    return MeshTransport(engine, mesh, CollectiveSelector(wish, links, says=engine.rank == 0), again)
 
 
 def _measured(
     engine: Transport, mesh: Mesh, sockets: Sequence[socket.socket | None], again: Callable[..., Transport]
 ) -> Links:
     unknown = Links.alike(((0.0,) * engine.world,) * engine.world, 1.0)
-    transport = MeshTransport(engine, mesh, Picker(Direct(), unknown), again)
+    transport = MeshTransport(engine, mesh, CollectiveSelector(DirectAllReduce(), unknown), again)
     return measure(transport, mesh.round_trips(), lambda: packets(sockets))
 
 
@@ -84,35 +93,37 @@ class MeshTransport:
     pick: which table of hops a mean takes; again: makes such a transport over another engine with links that are known.
     """
 
-    def __init__(self, engine: Transport, mesh: Mesh, pick: Picker, again: Callable[..., Transport]) -> None:
+    def __init__(
+        self, engine: Transport, mesh: Mesh, pick: CollectiveSelector, again: Callable[..., Transport]
+    ) -> None:
         self._engine, self._mesh, self._pick, self._again = engine, mesh, pick, again
         self._parts: list[Transport] = []
         self.rank, self.world = engine.rank, engine.world
         self._everyone: Ranks = tuple(range(self.world))
 
-    def answer(self, word: Word) -> Any:
+    def answer(self, word: CollectiveOp) -> Any:
         return self.begin(word)()
 
-    def begin(self, word: Word) -> Wait:
+    def begin(self, word: CollectiveOp) -> Wait:
         return self._begin(word, self._everyone)
 
-    def _begin(self, word: Word, ranks: Ranks) -> Wait:
+    def _begin(self, word: CollectiveOp, ranks: Ranks) -> Wait:
         """Begin to say a word among some ranks, named in the whole group; peers in the word are numbered among them."""
         match word:
-            case Together(words):
+            case Coalesced(words):
                 waiting = [self._begin(each, ranks) for each in words]
                 return lambda: [wait() for wait in waiting]
-            case Among(some, inner):
+            case InGroup(some, inner):
                 return self._begin(inner, tuple(ranks[each] for each in some))
             case _ if not _is_served(word):
-                return self._engine.begin(Among(ranks, word) if len(ranks) < self.world else word)
-            case Mean(tensor, out):
+                return self._engine.begin(InGroup(ranks, word) if len(ranks) < self.world else word)
+            case AllReduceMean(tensor, out):
                 return self._mean(tensor, out, ranks)
-            case Gather(payload):
+            case AllGather(payload):
                 return self._gather(payload, ranks)
-            case Exchange(parts):
+            case AllToAll(parts):
                 return self._exchange(parts, ranks)
-            case Mix(payload):
+            case NeighborAllGather(payload):
                 return self._mix(payload, word.told, word.hears, ranks)
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
@@ -235,14 +246,14 @@ class MeshTransport:
             ) from failure
 
 
-def _is_served(word: Mean | Gather | Exchange | Mix) -> bool:
+def _is_served(word: AllReduceMean | AllGather | AllToAll | NeighborAllGather) -> bool:
     """Whether the loops can answer it: numbers that they know, in this machine's own memory."""
     match word:
-        case Mean(tensor):
+        case AllReduceMean(tensor):
             return tensor.device.type == "cpu" and tensor.dtype in FORMATS
-        case Exchange(parts):
+        case AllToAll(parts):
             return all(map(_is_here, parts))
-        case Gather(payload) | Mix(payload):
+        case AllGather(payload) | NeighborAllGather(payload):
             return _is_here(payload)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gossamer.core.peer_ops import Peer
 from gossamer.transports.rpc.event_loop import Served
 from gossamer.transports.rpc.sockets import Channel
-from gossamer.transports.wire.connection_state import Conversation, Spoken
+from gossamer.transports.wire.connection_state import ConnectionState, ReceivedFrame
 from gossamer.transports.wire.frames import Message
 
 READ_AT_ONCE = 2**23  # bytes; then other connections have their turn
@@ -20,12 +20,12 @@ _READY_BYTES = 2**19  # where fewer are ready to be handed to the kernel, more a
 _BEGUN_AT_ONCE = 16
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The other end has closed the connection, or the way to it broke."""
 
 
 @dataclass(eq=False)
-class Parcel:
+class OutgoingMessage:
     """One message on its way through one connection.
 
     ready: what the kernel may take; coming: what follows that; left_bytes: of both.
@@ -53,7 +53,7 @@ class Parcel:
         self.ready = deque(memoryview(bytes(each)) for each in (*self.ready, *self.coming))
 
 
-class Line:
+class Connection:
     """A connection: its socket, its conversation, and a queue of parcels, in order.
 
     dialled: by this process. peer: who is at the other end, once that is proven. heard_at, said_at: in seconds of
@@ -61,7 +61,7 @@ class Line:
     """
 
     def __init__(
-        self, connection: socket.socket, channel: Channel, conversation: Conversation, calls: Peer | None
+        self, connection: socket.socket, channel: Channel, conversation: ConnectionState, calls: Peer | None
     ) -> None:
         self.connection, self.conversation = connection, conversation
         self.calls, self.dialled = calls, calls is not None
@@ -71,16 +71,16 @@ class Line:
         self.served: Served = lambda ready: None
         self._channel = channel
         self._courtesies: deque[memoryview] = deque()
-        self._begun: deque[Parcel] = deque()
-        self._queue: deque[Parcel] = deque()
+        self._begun: deque[OutgoingMessage] = deque()
+        self._queue: deque[OutgoingMessage] = deque()
 
-    def send(self, message: Message) -> Parcel:
-        parcel = Parcel(message)
+    def send(self, message: Message) -> OutgoingMessage:
+        parcel = OutgoingMessage(message)
         self._queue.append(parcel)
         self.queued_bytes += message.frame_bytes
         return parcel
 
-    def take_back(self, parcel: Parcel) -> None:
+    def take_back(self, parcel: OutgoingMessage) -> None:
         """Do not send what was not begun; what was is copied and goes on. Its memory is not read again."""
         if parcel.left_bytes:
             parcel.give_back_memory()
@@ -100,7 +100,7 @@ class Line:
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def read(self) -> Iterator[Spoken | None]:
+    def read(self) -> Iterator[ReceivedFrame | None]:
         """Frames that have arrived, None for one of the handshake. Raises Closed, or why nothing more is read."""
         budget = READ_AT_ONCE
         more = True
@@ -111,9 +111,9 @@ class Line:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as fault:
-                raise Closed(str(fault)) from None
+                raise ConnectionClosed(str(fault)) from None
             if not nbytes:
-                raise Closed("it was closed")
+                raise ConnectionClosed("it was closed")
             self.heard_at = time.monotonic()
             budget -= nbytes
             more = not self._channel.is_drained(nbytes, room)
@@ -121,10 +121,10 @@ class Line:
 
     # -- out ---------------------------------------------------------------------------------------
 
-    def write(self) -> list[Parcel]:
+    def write(self) -> list[OutgoingMessage]:
         """Send what can be sent now; returns the parcels that are gone whole."""
         self._courtesies.extend(self.conversation.courtesies())
-        gone: list[Parcel] = []
+        gone: list[OutgoingMessage] = []
         budget = WRITTEN_AT_ONCE
         while budget > 0 and (buffers := self._next_buffers()):
             try:
@@ -132,7 +132,7 @@ class Line:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as fault:
-                raise Closed(str(fault)) from None
+                raise ConnectionClosed(str(fault)) from None
             self.said_at = time.monotonic()
             budget -= nbytes
             self._account(nbytes, gone)
@@ -154,7 +154,7 @@ class Line:
                 break
         return buffers
 
-    def _account(self, nbytes: int, gone: list[Parcel]) -> None:
+    def _account(self, nbytes: int, gone: list[OutgoingMessage]) -> None:
         if self._courtesies:
             _drop(self._courtesies, nbytes)
             return

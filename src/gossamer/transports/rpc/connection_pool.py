@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError, PeerLost
-from gossamer.transports.rpc.connection import Closed, Line, Parcel
-from gossamer.transports.rpc.event_loop import Loop
+from gossamer.transports.rpc.connection import Connection, ConnectionClosed, OutgoingMessage
+from gossamer.transports.rpc.event_loop import EventLoop
 from gossamer.transports.rpc.sockets import Channel, Place, PlainChannel, Tls, TlsChannel, check_connected, dial, tune
-from gossamer.transports.wire.authentication import Met, Papers
-from gossamer.transports.wire.connection_state import Conversation, Spoken
+from gossamer.transports.wire.authentication import AuthenticatedPeer, Credentials
+from gossamer.transports.wire.connection_state import ConnectionState, ReceivedFrame
 from gossamer.transports.wire.messages import PING
 
 HANDSHAKE_SECONDS = 2.0
@@ -26,13 +26,13 @@ STRANGERS = 256  # accepted connections that have not shown the token yet
 class Listener(Protocol):
     """What becomes of connections. `lost` comes once for each, except those that were dropped."""
 
-    def met(self, line: Line, met: Met) -> None: ...
-    def heard(self, line: Line, spoken: Spoken) -> None: ...
-    def sent(self, line: Line, parcels: list[Parcel]) -> None: ...
-    def lost(self, line: Line, why: GossamerError) -> None: ...
+    def met(self, line: Connection, met: AuthenticatedPeer) -> None: ...
+    def heard(self, line: Connection, spoken: ReceivedFrame) -> None: ...
+    def sent(self, line: Connection, parcels: list[OutgoingMessage]) -> None: ...
+    def lost(self, line: Connection, why: GossamerError) -> None: ...
 
 
-Opened = Callable[[Line | None], None]
+Opened = Callable[[Connection | None], None]
 
 
 class Dialling(NamedTuple):
@@ -40,7 +40,7 @@ class Dialling(NamedTuple):
     opened: Opened
 
 
-class Habits(NamedTuple):
+class EndpointOptions(NamedTuple):
     """What an endpoint keeps to: see there."""
 
     dead_after_seconds: float
@@ -49,14 +49,14 @@ class Habits(NamedTuple):
     tls: Tls | None
 
 
-class Connections:
+class ConnectionPool:
     """Every open socket but the one that listens; lives in the loop's thread."""
 
-    def __init__(self, loop: Loop, papers: Papers, habits: Habits, listener: Listener) -> None:
+    def __init__(self, loop: EventLoop, papers: Credentials, habits: EndpointOptions, listener: Listener) -> None:
         self._loop, self._papers, self._habits, self._listener = loop, papers, habits, listener
         self._handshake_seconds = min(HANDSHAKE_SECONDS, habits.dead_after_seconds)
         self._connecting: dict[socket.socket, Dialling] = {}
-        self.lines: set[Line] = set()
+        self.lines: set[Connection] = set()
 
     # -- come --------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Connections:
             return
         dialling.opened(line)
 
-    def _open(self, connection: socket.socket, calls: Peer | None, host: str | None) -> Line:
+    def _open(self, connection: socket.socket, calls: Peer | None, host: str | None) -> Connection:
         tune(connection, self._habits.dead_after_seconds)
         channel: Channel = PlainChannel(connection)
         tls = self._habits.tls
@@ -106,7 +106,7 @@ class Connections:
                 connection, server_side=calls is None, do_handshake_on_connect=False, server_hostname=host
             )
             connection, channel = wrapped, TlsChannel(wrapped)
-        line = Line(connection, channel, Conversation(self._papers, calls), calls)
+        line = Connection(connection, channel, ConnectionState(self._papers, calls), calls)
         line.served = partial(self._serve, line)
         self.lines.add(line)
         self._watch(line)
@@ -114,13 +114,13 @@ class Connections:
 
     # -- are used ----------------------------------------------------------------------------------
 
-    def write(self, line: Line) -> None:
+    def write(self, line: Connection) -> None:
         """Send what can be sent now; the rest follows by itself."""
         if line not in self.lines:
             return
         try:
             gone = line.write()
-        except Closed as why:
+        except ConnectionClosed as why:
             self._lose(line, PeerLost(str(why)))
             return
         except GossamerError as why:
@@ -130,27 +130,27 @@ class Connections:
         if gone:
             self._listener.sent(line, gone)
 
-    def _serve(self, line: Line, ready: int) -> None:
+    def _serve(self, line: Connection, ready: int) -> None:
         if ready & EVENT_READ:
             self._read(line)
         if ready & EVENT_WRITE:
             self.write(line)
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: Connection) -> None:
         try:
             for spoken in line.read():
                 self._take(line, spoken)
                 if line not in self.lines:
                     return
             self._watch(line)
-        except Closed as why:
+        except ConnectionClosed as why:
             self._lose(line, PeerLost(str(why)))
         except GossamerError as why:
-            with suppress(Closed, GossamerError):
+            with suppress(ConnectionClosed, GossamerError):
                 line.write()
             self._lose(line, why)
 
-    def _take(self, line: Line, spoken: Spoken | None) -> None:
+    def _take(self, line: Connection, spoken: ReceivedFrame | None) -> None:
         if spoken is not None:
             self._listener.heard(line, spoken)
             return
@@ -162,7 +162,7 @@ class Connections:
             line.peer = conversation.met.peer
             self._listener.met(line, conversation.met)
 
-    def _watch(self, line: Line) -> None:
+    def _watch(self, line: Connection) -> None:
         self._loop.watch(line.connection, EVENT_READ | (EVENT_WRITE if line.wants_to_write else 0), line.served)
 
     # -- go ----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Connections:
                 line.send(PING)
                 self.write(line)
 
-    def drop(self, line: Line) -> None:
+    def drop(self, line: Connection) -> None:
         """Close it and say no more about it."""
         if line in self.lines:
             self.lines.discard(line)
@@ -207,7 +207,7 @@ class Connections:
         for line in self.lines:
             line.close()
 
-    def _lose(self, line: Line, why: GossamerError) -> None:
+    def _lose(self, line: Connection, why: GossamerError) -> None:
         if line in self.lines:
             self.drop(line)
             self._listener.lost(line, why)

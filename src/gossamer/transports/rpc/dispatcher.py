@@ -13,35 +13,37 @@ from threading import Event
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError
 from gossamer.events import notice
-from gossamer.transports.rpc.connection import Line, Parcel
-from gossamer.transports.rpc.connection_pool import Connections, Habits
-from gossamer.transports.rpc.event_loop import Loop
-from gossamer.transports.rpc.mailbox import Asker, Letterbox, Pending, closed
-from gossamer.transports.rpc.peer_state import Correspondent, Traffic
+from gossamer.transports.rpc.connection import Connection, OutgoingMessage
+from gossamer.transports.rpc.connection_pool import ConnectionPool, EndpointOptions
+from gossamer.transports.rpc.event_loop import EventLoop
+from gossamer.transports.rpc.mailbox import Asker, Mailbox, Pending, closed
+from gossamer.transports.rpc.peer_state import PeerState, Traffic
 from gossamer.transports.rpc.sockets import Place
-from gossamer.transports.wire.authentication import Met, Papers
-from gossamer.transports.wire.connection_state import Spoken
+from gossamer.transports.wire.authentication import AuthenticatedPeer, Credentials
+from gossamer.transports.wire.connection_state import ReceivedFrame
 from gossamer.transports.wire.frames import Kind, Message
 from gossamer.transports.wire.messages import GOODBYE, PulledRecord, PullRecord, PushRecord, ReceiptRecord
 
 STRIKES = 3  # malformed answers to a call, one after the other, before whoever asks is told
 
 
-class Switchboard:
+class Dispatcher:
     """Serves all peers of one endpoint. Every method but `run` and `traffic` is to be posted to `loop`, or acted by it.
 
     A connection that breaks is dialled again while asks wait for their answer, and as long as its peer does not count
     as gone; what was asked through it and not answered is sent again, the same bytes.
     """
 
-    def __init__(self, papers: Papers, listening: socket.socket, letterbox: Letterbox, habits: Habits) -> None:
+    def __init__(
+        self, papers: Credentials, listening: socket.socket, letterbox: Mailbox, habits: EndpointOptions
+    ) -> None:
         self._papers, self._listening, self._letterbox, self._habits = papers, listening, letterbox, habits
-        self._correspondents: dict[Peer, Correspondent] = {}
+        self._correspondents: dict[Peer, PeerState] = {}
         self._noticed: set[str] = set()
         self._tick_at, self._close_at = 0.0, inf
         self._failure: GossamerError = closed(papers.me)  # what whoever asks hears, once it is closed
-        self.loop = Loop()
-        self._connections = Connections(self.loop, papers, habits, self)
+        self.loop = EventLoop()
+        self._connections = ConnectionPool(self.loop, papers, habits, self)
         self.loop.watch(listening, EVENT_READ, lambda ready: self._connections.accept(listening))
 
     def run(self) -> None:
@@ -131,15 +133,15 @@ class Switchboard:
 
     # -- who is here ---------------------------------------------------------------------------------
 
-    def _correspondent(self, peer: Peer) -> Correspondent:
-        return self._correspondents.setdefault(peer, Correspondent(peer))
+    def _correspondent(self, peer: Peer) -> PeerState:
+        return self._correspondents.setdefault(peer, PeerState(peer))
 
-    def _feed(self, correspondent: Correspondent) -> None:
+    def _feed(self, correspondent: PeerState) -> None:
         if correspondent.line is not None:
             correspondent.feed(self._habits.queue_bytes)
             self._connections.write(correspondent.line)
 
-    def _dial_if_missed(self, correspondent: Correspondent) -> None:
+    def _dial_if_missed(self, correspondent: PeerState) -> None:
         place = correspondent.place
         if place is None or not correspondent.wants_a_connection or self._close_at < inf:
             return
@@ -151,7 +153,7 @@ class Switchboard:
         correspondent.is_dialling = True
         self._connections.dial(correspondent.peer, place, partial(self._opened, correspondent))
 
-    def _opened(self, correspondent: Correspondent, line: Line | None) -> None:
+    def _opened(self, correspondent: PeerState, line: Connection | None) -> None:
         correspondent.dialling = line
         if line is None:
             correspondent.dial_later(time.monotonic())
@@ -166,7 +168,7 @@ class Switchboard:
             if correspondent.is_gone(now, self._habits.dead_after_seconds):
                 self._leave(correspondent)
 
-    def _leave(self, correspondent: Correspondent) -> None:
+    def _leave(self, correspondent: PeerState) -> None:
         if correspondent.here:
             correspondent.here = False
             self._letterbox.forget(correspondent.peer)
@@ -174,7 +176,7 @@ class Switchboard:
 
     # -- what connections tell -----------------------------------------------------------------------
 
-    def met(self, line: Line, met: Met) -> None:
+    def met(self, line: Connection, met: AuthenticatedPeer) -> None:
         correspondent = self._correspondent(met.peer)
         if self._close_at < inf or not correspondent.takes(line, met.instance, self._papers.me):
             self._connections.drop(line)
@@ -190,7 +192,7 @@ class Switchboard:
             self._letterbox.joined(met.peer)
         self._feed(correspondent)
 
-    def heard(self, line: Line, spoken: Spoken) -> None:
+    def heard(self, line: Connection, spoken: ReceivedFrame) -> None:
         assert line.peer is not None
         correspondent = self._correspondents[line.peer]
         correspondent.traffic.received(spoken)
@@ -208,7 +210,7 @@ class Switchboard:
                 correspondent.lose(time.monotonic())
                 self._leave(correspondent)
 
-    def sent(self, line: Line, parcels: list[Parcel]) -> None:
+    def sent(self, line: Connection, parcels: list[OutgoingMessage]) -> None:
         if line.peer is None:
             return
         correspondent = self._correspondents[line.peer]
@@ -217,7 +219,7 @@ class Switchboard:
         if correspondent.line is line and correspondent.waiting:
             self._feed(correspondent)
 
-    def lost(self, line: Line, why: GossamerError) -> None:
+    def lost(self, line: Connection, why: GossamerError) -> None:
         now = time.monotonic()
         if line.peer is not None:
             correspondent = self._correspondents[line.peer]
@@ -234,7 +236,7 @@ class Switchboard:
         elif isinstance(why, (MismatchError, ConnectError)):
             self._notice(f"{self._papers.me} refused a connection. {why}")
 
-    def _not_met(self, correspondent: Correspondent, why: GossamerError, now: float) -> None:
+    def _not_met(self, correspondent: PeerState, why: GossamerError, now: float) -> None:
         """A call that did not succeed. What will not get better by itself is told to whoever asks."""
         correspondent.dial_later(now)
         correspondent.strikes = correspondent.strikes + 1 if isinstance(why, MalformedError) else 0

@@ -11,17 +11,17 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from gossamer.core.peer_ops import Answer, Ask, AtOnce, Await, Peer, PeerScript, PeerWord, Pull, Push, Reply
+from gossamer.core.peer_ops import Answer, Ask, AtOnce, Await, Peer, PeerOp, PeerScript, Pull, Push, Reply
 from gossamer.environment.run_token import TOKEN_BYTES
 from gossamer.errors import ConnectError, GossamerError, PeerLost, require
-from gossamer.runtime.peer_thread import Handle as Handle
-from gossamer.runtime.peer_thread import speak as speak
-from gossamer.transports.rpc.connection_pool import Habits
-from gossamer.transports.rpc.dispatcher import Switchboard
-from gossamer.transports.rpc.mailbox import Batch, Letterbox, Pending
+from gossamer.runtime.peer_thread import PeerThread as PeerThread
+from gossamer.runtime.peer_thread import run_peer_script as run_peer_script
+from gossamer.transports.rpc.connection_pool import EndpointOptions
+from gossamer.transports.rpc.dispatcher import Dispatcher
+from gossamer.transports.rpc.mailbox import Batch, Mailbox, Pending
 from gossamer.transports.rpc.peer_state import Traffic
 from gossamer.transports.rpc.sockets import Address, Tls, find, is_loopback, listen
-from gossamer.transports.wire.authentication import Papers
+from gossamer.transports.wire.authentication import Credentials
 from gossamer.transports.wire.frames import Message
 from gossamer.transports.wire.messages import answered, asked
 
@@ -74,19 +74,21 @@ class TcpEndpoint:
         listening = listen(address, port)
         host, bound = listening.getsockname()[:2]
         self.address: Address = (host, bound)
-        self._letterbox = Letterbox()
-        self._switchboard = Switchboard(
-            Papers(me=me, token=token, run=run, recipe=recipe, layout=layout, largest_frame_bytes=largest_frame_bytes),
+        self._letterbox = Mailbox()
+        self._switchboard = Dispatcher(
+            Credentials(
+                me=me, token=token, run=run, recipe=recipe, layout=layout, largest_frame_bytes=largest_frame_bytes
+            ),
             listening,
             self._letterbox,
-            Habits(
+            EndpointOptions(
                 dead_after_seconds=dead_after_seconds,
                 heartbeat_seconds=dead_after_seconds / 10 if heartbeat_seconds is None else heartbeat_seconds,
                 queue_bytes=QUEUED_FRAMES * largest_frame_bytes if queue_bytes is None else queue_bytes,
                 tls=tls,
             ),
         )
-        self._handles: list[Handle] = []
+        self._handles: list[PeerThread] = []
         self._thread = threading.Thread(target=self._switchboard.run, name=f"gossamer {me}", daemon=True)
         self._thread.start()
         _open_endpoints.add(self)
@@ -100,7 +102,7 @@ class TcpEndpoint:
             if peer != self.me:
                 self._switchboard.loop.post(partial(self._switchboard.meet, peer, find(address)))
 
-    def answer(self, word: PeerWord) -> Any:
+    def answer(self, word: PeerOp) -> Any:
         """Say one word and wait for its answer. Raises PeerLost where nobody answers within_seconds, or once closed."""
         match word:
             case Push() | Pull():
@@ -119,9 +121,9 @@ class TcpEndpoint:
             case _:
                 raise TypeError(f"{self.me} said {word!r}, which is no word of peers that do not move in step")
 
-    def start(self, script: PeerScript) -> Handle:
+    def start(self, script: PeerScript) -> PeerThread:
         """Run a script in a thread of its own."""
-        handle = Handle(script, self, f"gossamer script of {self.me}")
+        handle = PeerThread(script, self, f"gossamer script of {self.me}")
         self._handles = [each for each in self._handles if not each.landed()] + [handle]
         return handle
 

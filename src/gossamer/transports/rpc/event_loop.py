@@ -18,7 +18,7 @@ Wish = Callable[[], None]
 Served = Callable[[int], None]
 
 
-class Loop:
+class EventLoop:
     """Which sockets are watched, what is to be done when they are ready, and what other threads want done."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from gossamer.core.peer_ops import Answer, Arrived, Ask, Elapsed, Heard, Joined, Left, Peer
+from gossamer.core.peer_ops import Answer, Arrived, Ask, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.transports.wire.frames import Message
 
@@ -70,12 +70,12 @@ class Asker:
     request: int
 
 
-class Letterbox:
+class Mailbox:
     """What was heard and nobody took yet, and who waits for which token's answer."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._heard: deque[Heard] = deque()
+        self._heard: deque[PeerEvent] = deque()
         self._askers: dict[int, Asker] = {}
         self._unopened: set[Asker] = set()
         self._tokens = count()
@@ -104,11 +104,11 @@ class Letterbox:
 
     def joined(self, peer: Peer) -> None:
         with self._changed:
-            self._hear(Joined(moment=time.monotonic(), peer=peer))
+            self._hear(PeerJoined(moment=time.monotonic(), peer=peer))
 
     def left(self, peer: Peer) -> None:
         with self._changed:
-            self._hear(Left(moment=time.monotonic(), peer=peer))
+            self._hear(PeerLeft(moment=time.monotonic(), peer=peer))
 
     def forget(self, peer: Peer) -> None:
         """It left: nobody waits for answers to what it had asked."""
@@ -127,7 +127,7 @@ class Letterbox:
         self._changed = threading.Condition()
         self._failure = failure
 
-    def _hear(self, heard: Heard) -> None:
+    def _hear(self, heard: PeerEvent) -> None:
         self._heard.append(heard)
         self._changed.notify()
 
@@ -137,7 +137,7 @@ class Letterbox:
         if self._failure is not None:
             raise self._failure
 
-    def hear(self, until: float | None) -> Heard:
+    def hear(self, until: float | None) -> PeerEvent:
         """The oldest event nobody heard; Elapsed where there is none by `until`."""
         with self._changed:
             self._changed.wait_for(

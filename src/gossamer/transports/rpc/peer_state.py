@@ -10,10 +10,10 @@ from math import inf
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError
-from gossamer.transports.rpc.connection import Line, Parcel
+from gossamer.transports.rpc.connection import Connection, OutgoingMessage
 from gossamer.transports.rpc.mailbox import Pending
 from gossamer.transports.rpc.sockets import Place
-from gossamer.transports.wire.connection_state import Spoken
+from gossamer.transports.wire.connection_state import ReceivedFrame
 from gossamer.transports.wire.frames import Message
 
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.02, 0.5
@@ -38,13 +38,13 @@ class Traffic:
         self.payload_bytes_sent += message.payload_bytes
         self.overhead_bytes_sent += message.frame_bytes - message.payload_bytes
 
-    def received(self, spoken: Spoken) -> None:
+    def received(self, spoken: ReceivedFrame) -> None:
         self.payload_bytes_received += spoken.payload_bytes
         self.overhead_bytes_received += spoken.frame_bytes - spoken.payload_bytes
 
 
 @dataclass(eq=False)
-class Correspondent:
+class PeerState:
     """outstanding: asks by number, until they are answered; waiting: those that no connection has taken yet, in order.
 
     here: it was heard, and does not count as gone. lost_at: when its last connection broke; inf while it has one.
@@ -52,9 +52,9 @@ class Correspondent:
 
     peer: Peer
     place: Place | None = None
-    line: Line | None = None
+    line: Connection | None = None
     is_dialling: bool = False
-    dialling: Line | None = None
+    dialling: Connection | None = None
     instance: bytes = b""
     here: bool = False
     lost_at: float = inf
@@ -64,7 +64,7 @@ class Correspondent:
     outstanding: dict[int, Pending] = field(default_factory=dict)
     waiting: deque[Pending] = field(default_factory=deque)
     _backoff_seconds: float = FIRST_BACKOFF_SECONDS
-    _parcels: dict[int, Parcel] = field(default_factory=dict)
+    _parcels: dict[int, OutgoingMessage] = field(default_factory=dict)
 
     # -- asks ------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Correspondent:
 
     # -- connections -----------------------------------------------------------------------------------
 
-    def takes(self, line: Line, instance: bytes, me: Peer) -> bool:
+    def takes(self, line: Connection, instance: bytes, me: Peer) -> bool:
         """Whether a new connection is to be used, rather than the one that is there.
 
         Of two that the same processes dialled at once, both ends keep the one that the smaller peer dialled; what the
@@ -126,7 +126,7 @@ class Correspondent:
             return True
         return line.dialled == (me < self.peer)
 
-    def use(self, line: Line, instance: bytes) -> None:
+    def use(self, line: Connection, instance: bytes) -> None:
         self.traffic.reconnects += bool(self.instance)
         self.line, self.instance, self.lost_at, self.here = line, instance, inf, True
         self.is_dialling, self.dialling = False, None

@@ -38,7 +38,7 @@ COMPARED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Papers:
+class Credentials:
     """Who a process is, and what must be alike everywhere. token: secret; instance: drawn anew at each start."""
 
     me: Peer
@@ -64,7 +64,7 @@ class Papers:
         )
 
 
-class Met(NamedTuple):
+class AuthenticatedPeer(NamedTuple):
     """Who is at the other end. limit_bytes: of a frame, either way; epochs: of the frames said and heard."""
 
     peer: Peer
@@ -81,11 +81,11 @@ class Handshake:
     learns whom it refused.
     """
 
-    def __init__(self, papers: Papers, calls: Peer | None) -> None:
+    def __init__(self, papers: Credentials, calls: Peer | None) -> None:
         self._papers, self._calls = papers, calls
         self._said = self._heard = b""
         self._theirs: HelloRecord | None = None
-        self.met: Met | None = None
+        self.met: AuthenticatedPeer | None = None
         self.refused: GossamerError | None = None
 
     def begin(self) -> list[Message]:
@@ -124,7 +124,7 @@ class Handshake:
                 "processes of a run the same token, and each run its own ports."
             )
         self.refused = self._difference(theirs)
-        self.met = Met(
+        self.met = AuthenticatedPeer(
             peer=Peer(*theirs.me),
             instance=theirs.instance,
             limit_bytes=self._papers.largest_frame_bytes,

@@ -16,7 +16,7 @@ from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError, MalformedError, MismatchError
 from gossamer.kernels.crc import crc32
-from gossamer.transports.wire.authentication import Handshake, Met, Papers
+from gossamer.transports.wire.authentication import AuthenticatedPeer, Credentials, Handshake
 from gossamer.transports.wire.frames import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
@@ -37,7 +37,7 @@ _NOTHING = memoryview(b"")
 _HANDSHAKE = frozenset({Kind.HELLO, Kind.PROOF})
 
 
-class Spoken(NamedTuple):
+class ReceivedFrame(NamedTuple):
     """A frame that arrived whole."""
 
     kind: Kind
@@ -47,18 +47,18 @@ class Spoken(NamedTuple):
     frame_bytes: int
 
 
-class Conversation:
+class ConnectionState:
     """Reads and numbers the frames of one connection, from the first hello on.
 
     After an error nothing more may be read: where a frame ends is not known any more.
     """
 
-    _reading: Generator[memoryview, None, Spoken | None]  # the frame that comes
+    _reading: Generator[memoryview, None, ReceivedFrame | None]  # the frame that comes
     _part: memoryview  # of it, yet to be filled
     _unsummed: memoryview  # the payload, where the part belongs to it, from where its checksum has not come to
     _checksum: int
 
-    def __init__(self, papers: Papers, calls: Peer | None = None) -> None:
+    def __init__(self, papers: Credentials, calls: Peer | None = None) -> None:
         self._handshake = Handshake(papers, calls)
         self._limit_bytes = STRANGERS_LIMIT
         self._saying_epoch = self._hearing_epoch = 0
@@ -68,7 +68,7 @@ class Conversation:
         self._begin()
 
     @property
-    def met(self) -> Met | None:
+    def met(self) -> AuthenticatedPeer | None:
         """Who is at the other end, once both have shown the token and belong together."""
         return None if self._handshake.refused else self._handshake.met
 
@@ -91,7 +91,7 @@ class Conversation:
         """Where the bytes that come next belong; never empty."""
         return self._gathered if self._part.nbytes < GATHERED_BYTES else self._part
 
-    def filled(self, nbytes: int) -> Iterator[Spoken | None]:
+    def filled(self, nbytes: int) -> Iterator[ReceivedFrame | None]:
         """So many bytes of room() were received. Yields the frames that they complete; None for one of a handshake."""
         if self._part.nbytes >= GATHERED_BYTES:
             came = self._part[:nbytes]
@@ -127,7 +127,7 @@ class Conversation:
         self._reading = self._read()
         self._part = next(self._reading)
 
-    def _read(self) -> Generator[memoryview, None, Spoken | None]:
+    def _read(self) -> Generator[memoryview, None, ReceivedFrame | None]:
         """One frame: yields memory to fill, part by part."""
         start = memoryview(bytearray(HEADER_BYTES))
         yield start
@@ -147,7 +147,7 @@ class Conversation:
             self._greet(record, bytes(control))
             return None
         nbytes = frame_bytes(header.control_bytes, header.payload_bytes)
-        return Spoken(header.kind, record, payload, header.payload_bytes, nbytes)
+        return ReceivedFrame(header.kind, record, payload, header.payload_bytes, nbytes)
 
     def _payload(self, received: Tensor) -> Generator[memoryview, None, None]:
         """Summed as it comes, and compared with what the other end has summed."""
