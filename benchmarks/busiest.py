@@ -54,19 +54,19 @@ def said(script: Script, world: int, rank: int) -> Iterable[CollectiveOp]:
     answer: Any = None
     while True:
         try:
-            word = script.send(answer)
+            op = script.send(answer)
         except StopIteration:
             return
-        yield word
-        answer = meta_answer(word, world, rank)
+        yield op
+        answer = meta_answer(op, world, rank)
 
 
-def carried(words: Sequence[Iterable[CollectiveOp]]) -> Through:
+def carried(ops: Sequence[Iterable[CollectiveOp]]) -> Through:
     """words[r]: what rank r says, one after the other."""
     through: Through = Counter()
-    for rank, each in enumerate(words):
-        for word in each:
-            for moves in parts_of(word, rank, len(words)):
+    for rank, each in enumerate(ops):
+        for op in each:
+            for moves in parts_of(op, rank, len(ops)):
                 for move in moves:
                     if isinstance(move, Send):
                         through[rank] += move.nbytes
@@ -94,11 +94,11 @@ def gossip(topology: Topology, compressor: Compressor, world: int, rows: int) ->
     state = recipe.compressor.init(x, AggregationContext())
     payload = rule.offer(x, rule.begin(like.flat), state, AggregationContext(), 1).payload
 
-    def word(rank: int) -> CollectiveOp:
+    def op(rank: int) -> CollectiveOp:
         tells = topology.tells(rank, world, 0)
         return NeighborAllGather(payload, topology.weights(rank, world, 0), tells)
 
-    return carried([[word(rank)] for rank in range(world)])
+    return carried([[op(rank)] for rank in range(world)])
 
 
 # -- in their own time: what they send in virtual time
@@ -140,7 +140,7 @@ def pairwise(compressor: Compressor, world: int, rows: int, steps: int = 20) -> 
     def call(partner: Partner) -> PeerScript:
         for step in range(steps):
             yield from compute(1.0 + 0.01 * partner.rank)
-            peer = partner.neighbour(Complete(), world, step)
+            peer = partner.neighbor(Complete(), world, step)
             assert peer is not None
             yield from initiate(partner, peer, step)
 

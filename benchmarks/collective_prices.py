@@ -87,7 +87,7 @@ def rows(specs: Iterable[str], workers: Iterable[int]) -> Iterator[str]:
 
 
 DRAWN = (DirectAllReduce(), HalvingDoubling(), RingAllReduce(), HierarchicalAllReduce(per_node=2), TreeAllReduce())
-COLOURS = {Does.ADD: "#0072B2", Does.KEEP: "#D55E00"}  # told apart by people who see colours differently, too
+COLORS = {Does.ADD: "#0072B2", Does.KEEP: "#D55E00"}  # told apart by people who see colours differently, too
 
 
 def picture(path: Path, world: int = 4) -> None:
@@ -101,8 +101,8 @@ def picture(path: Path, world: int = 4) -> None:
         axes.set_title(each.name if each.name != HierarchicalAllReduce.name else "hierarchical(2)", fontsize=10)
         _draw(axes, each, world, count)
     lines = [
-        Line2D([], [], color=colour, label=f"what comes is {does}")
-        for does, colour in zip(("added", "kept"), COLOURS.values(), strict=True)
+        Line2D([], [], color=color, label=f"what comes is {does}")
+        for does, color in zip(("added", "kept"), COLORS.values(), strict=True)
     ]
     figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     figure.savefig(path, format="png")
@@ -115,7 +115,7 @@ def _draw(axes: Any, collective: Collective, world: int, rounds: int) -> None:
             if hop.does is not Does.SEND:
                 share = len(hop.pieces) / collective.pieces(world)
                 shares[hop.round].add("all" if share == 1 else f"1/{round(1 / share)}")
-                style = {"arrowstyle": "-|>", "color": COLOURS[hop.does], "linewidth": 0.8 + 2 * share, "alpha": 0.85}
+                style = {"arrowstyle": "-|>", "color": COLORS[hop.does], "linewidth": 0.8 + 2 * share, "alpha": 0.85}
                 axes.annotate("", (hop.round + 0.95, rank), (hop.round + 0.05, hop.peer), arrowprops=style)
     for moment in range(rounds + 1):
         axes.plot([moment] * world, range(world), "o", color="#333333", markersize=4)

@@ -87,12 +87,12 @@ def rows(megabytes: float, small: bool) -> tuple[list[Row], Callable[[], None], 
     """What to time, what brings all workers to the same moment, and what was found out of the links."""
     world = gossamer.init()
     engine = ProcessGroupTransport()
-    engine.gather_text("")  # what the engine itself takes to begin is no matter of links
+    engine.all_gather_text("")  # what the engine itself takes to begin is no matter of links
     began = time.perf_counter()
     automatic = mesh_transport(engine, own_address())
     known = {"seconds": time.perf_counter() - began, "links": automatic.links}
-    sockets = connect(world.rank, world.size, own_address(), engine.gather_text)
-    mesh = Mesh(world.rank, sockets, shared=share(world.rank, sockets, engine.gather_text))
+    sockets = connect(world.rank, world.size, own_address(), engine.all_gather_text)
+    mesh = Mesh(world.rank, sockets, shared=share(world.rank, sockets, engine.all_gather_text))
     links = Links.of(automatic.links)
 
     def by(wish: Collective | str) -> MeshTransport:

@@ -129,7 +129,7 @@ def main(args: argparse.Namespace) -> None:
     found = study([trained[job] for job in wanted if job in trained])
     if missing := {DENSE, APART} - set(found.runs):
         sys.exit(f"{args.results} has no runs of {missing}, and others are held against them. Leave out --report.")
-    command = shlex.join(["python", *(word for word in sys.argv if word != "--report")])
+    command = shlex.join(["python", *(op for op in sys.argv if op != "--report")])
     about = f"Command: `{command}`; {', '.join(f'{k} {v}' for k, v in machine().items())}."
     text = page_part(found, [about])
     print(text)

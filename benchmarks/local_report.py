@@ -23,7 +23,7 @@ ABOUT = (
     "over seeds. Bytes are the payload of all that a worker says in the whole training, counted where it is sent."
 )
 # Told apart by people who see colours differently, too (Okabe and Ito)
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX*p"
 
 
@@ -183,11 +183,9 @@ def plot(found: Study, path: Path) -> None:
         axes.axhspan(losses.mean - losses.spread, losses.mean + losses.spread, color="#DDDDDD", linewidth=0)
         axes.plot(*zip(*_mean_curve(found.runs[dense]), strict=True), color="#999999", linewidth=1)
     silent = (("never talking", found.losses(APART), "top"), ("one alone", found.alone(APART), "bottom"))
-    for words, losses, beside in silent:
+    for ops, losses, beside in silent:
         axes.axhline(losses.mean, color="#999999", linestyle="--", linewidth=1)
-        axes.annotate(
-            words, (1, losses.mean), xycoords=("axes fraction", "data"), ha="right", va=beside, color="#777777"
-        )
+        axes.annotate(ops, (1, losses.mean), xycoords=("axes fraction", "data"), ha="right", va=beside, color="#777777")
     for shown, look in _looks(found).items():
         losses = found.losses(shown)
         axes.errorbar(found.bytes_sent(shown), losses.mean, losses.spread, label=shown, capsize=3, **look)
@@ -210,7 +208,7 @@ def _looks(found: Study) -> dict[str, dict[str, Any]]:
     strategies = dict.fromkeys(recipe.strategy for recipe in recipes.values())
     compressors = dict.fromkeys(recipe.compressor for recipe in recipes.values())
     markers = dict(zip(strategies, cycle(MARKERS), strict=False))
-    colours = dict(zip(compressors, cycle(COLOURS), strict=False))
+    colours = dict(zip(compressors, cycle(COLORS), strict=False))
     return {
         name: {
             "fmt": markers[recipe.strategy],

@@ -25,7 +25,7 @@ def bytes_sent(compressor: Compressor, numel: int, workers: int) -> float:
     x = FlatTensors.zeros(Layout.of({"weight": (numel,)}), dtype=torch.float32, device=torch.device("meta"))
     at = AggregationContext(world=workers)
     said = price(compressor.aggregate(x, compressor.init(x, at), at), workers)
-    return sum(word.bytes_sent for word in said)
+    return sum(op.bytes_sent for op in said)
 
 
 def curves(numel: int, density: float, workers: Sequence[int]) -> Curves:

@@ -79,11 +79,11 @@ class Workers:
         script, answer = self.compressor.aggregate(bucket.packed, bucket.state, at, bucket.flat), None
         while True:
             try:
-                word = script.send(answer)
+                op = script.send(answer)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
-            self.bytes_sent += bytes_sent(word, at.world, at.rank) / at.world
-            answer = yield word
+            self.bytes_sent += bytes_sent(op, at.world, at.rank) / at.world
+            answer = yield op
 
     def loss(self) -> float | None:
         """Over the samples to learn from that are followed."""

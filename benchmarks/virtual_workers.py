@@ -63,22 +63,22 @@ class Counting:
     def bytes_sent(self) -> float:
         return self._answered + sum(part.bytes_sent for part in self._parts)
 
-    def answer(self, word: CollectiveOp) -> Any:
-        self._answered += bytes_sent(word, self.world, self.rank)
-        return self._inner.answer(word)
+    def answer(self, op: CollectiveOp) -> Any:
+        self._answered += bytes_sent(op, self.world, self.rank)
+        return self._inner.answer(op)
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        self._answered += bytes_sent(word, self.world, self.rank)
-        return self._inner.begin(word)
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        self._answered += bytes_sent(op, self.world, self.rank)
+        return self._inner.begin(op)
 
-    def move_on(self) -> bool:
-        return self._inner.move_on()
+    def make_progress(self) -> bool:
+        return self._inner.make_progress()
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         self._inner.broadcast_(tensors, source)
 
-    def gather_text(self, text: str) -> list[str]:
-        return self._inner.gather_text(text)
+    def all_gather_text(self, text: str) -> list[str]:
+        return self._inner.all_gather_text(text)
 
     def part(self, size: int) -> Transport:
         self._parts.append(Counting(self._inner.part(size)))

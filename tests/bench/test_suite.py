@@ -174,7 +174,7 @@ class Slow(Compressor):
         time.sleep(0.02)
         yield AllGather((torch.ones(1),))
         time.sleep(0.04)
-        return AggregationResult(mean=x.flat, mine=lambda: x.flat)
+        return AggregationResult(mean=x.flat, own_contribution=lambda: x.flat)
 
 
 def test_time_before_the_last_word_is_encoding_and_after_it_decoding() -> None:

@@ -143,25 +143,25 @@ def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
         }
         for rank, state in enumerate(group.states)
     ]
-    mine = {name: {RESIDUAL: slot.of(torch.zeros(layout.numel))} for name, slot in layout.by_name.items()}
+    mine = {name: {RESIDUAL: slot.view(torch.zeros(layout.numel))} for name, slot in layout.by_name.items()}
     begun = reshard.fold(states, {"rank": 0, "world": 2, "recipe": "Int8()", "layout": "", "state": mine})["state"]
     residuals = torch.stack([state[RESIDUAL].flat for state in group.states]).mean(0)
     for name, slot in layout.by_name.items():
-        torch.testing.assert_close(begun[name][RESIDUAL], slot.of(residuals + whole), rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(begun[name][RESIDUAL], slot.view(residuals + whole), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "ops"),
     [
         (3, 2, "written by 3 workers, and 2 go on from it: each begins with the mean of what the 3"),
         (2, 1, "what the 2 still had to send is dropped"),
         (1, 2, "written by one worker, and 2 go on from it: it had nothing left to send"),
     ],
 )
-def test_one_line_says_what_was_done(old: int, new: int, words: str, tmp_path: Path) -> None:
+def test_one_line_says_what_was_done(old: int, new: int, ops: str, tmp_path: Path) -> None:
     with notices() as said:
         before, begun, later = fold(old, new, "TopK(0.1)", tmp_path)
-    assert [words in line for line in said] == [True], said
+    assert [ops in line for line in said] == [True], said
     assert torch.equal(begun[-1][0], before[0][0])
     assert not torch.equal(later[0][0], before[0][0])
 

@@ -27,7 +27,7 @@ WORLD = 4
 State = Mapping[str, Any]
 
 
-def go_on(worker: Worker, recipe: str, state: State) -> tuple[State, torch.Tensor, State]:
+def advance(worker: Worker, recipe: str, state: State) -> tuple[State, torch.Tensor, State]:
     """(remembered at once, parameters and what is remembered some steps later)"""
     model = network(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -48,7 +48,7 @@ def check_taken_up(written: str, now: str, spoil: Callable[[State], State] = lam
     """Residuals are bit-equal, and workers train on together; returns what was said."""
     states = [end[1] for _, end in cluster(lambda worker: train(worker, written, 5), WORLD)]
     with notices() as said:
-        found = cluster(lambda worker: go_on(worker, now, spoil(states[worker.rank])), WORLD)
+        found = cluster(lambda worker: advance(worker, now, spoil(states[worker.rank])), WORLD)
     for state, (begun, _, later) in zip(states, found, strict=True):
         waiting = {name: kept for name, kept in state["state"].items() if kept}
         assert any(tensor.any() for kept in waiting.values() for tensor in kept.values())

@@ -80,7 +80,7 @@ def test_what_could_not_be_written_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "ops"),
     [
         (["--recipe", "TopK(0.01)", "--recipe", "home"], ["same recipe", "'home'"]),
         (["--recipe", "TopJ(0.01)"], ["TopK"]),
@@ -88,9 +88,9 @@ def test_what_could_not_be_written_is_refused_before_anything_is_trained(
         (["--recipe", "Dense()", "--workers", "1"], ["x>=2"]),
     ],
 )
-def test_what_cannot_be_compared(arguments: list[str], words: list[str], tmp_path: Path) -> None:
+def test_what_cannot_be_compared(arguments: list[str], ops: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
     code, said = run(*arguments, str(script))
     assert code == 2
-    assert all(word in said for word in words), said
+    assert all(op in said for op in ops), said

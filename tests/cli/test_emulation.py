@@ -133,14 +133,14 @@ def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(emulation, "plan", lambda network: EmulationPlan(emulation="switch", reenters=True))
     monkeypatch.setattr(sys, "argv", ["gossamer", "run", "a b.py"])
 
-    def execute(program: str, words: list[str]) -> None:
-        raise InterruptedError(program, words)
+    def execute(program: str, ops: list[str]) -> None:
+        raise InterruptedError(program, ops)
 
     monkeypatch.setattr(os, "execvp", execute)
     with pytest.raises(InterruptedError) as begun:
         enter(NETWORK, ())
-    program, words = begun.value.args
-    assert (program, words[:2], words[-5:]) == (
+    program, ops = begun.value.args
+    assert (program, ops[:2], ops[-5:]) == (
         "unshare",
         ["unshare", "--user"],
         [sys.executable, "-m", "gossamer", "run", "a b.py"],

@@ -83,7 +83,7 @@ def test_without_a_size_one_is_assumed():
 def test_buckets_that_send_the_same_share_a_line(tmp_path):
     file = tmp_path / "out.json"
     _, output = run("Dense", "--parameters", "400000000", "--json", str(file))
-    alike = [word["bytes_sent"] for word in json.loads(file.read_text())["words"]]
+    alike = [op["bytes_sent"] for op in json.loads(file.read_text())["words"]]
     each = shown(output, "17 buckets, each  Mean")
     assert alike.count(each) == 17
 
@@ -127,7 +127,7 @@ def test_json_says_what_is_printed(tmp_path, script):
     assert record["parameters"] == 2500
     sent = 3 * (250 * 4 + coded_bytes(250, 2500))
     assert record["words"][0] == {"where": "bucket 0", "word": "Gather", "bytes_sent": sent}
-    assert sum(word["bytes_sent"] for word in record["words"]) == record["bytes_sent_per_step"]
+    assert sum(op["bytes_sent"] for op in record["words"]) == record["bytes_sent_per_step"]
     assert record["bytes_sent_per_step"] == shown(output, "total")
     assert record["dense_bytes_sent_per_step"] == 2 * 3 / 4 * 10_000
     assert record["share_of_dense"] == record["bytes_sent_per_step"] / record["dense_bytes_sent_per_step"]
@@ -137,7 +137,7 @@ def test_json_says_what_is_printed(tmp_path, script):
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "ops"),
     [
         (["Topk(1)"], ["no Topk", "TopK(density, feedback=True)"]),
         (["TopK(0.1) + Int8"], ["at most one compressor"]),
@@ -148,11 +148,11 @@ def test_json_says_what_is_printed(tmp_path, script):
         ([], ["Missing argument 'RECIPE'"]),
     ],
 )
-def test_nonsense_is_refused(args, words):
+def test_nonsense_is_refused(args, ops):
     code, output = run(*args)
     assert code != 0
-    for word in words:
-        assert word in output
+    for op in ops:
+        assert op in output
 
 
 def foretold_of(tmp_path, *args):
@@ -188,7 +188,7 @@ def test_without_a_network_nothing_is_foretold(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "ops"),
     [
         (["Dense", "--network", "10mbit"], "--network 10mbit --step-seconds 0.2"),
         (["Dense", "--step-seconds", "1"], "add --network"),
@@ -197,10 +197,10 @@ def test_without_a_network_nothing_is_foretold(tmp_path):
         (["Dense", "--network", "missing.toml", "--step-seconds", "1"], "missing.toml"),
     ],
 )
-def test_a_network_needs_what_a_worker_computes(args, words):
+def test_a_network_needs_what_a_worker_computes(args, ops):
     code, output = run(*args)
     assert code != 0
-    assert words in output
+    assert ops in output
 
 
 def test_a_script_shows_its_own_time(script):
@@ -306,7 +306,7 @@ def test_a_period_is_added_up_and_averaged(tmp_path):
     assert record["bytes_sent_per_step"] == total / 50
     assert f"{record['share_of_dense']:.2%} of the ring's" in output
     assert shown(output, "for the strategy") == record["memory_bytes"]["strategy"] == 8_000_000
-    assert sum(word["bytes_sent"] for word in record["words"]) == total
+    assert sum(op["bytes_sent"] for op in record["words"]) == total
 
 
 def test_passes_that_accumulate_make_one_exchange_and_a_larger_batch(tmp_path):

@@ -179,7 +179,7 @@ def test_bytes_are_those_of_whole_periods_in_which_everything_lands():
 @pytest.mark.processes
 def test_recipes_that_talk_less_are_rehearsed(shapes, tmp_path):
     recipes = ["DiLoCo(4, fragments=2, delay=1) + Int8()", "EveryStep(accumulate=2)"]
-    options = [word for recipe in recipes for word in ("--recipe", recipe)]
+    options = [op for recipe in recipes for op in ("--recipe", recipe)]
     done = subprocess.run(
         [sys.executable, "-m", "gossamer", "rehearse", "--shapes", shapes, "--step-seconds", "0.05", "--workers", "2"]
         + [*options, "--steps", "10", "--json", "out.json"],

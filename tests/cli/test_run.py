@@ -47,10 +47,10 @@ GOSSAMER = [sys.executable, "-c", "from gossamer.cli.main import main; main()"]
 def run(directory: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> Result:
     """`gossamer run` in this process, which has imported already what it needs; its workers are processes."""
     (directory / "train.py").write_text(script)
-    words = ["run", *options, "train.py", *arguments]
+    ops = ["run", *options, "train.py", *arguments]
     with chdir(directory), engine_files_left_open(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gossamer", *words])  # which a run that fails says to write again
-        return CliRunner().invoke(gossamer, words)
+        patch.setattr(sys, "argv", ["gossamer", *ops])  # which a run that fails says to write again
+        return CliRunner().invoke(gossamer, ops)
 
 
 @pytest.mark.processes

@@ -92,8 +92,8 @@ def test_what_cannot_be_sent_is_noticed_before_the_first_word(dtype: str | None,
 
 @pytest.mark.parametrize("name", HALVES)
 def test_half_of_the_bytes_travel_and_the_answer_has_room_of_its_own(name: str) -> None:
-    word = next(Dense(dtype=name).aggregate(FlatTensors(numbers("room"), LAYOUT), State(), AggregationContext(world=2)))
-    assert isinstance(word, AllReduceMean)
-    assert word.out is not None
-    assert word.tensor.nbytes == word.out.nbytes == 2 * N
-    assert word.tensor.data_ptr() != word.out.data_ptr()
+    op = next(Dense(dtype=name).aggregate(FlatTensors(numbers("room"), LAYOUT), State(), AggregationContext(world=2)))
+    assert isinstance(op, AllReduceMean)
+    assert op.out is not None
+    assert op.tensor.nbytes == op.out.nbytes == 2 * N
+    assert op.tensor.data_ptr() != op.out.data_ptr()

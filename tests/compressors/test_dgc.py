@@ -114,14 +114,14 @@ def test_the_largest_of_what_waits_are_sent_and_begin_anew(masking: bool) -> Non
     own = staged.own
     for slot in LAYOUT:
         k = max(1, round(0.1 * slot.numel))
-        largest = slot.span(waiting).abs().topk(k).indices
+        largest = slot.flat_view(waiting).abs().topk(k).indices
         sent = torch.zeros(slot.numel, dtype=torch.bool)
         sent[largest] = True
         for what, there in ((own, False), (group.states[0][RESIDUAL].flat, True)):
-            expected = torch.where(sent ^ there, slot.span(waiting), 0.0)
-            close(slot.span(what), expected, 1e-14)
-        masked = torch.where(sent & masking, 0.0, slot.span(accelerated))
-        close(slot.span(group.states[0][MOMENTUM].flat), masked, 1e-14)
+            expected = torch.where(sent ^ there, slot.flat_view(waiting), 0.0)
+            close(slot.flat_view(what), expected, 1e-14)
+        masked = torch.where(sent & masking, 0.0, slot.flat_view(accelerated))
+        close(slot.flat_view(group.states[0][MOMENTUM].flat), masked, 1e-14)
 
 
 def test_by_hand() -> None:
@@ -177,7 +177,7 @@ def test_masking_leaves_the_others_their_momentum_where_everything_travels() -> 
 def bytes_of(compressor: Compressor, world: int, step: int, numel: int = 4096) -> float:
     at = AggregationContext(step=step, world=world)
     x = FlatTensors.zeros(Layout.of({"matrix": (64, numel // 64)}), dtype=torch.float32, device=torch.device("meta"))
-    return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+    return sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -189,16 +189,16 @@ def test_density_falls_in_five_stages(world: int) -> None:
         assert bytes_of(compressor, world, step) == expected
 
 
-def words(compressor: Compressor, world: int) -> list[str]:
+def ops(compressor: Compressor, world: int) -> list[str]:
     at = AggregationContext(world=world)
     x = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
-    return [word.word for word in price(compressor.aggregate(x, compressor.init(x, at), at), world)]
+    return [op.op for op in price(compressor.aggregate(x, compressor.init(x, at), at), world)]
 
 
 def test_everything_travels_where_it_is_cheaper() -> None:
-    assert words(DGC(density=0.25), 4) == ["Gather"]
-    assert words(DGC(density=0.25), 8) == ["Mean"]
-    assert words(DGC(density=1.0), 2) == ["Mean"]
+    assert ops(DGC(density=0.25), 4) == ["Gather"]
+    assert ops(DGC(density=0.25), 8) == ["Mean"]
+    assert ops(DGC(density=1.0), 2) == ["Mean"]
     for world in (2, 3, 4, 5, 8, 64):
         for density in (0.001, 0.03, 0.2, 0.5, 1.0):
             assert bytes_of(DGC(density=density), world, 0) <= ring(world, 4 * 4096)
@@ -211,9 +211,9 @@ def offered(compressor: DGC, x: Tensor, world: int = 4) -> Tensor:
     """What one worker, fresh, would send of x, without momentum and with a density that sends all."""
     at = AggregationContext(world=world)
     script = compressor.aggregate(FlatTensors(x, LAYOUT), compressor.init(FlatTensors(x, LAYOUT), at), at)
-    word = next(script)
-    assert isinstance(word, AllReduceMean)
-    return word.tensor
+    op = next(script)
+    assert isinstance(op, AllReduceMean)
+    return op.tensor
 
 
 def test_clipping_bounds_the_norm_of_every_tensor() -> None:
@@ -221,10 +221,10 @@ def test_clipping_bounds_the_norm_of_every_tensor() -> None:
     limit = 2.0 / math.sqrt(4)
     sent = offered(DGC(density=1.0, clip=2.0), x)
     for slot in LAYOUT:
-        before, after = slot.span(x), slot.span(sent)
+        before, after = slot.flat_view(x), slot.flat_view(sent)
         expected = before * min(1.0, limit / float(before.norm()))
         close(after, expected, 1e-14)
-    assert any(float(slot.span(x).norm()) > limit for slot in LAYOUT)
+    assert any(float(slot.flat_view(x).norm()) > limit for slot in LAYOUT)
 
 
 def test_what_is_small_is_not_touched_by_clipping() -> None:
@@ -236,7 +236,7 @@ def test_what_is_small_is_not_touched_by_clipping() -> None:
 def test_clipping_bounds_numbers_whose_squares_overflow() -> None:
     sent = offered(DGC(density=1.0, clip=2.0), torch.full((LAYOUT.numel,), 1e30))
     for slot in LAYOUT:
-        assert float(slot.span(sent).norm()) == pytest.approx(1.0, rel=1e-5)
+        assert float(slot.flat_view(sent).norm()) == pytest.approx(1.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

@@ -180,4 +180,4 @@ def test_in_recipes() -> None:
     )
     for silent in (Float4(feedback=False), SignMagnitude(feedback=False)):
         assert not silent.wants_feedback
-        assert silent.shards_well
+        assert silent.reencodable

@@ -51,7 +51,7 @@ class Innocent(Hierarchical):
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         staged = yield from super().aggregate(x, state, at, out)
-        return replace(staged, mine=lambda: x.flat)
+        return replace(staged, own_contribution=lambda: x.flat)
 
 
 def test_own_catches_who_forgets_what_was_lost() -> None:
@@ -81,7 +81,7 @@ def _add(owed: Tensor, slot: Slot, view: Tensor, sizes: Sequence[int], where: Se
     for size, place in zip(sizes, where, strict=True):
         piece, sharers = _piece(piece, size, 0), sharers * size
         start, length = start + place * piece.numel, min(piece.numel, max(length - place * piece.numel, 0))
-    slot.span(owed)[start : start + length] += view.reshape(-1)[:length] * sharers / world
+    slot.flat_view(owed)[start : start + length] += view.reshape(-1)[:length] * sharers / world
 
 
 def check_conservation(compressor: Compressor, world: int, sizes: tuple[int, ...], steps: int = 8) -> None:

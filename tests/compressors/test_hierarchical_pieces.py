@@ -153,12 +153,12 @@ def words_of(compressor: Compressor, rank: int, world: int) -> list[CollectiveOp
         answer = None
         while True:
             try:
-                word = script.send(answer)  # type: ignore[arg-type]
+                op = script.send(answer)  # type: ignore[arg-type]
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
             if each == rank:
-                said.append(word)
-            answer = yield word
+                said.append(op)
+            answer = yield op
 
     group = Group(compressor, world)
     simulate(
@@ -170,16 +170,16 @@ def words_of(compressor: Compressor, rank: int, world: int) -> list[CollectiveOp
     return said
 
 
-def groups(word: CollectiveOp) -> set[tuple[int, ...]]:
-    if isinstance(word, Coalesced):
-        return set().union(*map(groups, word.words))
-    assert isinstance(word, InGroup)
-    return {word.ranks}
+def groups(op: CollectiveOp) -> set[tuple[int, ...]]:
+    if isinstance(op, Coalesced):
+        return set().union(*map(groups, op.ops))
+    assert isinstance(op, InGroup)
+    return {op.ranks}
 
 
 @pytest.mark.parametrize("between", BETWEEN[:-1], ids=repr)
 def test_only_counterparts_talk_between_nodes(between: Compressor) -> None:
-    inside, *across, last = [groups(word) for word in words_of(Hierarchical(between, per_node=2), 5, 8)]
+    inside, *across, last = [groups(op) for op in words_of(Hierarchical(between, per_node=2), 5, 8)]
     assert inside == last == {(4, 5)}
     assert across == [{(1, 3, 5, 7)}] * len(across)
 

@@ -80,7 +80,7 @@ def test_bytes_of_both_phases(world: int) -> None:
         (3, sum((world - 1) * (-(-size // 8) + 4 * -(-size // 64)) for size in LAYOUT.sizes)),
     ]:
         at = AggregationContext(step=step, world=world)
-        sent = sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+        sent = sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))
         assert sent == expected
 
 

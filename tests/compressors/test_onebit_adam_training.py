@@ -127,8 +127,8 @@ class Words(nn.Module):
         with seeded(0):
             self.table, self.head = nn.Embedding(40, 8), nn.Linear(8, 3, bias=False)
 
-    def forward(self, words: Tensor) -> Tensor:
-        found: Tensor = self.head(self.table(words))
+    def forward(self, ops: Tensor) -> Tensor:
+        found: Tensor = self.head(self.table(ops))
         return found
 
 
@@ -142,8 +142,8 @@ def rows_after_training(inner: str = "OneBit(block=8)") -> tuple[Tensor, Tensor]
         worker.attach(model, optimizer, recipe(inner))
         for step in range(12):
             optimizer.zero_grad()
-            words = torch.randint(0, 10, (6,), generator=torch.Generator().manual_seed(10 * step + worker.rank))
-            model(words).square().mean().backward()
+            ops = torch.randint(0, 10, (6,), generator=torch.Generator().manual_seed(10 * step + worker.rank))
+            model(ops).square().mean().backward()
             optimizer.step()
         return before, model.table.weight.detach()[10:].clone()
 

@@ -57,12 +57,12 @@ def test_dimensions_sizes_and_names_decide(route: Route, rest: set[str]) -> None
 def test_names_change_what_travels() -> None:
     packed = FlatTensors(torch.empty(LAYOUT.numel, device="meta"), LAYOUT)
 
-    def words(route: Route) -> list[str]:
+    def ops(route: Route) -> list[str]:
         state = route.init(packed, AggregationContext(world=2))
-        return [each.word for each in price(route.aggregate(packed, state, AggregationContext(world=2)), 2)]
+        return [each.op for each in price(route.aggregate(packed, state, AggregationContext(world=2)), 2)]
 
-    assert words(Route(TopK(density=0.1))) == ["Gather", "Mean"]
-    assert words(Route(TopK(density=0.1), names="*")) == ["Mean"]
+    assert ops(Route(TopK(density=0.1))) == ["Gather", "Mean"]
+    assert ops(Route(TopK(density=0.1), names="*")) == ["Mean"]
 
 
 def test_the_pattern_survives_the_text_of_a_recipe() -> None:

@@ -30,7 +30,7 @@ def sent(compressor: Compressor, world: int, numel: int = 2**20) -> float:
         FlatTensors.zeros(Layout.of({"w": (numel,)}), dtype=torch.float32, device=torch.device("meta")),
         AggregationContext(world=world),
     )
-    return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+    return sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
@@ -44,8 +44,8 @@ def test_bytes_hardly_grow_with_the_workers(codec: Codec) -> None:
 
 def test_a_part_travels_in_two_words() -> None:
     x, at = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta")), AggregationContext(world=4)
-    said = [word.word for word in price(Sharded(Int8()).aggregate(x, State(), at), 4)]
-    assert said == [AllToAll.__name__, AllGather.__name__]
+    said = [op.op for op in price(Sharded(Int8()).aggregate(x, State(), at), 4)]
+    assert said == [AllToAll.name, AllGather.name]
 
 
 # -- the second residual -----------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class Innocent(Sharded):
         before = x.flat.clone()
         staged = yield from super().aggregate(x, state, at, out)
         own = self.inner.decoded(self.inner.encode(FlatTensors(before, x.layout), at), x.layout, before)
-        return replace(staged, mine=lambda: own)
+        return replace(staged, own_contribution=lambda: own)
 
 
 def test_the_laws_catch_a_second_residual_that_is_lost() -> None:
@@ -121,17 +121,17 @@ def test_settled_debts_lie_in_the_residuals(compressor: Compressor) -> None:
 def outstanding(group: Group) -> Tensor:
     """The mean residual and all that is owed, by tensor."""
     found = FlatTensors.zeros(LAYOUT, dtype=torch.float64, device=torch.device("cpu"))
-    placed = {slot.name: slot.span(found.flat) for slot in LAYOUT}
+    placed = {slot.name: slot.flat_view(found.flat) for slot in LAYOUT}
     begun = dict.fromkeys(placed, 0)
     for state in group.states:
         for key, packed in state.items():
             for slot in packed.layout:
                 if key.endswith(OWED):
                     start = begun[slot.name]
-                    placed[slot.name][start : start + slot.numel] += slot.span(packed.flat)
+                    placed[slot.name][start : start + slot.numel] += slot.flat_view(packed.flat)
                     begun[slot.name] += slot.numel
                 else:
-                    placed[slot.name] += slot.span(packed.flat) / group.world
+                    placed[slot.name] += slot.flat_view(packed.flat) / group.world
     return found.flat
 
 
@@ -156,8 +156,8 @@ def test_two_encodings_at_random_are_right_on_average(monkeypatch: pytest.Monkey
 
 def test_parts_of_one_tensor_do_not_share_their_noise() -> None:
     x = FlatTensors(torch.full((64,), 0.3), Layout.of({"w": (64,)}))
-    word = next(Sharded(QSGD(levels=1, block=16)).aggregate(x, State(), AggregationContext(world=2)))
-    assert not torch.equal(word.parts[0][1], word.parts[1][1])
+    op = next(Sharded(QSGD(levels=1, block=16)).aggregate(x, State(), AggregationContext(world=2)))
+    assert not torch.equal(op.parts[0][1], op.parts[1][1])
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def said(compressor: Compressor, world: int, layout: Layout = MILLION) -> list[A
 
 
 def sent(compressor: Compressor, world: int, layout: Layout = MILLION) -> float:
-    return sum(word.bytes_sent for word in said(compressor, world, layout))
+    return sum(op.bytes_sent for op in said(compressor, world, layout))
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_the_bound_holds_wherever_a_region_gets_forty_entries() -> None:
 
 
 def test_a_sum_travels_in_two_words() -> None:
-    assert [word.word for word in said(SUM, 4)] == [AllToAll.__name__, AllGather.__name__]
+    assert [op.op for op in said(SUM, 4)] == [AllToAll.name, AllGather.name]
 
 
 @pytest.mark.parametrize("world", [6, 7])
@@ -95,10 +95,10 @@ def check_crossing() -> None:
     over = {numel: over_dense(numel, 4, 0.7) for numel in range(16, 3000)}
     tie = next(numel for numel in over if over[numel] == 0)
     dearer, cheaper = (next(n for n in over if sign * over[n] > 0) for sign in (1, -1))
-    for numel, word in ((tie, AllReduceMean), (dearer, AllReduceMean), (cheaper, AllToAll)):
+    for numel, op in ((tie, AllReduceMean), (dearer, AllReduceMean), (cheaper, AllToAll)):
         layout = Layout.of({"w": (numel,)})
-        assert said(Feedback(most), 4, layout)[0].word == said(most, 4, layout)[0].word == word.__name__
-        assert (sent(most, 4, layout) == sent(Dense(), 4, layout)) == (word is AllReduceMean)
+        assert said(Feedback(most), 4, layout)[0].op == said(most, 4, layout)[0].op == op.name
+        assert (sent(most, 4, layout) == sent(Dense(), 4, layout)) == (op is AllReduceMean)
 
 
 def test_it_is_the_dense_mean_where_that_costs_as_much_or_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_topk_contracts_each_tensor(density: float) -> None:
         wanted = numbers(seed) ** 3
         top.encode(FlatTensors(wanted, LAYOUT), TWO, residual)
         for slot, count in zip(LAYOUT, top.counts(LAYOUT.sizes), strict=True):
-            left, whole = slot.span(residual.after).square().sum(), slot.span(wanted).square().sum()
+            left, whole = slot.flat_view(residual.after).square().sum(), slot.flat_view(wanted).square().sum()
             assert left <= (1 - count / max(slot.numel, 1)) * whole * (1 + 1e-6)
 
 
@@ -148,12 +148,12 @@ def test_the_frequencies_catch_runs_that_are_not_turned() -> None:
 
 
 def test_places_reach_all_of_a_large_tensor() -> None:
-    n, trials = 2**31 - 1, 400
-    places = torch.cat([draw([5, n], [2, 10], rng.address("large", trial))[2:] for trial in range(trials)]) - 5
+    n, tuner = 2**31 - 1, 400
+    places = torch.cat([draw([5, n], [2, 10], rng.address("large", trial))[2:] for trial in range(tuner)]) - 5
     assert 0 <= int(places.min()) <= int(places.max()) < n
     assert len(set((places % 256).tolist())) == 256, "places keep to a grid"
     tenths = torch.bincount(places * 10 // n, minlength=10)
-    assert float((tenths - trials).abs().max()) / math.sqrt(10 * trials * 0.1 * 0.9) <= 4.5
+    assert float((tenths - tuner).abs().max()) / math.sqrt(10 * tuner * 0.1 * 0.9) <= 4.5
 
 
 def test_all_ranks_draw_alike_and_every_step_anew() -> None:
@@ -175,16 +175,16 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
 # -- RandomK: values -----------------------------------------------------------------------------------------------
 
 
-def worst_bias(random_k: RandomK, trials: int = 1500) -> float:
+def worst_bias(random_k: RandomK, tuner: int = 1500) -> float:
     """The largest |z| of the mean of what is sent against what should be."""
     layout = Layout.of({"a": (12,), "b": (7, 3)})
     x = numbers(1, layout)
     total = torch.zeros(layout.numel, dtype=torch.float64)
-    for step in range(trials):
+    for step in range(tuner):
         total += alone(random_k, x, layout, step)
     rates = [slot.numel / share(random_k.density, slot.numel) for slot in layout for _ in range(slot.numel)]
-    spread = x.abs() * ((torch.tensor(rates) - 1) / trials).sqrt()
-    return float(((total / trials - x).abs() / spread).max())
+    spread = x.abs() * ((torch.tensor(rates) - 1) / tuner).sqrt()
+    return float(((total / tuner - x).abs() / spread).max())
 
 
 def test_without_feedback_it_is_unbiased() -> None:
@@ -192,7 +192,7 @@ def test_without_feedback_it_is_unbiased() -> None:
 
 
 def test_the_bias_of_unscaled_values_is_seen() -> None:
-    assert worst_bias(RandomK(density=0.3), trials=500) > 9
+    assert worst_bias(RandomK(density=0.3), tuner=500) > 9
 
 
 def test_on_average_it_leaves_the_share_that_was_not_drawn() -> None:

@@ -38,7 +38,7 @@ def test_a_codec_in_parts_suits_what_the_codec_suits() -> None:
 
 def nothing_remembered() -> Aggregation:
     yield from ()
-    return AggregationResult(mean=torch.ones(1), mine=lambda: torch.ones(1))
+    return AggregationResult(mean=torch.ones(1), own_contribution=lambda: torch.ones(1))
 
 
 def test_what_goes_on_beside_a_state_leaves_it_as_it_was() -> None:

@@ -32,7 +32,7 @@ def nothing_asked_for(monkeypatch):
 class Fixed:
     """Every word takes ten seconds after the last rank has said it, every broadcast one."""
 
-    def answer(self, words, starts):
+    def answer(self, ops, starts):
         return [max(starts) + 10.0] * len(starts)
 
     def broadcast(self, nbytes, starts):
@@ -110,16 +110,16 @@ def bucket(rounds, **shapes):
 def test_the_last_bucket_takes_the_control_word_along():
     model = measured(buckets=[bucket(1, a=(50, 50)), bucket(1, b=(60, 60), c=(7,))], control_bytes=23)
     first, last = plan(resolve("Dense"), model, 4)
-    assert [type(word) for _, word, _ in first.rounds] == [AllReduceMean]
-    ((_, word, _),) = last.rounds
-    assert isinstance(word, Coalesced)
-    assert [type(each) for each in word.words] == [AllReduceMean, AllGather]
-    assert word.words[1].payload[0].nbytes == 23
+    assert [type(op) for _, op, _ in first.rounds] == [AllReduceMean]
+    ((_, op, _),) = last.rounds
+    assert isinstance(op, Coalesced)
+    assert [type(each) for each in op.ops] == [AllReduceMean, AllGather]
+    assert op.ops[1].payload[0].nbytes == 23
 
 
 def test_a_compressor_of_several_rounds_has_a_computing_time_before_each():
     (only,) = plan(resolve("PowerSGD(rank=2)"), measured(buckets=[bucket(2, a=(50, 50))], control_bytes=23), 4)
-    assert [type(word) for _, word, _ in only.rounds] == [Coalesced, AllReduceMean]
+    assert [type(op) for _, op, _ in only.rounds] == [Coalesced, AllReduceMean]
 
 
 def test_foretold_is_compute_and_what_the_network_adds():
@@ -170,7 +170,7 @@ PASS = 24.0  # seconds; a word takes ten
 
 
 @pytest.mark.parametrize(
-    ("schedule", "words", "seconds", "waiting"),
+    ("schedule", "ops", "seconds", "waiting"),
     [
         (PeriodicSchedule(5), 1, (5 * PASS + 2 + 11 + 3) / 5, 11 / 5),  # nobody trains meanwhile
         (PeriodicSchedule(5, delay=1), 1, (5 * PASS + 2 + 3) / 5, 0.0),  # 11 < 24: hidden
@@ -182,10 +182,10 @@ PASS = 24.0  # seconds; a word takes ten
         (PeriodicSchedule(1, delay=3), 2, PASS + 5, 0.0),
     ],
 )
-def test_training_waits_for_what_has_not_landed(schedule, words, seconds, waiting):
+def test_training_waits_for_what_has_not_landed(schedule, ops, seconds, waiting):
     """2 seconds of offering, 1 of computing before each word, 3 of landing."""
-    going = trip(job(0.0, *[1.0] * words), offering=2.0, landing=3.0)
-    on_lane = 10 * words / schedule.period, words / schedule.period
+    going = trip(job(0.0, *[1.0] * ops), offering=2.0, landing=3.0)
+    on_lane = 10 * ops / schedule.period, ops / schedule.period
     assert turns(schedule, going) == pytest.approx((seconds, waiting, *on_lane))
 
 
@@ -321,7 +321,7 @@ def test_slow_paths_between_sites_do_not_slow_what_is_inside(tmp_path):
     said = told("LocalSGD(50, per_site=2)", str(spec), workers=4, **buckets).step_seconds
     network = read_network(str(spec), 4)
     bucket_and_control = Coalesced((AllReduceMean(floats(1_000_000)), AllGather((floats(6),))))
-    turn = 0.002 + sum(seconds(word, network) for word in (AllGather((floats(4),)), bucket_and_control))
+    turn = 0.002 + sum(seconds(op, network) for op in (AllGather((floats(4),)), bucket_and_control))
     assert said == pytest.approx(inside + turn / 50, rel=1e-3)
     assert said < far
     with pytest.raises(AssertionError):

@@ -40,7 +40,7 @@ def said_of(text, shapes=SHAPES, workers=WORKERS, dtype="float32", buffer_bytes=
 
 
 def gathers(text):
-    return [(word.word, word.bytes_sent) for word in said_of(text).buckets[0]]
+    return [(op.op, op.bytes_sent) for op in said_of(text).buckets[0]]
 
 
 def test_dense_is_the_ring():
@@ -86,8 +86,8 @@ def test_the_total_has_control_and_buffers():
     assert other(said, "control") == control
     assert other(said_of("Dense", control_bytes=22), "control") == (WORKERS - 1) * 22
     assert other(said, "buffers") == 3 / 4 * 400
-    words = sum(sent for _, sent in gathers("TopK(0.05)"))
-    assert said.bytes_sent == said.cycle_bytes_sent == words + control + 300
+    ops = sum(sent for _, sent in gathers("TopK(0.05)"))
+    assert said.bytes_sent == said.cycle_bytes_sent == ops + control + 300
     assert said.share_of_dense == said.bytes_sent / said.dense_bytes_sent
 
 
@@ -110,36 +110,36 @@ def test_the_forecast_is_what_real_tensors_send(text):
         script, answer = compressor.aggregate(x, compressor.init(x, at), at), None
         while True:
             try:
-                word = script.send(answer)
+                op = script.send(answer)
             except StopIteration as stop:
                 return stop.value
-            sent.append(bytes_sent(word, WORKERS, rank))
-            answer = yield word
+            sent.append(bytes_sent(op, WORKERS, rank))
+            answer = yield op
 
     simulate([worker(rank) for rank in range(WORKERS)])
-    assert sum(sent) / WORKERS == sum(word.bytes_sent for word in said_of(text).buckets[0])
+    assert sum(sent) / WORKERS == sum(op.bytes_sent for op in said_of(text).buckets[0])
 
 
 @pytest.mark.parametrize("text", ["Dense", "lan", "TopK(0.05)", "PowerSGD(rank=2)", "home"])
 def test_a_conversation_is_what_is_priced(text):
     recipe, layout = resolve(text), Layout.of(SHAPES)
-    words = trace_ops(recipe, layout, torch.float32, WORKERS)
+    ops = trace_ops(recipe, layout, torch.float32, WORKERS)
     priced = said_of(text).buckets[0]
-    assert sum(bytes_sent(word, WORKERS) for word in words) == sum(word.bytes_sent for word in priced)
+    assert sum(bytes_sent(op, WORKERS) for op in ops) == sum(op.bytes_sent for op in priced)
     with_control = trace_ops(recipe, layout, torch.float32, WORKERS, control_bytes=23)
-    assert len(with_control) == len(words)
-    assert bytes_sent(with_control[0], WORKERS) == bytes_sent(words[0], WORKERS) + 3 * 23
-    assert all(tensor.is_meta for tensor in tensors_of(words[0]))
+    assert len(with_control) == len(ops)
+    assert bytes_sent(with_control[0], WORKERS) == bytes_sent(ops[0], WORKERS) + 3 * 23
+    assert all(tensor.is_meta for tensor in tensors_of(ops[0]))
 
 
-def tensors_of(word):
-    match word:
+def tensors_of(op):
+    match op:
         case AllReduceMean(tensor):
             return [tensor]
         case AllGather(payload):
             return list(payload)
-        case Coalesced(words):
-            return [tensor for each in words for tensor in tensors_of(each)]
+        case Coalesced(ops):
+            return [tensor for each in ops for tensor in tensors_of(each)]
 
 
 def test_a_warm_up_is_over_when_a_step_is_priced():

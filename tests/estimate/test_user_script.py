@@ -79,7 +79,7 @@ def test_a_real_attach_is_priced(tmp_path):
     seen = attached_by(script, [], recipe)
     assert seen.recipe == repr(recipe)
     said = estimate_traffic(recipe, seen, workers=2)
-    assert [word.bytes_sent for words in said.buckets for word in words] == [
+    assert [op.bytes_sent for ops in said.buckets for op in ops] == [
         120 * 4 + coded_bytes(120, 1200),
         ring(4 * 120, 2),
     ]

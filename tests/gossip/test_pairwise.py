@@ -118,9 +118,9 @@ def polite(partner: Partner) -> PeerScript:
         heard = yield Await()
         waiting.extend([heard] if isinstance(heard, Arrived) else [])
         while waiting and not partner.open:
-            word = waiting.pop()
-            assert isinstance(word.word, Push)
-            yield Reply(token=word.token, answer=partner.answer(word.word.stamp, word.word.payload))
+            op = waiting.pop()
+            assert isinstance(op.op, Push)
+            yield Reply(token=op.token, answer=partner.answer(op.op.stamp, op.op.payload))
 
 
 def result(script: PeerScript, answer: Receipt) -> Any:
@@ -160,7 +160,7 @@ class Schedule:
 
     def begin(self, rank: int) -> None:
         """Ask a neighbour, unless this worker is asking already."""
-        peer = self.partners[rank].neighbour(Complete(), len(self.partners), self.steps[rank])
+        peer = self.partners[rank].neighbor(Complete(), len(self.partners), self.steps[rank])
         if self.calls[rank] is None and peer is not None:
             call = initiate(self.partners[rank], peer, self.steps[rank])
             self.steps[rank] += 1
@@ -190,7 +190,7 @@ class Schedule:
             token = len(self.tokens)
             self.tokens[token] = push
             sender, rank = Peer(WORKER, push.stamp.worker), push.to.number
-            self.hear(rank, Arrived(moment=0.0, token=token, sender=sender, word=push))
+            self.hear(rank, Arrived(moment=0.0, token=token, sender=sender, op=push))
 
     def hear(self, rank: int, heard: Arrived | Elapsed) -> None:
         said = self.answerers[rank].send(heard)
@@ -403,13 +403,13 @@ def test_workers_that_ask_each_other_average_once() -> None:
 
 
 def test_workers_that_ask_in_a_circle_average_their_neighbours() -> None:
-    circle = [partner(rank, [value]) for rank, value in enumerate([0.0, 6.0, 12.0])]
-    pushes = [each.ask((each.rank + 1) % 3, 0) for each in circle]
-    receipts = [circle[push.to.number].answer(push.stamp, push.payload) for push in pushes]
-    for each, push, receipt in zip(circle, pushes, receipts, strict=True):
+    endpoints = [partner(rank, [value]) for rank, value in enumerate([0.0, 6.0, 12.0])]
+    pushes = [each.ask((each.rank + 1) % 3, 0) for each in endpoints]
+    receipts = [endpoints[push.to.number].answer(push.stamp, push.payload) for push in pushes]
+    for each, push, receipt in zip(endpoints, pushes, receipts, strict=True):
         assert each.land(push, receipt)
-    assert sum(each.shown.item() for each in circle) == 18.0
-    assert distance(circle) < 72.0 / 2
+    assert sum(each.shown.item() for each in endpoints) == 18.0
+    assert distance(endpoints) < 72.0 / 2
 
 
 def test_nonsense_moves_nothing() -> None:
@@ -514,32 +514,32 @@ def test_half_precision_keeps_what_it_owes_in_float32() -> None:
 
 
 def test_neighbours_are_drawn_by_seed_rank_and_step() -> None:
-    drawn = [partner(0, [0.0], seed=7).neighbour(Ring(), 5, step) for step in range(2000)]
+    drawn = [partner(0, [0.0], seed=7).neighbor(Ring(), 5, step) for step in range(2000)]
     assert set(drawn) == {1, 4}
     assert abs(drawn.count(1) - 1000) < 4 * sqrt(2000) / 2
-    assert drawn == [partner(0, [9.0], seed=7).neighbour(Ring(), 5, step) for step in range(2000)]
+    assert drawn == [partner(0, [9.0], seed=7).neighbor(Ring(), 5, step) for step in range(2000)]
     for options in ({"seed": 8}, {"seed": 7, "rank": 2}):
         others = partner(**{"rank": 0, "values": [0.0], **options})
-        assert [others.neighbour(Complete(), 5, step) for step in range(50)] != drawn[:50]
+        assert [others.neighbor(Complete(), 5, step) for step in range(50)] != drawn[:50]
 
 
 def test_who_left_is_not_asked_and_who_owes_an_answer_comes_first() -> None:
     one = partner(0, [0.0])
     one.gone.add(4)
-    assert {one.neighbour(Ring(), 5, step) for step in range(50)} == {1}
+    assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1}
     one.gone.add(1)
-    assert one.neighbour(Ring(), 5, 0) is None
+    assert one.neighbor(Ring(), 5, 0) is None
     one.gone.discard(4)
     one.gone.discard(1)
-    assert {one.neighbour(Ring(), 5, step) for step in range(50)} == {1, 4}
+    assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1, 4}
     one.ask(4, 0)
-    assert {one.neighbour(Ring(), 5, step) for step in range(50)} == {4}
+    assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {4}
     one.gone.add(4)
-    assert {one.neighbour(Ring(), 5, step) for step in range(50)} == {1}
+    assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1}
     assert one.abandon(4)
     assert not one.abandon(4)
     assert (one.open, one.abandoned) == ((), 1)
-    assert partner(0, [0.0]).neighbour(Complete(), 1, 0) is None
+    assert partner(0, [0.0]).neighbor(Complete(), 1, 0) is None
 
 
 # -- scripts ---------------------------------------------------------------------------------------
@@ -551,9 +551,9 @@ def test_answering_hears_who_comes_and_goes() -> None:
     assert next(script) == Await()
     assert script.send(PeerLeft(moment=0.0, peer=Peer(WORKER, 1))) == Await()
     script.send(PeerLeft(moment=0.0, peer=Peer("trainer", 4)))
-    assert {one.neighbour(Ring(), 5, step) for step in range(50)} == {4}
+    assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {4}
     script.send(PeerJoined(moment=0.0, peer=Peer(WORKER, 1)))
-    assert {one.neighbour(Ring(), 5, step) for step in range(50)} == {1, 4}
+    assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1, 4}
 
 
 def test_answering_shows_the_parameters_to_who_joins() -> None:
@@ -562,8 +562,8 @@ def test_answering_shows_the_parameters_to_who_joins() -> None:
     next(script)
 
     def pull(known: int) -> Pulled:
-        asker, word = Peer(WORKER, 1), Pull(of=Peer(WORKER, 0), key="average", known=known)
-        said = script.send(Arrived(moment=0.0, token=known, sender=asker, word=word))
+        asker, op = Peer(WORKER, 1), Pull(of=Peer(WORKER, 0), key="average", known=known)
+        said = script.send(Arrived(moment=0.0, token=known, sender=asker, op=op))
         assert isinstance(said, Reply)
         assert isinstance(said.answer, Pulled)
         next(script)
@@ -578,8 +578,8 @@ def test_answering_takes_part_in_averages_that_the_sender_asks_for_itself() -> N
     script = answering(one)
     next(script)
     for key, sender, version in (("gradient", 1, -1), ("average", 2, -1), ("average", 1, 1)):
-        word = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, 0), payload=(torch.zeros(1).double(),))
-        said = script.send(Arrived(moment=0.0, token=0, sender=Peer(WORKER, sender), word=word))
+        op = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, 0), payload=(torch.zeros(1).double(),))
+        said = script.send(Arrived(moment=0.0, token=0, sender=Peer(WORKER, sender), op=op))
         assert isinstance(said, Reply)
         assert said.answer.version == version
         next(script)
@@ -615,20 +615,20 @@ def averaged(world: int, exchanges: int, seed: int, topology: Topology, towards:
     before = distance(partners)
     for step in range(exchanges):
         rank = draw.randrange(world)
-        peer = partners[rank].neighbour(topology, world, step) if towards is None else (rank + towards) % world
+        peer = partners[rank].neighbor(topology, world, step) if towards is None else (rank + towards) % world
         assert peer is not None
         exchange(partners[rank], partners[peer], step)
     return distance(partners) / before
 
 
-def check_rate(trials: int = 300, world: int = 6, exchanges: int = 8, **options: Any) -> None:
+def check_rate(tuner: int = 300, world: int = 6, exchanges: int = 8, **options: Any) -> None:
     """E V' = (1 - 1/(n-1)) V: a pair loses |x_i - x_j|^2 / 2, and the n (n-1) / 2 pairs' squares add up to n V.
 
     That holds whatever the start is, so the ratio of the last to the first has this expectation as well.
     """
-    left = torch.tensor([averaged(world, exchanges, seed, Complete(), **options) for seed in range(trials)])
+    left = torch.tensor([averaged(world, exchanges, seed, Complete(), **options) for seed in range(tuner)])
     expected = (1 - 1 / (world - 1)) ** exchanges
-    z = float((left.mean() - expected) / (left.std() / sqrt(trials)))
+    z = float((left.mean() - expected) / (left.std() / sqrt(tuner)))
     assert abs(z) < 4, f"z = {z}"
 
 
@@ -669,7 +669,7 @@ class Machine:
         while self.asked < exchanges or self.partner.open:
             yield from compute(self.step_seconds)
             self.asked += 1
-            peer = self.partner.neighbour(topology, world, self.asked)
+            peer = self.partner.neighbor(topology, world, self.asked)
             if peer is not None:
                 with suppress(PeerLost):
                     yield from initiate(self.partner, peer, self.asked, patience_seconds)

@@ -150,7 +150,7 @@ class Machine:
         self.life, self.awake, self.trained = -1, False, 0
         self.begun: list[tuple[int, Tensor]] = []
         self.partner: Noted
-        self.parting: TerminationProtocol
+        self.termination: TerminationProtocol
 
     def live(self) -> PeerScript:
         self.life += 1
@@ -163,7 +163,7 @@ class Machine:
                 self.begun.append((found.peer, self.start))
             else:
                 self.begin(start_of(self.rank))
-            yield from self.parting.listen()
+            yield from self.termination.listen()
         finally:
             self.awake = False
 
@@ -173,7 +173,7 @@ class Machine:
         one.book = self.book
         if self.life:
             one.gone.update(peer for peer in range(self.world) if peer != self.rank)
-        self.parting, self.partner, self.awake = TerminationProtocol(one, self.world), one, True
+        self.termination, self.partner, self.awake = TerminationProtocol(one, self.world), one, True
 
     def born(self) -> PeerScript:
         while not self.awake:
@@ -189,7 +189,7 @@ class Machine:
             self.parameters += gradient
             self.given += gradient
             self.trained += 1
-            self.parting.steps = self.trained
+            self.termination.steps = self.trained
             one.drain(self.parameters)
 
     def call(self, exchanges: int, patience_seconds: float) -> PeerScript:
@@ -198,7 +198,7 @@ class Machine:
         while asked < exchanges or one.open:
             yield from compute(0.7 + 0.2 * self.rank)
             asked += 1
-            peer = one.neighbour(Complete(), self.world, asked)
+            peer = one.neighbor(Complete(), self.world, asked)
             if peer is not None:
                 with suppress(PeerLost):
                     yield from initiate(one, peer, asked, patience_seconds)
@@ -446,7 +446,7 @@ def check_who_is_done(rule: type[TerminationProtocol]) -> None:
 
     def said(key: str, life: int, about: str = "") -> set[int]:
         push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, with_incarnation(life, 0)), about=about)
-        script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), word=push))
+        script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=push))
         next(script)
         return one._done_here
 
@@ -475,13 +475,13 @@ def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
     script = old.listen()
     next(script)
     greeting = new.say(0, "here")
-    reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), word=next(greeting)))
+    reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=next(greeting)))
     assert not new.told_to_stop
     with pytest.raises(StopIteration):
         greeting.send(reply.answer)
     assert new.told_to_stop
     assert new._done_here == {0}
     next(script)
-    word = Pull(of=Peer(WORKER, 0), key=ROLL)
-    said = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), word=word)).answer
+    op = Pull(of=Peer(WORKER, 0), key=ROLL)
+    said = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), op=op)).answer
     assert decode_status(said.about) == PeerStatus(life=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0))

@@ -68,16 +68,16 @@ def joined(change: Change) -> tuple[Partner, Partner]:
 
     def answers() -> PeerScript:
         script = answering(live)
-        word = next(script)
+        op = next(script)
         while True:
             heard = yield Await()
-            word = script.send(heard)
-            while isinstance(word, Reply):
-                asked = isinstance(heard, Arrived) and isinstance(heard.word, Pull) and heard.word.key == STATE
-                if asked and isinstance(word.answer, Pulled):
-                    word = replace(word, answer=change(word.answer))
-                yield word
-                word = script.send(None)
+            op = script.send(heard)
+            while isinstance(op, Reply):
+                asked = isinstance(heard, Arrived) and isinstance(heard.op, Pull) and heard.op.key == STATE
+                if asked and isinstance(op.answer, Pulled):
+                    op = replace(op, answer=change(op.answer))
+                yield op
+                op = script.send(None)
 
     def joins() -> PeerScript:
         start, counts = yield from receive_state(0, (torch.zeros_like(NUMBERS), torch.zeros_like(COUNTS)), 20.0)

@@ -241,6 +241,6 @@ def test_both_know_the_range(dtype: torch.dtype, terms: int) -> None:
 
 def test_room_is_like_what_it_is_for() -> None:
     x = torch.zeros(buffer_pool.LARGE)
-    assert (buffer_pool.room_like(x).shape, buffer_pool.room_like(x).dtype) == (x.shape, x.dtype)
-    assert buffer_pool.room_like(x, torch.bfloat16).dtype == torch.bfloat16
-    assert buffer_pool.room_like(x.to("meta"), torch.float16).is_meta
+    assert (buffer_pool.scratch_like(x).shape, buffer_pool.scratch_like(x).dtype) == (x.shape, x.dtype)
+    assert buffer_pool.scratch_like(x, torch.bfloat16).dtype == torch.bfloat16
+    assert buffer_pool.scratch_like(x.to("meta"), torch.float16).is_meta

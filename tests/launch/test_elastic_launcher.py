@@ -130,9 +130,9 @@ def test_a_killed_worker_is_named_and_stubborn_ones_do_not_delay_the_end(run: Ru
     ended = time.time()
     assert outcome.failure is not None
     assert (outcome.failure.rank, outcome.exit_code) == (2, 137)
-    ((rank, words),) = run.lines
+    ((rank, ops),) = run.lines
     assert rank == 2
-    assert ended - float(words.split()[-1]) < 5
+    assert ended - float(ops.split()[-1]) < 5
     assert "rank 0 was stopped" in run.log(0)
 
 

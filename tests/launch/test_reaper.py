@@ -102,12 +102,12 @@ def test_a_worker_that_ended_well_is_no_failure(files: RunFiles, code: str) -> N
     assert reaper._deadline is None
 
 
-@pytest.mark.parametrize(("word", "deadline"), [(True, None), (False, 3.0)])
+@pytest.mark.parametrize(("op", "deadline"), [(True, None), (False, 3.0)])
 def test_a_system_that_cannot_look_without_collecting_goes_by_the_workers_last_word(
-    files: RunFiles, monkeypatch: pytest.MonkeyPatch, word: bool, deadline: float | None
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch, op: bool, deadline: float | None
 ) -> None:
     monkeypatch.setattr(reaper_module, "await_end", reaper_module._await_collection)
-    if word:
+    if op:
         write_json(files.finished(0, 0), {"moment": 0.0})
     reaper = ended(files, "import os; os.kill(os.getpid(), 9)")
     assert not reaper.died

@@ -118,7 +118,7 @@ def check_conservation(compressor: Compressor, world: int, *, tolerance: float =
         for key, packed in state.items():
             if key.endswith("residual"):
                 for name, view in packed.items():
-                    LAYOUT.by_name[name].of(owed).add_(view / world)
+                    LAYOUT.by_name[name].view(owed).add_(view / world)
     close(sent + owed, given, tolerance)
 
 
@@ -141,7 +141,7 @@ def check_refuses_to_send_nonsense(compressor: Compressor) -> None:
     for number in (math.nan, math.inf, -math.inf):
         for slot in LAYOUT:
             x = group.gradients()[0]
-            slot.span(x)[-1] = number
+            slot.flat_view(x)[-1] = number
             with pytest.raises(NotFinite):
                 next(compressor.aggregate(FlatTensors(x, LAYOUT), group.states[0], group.at(0)))
 

@@ -177,7 +177,7 @@ class WrongSign(Wrapping):
     def broken(
         self, staged: AggregationResult, x: FlatTensors, state: State, at: AggregationContext
     ) -> AggregationResult:
-        return replace(staged, mine=lambda: -staged.own)
+        return replace(staged, own_contribution=lambda: -staged.own)
 
 
 class MissingDivision(Wrapping):

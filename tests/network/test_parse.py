@@ -58,7 +58,7 @@ def test_a_line_that_sites_share(tmp_path: File) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "ops"),
     [
         ('[default]\nrate = "100mbit"', ["default path has no two ends", "[[paths]]"]),
         (
@@ -85,12 +85,12 @@ def test_a_line_that_sites_share(tmp_path: File) -> None:
         ('[default]\nbetween = ["north", "south"]', ["[default]", "between"]),
     ],
 )
-def test_lines_that_nobody_shares_are_refused(tmp_path: File, more: str, words: list[str]) -> None:
+def test_lines_that_nobody_shares_are_refused(tmp_path: File, more: str, ops: list[str]) -> None:
     file = tmp_path / "offices.toml"
     file.write_text(OFFICES + more + "\n")
     with pytest.raises(NetworkError) as refusal:
         read_network(str(file), 3)
-    assert all(word in str(refusal.value) for word in words), refusal.value
+    assert all(op in str(refusal.value) for op in ops), refusal.value
 
 
 def test_a_line_is_between_two_sites() -> None:
@@ -108,7 +108,7 @@ def test_every_example_can_be_read(file: File) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "ops"),
     [
         ("0mbit", ["positive", "--fault"]),
         ("fast", ["'fast'", "100mbit"]),
@@ -119,10 +119,10 @@ def test_every_example_can_be_read(file: File) -> None:
         ("missing.toml", ["missing.toml"]),
     ],
 )
-def test_what_cannot_be_read(text: str, words: list[str]) -> None:
+def test_what_cannot_be_read(text: str, ops: list[str]) -> None:
     with pytest.raises(NetworkError) as refusal:
         read_network(text, 2)
-    assert all(word in str(refusal.value) for word in words)
+    assert all(op in str(refusal.value) for op in ops)
 
 
 def test_more_workers_than_hosts(tmp_path: File) -> None:

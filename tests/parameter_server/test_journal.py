@@ -51,14 +51,14 @@ def story(told: Told) -> Story:
 
 def tell(told: Told, said: Story) -> Iterator[int]:
     """Say one after the other; before each reply, which."""
-    for number, (worker, word) in enumerate(said):
-        if word is None:
+    for number, (worker, op) in enumerate(said):
+        if op is None:
             told.lose(worker)
             yield number
             continue
-        token = len(told.words)
-        told.words[token] = word
-        event = Arrived(moment=0.0, token=token, sender=Peer(WORKER, worker), word=word)
+        token = len(told.ops)
+        told.ops[token] = op
+        event = Arrived(moment=0.0, token=token, sender=Peer(WORKER, worker), op=op)
         for reply in told.rule.react(told.shard, event):
             told.note([reply])
             yield number

@@ -313,7 +313,7 @@ def owed(job: Run) -> Tensor:
                 for key, packed in state.items():
                     if key.endswith("residual"):
                         for name, view in packed.items():
-                            block.layout.by_name[name].of(values[-1]).copy_(view)
+                            block.layout.by_name[name].view(values[-1]).copy_(view)
             share.put(tuple(values), left)
         total = total + flat(left)
     return total

@@ -175,12 +175,12 @@ ALWAYS_WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), ALWAYS_WRONG, ids=[text[:40] for text, _ in ALWAYS_WRONG])
-def test_refusals_say_what_is_wrong_and_what_to_write(text, words):
+@pytest.mark.parametrize(("text", "ops"), ALWAYS_WRONG, ids=[text[:40] for text, _ in ALWAYS_WRONG])
+def test_refusals_say_what_is_wrong_and_what_to_write(text, ops):
     with pytest.raises(RecipeError) as refusal:
         resolve(text)
-    for word in words:
-        assert word in str(refusal.value)
+    for op in ops:
+        assert op in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_text_too_deep_for_python_itself_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "words"),
+    ("recipe", "ops"),
     [
         (TopK, ["no part of a recipe", "TopK(...)"]),
         (3, ["3 is no part of a recipe"]),
@@ -301,11 +301,11 @@ def test_text_too_deep_for_python_itself_is_refused(monkeypatch):
         (Route(routes(8)), ["more than 8"]),
     ],
 )
-def test_terms_written_in_python_are_checked_alike(recipe, words):
+def test_terms_written_in_python_are_checked_alike(recipe, ops):
     with pytest.raises(RecipeError) as refusal:
         resolve(recipe)
-    for word in words:
-        assert word in str(refusal.value)
+    for op in ops:
+        assert op in str(refusal.value)
 
 
 def test_a_recipe_whose_text_would_be_too_long_to_read_back_is_refused():

@@ -47,10 +47,10 @@ class Noting:
         self._inner, self.rank, self.world = inner, inner.rank, inner.world
         self.begun: list[int] = []
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        words = word.words if isinstance(word, Coalesced) else (word,)
-        self.begun += [each.tensor.numel() for each in words if isinstance(each, AllReduceMean)]
-        return self._inner.begin(word)
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        ops = op.ops if isinstance(op, Coalesced) else (op,)
+        self.begun += [each.tensor.numel() for each in ops if isinstance(each, AllReduceMean)]
+        return self._inner.begin(op)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -71,8 +71,8 @@ def trained(recipe: str, wrap: Any = lambda transport: transport) -> Tensor:
             inputs, targets = batch(step, worker.rank)
             mse_loss(model(inputs), targets).backward()
             optimizer.step()
-        assert session._exchange is not None
-        assert len(session._exchange.buckets) == 6
+        assert session._synchronizer is not None
+        assert len(session._synchronizer.buckets) == 6
         return parameters(model)
 
     first, *others = cluster(work, 3, wrap)
@@ -124,7 +124,9 @@ def exchanged(round_: StepReduction, cargo: list[Bucket]) -> None:
 
 def closing() -> StepTrailer:
     nothing = np.zeros(0, dtype=bool)
-    report = StepReport(weight=1.0, presence=Presence.TRAINING, settings=0, culprit=NOBODY, used=nothing, moved=nothing)
+    report = StepReport(
+        weight=1.0, presence=Presence.TRAINING, settings=0, first_nonfinite=NOBODY, used=nothing, moved=nothing
+    )
     return StepTrailer(report=report, settings="", buffers=())
 
 
@@ -150,7 +152,7 @@ class OfLength(Compressor):
         mean = x.flat.clone()
         for _ in range(x.flat.numel()):
             mean = yield AllReduceMean(mean)
-        return AggregationResult(mean=mean, mine=lambda: mean)
+        return AggregationResult(mean=mean, own_contribution=lambda: mean)
 
 
 def check_places(in_place: Callable[[StepReduction], list[AggregationResult]]) -> None:
@@ -230,20 +232,20 @@ class Breaking:
     world: int = 1
     begun: list[CollectiveOp] = field(default_factory=list)
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         number = len(self.begun)
-        self.begun.append(word)
+        self.begun.append(op)
 
         def wait() -> Any:
             if number == self.last:
                 raise PeerLost(f"nobody answered word {number}")
-            return simulate([_saying(word)])[0]
+            return simulate([_saying(op)])[0]
 
         return wait
 
 
-def _saying(word: CollectiveOp) -> Generator[CollectiveOp, Any, Any]:
-    return (yield word)
+def _saying(op: CollectiveOp) -> Generator[CollectiveOp, Any, Any]:
+    return (yield op)
 
 
 class Refusing(PowerSGD):
@@ -257,12 +259,12 @@ class Refusing(PowerSGD):
 
 def on_a_lane(compressor: Compressor, transport: Any) -> list[Work[Any]]:
     """Three buckets, handed to a lane one by one; the last takes the report along."""
-    lane = CommThread(torch.device("cpu"))
+    comm_thread = CommThread(torch.device("cpu"))
     cargo = [bucket({f"{number}": (10, 12)}) for number in range(3)]
     round_ = StepReduction(compressor, transport, list("012"), AggregationContext(), 1.0, 1.0)
-    tickets: list[Work[Any]] = [lane.submit(partial(round_.exchange, each, NO_INPUT, 1.0)) for each in cargo[:2]]
-    tickets.append(lane.submit(partial(round_.close, cargo[2], NO_INPUT, 1.0, closing())))
-    lane.close()
+    tickets: list[Work[Any]] = [comm_thread.submit(partial(round_.exchange, each, NO_INPUT, 1.0)) for each in cargo[:2]]
+    tickets.append(comm_thread.submit(partial(round_.close, cargo[2], NO_INPUT, 1.0, closing())))
+    comm_thread.close()
     return tickets
 
 

@@ -66,7 +66,7 @@ def test_a_script_shows_the_model_it_attaches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "ops"),
     [
         ("[[", "not JSON"),
         ('{"a": 1}', "not a list"),
@@ -81,9 +81,9 @@ def test_a_script_shows_the_model_it_attaches(tmp_path):
         ('[["a", [3], 1.0], ["a", [4], 0.5]]', "several tensors named a"),
     ],
 )
-def test_nonsense_in_a_file_is_refused(tmp_path, content, words):
+def test_nonsense_in_a_file_is_refused(tmp_path, content, ops):
     (tmp_path / "bad.json").write_text(content)
-    with pytest.raises(ShapesError, match=words):
+    with pytest.raises(ShapesError, match=ops):
         find_shapes(str(tmp_path / "bad.json"))
 
 

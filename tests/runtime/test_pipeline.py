@@ -52,7 +52,7 @@ class Noting:
     def __init__(self, number: int, rounds: int, notes: list[tuple[str, int, int]]) -> None:
         self._number, self._rounds, self._notes, self._said = number, rounds, notes, 0
 
-    def go_on(self) -> bool:
+    def advance(self) -> bool:
         if self._said:
             self._notes.append(("hear", self._number, self._said - 1))
         if self._said == self._rounds:
@@ -64,10 +64,10 @@ class Noting:
 
 def noted(rounds: Sequence[int], window: int = 2) -> list[tuple[str, int, int]]:
     notes: list[tuple[str, int, int]] = []
-    conveyor = Pipeline(window)
+    pipeline = Pipeline(window)
     for number, count in enumerate(rounds):
-        conveyor.put(Noting(number, count, notes))
-    conveyor.finish()
+        pipeline.put(Noting(number, count, notes))
+    pipeline.finish()
     return notes
 
 
@@ -102,11 +102,11 @@ def test_answers_are_waited_for_as_late_as_the_next_round_allows() -> None:
 
 def test_what_was_put_in_last_is_not_waited_for() -> None:
     notes: list[tuple[str, int, int]] = []
-    conveyor = Pipeline()
-    conveyor.put(Noting(0, 2, notes))
+    pipeline = Pipeline()
+    pipeline.put(Noting(0, 2, notes))
     assert notes == [("begin", 0, 0)]
-    conveyor.finish()
-    conveyor.finish()  # there is nothing left
+    pipeline.finish()
+    pipeline.finish()  # there is nothing left
     assert len(notes) == 4
 
 
@@ -132,13 +132,13 @@ class Faraway:
         self.rank, self.world = inner.rank, inner.world
         self.due: list[float] = []
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        due = self._meet(f"begin {form(word)}") + ROUND_TRIP
-        answered = self._inner.begin(word)
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        due = self._meet(f"begin {form(op)}") + ROUND_TRIP
+        answered = self._inner.begin(op)
         self.due.append(due)
 
         def wait() -> Any:
-            self._meet(f"wait for {form(word)}")
+            self._meet(f"wait for {form(op)}")
             self._clock.now = max(self._clock.now, due)
             return answered()
 
@@ -146,7 +146,7 @@ class Faraway:
 
     def _meet(self, what: str) -> float:
         """The moment at which the last rank is there."""
-        texts = self._inner.gather_text(f"{what}@{self._clock.now}")
+        texts = self._inner.all_gather_text(f"{what}@{self._clock.now}")
         said, moments = zip(*(text.split("@") for text in texts), strict=True)
         assert len(set(said)) == 1, f"the ranks did different things at once: {said}"
         return max(map(float, moments))
@@ -155,17 +155,17 @@ class Faraway:
         return getattr(self._inner, name)
 
 
-def form(word: CollectiveOp) -> str:
+def form(op: CollectiveOp) -> str:
     """What tells words apart: no two buckets are equally large."""
-    match word:
+    match op:
         case AllReduceMean(tensor):
             return f"mean {tensor.shape}"
         case AllGather(payload) | NeighborAllGather(payload):
-            return f"{type(word).__name__} {[each.shape for each in payload]}"
+            return f"{type(op).__name__} {[each.shape for each in payload]}"
         case AllToAll(parts):
             return f"exchange {[each.shape for each in parts[0]]}"
         case _:
-            return str([form(each) for each in word.words])
+            return str([form(each) for each in op.ops])
 
 
 def taking(script: Script, clock: Clock, seconds: Iterator[float]) -> Generator[CollectiveOp, Any, Any]:
@@ -174,10 +174,10 @@ def taking(script: Script, clock: Clock, seconds: Iterator[float]) -> Generator[
     while True:
         clock.now += next(seconds)
         try:
-            word = script.send(answer)
+            op = script.send(answer)
         except StopIteration as stop:
             return stop.value
-        answer = yield word
+        answer = yield op
 
 
 class ByReadiness(Pipeline):
@@ -202,7 +202,7 @@ class ByReadiness(Pipeline):
             self._go_on(*turn[1:])
 
     def _go_on(self, number: int, going: Any) -> None:
-        if going.go_on():
+        if going.advance():
             self._open.append((self._transport.due[-1], number, going))
 
 
@@ -215,10 +215,10 @@ class CountedTwice(ScriptRun):
         super().__init__(script, transport)
         self._clock = clock
 
-    def go_on(self) -> bool:
+    def advance(self) -> bool:
         if self.begun is not None:
             self._wire += self._clock.now - self.begun
-        going = super().go_on()
+        going = super().advance()
         self.begun = self._clock.now
         return going
 
@@ -258,12 +258,12 @@ def travelled(
             AggregationContext(rank=rank, world=WORLD),
             computing(rank),
         )
-        conveyor, performances = belt(clock, transport), []
+        pipeline, performances = belt(clock, transport), []
         for bucket in buckets(rank):
             script = compressor.aggregate(bucket, compressor.init(bucket, at), at)
             performances.append(speaker(taking(script, clock, seconds), transport, clock))
-            conveyor.put(performances[-1])
-        conveyor.finish()
+            pipeline.put(performances[-1])
+        pipeline.finish()
         return [each.performed for each in performances], clock.now
 
     return in_threads(work, WORLD)
@@ -320,7 +320,7 @@ class Scribbling(PowerSGD):
         room = SCRIBBLED[at.rank][: x.flat.numel()]
         mean = yield AllReduceMean(room.copy_(x.flat), room)
         mean = mean.clone()
-        return AggregationResult(mean=mean, mine=lambda: mean)
+        return AggregationResult(mean=mean, own_contribution=lambda: mean)
 
 
 SCRIBBLED = torch.empty(WORLD, 1000)

@@ -41,22 +41,22 @@ FIRST = pipeline_tuner.FIRST_TRIAL + len(TRIAL_DEPTHS)  # exchanges until the fi
 # -- which exchange tries what -----------------------------------------------------------------------------------------
 
 
-def windows(trials: Sequence[PipelineTuner], count: int, seconds: Callable[[int, int], float]) -> list[int]:
+def windows(tuner: Sequence[PipelineTuner], count: int, seconds: Callable[[int, int], float]) -> list[int]:
     """Of so many exchanges, which take seconds(number, window) on all ranks; all ranks have the same one."""
     found = []
     for number in range(count):
-        (window,) = {each.window for each in trials}
+        (window,) = {each.window for each in tuner}
         found.append(window)
-        for each in trials:
+        for each in tuner:
             each.ended(seconds(number, window))
-        compare(trials)
+        compare(tuner)
     return found
 
 
-def compare(trials: Sequence[PipelineTuner]) -> None:
-    (over,) = {each.over for each in trials}
+def compare(tuner: Sequence[PipelineTuner]) -> None:
+    (over,) = {each.over for each in tuner}
     if over:
-        simulate([each.compare() for each in trials])
+        simulate([each.compare() for each in tuner])
 
 
 @pytest.mark.parametrize(("faster", "kept"), [(1, 1), (2, 2)])
@@ -98,12 +98,12 @@ class ByItself(PipelineTuner):
 
 def check_alike(rule: type[PipelineTuner]) -> None:
     """Three ranks find two at once faster by 1 s, one slower by 4 s: together they lose."""
-    trials = [rule() for _ in range(WORLD)]
+    tuner = [rule() for _ in range(WORLD)]
     for _ in range(FIRST):
-        for rank, each in enumerate(trials):
+        for rank, each in enumerate(tuner):
             each.ended(10.0 + (each.window == DEPTH) * (4.0 if rank == 2 else -1.0))
-    compare(trials)
-    assert {each.window for each in trials} == {1}
+    compare(tuner)
+    assert {each.window for each in tuner} == {1}
 
 
 def test_ranks_that_disagree_keep_the_same() -> None:
@@ -116,21 +116,21 @@ def test_a_rank_that_asks_nobody_is_caught() -> None:
 
 
 def test_a_rank_without_data_has_no_say() -> None:
-    trials = [PipelineTuner(), PipelineTuner()]
+    tuner = [PipelineTuner(), PipelineTuner()]
     for _ in range(FIRST):
-        trials[0].ended(1.0 if trials[0].window == DEPTH else 2.0)
-        trials[1].ended(None)
-    compare(trials)
-    assert [each.window for each in trials] == [2, 2]
+        tuner[0].ended(1.0 if tuner[0].window == DEPTH else 2.0)
+        tuner[1].ended(None)
+    compare(tuner)
+    assert [each.window for each in tuner] == [2, 2]
 
 
 def test_where_nobody_has_data_all_stays_as_it_is() -> None:
-    trials = [PipelineTuner(), PipelineTuner()]
+    tuner = [PipelineTuner(), PipelineTuner()]
     for _ in range(FIRST):
-        for each in trials:
+        for each in tuner:
             each.ended(None)
-    compare(trials)
-    assert [each.window for each in trials] == [DEPTH, DEPTH]
+    compare(tuner)
+    assert [each.window for each in tuner] == [DEPTH, DEPTH]
 
 
 # -- what it saves and costs, in virtual time --------------------------------------------------------------------------
@@ -169,8 +169,8 @@ class OneLine:
     case: Case
     free: float = 0.0
 
-    def answer(self, words: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
-        self.free = max(self.free, *starts) + 8 * bytes_sent(words[0], WORLD) / self.case.bits_per_second
+    def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
+        self.free = max(self.free, *starts) + 8 * bytes_sent(ops[0], WORLD) / self.case.bits_per_second
         return [self.free + self.case.round_trip_seconds] * len(starts)
 
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]:
@@ -205,9 +205,9 @@ def measured(case: Case) -> WorkloadProfile:
     )
 
 
-def job(bucket: BucketProfile, words: Sequence[CollectiveOp]) -> BucketJob:
+def job(bucket: BucketProfile, ops: Sequence[CollectiveOp]) -> BucketJob:
     *before, last = bucket.computing_seconds
-    rounds = list(zip(before, words, bucket.engine_seconds, strict=True))
+    rounds = list(zip(before, ops, bucket.engine_seconds, strict=True))
     return BucketJob(ready_seconds=bucket.ready_seconds, rounds=rounds, last_seconds=last)
 
 
@@ -334,13 +334,13 @@ def cargo(rank: int) -> list[Bucket]:
 
 def closing(presence: Presence) -> StepTrailer:
     nothing = np.zeros(0, dtype=bool)
-    report = StepReport(weight=1.0, presence=presence, settings=0, culprit=NOBODY, used=nothing, moved=nothing)
+    report = StepReport(weight=1.0, presence=presence, settings=0, first_nonfinite=NOBODY, used=nothing, moved=nothing)
     return StepTrailer(report=report, settings="", buffers=())
 
 
 def exchanged(
     monkeypatch: pytest.MonkeyPatch,
-    trials: Callable[[], PipelineTuner | None],
+    tuner: Callable[[], PipelineTuner | None],
     *,
     slow: Callable[[int, int], float] = lambda rank, window: 1.0,
     presence: Sequence[Presence] = (Presence.TRAINING,) * 2,
@@ -350,11 +350,11 @@ def exchanged(
     group = SimulatedGroup(2)
 
     def work(rank: int) -> tuple[list[int], torch.Tensor]:
-        tried, buckets, found = trials(), cargo(rank), []
+        tried, buckets, found = tuner(), cargo(rank), []
         for number in range(FIRST + 2):
             at = AggregationContext(step=number, rank=rank, world=2)
-            round_ = StepReduction(PowerSGD(rank=2), group.transports[rank], list("012"), at, 1.0, 1.0, trials=tried)
-            found.append(round_._conveyor._window)
+            round_ = StepReduction(PowerSGD(rank=2), group.transports[rank], list("012"), at, 1.0, 1.0, tuner=tried)
+            found.append(round_._pipeline._window)
             round_._began -= slow(rank, found[-1])
             *before, last = buckets
             for each in before:
@@ -382,5 +382,5 @@ def test_who_keeps_others_company_has_no_say(monkeypatch: pytest.MonkeyPatch) ->
     def slow(rank: int, window: int) -> float:
         return 1.0 + (window == DEPTH) * (9 * rank - 0.5)
 
-    found = exchanged(monkeypatch, PipelineTuner, slow=slow, presence=(Presence.TRAINING, Presence.GONE))
+    found = exchanged(monkeypatch, PipelineTuner, slow=slow, presence=(Presence.TRAINING, Presence.OUT_OF_DATA))
     assert [windows[-1] for windows, _ in found] == [DEPTH, DEPTH]

@@ -284,20 +284,20 @@ def test_what_closes_a_gap_follows_from_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("frozen", "words"),
+    ("frozen", "ops"),
     [
         (2.8, "is not what closes the gap: +56.6 beside +56.6"),
         (2.3, "closes 50% more of the gap: +21.2 beside +56.6"),
     ],
 )
-def test_variance_is_to_blame_only_where_freezing_it_helps(frozen: float, words: str) -> None:
+def test_variance_is_to_blame_only_where_freezing_it_helps(frozen: float, ops: str) -> None:
     runs = [
         *closing_runs(2.01),
         *trained(ADAMW_TASK, "Warmup(TopK(density=0.01), steps=25)", 2.8, 40.0),
         *trained(ADAMW_TASK, "OneBitAdam(warmup=25, inner=TopK(density=0.01))", frozen, 40.0),
     ]
     found = closing_part(runs, [])
-    assert f"To freeze Adam's variance after 25 dense steps, and send its momentum, {words}" in found
+    assert f"To freeze Adam's variance after 25 dense steps, and send its momentum, {ops}" in found
 
 
 def test_the_gap_under_sgd_stands_beside() -> None:

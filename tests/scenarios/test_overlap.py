@@ -27,11 +27,11 @@ class Slow:
     def __init__(self, inner: Transport) -> None:
         self._inner, self.rank, self.world = inner, inner.rank, inner.world
 
-    def answer(self, word: CollectiveOp) -> Any:
-        return self.begin(word)()
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        answered, due = self._inner.begin(word), time.perf_counter() + self.delay_seconds
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        answered, due = self._inner.begin(op), time.perf_counter() + self.delay_seconds
 
         def wait() -> Any:
             time.sleep(max(0.0, due - time.perf_counter()))  # the link's delay, not a synchronisation

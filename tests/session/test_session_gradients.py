@@ -48,7 +48,7 @@ def test_unused_frozen_and_tied_parameters(recipe: str) -> None:
         assert torch.equal(parameters(model.never), untouched), "weight decay moved what nobody used"
         remembered = session.state_dict()["state"]
         if "never.weight" in remembered:
-            fresh = session.recipe.compressor.init(session._exchange.buckets[0].packed, session._at())  # type: ignore
+            fresh = session.recipe.compressor.init(session._synchronizer.buckets[0].packed, session._at())  # type: ignore
             for key, value in remembered["never.weight"].items():
                 assert torch.equal(value, fresh[key]["never.weight"]), "what nobody used left a trace"
         return parameters(model)

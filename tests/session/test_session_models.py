@@ -114,13 +114,13 @@ def test_compiled_models_keep_their_names() -> None:
         compiled = torch.compile(model, backend="aot_eager")
         optimizer = sgd(model)
         session = worker.attach(compiled, optimizer, "TopK(0.5)")  # type: ignore[arg-type]
-        assert session._exchange is not None
+        assert session._synchronizer is not None
         for step in range(2):
             optimizer.zero_grad()
             inputs, targets = batch(step, worker.rank)
             mse_loss(compiled(inputs), targets).backward()
             optimizer.step()
-        return parameters(model), session._exchange.buckets[0].layout.names
+        return parameters(model), session._synchronizer.buckets[0].layout.names
 
     results = [cluster(work, 1)[0]] if os.environ.get("GOSSAMER_NO_COMPILE") else cluster(work, 2)
     agree([ended for ended, _ in results])

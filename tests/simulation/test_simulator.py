@@ -45,8 +45,8 @@ def push(step: int = 0, to: Peer = SERVER, within_seconds: float | None = None) 
     return Push(to=to, key="w", stamp=Stamp(0, step), payload=FOUR, within_seconds=within_seconds)
 
 
-def answer_to(word: Push | Pull) -> Answer:
-    return Receipt(version=7) if isinstance(word, Push) else Pulled(version=7, payload=TWO_NUMBERS)
+def answer_to(op: Push | Pull) -> Answer:
+    return Receipt(version=7) if isinstance(op, Push) else Pulled(version=7, payload=TWO_NUMBERS)
 
 
 def server(log: list[Any] | None = None) -> Callable[[], PeerScript]:
@@ -58,7 +58,7 @@ def server(log: list[Any] | None = None) -> Callable[[], PeerScript]:
             heard = yield Await()
             log.append(line(heard))
             if isinstance(heard, Arrived):
-                yield Reply(token=heard.token, answer=answer_to(heard.word))
+                yield Reply(token=heard.token, answer=answer_to(heard.op))
 
     return script
 
@@ -66,7 +66,7 @@ def server(log: list[Any] | None = None) -> Callable[[], PeerScript]:
 def line(heard: PeerEvent) -> tuple[Any, ...]:
     """(moment, "PeerJoined" | "PeerLeft", peer), (moment, "Elapsed") or (moment, "Arrived", sender, step)."""
     match heard:
-        case Arrived(sender=sender, word=Push(stamp=stamp)):
+        case Arrived(sender=sender, op=Push(stamp=stamp)):
             return heard.moment, "Arrived", sender, stamp.step
         case PeerJoined(peer=peer) | PeerLeft(peer=peer):
             return heard.moment, type(heard).__name__, peer
@@ -81,16 +81,16 @@ def comings(log: list[Any]) -> list[Any]:
     return [entry for entry in log if entry[1] in ("PeerJoined", "PeerLeft")]
 
 
-def saying(*words: Any) -> Callable[[], PeerScript]:
+def saying(*ops: Any) -> Callable[[], PeerScript]:
     """Says one after the other, or computes for so many seconds; returns (moment, answer) of each word."""
 
     def script() -> PeerScript:
         heard = []
-        for word in words:
-            if isinstance(word, float):
-                yield from compute(word)
+        for op in ops:
+            if isinstance(op, float):
+                yield from compute(op)
             else:
-                answer = yield word
+                answer = yield op
                 heard.append(((yield from compute(0)), answer))
         return heard
 
@@ -151,7 +151,7 @@ def check_a_lost_answer_is_given_again() -> None:
     with fates((1.0,), ()):
         trace = simulate_peers({SERVER: script, ONE: saying(push())}, VirtualNetwork(resend_seconds=4.0), 0)
     assert [arrived.moment for arrived in heard] == [1.0, 5.0]
-    assert heard[0].word is heard[1].word
+    assert heard[0].op is heard[1].op
     assert heard[0].token != heard[1].token
     assert trace.result(ONE) == [(6.0, Receipt(version=2))]
 
@@ -173,9 +173,9 @@ def check_doubles_arrive() -> None:
 
 def check_words_at_once_overtake_each_other() -> None:
     log: list[Any] = []
-    words = AtOnce((push(5), Pull(of=SERVER, key="w"), push(6)))
+    ops = AtOnce((push(5), Pull(of=SERVER, key="w"), push(6)))
     with fates((3.0,), (2.0,), (1.0,)):
-        trace = simulate_peers({SERVER: server(log), ONE: saying(words, AtOnce(()))}, VirtualNetwork(), 0)
+        trace = simulate_peers({SERVER: server(log), ONE: saying(ops, AtOnce(()))}, VirtualNetwork(), 0)
     assert arrivals(log) == [(1.0, ONE, 6), (2.0,), (3.0, ONE, 5)]
     pulled = Pulled(version=7, payload=TWO_NUMBERS)
     assert trace.result(ONE) == [(4.0, [Receipt(version=7), pulled, Receipt(version=7)]), (4.0, [])]
@@ -212,11 +212,11 @@ def check_patience() -> None:
 
 def check_patience_with_several() -> None:
     """The least patient word decides, and all of them are given up: none is said again."""
-    words = AtOnce((push(1, within_seconds=3.0), push(2, within_seconds=2.0), push(3)))
+    ops = AtOnce((push(1, within_seconds=3.0), push(2, within_seconds=2.0), push(3)))
     log: list[Any] = []
     with fates((0.5,), (), (), (0.5,)):
         net = VirtualNetwork(resend_seconds=3.0)
-        trace = simulate_peers({SERVER: server(log), ONE: saying(words), TWO: idle(9.0)}, net, 0)
+        trace = simulate_peers({SERVER: server(log), ONE: saying(ops), TWO: idle(9.0)}, net, 0)
     assert trace.ended[ONE].moment == 2.0
     assert arrivals(log) == [(0.5, ONE, 1)]
     with pytest.raises(PeerLost, match=r"\(step 2\).*\(step 3\)"):
@@ -391,8 +391,8 @@ def check_a_stopped_server_hears_later() -> None:
 def check_a_long_stop_counts_as_leaving() -> None:
     log: list[Any] = []
     faults = [Pause(ONE, 1.0, 1.5), Pause(ONE, 4.0, 3.0), Pause(ONE, 5.0, 1.0)]
-    words = (Await(until=0.75), Await(until=1.5), Await(until=5.0), Await(until=8.0))
-    trace = simulate_peers({SERVER: server(log), ONE: saying(*words)}, over(faults, dead_after_seconds=2.0), 0)
+    ops = (Await(until=0.75), Await(until=1.5), Await(until=5.0), Await(until=8.0))
+    trace = simulate_peers({SERVER: server(log), ONE: saying(*ops)}, over(faults, dead_after_seconds=2.0), 0)
     assert comings(log) == [(0.25, "PeerJoined", ONE), (6.0, "PeerLeft", ONE), (7.25, "PeerJoined", ONE)]
     assert [line(answer) for _, answer in trace.result(ONE)] == [
         (0.25, "PeerJoined", SERVER),
@@ -416,8 +416,8 @@ def writing(moment: float, tensor: torch.Tensor) -> Callable[[], PeerScript]:
 def check_who_writes_to_a_payload_under_way() -> None:
     for moment, written in ((0.125, True), (0.375, True), (0.625, False)):
         tensor = torch.zeros(3, dtype=torch.bfloat16)
-        word = Push(to=SERVER, key="w", stamp=Stamp(0, 0), payload=(tensor, torch.zeros(2, device="meta")))
-        scripts = {SERVER: server(), ONE: saying(word), TWO: writing(moment, tensor)}
+        op = Push(to=SERVER, key="w", stamp=Stamp(0, 0), payload=(tensor, torch.zeros(2, device="meta")))
+        scripts = {SERVER: server(), ONE: saying(op), TWO: writing(moment, tensor)}
         assert simulate_peers(scripts, over(), 0).ended[ONE].moment == 0.5
         tensor.zero_()
         if not written:
@@ -447,10 +447,10 @@ def count(seed: int, once: bool, idle_seconds: float = 0.0) -> tuple[int, Trace]
         while True:
             heard = yield Await()
             if isinstance(heard, Arrived):
-                assert isinstance(heard.word, Push)
-                stamp = heard.word.stamp
+                assert isinstance(heard.op, Push)
+                stamp = heard.op.stamp
                 if not once or stamp not in counted:
-                    total += int(heard.word.payload[0].sum())
+                    total += int(heard.op.payload[0].sum())
                 counted[stamp] = total
                 yield Reply(token=heard.token, answer=Receipt(version=total))
 
@@ -706,8 +706,8 @@ def test_faults_to_who_has_ended_change_nothing() -> None:
 
 def test_bytes_through_machines() -> None:
     beside = Peer("server", 1)
-    words = (push(), push(to=beside), Pull(of=beside, key="w"))
-    trace = simulate_peers({SERVER: server(), beside: server(), ONE: saying(), TWO: saying(*words)}, HALF, 0)
+    ops = (push(), push(to=beside), Pull(of=beside, key="w"))
+    trace = simulate_peers({SERVER: server(), beside: server(), ONE: saying(), TWO: saying(*ops)}, HALF, 0)
     assert trace.bytes_through() == {SERVER: 16, beside: 24, TWO: 40}
     assert trace.bytes_through(lambda peer: peer.number) == {0: 16, 1: 16}
     assert max(trace.bytes_through().values()) == 40

@@ -292,7 +292,7 @@ def test_several_buckets_are_as_one(recipe: str, monkeypatch: pytest.MonkeyPatch
         "gossamer.synchronizers.stages.assign_buckets", lambda parameters: assign_buckets(parameters, 1)
     )
     for whole, parts in zip(together, run(recipe, 7), strict=True):
-        assert len(parts.session._exchange.buckets) == 6 > len(whole.session._exchange.buckets)  # type: ignore[union-attr]
+        assert len(parts.session._synchronizer.buckets) == 6 > len(whole.session._synchronizer.buckets)  # type: ignore[union-attr]
         for one, other in zip(whole.path, parts.path, strict=True):
             assert torch.equal(one, other)
 

@@ -34,7 +34,7 @@ class Told:
         first = self.workers[0]
         self.shard = shard_of(first.description.text(), first.values(tensors))
         self.shapes, self._tokens = shapes, count()
-        self.words: dict[int, Ask] = {}
+        self.ops: dict[int, Ask] = {}
         self.answers: list[tuple[int, Answer]] = []
 
     @property
@@ -56,11 +56,11 @@ class Told:
         known = share.copy.version if known is None else known
         return Pull(of=share.peer, key=PARAMETERS, known=known, at_least=at_least)
 
-    def say(self, worker: int, word: Ask) -> list[Answer]:
+    def say(self, worker: int, op: Ask) -> list[Answer]:
         """What is answered now, to this word or to others that waited."""
         token = next(self._tokens)
-        self.words[token] = word
-        return self.hear(Arrived(moment=0.0, token=token, sender=Peer(WORKER, worker), word=word))
+        self.ops[token] = op
+        return self.hear(Arrived(moment=0.0, token=token, sender=Peer(WORKER, worker), op=op))
 
     def lose(self, worker: int) -> list[Answer]:
         return self.hear(PeerLeft(moment=0.0, peer=Peer(WORKER, worker)))

@@ -116,14 +116,14 @@ def _gradients(model: nn.Module) -> Tensor:
 def owed_and_in_flight(trace: Trace) -> Tensor:
     """What a worker did and the others have not got yet: (n,), in the model's order."""
     session, state = trace.session, trace.session.state_dict()
-    assert session._exchange is not None
+    assert session._synchronizer is not None
     found = {name: torch.zeros_like(parameter) for name, parameter in trace.model.named_parameters()}
     for name, kept in state["state"].items():
         for key, tensor in kept.items():
             if key.endswith("residual"):
                 found[name] += tensor
     for flight in state["progress"]["flights"]:
-        for bucket, own in zip(session._exchange.buckets, flight["owns"], strict=True):
+        for bucket, own in zip(session._synchronizer.buckets, flight["owns"], strict=True):
             for name, part in FlatTensors(own, bucket.layout).items():
                 found[name] += part
     return torch.cat([tensor.detach().flatten() for tensor in found.values()])

@@ -32,7 +32,7 @@ class Group:
         self.world = world
         self.pool = ThreadPoolExecutor(world)
         self.engines = SimulatedGroup(world, patience_seconds=20.0).transports
-        self.sockets = self.all(lambda rank: connect(rank, world, "127.0.0.1", self.engines[rank].gather_text))
+        self.sockets = self.all(lambda rank: connect(rank, world, "127.0.0.1", self.engines[rank].all_gather_text))
         picker = Always(collective or DirectAllReduce(), world)
         self.meshes = self.all(self.mesh)
         self.transports = [
@@ -46,8 +46,8 @@ class Group:
     def all(self, act):
         return [ticket.result(30) for ticket in [self.pool.submit(act, rank) for rank in range(self.world)]]
 
-    def answers(self, words):
-        return self.all(lambda rank: self.transports[rank].answer(words[rank]))
+    def answers(self, ops):
+        return self.all(lambda rank: self.transports[rank].answer(ops[rank]))
 
     def __enter__(self):
         return self
@@ -62,7 +62,9 @@ class SharedGroup(Group):
     """As workers of one machine: messages lie in memory that both ends see."""
 
     def mesh(self, rank):
-        return Mesh(rank, self.sockets[rank], shared=share(rank, self.sockets[rank], self.engines[rank].gather_text))
+        return Mesh(
+            rank, self.sockets[rank], shared=share(rank, self.sockets[rank], self.engines[rank].all_gather_text)
+        )
 
 
 def whole_numbers(world, numel, dtype=torch.float32):

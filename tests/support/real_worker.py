@@ -12,5 +12,5 @@ world = gossamer.init()
 
 
 def same_everywhere(tensor: Tensor, transport: ProcessGroupTransport) -> None:
-    digests = transport.gather_text(digest([tensor]))
+    digests = transport.all_gather_text(digest([tensor]))
     assert len(set(digests)) == 1, "ranks hold different bits"

@@ -62,9 +62,9 @@ def cluster(
             for session in worker.sessions:
                 for hook in session._hooks:
                     hook.remove()
-                if session._exchange is not None:
-                    session._exchange.close()
-                session._lane.close()
+                if session._synchronizer is not None:
+                    session._synchronizer.close()
+                session._comm_thread.close()
         return result
 
     return in_threads(run, world)

@@ -102,7 +102,7 @@ CHANGES: tuple[Change, ...] = (flip, flip_at_the_start, cut, lie_about_length, d
 # -- what must not -------------------------------------------------------------------------------------
 
 
-def words(heard: Sequence[ReceivedFrame]) -> list[tuple[object, ...]]:
+def ops(heard: Sequence[ReceivedFrame]) -> list[tuple[object, ...]]:
     return [(each.kind, each.record, [tensor.tolist() for tensor in each.payload]) for each in heard]
 
 
@@ -130,7 +130,7 @@ class Rehearsed:
     def __init__(self) -> None:
         dialler, self._listener = acquainted()
         self.frames = spoken_by(dialler)
-        self.words = words(self.hear(b"".join(self.frames)))
+        self.ops = ops(self.hear(b"".join(self.frames)))
 
     def hear(self, data: bytes) -> list[ReceivedFrame]:
         self._listener._heard = 0
@@ -141,12 +141,12 @@ class Rehearsed:
 def fuzz(count: int, seed: int = 0) -> None:
     """Streams of five frames, each changed in one way."""
     rehearsed = Rehearsed()
-    assert len(rehearsed.words) == len(messages())
+    assert len(rehearsed.ops) == len(messages())
     assert max(map(len, rehearsed.frames)) > max(GATHERED_BYTES, SHORT), "nothing is received where it belongs"
     for number in range(seed, seed + count):
         change = CHANGES[number % len(CHANGES)]
-        heard = words(rehearsed.hear(change(random.Random(number), list(rehearsed.frames))))
-        if heard != rehearsed.words[: len(heard)]:
+        heard = ops(rehearsed.hear(change(random.Random(number), list(rehearsed.frames))))
+        if heard != rehearsed.ops[: len(heard)]:
             raise AssertionError(f"{change.__name__} made another word of a frame: python -m wire.fuzz 1 {number}")
 
 

@@ -79,7 +79,7 @@ def words_over_gloo() -> None:
         _equal(heard, expected)
     heard = transport.answer(NeighborAllGather(payload(world.rank), ring))
     _equal(heard, [payload(peer) for peer, _ in ring])
-    assert transport.gather_text("x" * world.rank) == ["x" * rank for rank in range(n)]
+    assert transport.all_gather_text("x" * world.rank) == ["x" * rank for rank in range(n)]
     transport.close()
 
 
@@ -97,14 +97,14 @@ def parts_over_gloo() -> None:
                 answer_all([AllReduceMean(x) for x in say])[part.rank],
             )
         _equal(part.answer(AllGather((say[part.rank],))), [(x,) for x in say])
-        assert whole.gather_text(str(world.rank)) == [str(rank) for rank in range(world.size)]
+        assert whole.all_gather_text(str(world.rank)) == [str(rank) for rank in range(world.size)]
         sent = [AllToAll(tuple((torch.tensor([first + peer, other]),) for other in range(2))) for peer in range(2)]
         _equal(part.answer(sent[part.rank]), answer_all(sent)[part.rank])
         _equal(part.answer(NeighborAllGather((say[part.rank],), ((1 - part.rank, 1.0),))), [(say[1 - part.rank],)])
     told = torch.tensor([float(world.rank)])
     part.broadcast_([told], source=1)
     assert told.item() == first + 1
-    assert part.gather_text("x" * world.rank) == ["x" * first, "x" * (first + 1)]
+    assert part.all_gather_text("x" * world.rank) == ["x" * first, "x" * (first + 1)]
     whole.close()
 
 
@@ -120,7 +120,7 @@ def sites_over_gloo() -> None:
             optimizer.zero_grad()
             mse_loss(model(torch.randn(4, 6, generator=make)), torch.zeros(4, 3)).backward()
             optimizer.step()
-            digests = transport.gather_text(digest(model.parameters()))
+            digests = transport.all_gather_text(digest(model.parameters()))
             assert len(set(digests)) == (1 if step % 3 == 2 else world.size // 2), (step, digests)
             assert all(digests[rank] == digests[rank + 1] for rank in range(0, world.size, 2))
         with session.merged(model):
@@ -143,7 +143,7 @@ def turns_over_gloo() -> None:
                 optimizer.step()
         with session.merged(model):
             same_everywhere(torch.cat([p.detach().flatten() for p in model.parameters()]), transport)
-        assert len(set(transport.gather_text(str(session.steps)))) == 1
+        assert len(set(transport.all_gather_text(str(session.steps)))) == 1
     transport.close()
 
 
@@ -172,16 +172,16 @@ def bytes_on_the_interface() -> None:
     for compressor in (Dense(), Dense(dtype="bfloat16"), TopK(density=0.02), Int8(), PowerSGD(rank=8)):
         group = Group(compressor, world.size, dtype=torch.float32, layout=layout)
         x = FlatTensors(group.gradients()[world.rank], layout)
-        transport.gather_text("everyone is silent")
+        transport.all_gather_text("everyone is silent")
         before = interface_bytes()
-        transport.gather_text("everyone has looked")
+        transport.all_gather_text("everyone has looked")
         accounted = 0.0
         for _ in range(5):
             script = compressor.aggregate(x, group.states[world.rank], group.at(world.rank))
             accounted += run_script(script, transport).bytes_sent
-        everyone = sum(map(float, transport.gather_text(str(accounted))))
+        everyone = sum(map(float, transport.all_gather_text(str(accounted))))
         counted = interface_bytes() - before
-        transport.gather_text("everyone has looked again")
+        transport.all_gather_text("everyone has looked again")
         assert everyone <= counted, f"{compressor}: {everyone} accounted, only {counted} on the interface"
         assert counted <= 1.03 * everyone + 60_000, f"{compressor}: {everyone} accounted, {counted} on the interface"
     transport.close()

@@ -352,7 +352,7 @@ def test_neighbours_must_be_in_the_same_round() -> None:
     heads = {rank: RoundHeader(7, 14, Presence.TRAINING, False) for rank in range(3)}
     check(heads)
     check({rank: head._replace(presence=Presence.SAVING) for rank, head in heads.items()})
-    check(heads | {2: heads[2]._replace(presence=Presence.GONE, passes=13)})
+    check(heads | {2: heads[2]._replace(presence=Presence.OUT_OF_DATA, passes=13)})
     with pytest.raises(LoopError, match=r"rank 0 in 7, rank 1 in 7, rank 2 in 8.*session\.load\(directory\)"):
         check(heads | {2: heads[2]._replace(number=8)})
     waiting = {rank: head._replace(presence=Presence.SAVING) for rank, head in heads.items()}
@@ -540,11 +540,11 @@ def explained(recipe: str, path: Path) -> Any:
 
 def test_explain_prices_a_round_among_neighbours(tmp_path: Path) -> None:
     ring, everyone = (explained(recipe, tmp_path / "said") for recipe in ("Gossip() + Ring()", "Gossip()"))
-    words = [(each["where"], each["word"], each["bytes_sent"]) for each in ring["words"] if each["bytes_sent"]]
-    assert words == [("bucket 0", "Mix", 8_000_000), ("control", "Mix", 64), ("meetings", "Gather", 24)]
+    ops = [(each["where"], each["word"], each["bytes_sent"]) for each in ring["words"] if each["bytes_sent"]]
+    assert ops == [("bucket 0", "Mix", 8_000_000), ("control", "Mix", 64), ("meetings", "Gather", 24)]
     line_seconds = 8 * 4_000_000 / 100e6
-    for said, neighbours in ((ring, 2), (everyone, 3)):
-        assert 1 < said["foretold"]["wire_seconds"] / (neighbours * line_seconds) < 1.15
+    for said, neighbors in ((ring, 2), (everyone, 3)):
+        assert 1 < said["foretold"]["wire_seconds"] / (neighbors * line_seconds) < 1.15
 
 
 # -- real processes ---------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ PATIENCE_SECONDS = 30.0
 
 
 def exchange(session: Session) -> PairwiseGossip:
-    assert isinstance(session._exchange, PairwiseGossip)
-    return session._exchange
+    assert isinstance(session._synchronizer, PairwiseGossip)
+    return session._synchronizer
 
 
 def settle(session: Session) -> None:
@@ -52,7 +52,7 @@ def settle(session: Session) -> None:
 
 
 def together(worker: Worker) -> None:
-    worker.transport.gather_text("")
+    worker.transport.all_gather_text("")
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def test_rules_that_lose_something_are_found(broken: type[Partner], monkeypatch:
 class Alone(Partner):
     """Asks nobody."""
 
-    def neighbour(self, topology: Topology, world: int, step: int) -> int | None:
+    def neighbor(self, topology: Topology, world: int, step: int) -> int | None:
         return None
 
 
@@ -257,7 +257,7 @@ def test_a_mean_of_ones_own_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def merged(worker: Worker) -> tuple[Tensor, Tensor]:
     session, model, optimizer = still(worker, start_of(worker.rank).tolist())
     for _ in range(100):  # two that ask each other at one moment may both be declined
-        if len({*worker.transport.gather_text(str(parameters(model).tolist()))}) == 1:
+        if len({*worker.transport.all_gather_text(str(parameters(model).tolist()))}) == 1:
             break  # all is shown, and what is begun moves nothing
         optimizer.step()
         settle(session)
@@ -306,8 +306,8 @@ def check_taken(rule: type[TerminationProtocol]) -> None:
     distance, mean = torch.tensor([2.5], dtype=torch.float64), start_of(1)
     for payload in (distance, mean[:2]), (), (mean,), (distance.float(), mean), (mean, mean), (distance, mean):
         assert one._agreed is None
-        word = Push(to=Peer(WORKER, 0), key=termination.AGREED, stamp=Stamp(1, 0), payload=payload)
-        reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), word=word))
+        op = Push(to=Peer(WORKER, 0), key=termination.AGREED, stamp=Stamp(1, 0), payload=payload)
+        reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=op))
         assert reply == Reply(token=1, answer=Receipt(version=0))
         assert next(script) == Await()
     assert one._agreed == FinalMean((mean,), 2.5)
@@ -336,9 +336,9 @@ def die(session: Session) -> None:
     me = exchange(session)._me
 
     def end() -> None:
-        me._switchboard._close_at = -inf  # the thread that serves the connections ends, and says nothing more
+        me._dispatcher._close_at = -inf  # the thread that serves the connections ends, and says nothing more
 
-    me._switchboard.loop.post(end)
+    me._dispatcher.loop.post(end)
     me._thread.join()
 
 
@@ -520,7 +520,7 @@ def outlived(worker: Worker) -> Tensor | None:
     """Worker 0 averages, hands the mean to worker 2 alone, and dies."""
     session, model, optimizer = still(worker, start_of(worker.rank).tolist())
     optimizer.step()
-    ending = exchange(session)._parting
+    ending = exchange(session)._termination
     tell = ending._tell
 
     def only_to_the_last(me: Any, peers: Iterable[int], key: str, payload: tuple[Tensor, ...] = ()) -> Any:

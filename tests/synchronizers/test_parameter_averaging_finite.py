@@ -129,11 +129,11 @@ def spoilt(worker: Worker, recipe: str, number: float) -> list[tuple[Tensor, Ten
     return seen
 
 
-def check_spoilt(recipe: str, number: float, culprit: int | None, tolerance: float = 0.0) -> None:
+def check_spoilt(recipe: str, number: float, first_nonfinite: int | None, tolerance: float = 0.0) -> None:
     """Nobody remembers anything of it, who is to blame is named, and the next merge makes up for it."""
     with heard(events.Skipped) as skipped:
         results = cluster(lambda worker: spoilt(worker, recipe, number), 3)
-    assert {(event.rank, event.tensor) for event in skipped} == {(culprit, "0.weight")}
+    assert {(event.rank, event.tensor) for event in skipped} == {(first_nonfinite, "0.weight")}
     for seen in results:
         before, after, merged = seen[5]
         assert (before - after).abs().max() <= tolerance, "a merge that was skipped is remembered"

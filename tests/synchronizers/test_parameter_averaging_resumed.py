@@ -111,7 +111,7 @@ MERGING = [
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 1), (1, 2)])
 @pytest.mark.parametrize("recipe", MERGING)
 def test_other_workers_go_on_from_what_was_agreed(recipe: str, old: int, new: int, tmp_path: Path) -> None:
-    def go_on(worker: Worker) -> tuple[Tensor, Tensor, Tensor, int]:
+    def advance(worker: Worker) -> tuple[Tensor, Tensor, Tensor, int]:
         model = network(worker.rank)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         session = worker.attach(model, optimizer, recipe)
@@ -128,7 +128,7 @@ def test_other_workers_go_on_from_what_was_agreed(recipe: str, old: int, new: in
 
     before = cluster(lambda worker: train(worker, recipe, 0, 7, save=tmp_path), old)
     agreed = agree([merged[-1] for _, merged, _ in before])
-    later = cluster(go_on, new)
+    later = cluster(advance, new)
     for begun, merged, ended, steps in later:
         assert torch.equal(begun, agreed)
         assert torch.equal(merged, agreed)

@@ -37,12 +37,12 @@ class Gate:
         self.open.set()
         self.in_vain = False
 
-    def answer(self, word: CollectiveOp) -> Any:
+    def answer(self, op: CollectiveOp) -> Any:
         self.in_vain = not self.open.wait(1.0) or self.in_vain
-        return self._inner.answer(word)
+        return self._inner.answer(op)
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        answer = self.answer(word)
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        answer = self.answer(op)
         return lambda: answer
 
     def __getattr__(self, name: str) -> Any:

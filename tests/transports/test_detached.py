@@ -12,7 +12,7 @@ from gossamer.transports.detached import DetachedTransport
 def test_who_came_back_is_alike_with_everyone_and_keeps_its_tensors() -> None:
     transport: Transport = DetachedTransport(1, 3)
     assert (transport.rank, transport.world) == (1, 3)
-    assert transport.gather_text("mine") == ["mine"] * 3
+    assert transport.all_gather_text("mine") == ["mine"] * 3
     tensor = torch.ones(2)
     transport.broadcast_([tensor])
     assert tensor.tolist() == [1, 1]

@@ -99,9 +99,9 @@ def test_groups_of_groups_are_groups() -> None:
     def within() -> Script:
         yield Coalesced((InGroup((0, 1), AllReduceMean(told(1))), AllReduceMean(told(1))))
 
-    word = next(in_group((1, 3, 5, 7), within()))
-    assert isinstance(word, Coalesced)
-    assert [each.ranks for each in word.words if isinstance(each, InGroup)] == [(1, 3), (1, 3, 5, 7)]
+    op = next(in_group((1, 3, 5, 7), within()))
+    assert isinstance(op, Coalesced)
+    assert [each.ranks for each in op.ops if isinstance(each, InGroup)] == [(1, 3), (1, 3, 5, 7)]
 
 
 def test_words_of_one_group_travel_together() -> None:
@@ -114,7 +114,7 @@ def test_words_of_one_group_travel_together() -> None:
 
     joined = next(both(0))
     assert isinstance(joined, Coalesced)
-    assert [each.ranks for each in joined.words if isinstance(each, InGroup)] == [EVEN, (0,)]
+    assert [each.ranks for each in joined.ops if isinstance(each, InGroup)] == [EVEN, (0,)]
     assert simulate([both(rank) for rank in range(4)]) == [
         [told(1), told(10), told(0)],
         [told(2), told(20), told(1)],
@@ -136,18 +136,16 @@ def test_over_transports_that_meet_in_this_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "word",
+    "op",
     [AllReduceMean(torch.zeros(6)), AllGather((torch.zeros(6),)), AllToAll(((torch.zeros(6),), (torch.zeros(2),)))],
 )
-def test_bytes_are_those_of_the_group(word: AllReduceMean | AllGather | AllToAll) -> None:
-    assert [bytes_sent(InGroup(ODD, word), 4, rank) for rank in ODD] == [
-        bytes_sent(word, 2, place) for place in range(2)
-    ]
-    assert [each.bytes_sent for each in price(said(InGroup(ODD, word)), 4, 3)] == [bytes_sent(word, 2, 1)]
+def test_bytes_are_those_of_the_group(op: AllReduceMean | AllGather | AllToAll) -> None:
+    assert [bytes_sent(InGroup(ODD, op), 4, rank) for rank in ODD] == [bytes_sent(op, 2, place) for place in range(2)]
+    assert [each.bytes_sent for each in price(said(InGroup(ODD, op)), 4, 3)] == [bytes_sent(op, 2, 1)]
 
 
-def said(word: CollectiveOp) -> Script:
-    yield word
+def said(op: CollectiveOp) -> Script:
+    yield op
 
 
 def test_meta_answers_are_the_groups() -> None:
@@ -170,25 +168,25 @@ def test_meta_answers_are_the_groups() -> None:
 def test_others_speak_in_groups_that_are_alike(
     ranks: tuple[int, ...], world: int, groups: list[tuple[int, ...]]
 ) -> None:
-    word = InGroup(ranks, AllReduceMean(told(1)))
-    assert [word.group_of(rank, world) for rank in range(world)] == groups
-    seconds(word, read_network("1gbit", world))  # comes to an end
+    op = InGroup(ranks, AllReduceMean(told(1)))
+    assert [op.group_of(rank, world) for rank in range(world)] == groups
+    seconds(op, read_network("1gbit", world))  # comes to an end
 
 
 def test_a_group_takes_the_time_of_its_own_lines() -> None:
     """Two sites of two, 80 ms apart."""
     sites = read_network("examples/networks/two-sites-80ms.toml", 4)
-    word = AllGather((torch.zeros(1000),))
+    op = AllGather((torch.zeros(1000),))
     where = [sites.hosts[rank].site for rank in range(4)]
     here = tuple(rank for rank in range(4) if where[rank] == where[0])
     there = (0, next(rank for rank in range(4) if where[rank] != where[0]))
-    assert seconds(InGroup(here, word), sites) < 0.01
-    assert seconds(InGroup(there, word), sites) >= 0.04
-    assert seconds(InGroup((0, 1, 2, 3), word), sites) == seconds(word, sites)
+    assert seconds(InGroup(here, op), sites) < 0.01
+    assert seconds(InGroup(there, op), sites) >= 0.04
+    assert seconds(InGroup((0, 1, 2, 3), op), sites) == seconds(op, sites)
 
 
 def test_paced_prices_are_of_the_group() -> None:
     paced = ThrottledTransport(SimulatedGroup(4).transports[0], FAST)
-    word = AllReduceMean(torch.zeros(4000))
-    prices = [paced._price(each) for each in (InGroup((0, 1), word), InGroup((0, 1, 2, 3), word), word)]
+    op = AllReduceMean(torch.zeros(4000))
+    prices = [paced._price(each) for each in (InGroup((0, 1), op), InGroup((0, 1, 2, 3), op), op)]
     assert prices[0] < prices[1] == prices[2]

@@ -28,8 +28,8 @@ def test_blocks_talk_among_themselves_beside_the_whole(world: int, size: int) ->
             )
             assert [int(x) for (x,) in part.answer(AllGather((torch.tensor([rank]),)))] == block
             for _ in range(block[0] // size):
-                part.gather_text("as often as a block likes, whatever others do")
-            assert whole.gather_text(str(rank)) == [str(each) for each in range(world)]
+                part.all_gather_text("as often as a block likes, whatever others do")
+            assert whole.all_gather_text(str(rank)) == [str(each) for each in range(world)]
         addressed = tuple((torch.tensor([rank, peer]),) for peer in range(size))
         assert [pair.tolist() for (pair,) in part.answer(AllToAll(addressed))] == [
             [peer, rank % size] for peer in block
@@ -37,7 +37,7 @@ def test_blocks_talk_among_themselves_beside_the_whole(world: int, size: int) ->
         told = torch.tensor([float(rank)])
         part.broadcast_([told], source=size - 1)
         assert told.item() == block[-1]
-        assert part.gather_text(f"I am {rank}") == [f"I am {peer}" for peer in block]
+        assert part.all_gather_text(f"I am {rank}") == [f"I am {peer}" for peer in block]
 
     in_threads(work, world)
 
@@ -59,12 +59,12 @@ def test_who_leaves_the_whole_leaves_its_part() -> None:
 
     def work(rank: int) -> str:
         part = group.transports[rank].part(2)
-        part.gather_text("all are here")
+        part.all_gather_text("all are here")
         if rank == 3:
             group.leave()
             return "left"
         try:
-            part.gather_text("is anybody there?")
+            part.all_gather_text("is anybody there?")
         except PeerLost:
             return "alone"
         return "together"

@@ -40,16 +40,16 @@ class Instant:
 
     rank, world = 1, 4
 
-    def answer(self, word: CollectiveOp) -> CollectiveOp:
-        return word
+    def answer(self, op: CollectiveOp) -> CollectiveOp:
+        return op
 
-    def begin(self, word: CollectiveOp) -> Callable[[], CollectiveOp]:
-        return lambda: word
+    def begin(self, op: CollectiveOp) -> Callable[[], CollectiveOp]:
+        return lambda: op
 
     def broadcast_(self, tensors: object, source: int = 0) -> None:
         self.source = source
 
-    def gather_text(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         return [text]
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize(
-    "word",
+    "op",
     [
         AllReduceMean(ONE),
         AllReduceMean(ONE.half()),
@@ -86,14 +86,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         InGroup((0, 1), AllReduceMean(ONE)),
         Coalesced((AllReduceMean(ONE), AllGather((ONE[:10],)))),
     ],
-    ids=lambda word: type(word).__name__,
+    ids=lambda op: type(op).__name__,
 )
-def test_an_answer_takes_as_long_as_on_the_network(word: CollectiveOp, clock: Clock) -> None:
+def test_an_answer_takes_as_long_as_on_the_network(op: CollectiveOp, clock: Clock) -> None:
     network = read_network("10mbit,20ms", 4)
     transport = ThrottledTransport(Instant(), network)
     for number in (1, 2):
-        assert transport.answer(word) is word
-        assert clock.now == pytest.approx(100.0 + number * seconds(word, network))
+        assert transport.answer(op) is op
+        assert clock.now == pytest.approx(100.0 + number * seconds(op, network))
 
 
 # -- words under way beside each other ---------------------------------------------------------------------------------
@@ -101,9 +101,9 @@ def test_an_answer_takes_as_long_as_on_the_network(word: CollectiveOp, clock: Cl
 LINE, WAY = 8.0, 3.0  # seconds of a word of ONE; a Mean's way is twice as long
 
 
-def price(word: CollectiveOp, network: Network, collective: object) -> float:
+def price(op: CollectiveOp, network: Network, collective: object) -> float:
     """A line that needs a second for a thousand bytes; a word of one element has none worth mentioning."""
-    tensor, hops = (word.tensor, 2) if isinstance(word, AllReduceMean) else (word.payload[0], 1)
+    tensor, hops = (op.tensor, 2) if isinstance(op, AllReduceMean) else (op.payload[0], 1)
     return tensor.numel() // 1000 * LINE / 2 + hops * WAY
 
 
@@ -113,41 +113,41 @@ Begun = list[tuple[float, CollectiveOp]]
 class AllAddedUp(ThrottledTransport):
     """Broken: a word's time starts when the one before it is there."""
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        found = super().begin(word)
-        self._left += self._price(word).way_seconds
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        found = super().begin(op)
+        self._left += self._price(op).way_seconds
         return found
 
 
 class NothingShared(ThrottledTransport):
     """Broken: every word has the line for itself."""
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         self._left = 0.0
-        return super().begin(word)
+        return super().begin(op)
 
 
 class LineKept(ThrottledTransport):
     """Broken: who begins late finds the line as if nobody had waited."""
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         self._left = self._left or throttled.time.monotonic()
         left = self._left
-        found = super().begin(word)
-        self._left = left + self._price(word).line_seconds
+        found = super().begin(op)
+        self._left = left + self._price(op).line_seconds
         return found
 
 
-def arrivals(rule: type[ThrottledTransport], clock: Clock, words: Begun) -> list[float]:
+def arrivals(rule: type[ThrottledTransport], clock: Clock, ops: Begun) -> list[float]:
     """When each is answered that was begun so many seconds after 100; they are waited for in turn, at the end."""
     transport = rule(Instant(), SLOW)
     waits = []
-    for begun, word in words:
+    for begun, op in ops:
         clock.now = 100.0 + begun
-        waits.append(transport.begin(word))
+        waits.append(transport.begin(op))
     found = []
-    for wait, (_, word) in zip(waits, words, strict=True):
-        assert wait() is word
+    for wait, (_, op) in zip(waits, ops, strict=True):
+        assert wait() is op
         found.append(clock.now - 100.0)
     return found
 
@@ -168,8 +168,8 @@ TABLE: list[tuple[Begun, list[float]]] = [
 
 
 def check_arrivals(rule: type[ThrottledTransport], clock: Clock) -> None:
-    for words, expected in TABLE:
-        assert arrivals(rule, clock, words) == pytest.approx(expected)
+    for ops, expected in TABLE:
+        assert arrivals(rule, clock, ops) == pytest.approx(expected)
 
 
 def test_bytes_add_up_and_ways_pass_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,30 +190,30 @@ def test_two_buckets_that_go_on_at_once_save_round_trips(clock: Clock) -> None:
     """Two words each, of few bytes: the second ones are begun when the first answers are there."""
 
     def took(window: int) -> float:
-        began, conveyor = clock.now, Pipeline(window)
+        began, pipeline = clock.now, Pipeline(window)
         transport = ThrottledTransport(Instant(), read_network("1gbit,80ms", 4))
         for _ in range(2):
-            conveyor.put(ScriptRun(saying(MEAN, MEAN), transport))
-        conveyor.finish()
+            pipeline.put(ScriptRun(saying(MEAN, MEAN), transport))
+        pipeline.finish()
         return clock.now - began
 
     assert took(1) == pytest.approx(4 * 0.08, rel=0.02)
     assert took(2) == pytest.approx(2 * 0.08, rel=0.02)
 
 
-def saying(*words: CollectiveOp) -> Script:
+def saying(*ops: CollectiveOp) -> Script:
     heard = None
-    for word in words:
-        heard = yield word
+    for op in ops:
+        heard = yield op
     return heard
 
 
 def test_what_does_not_fill_the_line_is_no_way() -> None:
     """Loss holds a stream back, and a second one over the same connection as well; a way stays a way."""
-    word = AllGather((torch.empty(10**6, device="meta"),))
+    op = AllGather((torch.empty(10**6, device="meta"),))
     clean, lossy = (ThrottledTransport(Instant(), read_network(f"1gbit,80ms{loss}", 4)) for loss in ("", ",loss=1%"))
-    assert lossy._price(word).way_seconds == pytest.approx(clean._price(word).way_seconds, rel=0.01)
-    assert lossy._price(word).line_seconds > 2 * clean._price(word).line_seconds
+    assert lossy._price(op).way_seconds == pytest.approx(clean._price(op).way_seconds, rel=0.01)
+    assert lossy._price(op).line_seconds > 2 * clean._price(op).line_seconds
 
 
 def test_it_does_sleep() -> None:
@@ -233,7 +233,7 @@ def test_the_rest_is_handed_on() -> None:
     inner = Instant()
     transport = ThrottledTransport(inner, read_network("1gbit", 4))
     assert (transport.rank, transport.world) == (1, 4)
-    assert transport.gather_text("a") == ["a"]
+    assert transport.all_gather_text("a") == ["a"]
     transport.broadcast_([ONE], 2)
     transport.close()
     assert (inner.source, inner.closed) == (2, True)

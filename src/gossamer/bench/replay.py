@@ -57,9 +57,9 @@ class ReplayedExchange:
         script, answer, spent = self.script(), None, []
         for heard in self.heard:
             began = time.perf_counter()
-            word = script.send(answer)
+            op = script.send(answer)
             spent.append(time.perf_counter() - began)
-            answer = _again(word, heard)
+            answer = _again(op, heard)
         began = time.perf_counter()
         try:
             script.send(answer)
@@ -128,47 +128,47 @@ def _listening(conversation: ReplayedExchange) -> Generator[CollectiveOp, Any, A
     fresh = conversation.x.flat.nbytes  # to be read before the next word
     while True:
         try:
-            word = script.send(answer)
+            op = script.send(answer)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         conversation.read_bytes += fresh
-        conversation.said_bytes += _word_bytes(word)
-        answer = yield word
-        conversation.heard.append(_kept(word, answer))
-        fresh = _answer_bytes(answer) if isinstance(word, AllToAll) else conversation.x.flat.nbytes
+        conversation.said_bytes += _word_bytes(op)
+        answer = yield op
+        conversation.heard.append(_kept(op, answer))
+        fresh = _answer_bytes(answer) if isinstance(op, AllToAll) else conversation.x.flat.nbytes
 
 
-def _kept(word: CollectiveOp, answer: Any) -> Any:
+def _kept(op: CollectiveOp, answer: Any) -> Any:
     """An answer that nobody writes over: a mean may lie in the asker's own buffers."""
-    match word:
+    match op:
         case AllReduceMean():
             return answer.clone()
-        case Coalesced(words):
-            return [_kept(*each) for each in zip(words, answer, strict=True)]
+        case Coalesced(ops):
+            return [_kept(*each) for each in zip(ops, answer, strict=True)]
     return answer
 
 
-def _again(word: CollectiveOp, heard: Any) -> Any:
+def _again(op: CollectiveOp, heard: Any) -> Any:
     """Answer as before."""
-    match word:
+    match op:
         case AllReduceMean(_, out):
             return heard.clone() if out is None else out.copy_(heard)
-        case Coalesced(words):
-            return [_again(*each) for each in zip(words, heard, strict=True)]
+        case Coalesced(ops):
+            return [_again(*each) for each in zip(ops, heard, strict=True)]
     return heard
 
 
-def _word_bytes(word: CollectiveOp) -> int:
-    match word:
+def _word_bytes(op: CollectiveOp) -> int:
+    match op:
         case AllReduceMean(tensor):
             return tensor.nbytes
         case AllGather(payload):
             return payload_bytes(payload)
         case AllToAll(parts):
             return sum(map(payload_bytes, parts))
-        case Coalesced(words):
-            return sum(map(_word_bytes, words))
-    raise AssertionError(f"no compressor that is measured says {type(word).__name__}")
+        case Coalesced(ops):
+            return sum(map(_word_bytes, ops))
+    raise AssertionError(f"no compressor that is measured says {type(op).__name__}")
 
 
 def _answer_bytes(answer: Any) -> int:

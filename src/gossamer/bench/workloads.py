@@ -83,7 +83,7 @@ def products(layout: Layout, rank: int) -> Workload:
     """The four products of PowerSGD with feedback: x q, x^T p, p q^T of the mean, and p q^T of this worker."""
     x = gradient(layout)
     whole = torch.empty_like(x.flat)
-    matrices = [(slot.of(x.flat), slot.of(whole)) for slot in layout]
+    matrices = [(slot.view(x.flat), slot.view(whole)) for slot in layout]
     factors = [(torch.randn(len(m), rank), torch.randn(m.shape[1], rank)) for m, _ in matrices]
 
     def multiply() -> None:

@@ -33,7 +33,7 @@ from gossamer.transports.mesh.collective_selector import AUTO
 ASSUMED_PARAMETERS = 10_000_000
 MOST_PARAMETERS = 10**12
 FLAGS = ("--help", "-h", "--own-machines")
-COLOURS = {"bright_black": TRAINS, "cyan": LEAVES + TRAVELS, "green": LANDS + AT_ONCE}
+COLORS = {"bright_black": TRAINS, "cyan": LEAVES + TRAVELS, "green": LANDS + AT_ONCE}
 
 
 class _OptionsUntilScript(click.Command):
@@ -224,16 +224,16 @@ def _schedule_lines(recipe: Recipe) -> Iterator[str]:
     yield f"Backward passes{f' after {lasting.start:,}' * (lasting.start > 0)}, {column} in a column:"
     yield f"  {'':<{width}}  {drawing.axis}"
     for name, marks in drawing.rows:
-        yield f"  {name:<{width}}  {_coloured(marks)}".rstrip()
+        yield f"  {name:<{width}}  {_colored(marks)}".rstrip()
     if drawing.hidden_rows:
         yield f"  and {drawing.hidden_rows:,} more in the same manner"
-    yield f"  {_coloured(drawing.legend)}"
+    yield f"  {_colored(drawing.legend)}"
 
 
-def _coloured(text: str) -> str:
+def _colored(text: str) -> str:
     """Marks stand out where a terminal shows colours; click takes them away elsewhere."""
-    for colour, marks in COLOURS.items():
-        text = re.sub(f"([{marks}]+)", click.style(r"\1", fg=colour), text)
+    for color, marks in COLORS.items():
+        text = re.sub(f"([{marks}]+)", click.style(r"\1", fg=color), text)
     return text
 
 
@@ -260,10 +260,10 @@ def _table(said: TrafficEstimate) -> Iterator[tuple[str, str, float]]:
     for words, count in Counter(said.buckets).items():
         where = f"bucket {said.buckets.index(words)}" if count == 1 else f"{count} buckets, each"
         for word in words:
-            yield where, word.word, word.bytes_sent
+            yield where, word.op, word.bytes_sent
     for other in said.others:
         if other.bytes_sent or other.where == "control":
-            yield other.where, other.word, other.bytes_sent
+            yield other.where, other.op, other.bytes_sent
 
 
 def _comparison(said: TrafficEstimate) -> str:
@@ -280,11 +280,11 @@ def _record(recipe: Recipe, model: str, said: TrafficEstimate, foretold: StepTim
         "workers": said.workers,
         "parameters": said.parameters,
         "words": [
-            {"where": f"bucket {number}", "word": word.word, "bytes_sent": word.bytes_sent}
+            {"where": f"bucket {number}", "word": word.op, "bytes_sent": word.bytes_sent}
             for number, words in enumerate(said.buckets)
             for word in words
         ]
-        + [{"where": other.where, "word": other.word, "bytes_sent": other.bytes_sent} for other in said.others],
+        + [{"where": other.where, "word": other.op, "bytes_sent": other.bytes_sent} for other in said.others],
         "period": said.passes,
         "schedule": [turn._asdict() for turn in cycle_of(recipe.strategy.stages[-1])],
         "bytes_sent_per_period": said.cycle_bytes_sent,

@@ -186,8 +186,8 @@ class RehearsalRow:
     @property
     def lane_seconds(self) -> list[float]:
         """Encoding, on the wire, decoding."""
-        lane = self.record["communication_seconds_per_step"]
-        return [lane[part] / self.passes for part in ("encode", "wire", "decode")]
+        comm_thread = self.record["communication_seconds_per_step"]
+        return [comm_thread[part] / self.passes for part in ("encode", "wire", "decode")]
 
     @property
     def bytes_sent(self) -> float:

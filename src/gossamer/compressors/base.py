@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllGather, Payload
 from gossamer.core.term import Term
 from gossamer.errors import NotFinite
-from gossamer.kernels import Residual, all_finite, room_for, room_like, within_range
+from gossamer.kernels import Residual, all_finite, scratch_for, scratch_like, within_range
 
 HEADROOM = 1024  # by how much what a payload stands for may exceed the numbers in it
 
@@ -51,12 +51,12 @@ class Compressor(Term, ABC):
         return False
 
     @property
-    def routes(self) -> bool:
+    def handles_every_shape(self) -> bool:
         """Whether it has a way for tensors of every shape, so that a recipe need not put Route around it."""
         return False
 
     @property
-    def reads_blind(self) -> bool:
+    def decodes_without_input(self) -> bool:
         """Whether the mean follows from what is heard, so that who only listens need not know what it would say."""
         return False
 
@@ -66,7 +66,7 @@ class Compressor(Term, ABC):
         return None
 
     @property
-    def stands_alone(self) -> bool:
+    def must_be_outermost(self) -> bool:
         """Whether no compressor but Route may stand around it."""
         return False
 
@@ -102,7 +102,7 @@ class Compressor(Term, ABC):
         if own.data_ptr() == wanted.data_ptr():  # all of it was sent, and it lies where what is left belongs
             own = wanted.clone()
         residual.after.sub_(own)
-        return told(replace(staged, mine=lambda: own), out)
+        return with_mean_in(replace(staged, own_contribution=lambda: own), out)
 
     def group(self, slot: Slot) -> int:
         """Tensors of equal group want to lie side by side in a bucket, groups in ascending order."""
@@ -121,7 +121,7 @@ class Codec(Compressor):
     """A compressor that is no more than an encoder and a decoder: everyone hears everyone's payload."""
 
     @property
-    def reads_blind(self) -> bool:
+    def decodes_without_input(self) -> bool:
         return True
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
@@ -133,7 +133,7 @@ class Codec(Compressor):
         )
 
     @property
-    def shards_well(self) -> bool:
+    def reencodable(self) -> bool:
         """Whether a mean, encoded once more, is as good as new: a recipe may then have every worker average a part."""
         return False
 
@@ -154,7 +154,7 @@ class Codec(Compressor):
 
     def decoded(self, payload: Payload, layout: Layout, like: Tensor) -> Tensor:
         """What one payload stands for: (n,), at least in float32."""
-        out = room_for(layout.numel, wide(like.dtype), like.device)
+        out = scratch_for(layout.numel, accumulation_dtype(like.dtype), like.device)
         self.decode([payload], layout, out)
         return out
 
@@ -171,19 +171,14 @@ class Codec(Compressor):
     ) -> Aggregation:
         payload = self.encode(x, at, residual)
         heard = yield AllGather(payload)
-        mean = room_for_mean(x.flat, out)
+        mean = mean_buffer_like(x.flat, out)
         self.decode(heard, x.layout, mean, at.world)
         like = x.flat.new_empty(0)
         own = partial(self.decoded, payload, x.layout, like)
-        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(heard)), out)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums and residuals of such numbers are kept: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def told(staged: AggregationResult, out: Tensor | None) -> AggregationResult:
+def with_mean_in(staged: AggregationResult, out: Tensor | None) -> AggregationResult:
     """The same with its mean in `out`, where one is given: numbers may leave a narrower dtype's range."""
     if out is None or staged.mean is out:
         return staged
@@ -191,10 +186,10 @@ def told(staged: AggregationResult, out: Tensor | None) -> AggregationResult:
     return replace(staged, mean=out, finite=staged.finite and all_finite(out))
 
 
-def room_for_mean(x: Tensor, out: Tensor | None) -> Tensor:
+def mean_buffer_like(x: Tensor, out: Tensor | None) -> Tensor:
     """Where a mean of such numbers is computed: `out` where that is precise enough."""
-    dtype = wide(x.dtype)
-    return out if out is not None and out.dtype == dtype else room_like(x, dtype)
+    dtype = accumulation_dtype(x.dtype)
+    return out if out is not None and out.dtype == dtype else scratch_like(x, dtype)
 
 
 def sums_stay_finite(payloads: Sequence[Payload]) -> bool:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, Decoder, room_for_mean, told, wide
+from gossamer.compressors.base import Compressor, Decoder, mean_buffer_like, with_mean_in
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import AllReduceMean, Payload
 from gossamer.errors import MalformedError, NotFinite, require
-from gossamer.kernels import half_decode, half_encode, room_like, within_range
+from gossamer.kernels import half_decode, half_encode, scratch_like, within_range
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -42,11 +42,11 @@ class Dense(Compressor):
         )
 
     @property
-    def routes(self) -> bool:
+    def handles_every_shape(self) -> bool:
         return True
 
     @property
-    def reads_blind(self) -> bool:
+    def decodes_without_input(self) -> bool:
         return True
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
@@ -75,11 +75,14 @@ class Dense(Compressor):
         if not within_range(x.flat, at.world):
             raise NotFinite("a number is not finite, or too large for the sum over the group")
         mean = yield AllReduceMean(x.flat, out)
-        return AggregationResult(mean=mean, mine=lambda: x.flat)
+        return AggregationResult(mean=mean, own_contribution=lambda: x.flat)
 
     def _cast(self, x: Tensor, dtype: torch.dtype, at: AggregationContext, out: Tensor | None) -> Aggregation:
         said = half_encode(x, dtype, at.world)
-        heard = yield AllReduceMean(said, room_like(said))
-        mean = room_for_mean(x, out)
+        heard = yield AllReduceMean(said, scratch_like(said))
+        mean = mean_buffer_like(x, out)
         finite = half_decode([heard], mean)
-        return told(AggregationResult(mean=mean, mine=lambda: said.to(wide(x.dtype)), finite=finite), out)
+        return with_mean_in(
+            AggregationResult(mean=mean, own_contribution=lambda: said.to(accumulation_dtype(x.dtype)), finite=finite),
+            out,
+        )

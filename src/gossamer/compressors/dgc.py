@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from gossamer.compressors.base import Codec, Compressor, Ownership, room_for_mean, sums_stay_finite, told, wide
+from gossamer.compressors.base import Codec, Compressor, Ownership, mean_buffer_like, sums_stay_finite, with_mean_in
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.topk import (
@@ -24,7 +24,7 @@ from gossamer.compressors.topk import (
 )
 from gossamer.compressors.warmup import ramp
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllGather, Payload
 from gossamer.errors import require
 from gossamer.kernels import Residual, encode_places, largest_with_momentum, sparse_decode
@@ -66,23 +66,23 @@ class DGC(Compressor):
         require_clip(self.clip, "DGC")
 
     @property
-    def stands_alone(self) -> bool:
+    def must_be_outermost(self) -> bool:
         return True
 
     @property
-    def reads_blind(self) -> bool:
+    def decodes_without_input(self) -> bool:
         return True
 
     def owns_momentum(self, slot: Slot) -> Ownership:
         return Ownership(optimizer=SGD)
 
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
-        zeros = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
+        zeros = torch.zeros_like(like.flat, dtype=accumulation_dtype(like.flat.dtype))
         return State({MOMENTUM: FlatTensors(zeros, like.layout), RESIDUAL: FlatTensors(zeros.clone(), like.layout)})
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         require_places(x.layout)
-        momentum, left = state.room(MOMENTUM), state.room(RESIDUAL)
+        momentum, left = state.scratch(MOMENTUM), state.scratch(RESIDUAL)
         counts = shares(ramp(at.step, self.warmup, self.density), x.layout.sizes)
         places, values = largest_with_momentum(
             clipped(x, self.clip, at).to(left.flat.dtype),
@@ -107,7 +107,7 @@ class DGC(Compressor):
         """Agree on the mean of what everyone's entries stand for; what values lose on the way stays in `left`."""
         payload = encode_places(places, len(x)), *self._said(values, places, left, at)
         heard: Sequence[Payload] = yield AllGather(payload)
-        mean = room_for_mean(x, out)
+        mean = mean_buffer_like(x, out)
         sparse_decode([(self._meant(theirs, values.layout, mean), theirs[0]) for theirs in heard], mean, at.world)
 
         def own() -> Tensor:
@@ -115,7 +115,7 @@ class DGC(Compressor):
             sparse_decode([(self._meant(payload, values.layout, part), payload[0])], part)
             return part
 
-        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(heard)), out)
 
     def _said(self, values: FlatTensors, places: Tensor, left: Tensor, at: AggregationContext) -> Payload:
         if self.then is None:
@@ -159,6 +159,6 @@ def _everything(
 ) -> Aggregation:
     """Agree on the mean of what is left and the values taken from it together, so that nothing is left."""
     whole = left.flat.index_copy(0, places.long(), values)
-    staged = yield from Dense().aggregate(FlatTensors(whole, left.layout), State(), at, room_for_mean(whole, out))
+    staged = yield from Dense().aggregate(FlatTensors(whole, left.layout), State(), at, mean_buffer_like(whole, out))
     left.flat.zero_()
-    return told(staged, out)
+    return with_mean_in(staged, out)

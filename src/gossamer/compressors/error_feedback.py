@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, Decoder, wide
+from gossamer.compressors.base import Compressor, Decoder
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.core.aggregation import Aggregation, AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.kernels import Residual
 
 RESIDUAL = "residual"
@@ -32,18 +32,18 @@ class Feedback(Wrapper):
     inner: Compressor
 
     @property
-    def reads_blind(self) -> bool:
-        return self.inner.reads_blind
+    def decodes_without_input(self) -> bool:
+        return self.inner.decodes_without_input
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
         return self.inner.decoders(layout)
 
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
-        residual = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
+        residual = torch.zeros_like(like.flat, dtype=accumulation_dtype(like.flat.dtype))
         return State({RESIDUAL: FlatTensors(residual, like.layout), **self.inner.init_compensated(like, at)})
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
-        left = state.room(RESIDUAL)
+        left = state.scratch(RESIDUAL)
         residual = Residual(state[RESIDUAL].flat, left.flat)
         staged = yield from self.inner.aggregate_compensated(x, residual, state.part("", RESIDUAL), at, out)
         return replace(staged, next_state=State({RESIDUAL: left, **staged.next_state}))

@@ -10,16 +10,16 @@ from math import nan, prod
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, aggregate_finite, room_for_mean, told, wide
+from gossamer.compressors.base import Compressor, aggregate_finite, mean_buffer_like, with_mean_in
 from gossamer.compressors.route import Route
 from gossamer.compressors.sharded import is_owed
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.coalesce import coalesce
-from gossamer.core.layout import FlatTensors, Layout, Slot, contiguous_stride
+from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype, contiguous_stride
 from gossamer.core.ops import AllGather, AllToAll, InGroup, Payload, Script, in_group
 from gossamer.errors import NotFinite, RecipeError, require
-from gossamer.kernels import room_for, room_like, within_range
+from gossamer.kernels import scratch_for, scratch_like, within_range
 
 FILLED = 16  # rows of a tensor, for each that may be added to it so that it can be cut between rows
 
@@ -45,13 +45,13 @@ class Hierarchical(Compressor):
         require(self.per_node >= 1, f"per_node is a number of workers, 1 or more, not {self.per_node}")
 
     @property
-    def routes(self) -> bool:
-        return self.between.routes
+    def handles_every_shape(self) -> bool:
+        return self.between.handles_every_shape
 
     def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
         """The ways for tensors of all shapes part between the nodes: within a node everything is sent as it is."""
         inner = self.between.completed(complete)
-        return replace(self, between=inner if inner.routes else Route(inner))
+        return replace(self, between=inner if inner.handles_every_shape else Route(inner))
 
     def group(self, slot: Slot) -> int:
         return self.between.group(_piece(slot, self.per_node, 0))
@@ -65,7 +65,7 @@ class Hierarchical(Compressor):
         part = _part(like.layout, where.size)
         if where.nodes == 1 or not part.numel:
             return State()
-        blank = FlatTensors.zeros(part, dtype=wide(like.flat.dtype), device=like.flat.device)
+        blank = FlatTensors.zeros(part, dtype=accumulation_dtype(like.flat.dtype), device=like.flat.device)
         state = self.between.init(blank, where.at(at))
         if any(map(is_owed, state)):
             raise RecipeError(
@@ -80,9 +80,9 @@ class Hierarchical(Compressor):
             raise NotFinite("a number is not finite, or too large for the sum over the group")
         where = _Place.of(at, self.per_node)
         part = _part(x.layout, where.size)
-        mean = room_for_mean(x.flat, out)
+        mean = mean_buffer_like(x.flat, out)
         if not part.numel:
-            return told(AggregationResult(mean=mean, mine=lambda: x.flat), out)
+            return with_mean_in(AggregationResult(mean=mean, own_contribution=lambda: x.flat), out)
         heard = yield InGroup(where.inside, AllToAll(tuple((row,) for row in _cut(x, part, where.size))))
         inside = _mean(heard)
         staged = yield from self._between(FlatTensors(inside, part), state.part(where.prefix), where, at)
@@ -91,13 +91,15 @@ class Hierarchical(Compressor):
         _joined([row for (row,) in answers], part, x.layout, mean)
         own = partial(_own, x, part, inside, staged, where)
         kept = State({where.prefix + key: packed for key, packed in staged.next_state.items()})
-        return told(AggregationResult(mean=mean, mine=own, next_state=kept, finite=_all_finite(answers)), out)
+        return with_mean_in(
+            AggregationResult(mean=mean, own_contribution=own, next_state=kept, finite=_all_finite(answers)), out
+        )
 
     def _between(self, x: FlatTensors, state: State, where: _Place, at: AggregationContext) -> Aggregation:
         """Agree on the means over nodes of x.flat: (n,), one node's. What only `between` could not send is zeros, and
         a byte tells the counterparts, who tell their nodes."""
         if where.nodes == 1:
-            return AggregationResult(mean=x.flat, mine=lambda: x.flat)
+            return AggregationResult(mean=x.flat, own_contribution=lambda: x.flat)
         lost: list[bool] = []
         aggregation = aggregate_finite(self.between, x, state, where.at(at), None, lambda: lost.append(True))
         told_across: tuple[AggregationResult, bool] = yield from in_group(
@@ -167,7 +169,7 @@ def _divisor(world: int, most: int) -> int:
 def _mean(heard: Sequence[Payload]) -> Tensor:
     """The mean of a node's numbers in the order of its ranks, in at least float32: (m,)."""
     ((first,), *others) = heard
-    mean = room_like(first, wide(first.dtype)).copy_(first)
+    mean = scratch_like(first, accumulation_dtype(first.dtype)).copy_(first)
     for (row,) in others:
         mean.add_(row)
     return mean.div_(len(heard))
@@ -202,9 +204,9 @@ def _part(layout: Layout, size: int) -> Layout:
 
 def _cut(x: FlatTensors, part: Layout, size: int) -> Sequence[Tensor]:
     """Each place's pieces of all tensors side by side: `size` of (m,)."""
-    rows = room_for(size * part.numel, x.flat.dtype, x.flat.device).view(size, part.numel)
+    rows = scratch_for(size * part.numel, x.flat.dtype, x.flat.device).view(size, part.numel)
     for piece in part:
-        span = x.layout.by_name[piece.name].span(x.flat)
+        span = x.layout.by_name[piece.name].flat_view(x.flat)
         full, rest = divmod(span.numel(), piece.numel)
         block = rows[:, piece.offset : piece.end]
         block[:full] = span[: full * piece.numel].view(full, piece.numel)
@@ -218,15 +220,15 @@ def _joined(rows: Sequence[Tensor], part: Layout, layout: Layout, out: Tensor) -
     """Overwrite `out`: (n,) with all tensors, of which every place gives its pieces: (m,) each."""
     blocks = torch.stack(list(rows))
     for piece in part:
-        span = layout.by_name[piece.name].span(out)
+        span = layout.by_name[piece.name].flat_view(out)
         span.copy_(blocks[:, piece.offset : piece.end].reshape(-1)[: span.numel()])
 
 
 def _own(x: FlatTensors, part: Layout, mean: Tensor, staged: AggregationResult, where: _Place) -> Tensor:
     """x, and at this place what the node's mean became on its way, times those who share it: (n,)."""
-    whole = x.flat.to(wide(x.flat.dtype), copy=True)
+    whole = x.flat.to(accumulation_dtype(x.flat.dtype), copy=True)
     error = (staged.own - mean).mul_(where.size)
     for piece in part:
-        span = x.layout.by_name[piece.name].span(whole)[where.place * piece.numel :][: piece.numel]
-        span.add_(piece.span(error)[: span.numel()])
+        span = x.layout.by_name[piece.name].flat_view(whole)[where.place * piece.numel :][: piece.numel]
+        span.add_(piece.flat_view(error)[: span.numel()])
     return whole

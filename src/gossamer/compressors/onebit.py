@@ -48,7 +48,7 @@ class OneBit(Quantizer):
         )
 
     @property
-    def shards_well(self) -> bool:
+    def reencodable(self) -> bool:
         return not self.columns  # a part of the buffer has none
 
     def suits(self, shape: Sequence[int]) -> bool:
@@ -109,7 +109,7 @@ def _meant(layout: Layout, values: Tensor, negative: Tensor, dtype: torch.dtype)
     meant = torch.empty_like(negative, dtype=dtype)
     for slot, pair in zip(layout, _per_tensor(layout, values), strict=True):
         above, below = pair.to(dtype).unbind(1)
-        slot.of(meant).copy_(torch.where(_matrix(slot, negative), below, above).view(slot.shape))
+        slot.view(meant).copy_(torch.where(_matrix(slot, negative), below, above).view(slot.shape))
     return meant
 
 
@@ -123,4 +123,4 @@ def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _matrix(slot: Slot, flat: Tensor) -> Tensor:
-    return slot.of(flat).reshape(_matrix_shape(slot.shape))
+    return slot.view(flat).reshape(_matrix_shape(slot.shape))

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from gossamer.compressors.base import Compressor, Ownership, told, wide
+from gossamer.compressors.base import Compressor, Ownership, with_mean_in
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import MOMENTUM, clipped, require_clip
 from gossamer.compressors.onebit import OneBit
 from gossamer.compressors.wrapper import Wrapper, beside
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Slot
+from gossamer.core.layout import FlatTensors, Slot, accumulation_dtype
 from gossamer.errors import require
 
 
@@ -50,7 +50,7 @@ class OneBitAdam(Wrapper):
         require_clip(self.clip, "OneBitAdam")
 
     @property
-    def stands_alone(self) -> bool:
+    def must_be_outermost(self) -> bool:
         return True
 
     def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
@@ -60,7 +60,7 @@ class OneBitAdam(Wrapper):
         return Ownership(optimizer=Adam, start=self.warmup)
 
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
-        zeros = torch.zeros_like(like.flat, dtype=wide(like.flat.dtype))
+        zeros = torch.zeros_like(like.flat, dtype=accumulation_dtype(like.flat.dtype))
         return State({MOMENTUM: FlatTensors(zeros, like.layout), **self.inner.init(like, at)})
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
@@ -72,7 +72,7 @@ class OneBitAdam(Wrapper):
     def _momentum(
         self, fresh: Tensor, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None
     ) -> Aggregation:
-        before, after, keep = state[MOMENTUM].flat, state.room(MOMENTUM), at.momentum
+        before, after, keep = state[MOMENTUM].flat, state.scratch(MOMENTUM), at.momentum
         mine = before.mul(keep).add_(fresh, alpha=1 - keep)
         staged: AggregationResult = yield from self.inner.aggregate(
             FlatTensors(mine, x.layout), state.part("", MOMENTUM), at, after.flat
@@ -83,4 +83,4 @@ class OneBitAdam(Wrapper):
             return gradient + (staged.own - after.flat)
 
         following = State({MOMENTUM: after, **staged.next_state})
-        return told(replace(staged, mean=gradient, mine=own, next_state=following), out)
+        return with_mean_in(replace(staged, mean=gradient, own_contribution=own, next_state=following), out)

@@ -55,13 +55,13 @@ def encode(compressor: Compressor, x: FlatTensors, state: State, at: Aggregation
     """
     said: list[Tensor] = []
 
-    def hear_oneself(word: CollectiveOp) -> Any:
-        spoken = _spoken(word)
+    def hear_oneself(op: CollectiveOp) -> Any:
+        spoken = _spoken(op)
         said.extend(spoken)
-        return _heard(word, iter(spoken))
+        return _heard(op, iter(spoken))
 
     staged = _alone(compressor.aggregate(x, state, _by_itself(at)), hear_oneself)
-    return EncodedMessage(tuple(said), staged.mine, staged.next_state)
+    return EncodedMessage(tuple(said), staged.own_contribution, staged.next_state)
 
 
 def decode(compressor: Compressor, payload: Payload, layout: Layout, at: AggregationContext, out: Tensor) -> None:
@@ -144,7 +144,7 @@ def _decode(parts: Sequence[MessagePart], payload: Payload, layout: Layout, out:
         apart = FlatTensors(torch.empty(part.numel, dtype=out.dtype, device=out.device), part)
         decoder.decode([said], part, apart.flat)
         for name, view in apart.items():
-            layout.by_name[name].of(out).copy_(view)
+            layout.by_name[name].view(out).copy_(view)
 
 
 def _read_by_script(
@@ -152,10 +152,10 @@ def _read_by_script(
 ) -> bool:
     """Whether the numbers were finite."""
     rest = iter(payload)
-    device = torch.device("meta") if compressor.reads_blind else out.device
+    device = torch.device("meta") if compressor.decodes_without_input else out.device
     x = FlatTensors.zeros(layout, dtype=out.dtype, device=device)
     script = compressor.aggregate(x, begin(compressor, x, at), _by_itself(at), out)
-    staged = _alone(script, lambda word: _heard(word, rest))
+    staged = _alone(script, lambda op: _heard(op, rest))
     left = len(list(rest))
     _check_count(compressor, len(payload), len(payload) - left)
     return staged.finite
@@ -172,18 +172,18 @@ def _by_itself(at: AggregationContext) -> AggregationContext:
 
 
 def _alone(script: Aggregation, answered: Callable[[CollectiveOp], Any]) -> AggregationResult:
-    word = next(script)
+    op = next(script)
     while True:
         try:
-            word = script.send(answered(word))
+            op = script.send(answered(op))
         except StopIteration as stop:
             staged: AggregationResult = stop.value
             return staged
 
 
-def _spoken(word: CollectiveOp) -> Payload:
+def _spoken(op: CollectiveOp) -> Payload:
     """The tensors in a word, in order."""
-    match word:
+    match op:
         case AllReduceMean(tensor):
             return (tensor,)
         case AllGather(payload) | NeighborAllGather(payload):
@@ -192,13 +192,13 @@ def _spoken(word: CollectiveOp) -> Payload:
             return tuple(tensor for part in parts for tensor in part)
         case InGroup(_, inner):
             return _spoken(inner)
-        case Coalesced(words):
-            return tuple(tensor for each in words for tensor in _spoken(each))
+        case Coalesced(ops):
+            return tuple(tensor for each in ops for tensor in _spoken(each))
 
 
-def _heard(word: CollectiveOp, said: Iterator[Tensor]) -> Any:
+def _heard(op: CollectiveOp, said: Iterator[Tensor]) -> Any:
     """The answer to a word in a group of one that has `said` these tensors."""
-    match word:
+    match op:
         case AllReduceMean(tensor, out):
             (heard,) = _taken((tensor,), said)
             if heard.shape != tensor.shape or heard.dtype != tensor.dtype:
@@ -213,8 +213,8 @@ def _heard(word: CollectiveOp, said: Iterator[Tensor]) -> Any:
             return [_taken(part, said) for part in parts]
         case InGroup(_, inner):
             return _heard(inner, said)
-        case Coalesced(words):
-            return [_heard(each, said) for each in words]
+        case Coalesced(ops):
+            return [_heard(each, said) for each in ops]
 
 
 def _into(heard: Tensor, out: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import HEADROOM, Compressor, wide
+from gossamer.compressors.base import HEADROOM, Compressor
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite, require
 from gossamer.kernels import all_finite, orthonormal, within_range
@@ -52,7 +52,7 @@ class PowerSGD(Compressor):
 
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
         shapes = {slot.name: (prod(slot.shape[1:]), self.rank) for slot in like.layout if self.suits(slot.shape)}
-        q = FlatTensors.zeros(Layout.of(shapes), dtype=wide(like.flat.dtype), device=like.flat.device)
+        q = FlatTensors.zeros(Layout.of(shapes), dtype=accumulation_dtype(like.flat.dtype), device=like.flat.device)
         for name, view in q.items():
             draws = rng.generator(at.seed, name, "q")
             view.copy_(torch.randn(view.shape, generator=draws, dtype=view.dtype, device="cpu"))
@@ -68,9 +68,9 @@ class PowerSGD(Compressor):
 
         first = torch.cat(
             [(xs[slot.name] @ q[slot.name]).view(-1) for slot in matrices]
-            + [slot.span(x.flat).to(q.flat.dtype) for slot in others]
+            + [slot.flat_view(x.flat).to(q.flat.dtype) for slot in others]
         )
-        plain = {slot.name: slot.span(x.flat).to(q.flat.dtype, copy=True) for slot in others}
+        plain = {slot.name: slot.flat_view(x.flat).to(q.flat.dtype, copy=True) for slot in others}
         first = yield AllReduceMean(first, first)
         parts = first.split([slot.shape[0] * self.rank for slot in matrices] + [slot.numel for slot in others])
         finite = all_finite(first)  # of the mean, so every rank comes to the same conclusion
@@ -88,7 +88,7 @@ class PowerSGD(Compressor):
             for slot in matrices:
                 _write(slot, whole, ps[slot.name] @ mine[slot.name].T)
             for slot in others:
-                slot.span(whole).copy_(plain[slot.name])
+                slot.flat_view(whole).copy_(plain[slot.name])
             return whole
 
         following = FlatTensors((yield AllReduceMean(mine.flat)), q.layout)
@@ -97,18 +97,18 @@ class PowerSGD(Compressor):
         for slot in matrices:
             _write(slot, mean, ps[slot.name] @ following[slot.name].T)
         for slot, part in zip(others, parts[len(matrices) :], strict=True):
-            slot.span(mean).copy_(part)
+            slot.flat_view(mean).copy_(part)
         return AggregationResult(
             mean=mean,
-            mine=own,
+            own_contribution=own,
             next_state=State({"q": following}),
             finite=finite and all_finite(following.flat),
         )
 
 
 def _matrix(slot: Slot, flat: Tensor) -> Tensor:
-    return slot.of(flat).reshape(slot.shape[0], -1)
+    return slot.view(flat).reshape(slot.shape[0], -1)
 
 
 def _write(slot: Slot, flat: Tensor, matrix: Tensor) -> None:
-    slot.of(flat).copy_(matrix.view(slot.shape))
+    slot.view(flat).copy_(matrix.view(slot.shape))

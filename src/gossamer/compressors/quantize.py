@@ -27,5 +27,5 @@ class Quantizer(Codec):
         return self.feedback
 
     @property
-    def shards_well(self) -> bool:
+    def reencodable(self) -> bool:
         return True

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, wide
+from gossamer.compressors.base import Compressor
 from gossamer.compressors.topk import require_density, share
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, within_range
@@ -52,7 +52,7 @@ class RandomK(Compressor):
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         _refuse_nonsense(x.flat)
         places = self.places(x.layout, at, x.flat.device)
-        values = x.flat[places].to(wide(x.flat.dtype))
+        values = x.flat[places].to(accumulation_dtype(x.flat.dtype))
         if not self.feedback:
             values *= self._scales(x.layout, values)
         return (yield from _agree(values, places, x.flat, at, out))
@@ -93,7 +93,9 @@ def _agree(values: Tensor, places: Tensor, x: Tensor, at: AggregationContext, ou
     blank = x.new_empty(0, dtype=values.dtype)
     mean = spread(told, blank.new_empty(len(x)) if out is None else out)
     finite = mean.dtype == told.dtype or all_finite(mean)  # the sums cannot leave the range of `told`
-    return AggregationResult(mean=mean, mine=lambda: spread(values, blank.new_empty(mean.shape)), finite=finite)
+    return AggregationResult(
+        mean=mean, own_contribution=lambda: spread(values, blank.new_empty(mean.shape)), finite=finite
+    )
 
 
 def draw(sizes: Sequence[int], counts: Sequence[int], key: int, device: torch.device | str = "cpu") -> Tensor:

@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, Decoder, Ownership, wide
+from gossamer.compressors.base import Compressor, Decoder, Ownership
 from gossamer.compressors.dense import Dense
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.coalesce import coalesce
-from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.errors import require
-from gossamer.kernels import room_for, room_like
+from gossamer.kernels import scratch_for, scratch_like
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,15 +38,15 @@ class Route(Compressor):
         require(self.smallest >= 0, f"smallest counts entries, not {self.smallest}")
 
     @property
-    def routes(self) -> bool:
+    def handles_every_shape(self) -> bool:
         return True
 
     def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
         return replace(self, inner=self.inner.completed(complete), rest=self.rest.completed(complete))
 
     @property
-    def reads_blind(self) -> bool:
-        return all(way.reads_blind for way in self.ways)
+    def decodes_without_input(self) -> bool:
+        return all(way.decodes_without_input for way in self.ways)
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
         parts = [way.decoders(part) for way, part in zip(self.ways, self._parts(layout), strict=True) if len(part)]
@@ -81,7 +81,7 @@ class Route(Compressor):
         )
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
-        mean = room_like(x.flat) if out is None else out
+        mean = scratch_like(x.flat) if out is None else out
         taken = [
             (way, compressor, x.restrict(names), FlatTensors(mean, x.layout).restrict(names))
             for way, (compressor, names) in enumerate(zip(self.ways, self._names(x.layout), strict=True))
@@ -92,13 +92,13 @@ class Route(Compressor):
         )
         for *_, into in taken:
             for name, view in into.items():
-                target = x.layout.by_name[name].of(mean)
+                target = x.layout.by_name[name].view(mean)
                 if target.data_ptr() != view.data_ptr():
                     target.copy_(view)
         layouts = [part.layout for _, _, part, _ in taken]
         return AggregationResult(
             mean=mean,
-            mine=lambda: _joined(
+            own_contribution=lambda: _joined(
                 x.layout, [FlatTensors(part.own, at) for part, at in zip(parts, layouts, strict=True)]
             ),
             owes=_joint_debt(x.layout, list(zip(parts, layouts, strict=True))),
@@ -116,12 +116,12 @@ class Route(Compressor):
 def _joined(layout: Layout, parts: Sequence[FlatTensors]) -> Tensor:
     """The parts' tensors in the places that they have in `layout`: (n,)."""
     flat = parts[0].flat
-    whole = room_for(layout.numel, wide(flat.dtype), flat.device)
+    whole = scratch_for(layout.numel, accumulation_dtype(flat.dtype), flat.device)
     if sum(part.layout.numel for part in parts) < layout.numel:
         whole.zero_()
     for part in parts:
         for name, view in part.items():
-            layout.by_name[name].of(whole).copy_(view)
+            layout.by_name[name].view(whole).copy_(view)
     return whole
 
 

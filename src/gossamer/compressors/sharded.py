@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.compressors.base import Codec, room_for_mean, sums_stay_finite, told, wide
+from gossamer.compressors.base import Codec, mean_buffer_like, sums_stay_finite, with_mean_in
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import AllGather, AllToAll, Payload
 from gossamer.errors import NotFinite
-from gossamer.kernels import Residual, room_like
+from gossamer.kernels import Residual, scratch_like
 
 OWED = "owed"
 
@@ -62,7 +62,9 @@ class Sharded(Wrapper):
 
     def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
         part = _parts(self.inner, like.layout, at.world, like.flat.dtype)[at.rank]
-        return State({OWED: FlatTensors.zeros(part.layout, dtype=wide(like.flat.dtype), device=like.flat.device)})
+        return State(
+            {OWED: FlatTensors.zeros(part.layout, dtype=accumulation_dtype(like.flat.dtype), device=like.flat.device)}
+        )
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         return self._in_parts(x, None, None, at, out)
@@ -70,7 +72,7 @@ class Sharded(Wrapper):
     def aggregate_compensated(
         self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
-        left = state.room(OWED)
+        left = state.scratch(OWED)
         staged = yield from self._in_parts(x, residual, Residual(state[OWED].flat, left.flat), at, out)
         start = _parts(self.inner, x.layout, at.world, x.flat.dtype)[at.rank].start
 
@@ -96,18 +98,18 @@ class Sharded(Wrapper):
             for number, part in enumerate(parts)
         )
         heard = yield AllToAll(sent)
-        agreed = room_like(mine.of(x.flat), wide(x.flat.dtype))
+        agreed = scratch_like(mine.of(x.flat), accumulation_dtype(x.flat.dtype))
         self._decode(mine, heard, agreed, at.world)
         answers = yield AllGather(
             self._encode_mean(mine, agreed, sums_stay_finite(heard), owed, _at(at, "mean", at.rank))
         )
-        mean = room_for_mean(x.flat, out)
+        mean = mean_buffer_like(x.flat, out)
         for part, payload in zip(parts, answers, strict=True):
             self._decode(part, [payload], part.of(mean))
         lost = agreed.sub_(mine.of(mean)) if owed is None else None
         like = agreed.new_empty(0)
         own = partial(self._own, parts, sent, like, lost, at)
-        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(answers)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(answers)), out)
 
     def _own(
         self,

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.compressors.base import room_for_mean, sums_stay_finite, told, wide
+from gossamer.compressors.base import mean_buffer_like, sums_stay_finite, with_mean_in
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.index_regions import Regions
 from gossamer.compressors.topk import Sparse, dearer_than_dense, expect_values, require_places
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, accumulation_dtype
 from gossamer.core.ops import AllGather, AllToAll, Payload
 from gossamer.errors import MalformedError, NotFinite, require
 from gossamer.kernels import (
@@ -26,8 +26,8 @@ from gossamer.kernels import (
     decode_places,
     encode_places,
     largest,
-    room_like,
     scatter,
+    scratch_like,
 )
 
 DEVIATIONS = 2  # of chance, by which a region may be fuller than the average one
@@ -67,7 +67,7 @@ class SparseSum(Wrapper):
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if self._dearer_than_dense(x, at):
             return Dense().aggregate(x, state, at, out)
-        wanted = room_like(x.flat, wide(x.flat.dtype)).copy_(x.flat)
+        wanted = scratch_like(x.flat, accumulation_dtype(x.flat.dtype)).copy_(x.flat)
         return self._summed(x, wanted, at, out)
 
     def aggregate_compensated(
@@ -89,7 +89,7 @@ class SparseSum(Wrapper):
         """Also where some worker would have no region."""
         if x.layout.numel < at.world:
             return True
-        rows, itemsize = Regions(x.layout.numel, at.world).rows, wide(x.flat.dtype).itemsize
+        rows, itemsize = Regions(x.layout.numel, at.world).rows, accumulation_dtype(x.flat.dtype).itemsize
         both = sum(room * itemsize + coded_bytes(room, rows) for room in self.rooms(x, at.world))
         return dearer_than_dense(4 + both, x, at)
 
@@ -108,7 +108,7 @@ class SparseSum(Wrapper):
         heard = yield AllToAll(entries.messages(regions.rows, room))
         left = _added(mine, heard, regions.rows, room)
         answers = yield AllGather(_largest_sums(left, sums_stay_finite(heard), regions, kept))
-        mean = room_for_mean(x.flat, out)
+        mean = mean_buffer_like(x.flat, out)
         places, theirs = _told(answers, regions, kept)
         scatter(list(zip(places, theirs, strict=True)), mean)
         wanted.index_copy_(0, members, left)
@@ -119,7 +119,7 @@ class SparseSum(Wrapper):
             part.index_copy_(0, entries.places, entries.values)
             return part.index_copy_(0, members, mine - left)
 
-        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(answers)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(answers)), out)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _entries(regions: Regions, places: Tensor, values: Tensor, room: int) -> Ent
 def _added(mine: Tensor, heard: Sequence[Payload], rows: int, room: int) -> Tensor:
     """mine: (m,), and what was sent for it, summed in the order of ranks. Raises MalformedError."""
     entries = [_received(payload, rows, room, len(mine)) for payload in heard]
-    sums = room_like(mine).copy_(mine)
+    sums = scratch_like(mine).copy_(mine)
     scatter(entries, sums, onto=True)
     return sums
 

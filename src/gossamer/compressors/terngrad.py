@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, room_for_mean, sums_stay_finite, told, wide
+from gossamer.compressors.base import Compressor, mean_buffer_like, sums_stay_finite, with_mean_in
 from gossamer.compressors.quantize import noise_key
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, accumulation_dtype
 from gossamer.core.ops import AllGather
 from gossamer.errors import require
 from gossamer.kernels import Residual, magnitudes, squares, ternary_decode, ternary_encode
@@ -67,7 +67,7 @@ class TernGrad(Compressor):
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         into = out if out is not None and out.dtype == wanted.dtype else None
         staged = yield from self._aggregate(FlatTensors(wanted, x.layout), at, into, residual.after)
-        return told(staged, out)
+        return with_mean_in(staged, out)
 
     def _aggregate(
         self, x: FlatTensors, at: AggregationContext, out: Tensor | None, after: Tensor | None
@@ -77,7 +77,7 @@ class TernGrad(Compressor):
         heard = yield AllGather((self._scales(x),))
         scales = torch.stack([scales for (scales,) in heard]).amax(0)
         mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
-        numel, dtype, device = x.layout.numel, wide(x.flat.dtype), x.flat.device
+        numel, dtype, device = x.layout.numel, accumulation_dtype(x.flat.dtype), x.flat.device
         payloads = yield AllGather((mine,))
 
         def own() -> Tensor:
@@ -85,9 +85,9 @@ class TernGrad(Compressor):
             ternary_decode([(mine,)], scales, sizes, self.per_byte, decoded)
             return decoded
 
-        mean = room_for_mean(x.flat, out)
+        mean = mean_buffer_like(x.flat, out)
         ternary_decode(payloads, scales, sizes, self.per_byte, mean, at.world)
-        return told(AggregationResult(mean=mean, mine=own, finite=sums_stay_finite(heard)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(heard)), out)
 
     def _scales(self, x: FlatTensors) -> Tensor:
         """What this worker would scale each of its tensors by: (tensors,) float32. Raises NotFinite."""

@@ -50,19 +50,19 @@ class Threshold(Codec):
     def wants_feedback(self) -> bool:
         return self.feedback
 
-    def room(self, numel: int) -> int:
+    def slots(self, numel: int) -> int:
         """How many of `numel` entries may travel."""
         return share(self.capacity, numel)
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         require_places(x.layout)
-        room = self.room(x.layout.numel)
+        room = self.slots(x.layout.numel)
         places, values = above(x.flat, self.value, room, residual)
         used = torch.tensor([len(places)], dtype=torch.int32, device=x.flat.device)
         return used, values, encode_places(places, x.layout.numel, room)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        room = self.room(layout.numel)
+        room = self.slots(layout.numel)
         scatter([self._used(payload, room, layout.numel) for payload in payloads], out, divisor)
 
     def _used(self, payload: Payload, room: int, n: int) -> tuple[Tensor, Tensor]:
@@ -87,4 +87,4 @@ class Threshold(Codec):
         return super().aggregate_compensated(x, residual, state, at, out)
 
     def _dearer_than_dense(self, x: FlatTensors, at: AggregationContext) -> bool:
-        return dearer_than_dense(4 + entries_bytes(self.room(x.layout.numel), x), x, at)
+        return dearer_than_dense(4 + entries_bytes(self.slots(x.layout.numel), x), x, at)

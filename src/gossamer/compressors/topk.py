@@ -9,9 +9,9 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from gossamer.compressors.base import Codec, wide
+from gossamer.compressors.base import Codec
 from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, require
 from gossamer.kernels import Residual, coded_bytes, encode_places, largest, sparse_decode
@@ -90,12 +90,12 @@ class TopK(Sparse):
 
 def entries_bytes(count: int, x: FlatTensors) -> int:
     """What so many values and their places take."""
-    return count * wide(x.flat.dtype).itemsize + coded_bytes(count, x.layout.numel)
+    return count * accumulation_dtype(x.flat.dtype).itemsize + coded_bytes(count, x.layout.numel)
 
 
 def dearer_than_dense(payload_bytes: int, x: FlatTensors, at: AggregationContext) -> bool:
     """Whether such a payload for everyone costs as much as a mean: (n-1) payload >= 2 (n-1)/n N itemsize."""
-    mean_bytes = x.layout.numel * wide(x.flat.dtype).itemsize
+    mean_bytes = x.layout.numel * accumulation_dtype(x.flat.dtype).itemsize
     return at.world > 1 and at.world * payload_bytes >= 2 * mean_bytes
 
 

@@ -40,8 +40,8 @@ class Warmup(Wrapper):
         return self.inner.wants_feedback
 
     @property
-    def reads_blind(self) -> bool:
-        return self.inner.reads_blind
+    def decodes_without_input(self) -> bool:
+        return self.inner.decodes_without_input
 
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
         return self.inner.init(like, at)

@@ -14,35 +14,35 @@ from gossamer.core.ops import CollectiveOp
 
 
 class State(dict[str, FlatTensors]):
-    """What a compressor remembers between steps, and room to write what it will remember after the next.
+    """What a compressor remembers between steps, and scratch memory for what it will remember after the next.
 
-    Nothing is overwritten before a step is committed. So two buffers of a kind take turns: `room` gives the one that
+    Nothing is overwritten before a step is committed. So two buffers of a kind take turns: `scratch` gives the one that
     was remembered before, and nobody needs its contents.
     """
 
     def __init__(self, items: Mapping[str, FlatTensors] | None = None) -> None:
         super().__init__(items or {})
-        self._room: dict[str, FlatTensors] = {}
+        self._scratch: dict[str, FlatTensors] = {}
         self._prefix = ""
 
-    def room(self, key: str) -> FlatTensors:
+    def scratch(self, key: str) -> FlatTensors:
         """Memory like self[key] with arbitrary contents, the same at every call until a step is committed."""
         now, place = self[key], self._prefix + key
-        if place not in self._room or self._room[place].layout != now.layout:
-            self._room[place] = FlatTensors(torch.empty_like(now.flat), now.layout)
-        return self._room[place]
+        if place not in self._scratch or self._scratch[place].layout != now.layout:
+            self._scratch[place] = FlatTensors(torch.empty_like(now.flat), now.layout)
+        return self._scratch[place]
 
     def part(self, prefix: str, without: str = "") -> State:
         """The entries that begin with `prefix`, under the rest of their names, except `without`."""
         found = State(
             {key.removeprefix(prefix): self[key] for key in self if key.startswith(prefix) and key != without}
         )
-        found._room, found._prefix = self._room, self._prefix + prefix
+        found._scratch, found._prefix = self._scratch, self._prefix + prefix
         return found
 
     def after(self, before: State) -> State:
         """This state, committed after `before`, whose memory becomes room."""
-        self._room = {
+        self._scratch = {
             key: packed
             for key, packed in before.items()
             if key in self and self[key].flat.data_ptr() != packed.flat.data_ptr()
@@ -82,7 +82,7 @@ class AggregationResult:
     """
 
     mean: Tensor
-    mine: Callable[[], Tensor]
+    own_contribution: Callable[[], Tensor]
     owes: Callable[[], Tensor] | None = None
     next_state: State = field(default_factory=State)
     finite: bool = True
@@ -90,7 +90,7 @@ class AggregationResult:
     @property
     def own(self) -> Tensor:
         """This worker's part in the mean. Ask before the input, or the state it came from, is written again."""
-        return self.mine()
+        return self.own_contribution()
 
     @property
     def owed(self) -> Tensor | None:

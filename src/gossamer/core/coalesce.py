@@ -44,9 +44,9 @@ def coalesce(scripts: Sequence[Script]) -> CoalescedScript:
         together: dict[tuple[object, ...], list[int]] = {}
         for place in sorted(asking):
             together.setdefault(_kind(asking[place]), []).append(place)
-        words, asking = asking, {}
-        joined = [_join([words[place] for place in places]) for places in together.values()]
-        answers = (yield Coalesced(tuple(word for word, _ in joined))) if len(joined) > 1 else [(yield joined[0][0])]
+        ops, asking = asking, {}
+        joined = [_join([ops[place] for place in places]) for places in together.values()]
+        answers = (yield Coalesced(tuple(op for op, _ in joined))) if len(joined) > 1 else [(yield joined[0][0])]
         parts = {
             place: part
             for places, (_, split), answer in zip(together.values(), joined, answers, strict=True)
@@ -57,9 +57,9 @@ def coalesce(scripts: Sequence[Script]) -> CoalescedScript:
     return results
 
 
-def _kind(word: CollectiveOp) -> tuple[object, ...]:
+def _kind(op: CollectiveOp) -> tuple[object, ...]:
     """Words of equal kind can be joined."""
-    match word:
+    match op:
         case AllReduceMean(tensor):
             return AllReduceMean, tensor.dtype, tensor.device
         case NeighborAllGather(payload, edges, tells):
@@ -71,39 +71,39 @@ def _kind(word: CollectiveOp) -> tuple[object, ...]:
         case InGroup(ranks, inner):
             return InGroup, ranks, *_kind(inner)
         case _:
-            return (type(word),)
+            return (type(op),)
 
 
 def _devices(payload: Payload) -> frozenset[torch.device]:
     return frozenset(tensor.device for tensor in payload)
 
 
-def _join(words: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:
+def _join(ops: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:
     """One word that asks for all of them, and how its answer is split again."""
-    if len(words) == 1:
-        return words[0], lambda answer: [answer]
-    if isinstance(words[0], InGroup):
-        joint, split = _join([word.word for word in words])
-        return replace(words[0], word=joint), split
-    if isinstance(words[0], AllReduceMean):
-        return _join_means(words)
-    if isinstance(words[0], AllToAll):
-        counts = [len(word.parts[0]) for word in words]
-        parts = tuple(sum((word.parts[peer] for word in words), ()) for peer in range(len(words[0].parts)))
+    if len(ops) == 1:
+        return ops[0], lambda answer: [answer]
+    if isinstance(ops[0], InGroup):
+        joint, split = _join([op.op for op in ops])
+        return replace(ops[0], op=joint), split
+    if isinstance(ops[0], AllReduceMean):
+        return _join_means(ops)
+    if isinstance(ops[0], AllToAll):
+        counts = [len(op.parts[0]) for op in ops]
+        parts = tuple(sum((op.parts[peer] for op in ops), ()) for peer in range(len(ops[0].parts)))
         return AllToAll(parts), lambda heard: _split_payloads(heard, counts)
-    counts = [len(word.payload) for word in words]
-    payload = sum((word.payload for word in words), ())
-    joint = replace(words[0], payload=payload)
+    counts = [len(op.payload) for op in ops]
+    payload = sum((op.payload for op in ops), ())
+    joint = replace(ops[0], payload=payload)
     return joint, lambda heard: _split_payloads(heard, counts)
 
 
-def _join_means(words: Sequence[AllReduceMean]) -> tuple[Any, Callable[[Any], list[Any]]]:
-    sizes = [word.tensor.numel() for word in words]
-    flat = torch.cat([word.tensor.reshape(-1) for word in words])
+def _join_means(ops: Sequence[AllReduceMean]) -> tuple[Any, Callable[[Any], list[Any]]]:
+    sizes = [op.tensor.numel() for op in ops]
+    flat = torch.cat([op.tensor.reshape(-1) for op in ops])
 
     def split(answer: torch.Tensor) -> list[Any]:
-        parts = [part.view(word.tensor.shape) for word, part in zip(words, answer.split(sizes), strict=True)]
-        return [part if word.out is None else word.out.copy_(part) for word, part in zip(words, parts, strict=True)]
+        parts = [part.view(op.tensor.shape) for op, part in zip(ops, answer.split(sizes), strict=True)]
+        return [part if op.out is None else op.out.copy_(part) for op, part in zip(ops, parts, strict=True)]
 
     return AllReduceMean(flat, out=flat), split
 

@@ -50,11 +50,11 @@ class Slot:
     def end(self) -> int:
         return self.offset + self.numel
 
-    def of(self, flat: Tensor) -> Tensor:
+    def view(self, flat: Tensor) -> Tensor:
         """This slot's view into `flat`, in the tensor's shape and strides."""
         return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.offset)
 
-    def span(self, flat: Tensor) -> Tensor:
+    def flat_view(self, flat: Tensor) -> Tensor:
         """The same elements in memory order: (numel,)."""
         return flat[self.offset : self.end]
 
@@ -141,11 +141,11 @@ class FlatTensors:
         return cls(torch.zeros(layout.numel, dtype=dtype, device=device), layout)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.layout.by_name[name].of(self.flat)
+        return self.layout.by_name[name].view(self.flat)
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         for slot in self.layout:
-            yield slot.name, slot.of(self.flat)
+            yield slot.name, slot.view(self.flat)
 
     def clone(self) -> FlatTensors:
         return FlatTensors(self.flat.clone(), self.layout)
@@ -157,4 +157,9 @@ class FlatTensors:
         if all(a.end == b.offset for a, b in pairwise(places)):
             start = places[0].offset if places else 0
             return FlatTensors(self.flat[start : start + part.numel], part)
-        return FlatTensors(torch.cat([place.span(self.flat) for place in places]), part)
+        return FlatTensors(torch.cat([place.flat_view(self.flat) for place in places]), part)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums and residuals of such numbers are kept: at least float32."""
+    return torch.promote_types(dtype, torch.float32)

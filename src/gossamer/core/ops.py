@@ -85,7 +85,7 @@ class InGroup:
     name: ClassVar[str] = "Among"  # in what explain prints and records
 
     ranks: tuple[int, ...]
-    word: AllReduceMean | AllGather | AllToAll | NeighborAllGather
+    op: AllReduceMean | AllGather | AllToAll | NeighborAllGather
 
     def group_of(self, rank: int, world: int) -> tuple[int, ...]:
         """Those among whom `rank` speaks meanwhile, if all groups are alike: blocks of neighbours, or every k-th rank.
@@ -107,7 +107,7 @@ class Coalesced:
 
     name: ClassVar[str] = "Together"  # in what explain prints and records
 
-    words: tuple[AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup, ...]
+    ops: tuple[AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup, ...]
 
 
 CollectiveOp = AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup | Coalesced
@@ -117,12 +117,12 @@ def payload_bytes(payload: Payload) -> int:
     return sum(tensor.nbytes for tensor in payload)
 
 
-def bytes_sent(word: CollectiveOp, world: int, rank: int = 0) -> float:
+def bytes_sent(op: CollectiveOp, world: int, rank: int = 0) -> float:
     """Payload bytes that one of `world` workers sends to have `word` answered; headers are not counted.
 
     A mean costs what a reduce-scatter and an all-gather cost, on average over the workers: 2 (n-1)/n of its bytes.
     """
-    match word:
+    match op:
         case AllReduceMean(tensor):
             return 2 * (world - 1) * tensor.nbytes / world
         case AllGather(payload):
@@ -130,11 +130,11 @@ def bytes_sent(word: CollectiveOp, world: int, rank: int = 0) -> float:
         case AllToAll(parts):
             return float(sum(payload_bytes(part) for peer, part in enumerate(parts) if peer != rank))
         case NeighborAllGather(payload):
-            return float(sum(peer != rank for peer in word.told) * payload_bytes(payload))
+            return float(sum(peer != rank for peer in op.told) * payload_bytes(payload))
         case InGroup(ranks, inner):
             return bytes_sent(inner, len(ranks), ranks.index(rank))
-        case Coalesced(words):
-            return sum(bytes_sent(each, world, rank) for each in words)
+        case Coalesced(ops):
+            return sum(bytes_sent(each, world, rank) for each in ops)
 
 
 Script = Generator[CollectiveOp, Any, Any]
@@ -145,18 +145,18 @@ def in_group(ranks: tuple[int, ...], script: Script) -> Script:
     answer: Any = None
     while True:
         try:
-            word = script.send(answer)
+            op = script.send(answer)
         except StopIteration as stop:
             return stop.value
-        answer = yield _among(ranks, word)
+        answer = yield _among(ranks, op)
 
 
-def _among(ranks: tuple[int, ...], word: CollectiveOp) -> CollectiveOp:
+def _among(ranks: tuple[int, ...], op: CollectiveOp) -> CollectiveOp:
     """Groups within groups are groups, and an Among holds one word."""
-    match word:
-        case Coalesced(words):
-            return Coalesced(tuple(_among(ranks, each) for each in words))  # type: ignore[misc]
+    match op:
+        case Coalesced(ops):
+            return Coalesced(tuple(_among(ranks, each) for each in ops))  # type: ignore[misc]
         case InGroup(places, inner):
             return InGroup(tuple(ranks[place] for place in places), inner)
         case _:
-            return InGroup(ranks, word)
+            return InGroup(ranks, op)

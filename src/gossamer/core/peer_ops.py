@@ -73,7 +73,7 @@ Ask = Push | Pull
 class AtOnce:
     """Say several words at once, none of which waits for another; the answers come in the same order."""
 
-    words: tuple[Ask, ...]
+    ops: tuple[Ask, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class Arrived(PeerEvent):
 
     token: int
     sender: Peer
-    word: Ask
+    op: Ask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,9 +54,9 @@ class BridgeFabric:
         yield f"address add {host.address}/24 dev {host.interface}"
         for other in range(len(self._hosts)):
             if other != number:
-                yield self._neighbour(other, other + 1)
+                yield self._neighbor(other, other + 1)
 
-    def _neighbour(self, host: int, hardware: int) -> str:
+    def _neighbor(self, host: int, hardware: int) -> str:
         """Everyone knows everyone beforehand, so that counters hold no questions for addresses."""
         there = self._hosts[host]
         return f"neigh replace {there.address} lladdr {hardware_address(hardware)} dev {there.interface} nud permanent"
@@ -70,7 +70,7 @@ class BridgeFabric:
         self._lead(b, a, a + 1)
 
     def _lead(self, sender: int, receiver: int, hardware: int) -> None:
-        ip(self._hosts[sender].namespace, [self._neighbour(receiver, hardware)])
+        ip(self._hosts[sender].namespace, [self._neighbor(receiver, hardware)])
 
     def set_line(self, host: int, line: Host) -> None:
         up = bucket(self._hosts[host].interface, line.up_bits_per_second, SOCKETS_QUEUE_BYTES, ETHERNET_HEADER_BYTES)

@@ -95,41 +95,41 @@ class _Echo:
         self.moments: list[float] = []
         self._parts: tuple[Payload, ...] = ()
 
-    def answer(self, word: CollectiveOp) -> Any:
+    def answer(self, op: CollectiveOp) -> Any:
         self.moments.append(time.perf_counter())
-        answer = self._answer(word)
+        answer = self._answer(op)
         self.moments.append(time.perf_counter())
         return answer
 
-    def _answer(self, word: CollectiveOp) -> Any:
-        match word:
+    def _answer(self, op: CollectiveOp) -> Any:
+        match op:
             case AllReduceMean(tensor, out):
                 mean = rank_order_mean([tensor] * self.world)
                 return mean if out is None else out.copy_(mean)
-            case Coalesced(words):
-                return [self._answer(each) for each in words]
+            case Coalesced(ops):
+                return [self._answer(each) for each in ops]
             case InGroup(ranks, inner):
                 return _Echo(len(ranks)).answer(inner)
             case AllGather(payload) if self._parts and _shapes(payload) == _shapes(self._parts[self.rank]):
                 return list(self._parts)
             case AllToAll(parts):
                 self._parts = parts
-                return meta_answer(word, self.world, self.rank)
+                return meta_answer(op, self.world, self.rank)
             case _:
-                return meta_answer(word, self.world, self.rank)
+                return meta_answer(op, self.world, self.rank)
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        answer = self.answer(word)
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        answer = self.answer(op)
         return lambda: answer
 
-    def move_on(self) -> bool:
+    def make_progress(self) -> bool:
         """Everything is answered at once."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """They are alike."""
 
-    def gather_text(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         return [text] * self.world
 
     def part(self, size: int) -> _Echo:
@@ -161,7 +161,7 @@ def late(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh:
     for bucket in buckets:
         began = time.perf_counter()
         flat = torch.zeros_like(bucket.flat)
-        torch._foreach_copy_([slot.of(flat) for slot in bucket.layout], [fresh[name] for name in bucket.layout.names])
+        torch._foreach_copy_([slot.view(flat) for slot in bucket.layout], [fresh[name] for name in bucket.layout.names])
         flat.div_(1.0)  # the loss scale
         offering.append(time.perf_counter() - began)
         parcels.append(OutgoingBucket(bucket, flat, keeps=False))
@@ -180,7 +180,7 @@ def turn(
     memories = [strategy.begin(_gathered(bucket)) for bucket in buckets]
     offers = [_offer(strategy, bucket, memory) for bucket, memory in zip(buckets, memories, strict=True)]
     for parcel, _ in offers:
-        views = [slot.of(parcel.flat) for slot in parcel.layout]
+        views = [slot.view(parcel.flat) for slot in parcel.layout]
         torch._foreach_copy_(views, [fresh[name] for name in parcel.layout.names])
     keep = with_own if strategy.needs_own else without_own
     found, all_staged = _travel([parcel for parcel, _ in offers], [NO_INPUT] * len(offers), compressor, workers, keep)
@@ -220,7 +220,7 @@ def _land(strategy: AveragingStrategy, bucket: Bucket, memory: Memory, staged: A
     began = time.perf_counter()
     flat = _gathered(bucket)
     strategy.land(flat, memory, staged.mean, staged.own if strategy.needs_own else None)
-    torch._foreach_copy_(list(bucket.views.values()), [slot.of(flat) for slot in bucket.layout])  # not the parameters
+    torch._foreach_copy_(list(bucket.views.values()), [slot.view(flat) for slot in bucket.layout])  # not the parameters
     return time.perf_counter() - began
 
 
@@ -230,7 +230,7 @@ def _gathered(bucket: Bucket) -> Tensor:
 
 def _gather(bucket: Bucket, flat: Tensor) -> Tensor:
     parameters = [parameter.detach() for parameter in bucket.parameters.values()]
-    torch._foreach_copy_([slot.of(flat) for slot in bucket.layout], parameters)
+    torch._foreach_copy_([slot.view(flat) for slot in bucket.layout], parameters)
     return flat
 
 
@@ -262,7 +262,7 @@ def _closing(parameters: int) -> StepTrailer:
         weight=1.0,
         presence=Presence.TRAINING,
         settings=0,
-        culprit=NOBODY,
+        first_nonfinite=NOBODY,
         used=np.ones(parameters, dtype=bool),
         moved=np.zeros(0, dtype=bool),
     )

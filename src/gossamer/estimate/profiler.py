@@ -106,7 +106,7 @@ class _Probe:
             raise _Done  # nobody is left to read what would be found
         if self.session is None:
             self._watch(session)
-        _synchronise()
+        _synchronize()
         moment = time.perf_counter()
         self._count(moment)
         if len(self.kept) >= STEPS:
@@ -219,7 +219,7 @@ def _moving_buffers(model: nn.Module) -> list[int]:
     return [buffer.nbytes for norm in norms for buffer in norm.buffers(recurse=False)]
 
 
-def _synchronise() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 

@@ -62,7 +62,7 @@ def _fly(trip: Trip, launch: int, landing: int, workers: Sequence[_VirtualWorker
     run_jobs(trip.jobs[:1], workers, lines)
     run_jobs(trip.jobs[1:], workers, lines)
     for worker in workers:
-        worker.under_way.append((landing, worker.lane, trip.landing_seconds))
+        worker.under_way.append((landing, worker.comm_thread, trip.landing_seconds))
 
 
 def run_sites(
@@ -141,13 +141,13 @@ class _VirtualWorker(OnLane):
     @property
     def behind(self) -> float:
         """How much longer the lane will be busy."""
-        return max(0.0, self.lane - self.now)
+        return max(0.0, self.comm_thread - self.now)
 
     def take_off(self, launch: int, landing: int, offering_seconds: float) -> None:
         self.land_until(launch - 1)
         self._train_until(launch)
         self._train(offering_seconds)
-        self.lane = max(self.lane, self.now)
+        self.comm_thread = max(self.comm_thread, self.now)
         ahead = copy(self)
         ahead.under_way = self.under_way.copy()
         ahead.land_until(landing)
@@ -178,8 +178,8 @@ class _VirtualWorker(OnLane):
         self.now += seconds
 
     def compute(self, seconds: float) -> None:
-        shared = min(seconds, max(0.0, self.waits - self.lane)) if self.crowded else 0.0
+        shared = min(seconds, max(0.0, self.waits - self.comm_thread)) if self.crowded else 0.0
         if shared:
-            self.shares.append((self.lane, self.lane + 2 * shared))
+            self.shares.append((self.comm_thread, self.comm_thread + 2 * shared))
         self.waits += shared
         super().compute(seconds + shared)

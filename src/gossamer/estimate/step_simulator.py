@@ -48,7 +48,7 @@ class Pace(Protocol):
 class AnswerTimes(Protocol):
     """Says when words have their answers: given everyone's words and the moments at which they say them."""
 
-    def answer(self, words: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]: ...
+    def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]: ...
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
 
 
@@ -56,18 +56,18 @@ class AnswerTimes(Protocol):
 class OnLane:
     """One rank's lane: when it is free, and what it has spent so far."""
 
-    lane: float = 0.0
+    comm_thread: float = 0.0
     wire: float = 0.0
     codec: float = 0.0
 
     def compute(self, seconds: float) -> None:
-        self.lane += seconds
+        self.comm_thread += seconds
         self.codec += seconds
 
     def hear(self, moment: float) -> None:
         """Wait for what comes at that moment, or is there already."""
-        self.wire += max(0.0, moment - self.lane)
-        self.lane = max(self.lane, moment)
+        self.wire += max(0.0, moment - self.comm_thread)
+        self.comm_thread = max(self.comm_thread, moment)
 
 
 @dataclass
@@ -80,16 +80,16 @@ class _Going:
     said: int = 0
     answered: Sequence[float] = ()
 
-    def go_on(self) -> bool:
+    def advance(self) -> bool:
         if self.said:
             _hear(self.ranks, self.answered)
         if self.said == len(self.job.rounds):
             self._compute(self.job.last_seconds)
             return False
-        computing, word, engine = self.job.rounds[self.said]
+        computing, op, engine = self.job.rounds[self.said]
         self._compute(computing)
-        words = word if isinstance(word, tuple) else [word] * len(self.ranks)
-        heard = self.lines.answer(words, [rank.lane for rank in self.ranks])
+        ops = op if isinstance(op, tuple) else [op] * len(self.ranks)
+        heard = self.lines.answer(ops, [rank.comm_thread for rank in self.ranks])
         self.answered = [moment + engine for moment in heard]
         self.said += 1
         return True
@@ -101,10 +101,10 @@ class _Going:
 
 def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[OnLane], lines: AnswerTimes) -> None:
     """Jobs that are all ready."""
-    conveyor = Pipeline()
+    pipeline = Pipeline()
     for job in jobs:
-        conveyor.put(_Going(job, ranks, lines))
-    conveyor.finish()
+        pipeline.put(_Going(job, ranks, lines))
+    pipeline.finish()
 
 
 def run_step(
@@ -117,15 +117,15 @@ def run_step(
     ranks = [
         _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
     ]
-    conveyor = Pipeline(window)
+    pipeline = Pipeline(window)
     for job in jobs:
         for rank in ranks:
             rank.wait_for(job.ready_seconds)
-        conveyor.put(_Going(job, ranks, lines))
-    conveyor.finish()
+        pipeline.put(_Going(job, ranks, lines))
+    pipeline.finish()
     for nbytes in pace.buffer_bytes if jobs else ():
-        _hear(ranks, lines.broadcast(nbytes, [rank.lane for rank in ranks]))
-    resumed = [max(rank.lane, rank.backward) for rank in ranks]
+        _hear(ranks, lines.broadcast(nbytes, [rank.comm_thread for rank in ranks]))
+    resumed = [max(rank.comm_thread, rank.backward) for rank in ranks]
     return Step(
         ends=[moment + pace.rest_seconds for moment in resumed],
         waiting=[moment - rank.backward for moment, rank in zip(resumed, ranks, strict=True)],
@@ -149,11 +149,11 @@ class _InStep(OnLane):
     delay: float = 0.0
 
     def wait_for(self, ready_seconds: float) -> None:
-        self.lane = max(self.lane, self.begin + ready_seconds + self.delay)
+        self.comm_thread = max(self.comm_thread, self.begin + ready_seconds + self.delay)
 
     def compute(self, seconds: float) -> None:
         """Where all cores are busy, the backward pass and this thread take turns while both have something to do."""
-        shared = min(seconds, max(0.0, self.backward - self.lane)) if self.crowded else 0.0
+        shared = min(seconds, max(0.0, self.backward - self.comm_thread)) if self.crowded else 0.0
         self.delay += shared
         self.backward += shared
         super().compute(seconds + shared)

@@ -147,8 +147,8 @@ class _Sites:
             (part, NetworkCost(replace(network, hosts=network.hosts[part]), tcp, collective)) for part in ranks
         ]
 
-    def answer(self, words: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
-        return [moment for part, site in self._sites for moment in site.answer(words[part], starts[part])]
+    def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
+        return [moment for part, site in self._sites for moment in site.answer(ops[part], starts[part])]
 
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]:
         return [moment for part, site in self._sites for moment in site.broadcast(nbytes, starts[part])]
@@ -197,12 +197,12 @@ def _round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Trip:
         _floats(measured.control_bytes + sum(measured.rider_bytes)),
     )
     topology = recipe.topology
-    words = tuple(
+    ops = tuple(
         NeighborAllGather(payload, topology.weights(rank, workers, 0), topology.tells(rank, workers, 0))
         for rank in range(workers)
     )
     encoding, decoding = (sum(each.computing_seconds[place] for each in measured.buckets) for place in (0, -1))
-    job = BucketJob(rounds=[(encoding, words, 0.0)], last_seconds=decoding * mean_neighbors(topology, workers))
+    job = BucketJob(rounds=[(encoding, ops, 0.0)], last_seconds=decoding * mean_neighbors(topology, workers))
     return Trip(jobs=[job])
 
 
@@ -215,8 +215,8 @@ def _floats(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes // 4, device="meta")
 
 
-def _word_alone(word: AllGather | AllReduceMean) -> BucketJob:
-    return BucketJob(rounds=[(0.0, word, 0.0)])
+def _word_alone(op: AllGather | AllReduceMean) -> BucketJob:
+    return BucketJob(rounds=[(0.0, op, 0.0)])
 
 
 def _jobs(recipe: Recipe, buckets: Sequence[BucketProfile], workers: int, control_bytes: int) -> list[BucketJob]:
@@ -225,10 +225,10 @@ def _jobs(recipe: Recipe, buckets: Sequence[BucketProfile], workers: int, contro
 
 
 def _job(recipe: Recipe, bucket: BucketProfile, workers: int, control_bytes: int) -> BucketJob:
-    words = trace_ops(recipe, Layout.of(bucket.shapes), _dtype(bucket), workers, control_bytes)
+    ops = trace_ops(recipe, Layout.of(bucket.shapes), _dtype(bucket), workers, control_bytes)
     *before, last = bucket.computing_seconds
     return BucketJob(
         ready_seconds=bucket.ready_seconds,
-        rounds=list(zip(before, words, bucket.engine_seconds, strict=True)),
+        rounds=list(zip(before, ops, bucket.engine_seconds, strict=True)),
         last_seconds=last,
     )

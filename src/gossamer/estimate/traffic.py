@@ -9,11 +9,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import wide
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.events import Attached
@@ -34,7 +33,7 @@ class TrafficItem:
     """What is no part of a bucket: the payload bytes that one worker sends for it in a cycle."""
 
     where: str
-    word: str
+    op: str
     bytes_sent: float
 
 
@@ -61,8 +60,8 @@ class TrafficEstimate:
 
     @property
     def cycle_bytes_sent(self) -> float:
-        words = sum(word.bytes_sent for words in self.buckets for word in words)
-        return words + sum(other.bytes_sent for other in self.others)
+        ops = sum(op.bytes_sent for ops in self.buckets for op in ops)
+        return ops + sum(other.bytes_sent for other in self.others)
 
     @property
     def bytes_sent(self) -> float:
@@ -223,7 +222,7 @@ def neighbor_payload(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payl
         mixing.rule(recipe.compressor),
     )
     if not mixing.in_lock_step:
-        x = FlatTensors(x.flat.to(wide(dtype)), layout)  # as partners show it
+        x = FlatTensors(x.flat.to(accumulation_dtype(dtype)), layout)  # as partners show it
     state = recipe.compressor.init(x, at)
     return rule.offer(x, rule.begin(x.flat), state, AggregationContext(step=STEADY), told=1).payload
 
@@ -251,7 +250,8 @@ def _kept_by_a_partner(recipe: Recipe, model: Attached, workers: int) -> int:
     letters = 1 + max(len(recipe.topology.peers(rank, workers)) for rank in range(workers))
     dtypes = [(layout, _dtype(text)) for text, layout in model.layouts]
     return sum(
-        2 * layout.numel * wide(dtype).itemsize + letters * payload_bytes(neighbor_payload(recipe, layout, dtype))
+        2 * layout.numel * accumulation_dtype(dtype).itemsize
+        + letters * payload_bytes(neighbor_payload(recipe, layout, dtype))
         for layout, dtype in dtypes
     )
 

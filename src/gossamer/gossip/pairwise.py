@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, point_to_point
-from gossamer.compressors.base import wide
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import WORKER, Peer, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError, NotFinite, RecipeError
 from gossamer.gossip.incarnation import decode_incarnation, encode_incarnation, incarnation_of, with_incarnation
-from gossamer.kernels import all_finite, room_like
+from gossamer.kernels import all_finite, scratch_like
 from gossamer.topologies import Topology
 
 AVERAGE = "average"
@@ -79,7 +78,7 @@ class Partner:
     ) -> None:
         self.rank, self.life, self._seed, self._layout = rank, life, seed, parameters.layout
         self.beside: Callable[[], Payload] = tuple
-        self.shown = parameters.flat.to("cpu", wide(parameters.flat.dtype), copy=True)
+        self.shown = parameters.flat.to("cpu", accumulation_dtype(parameters.flat.dtype), copy=True)
         self.owed = torch.zeros_like(self.shown)
         self._owes = False  # whether anything of that is not zero
         self._compressor = Dense() if compressor is None else compressor
@@ -93,7 +92,7 @@ class Partner:
 
     def drain(self, parameters: Tensor) -> None:
         """Apply what is owed to `parameters`: (n,), between steps, and show that; what rounding swallows stays owed."""
-        self.drain_each([slot.of(parameters) for slot in self._layout])
+        self.drain_each([slot.view(parameters) for slot in self._layout])
 
     def drain_each(self, parameters: Sequence[Tensor]) -> None:
         """The same where they lie apart: in the layout's order and shapes, each of any dtype and on any device."""
@@ -101,7 +100,7 @@ class Partner:
         with self._lock:
             if self._owes:
                 mine.add_(self.owed)
-                torch._foreach_copy_(list(parameters), [slot.of(mine) for slot in self._layout])
+                torch._foreach_copy_(list(parameters), [slot.view(mine) for slot in self._layout])
                 self._owe_what_is_left(mine, parameters)
             self.shown = mine
             self.version += 1
@@ -115,11 +114,11 @@ class Partner:
             self.owed.zero_()
 
     def _side_by_side(self, parameters: Sequence[Tensor]) -> Tensor:
-        flat = room_like(self.owed)
-        torch._foreach_copy_([slot.of(flat) for slot in self._layout], list(parameters))
+        flat = scratch_like(self.owed)
+        torch._foreach_copy_([slot.view(flat) for slot in self._layout], list(parameters))
         return flat
 
-    def neighbour(self, topology: Topology, world: int, step: int) -> int | None:
+    def neighbor(self, topology: Topology, world: int, step: int) -> int | None:
         """Whom to ask next: who still owes an answer, or a neighbour drawn from those that are here; None if nobody."""
         with self._lock:
             waiting = sorted(self._asked.keys() - self.gone)
@@ -243,7 +242,7 @@ class Partner:
     def _move(self, theirs: Tensor, sent: Tensor) -> None:
         """theirs: (n,), written over. sent: only read."""
         difference = theirs.sub_(sent)
-        shown = room_like(self.shown)  # not in place: the old one may be under way
+        shown = scratch_like(self.shown)  # not in place: the old one may be under way
         self.shown = torch.add(self.shown, difference, alpha=0.5, out=shown)
         self.owed.add_(difference, alpha=0.5)
         self._owes = True
@@ -254,7 +253,7 @@ class Partner:
         return point_to_point.encode(self._compressor, x, point_to_point.begin(self._compressor, x, at), at)
 
     def _read(self, payload: Payload, writer: int, step: int) -> Tensor:
-        theirs = room_like(self.shown)
+        theirs = scratch_like(self.shown)
         point_to_point.decode(self._compressor, payload, self._layout, self._at(writer, step), theirs)
         if not all_finite(theirs):  # averaging would spread it to everyone
             raise MalformedError(f"worker {writer} showed parameters that are not finite; no worker sends such ones")

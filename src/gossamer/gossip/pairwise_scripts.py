@@ -31,15 +31,15 @@ def answering(partner: Partner) -> PeerScript:
     """
     while True:
         match (yield Await()):
-            case Arrived(token=token, sender=sender, word=Push(key=key, stamp=stamp) as push):
+            case Arrived(token=token, sender=sender, op=Push(key=key, stamp=stamp) as push):
                 understood = key == AVERAGE and sender.number == stamp.worker
                 yield Reply(token=token, answer=partner.hear(push) if understood else NO_EXCHANGE)
-            case Arrived(token=token, word=Pull(key=key)) if key == STATE:
+            case Arrived(token=token, op=Pull(key=key)) if key == STATE:
                 shown = partner.snapshot(-1)
                 yield Reply(
                     token=token, answer=with_checksum(replace(shown, payload=(*shown.payload, *partner.beside())))
                 )
-            case Arrived(token=token, word=Pull(known=known)):
+            case Arrived(token=token, op=Pull(known=known)):
                 yield Reply(token=token, answer=partner.snapshot(known))
             case PeerLeft(peer=Peer(kind, number)) if kind == WORKER:
                 partner.gone.add(number)

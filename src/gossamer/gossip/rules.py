@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.compressors.base import wide
 from gossamer.compressors.point_to_point import decode, encode
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.errors import AttachError, NotFinite
-from gossamer.kernels import all_finite, room_like
+from gossamer.kernels import all_finite, scratch_like
 from gossamer.topologies import Topology
 
 Memory = dict[str, Tensor]
@@ -110,7 +109,7 @@ class Averaging(MixingRule):
     def land(
         self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
     ) -> Tensor:
-        change = torch.zeros_like(x, dtype=wide(x.dtype))
+        change = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
         for weight, (theirs,), _ in heard:
             if all_finite(theirs):
                 change.add_(theirs - x, alpha=weight)
@@ -140,7 +139,7 @@ class Choco(MixingRule):
         return Averaging()
 
     def begin(self, x: Tensor) -> Memory:
-        hat = x.to(wide(x.dtype), copy=True)
+        hat = x.to(accumulation_dtype(x.dtype), copy=True)
         return {HAT: hat, PULL: torch.zeros_like(hat)}
 
     def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
@@ -156,7 +155,7 @@ class Choco(MixingRule):
     ) -> Tensor:
         (own,), pull = offer.own, memory[PULL]
         memory[HAT].add_(own)
-        letter = room_like(pull)
+        letter = scratch_like(pull)
         for weight, payload, at in heard:
             decode(self.compressor, payload, layout, at, letter)
             pull.add_(letter.sub_(own), alpha=weight)
@@ -182,7 +181,7 @@ class PushSum(MixingRule):
 
     def begin(self, x: Tensor) -> Memory:
         return {
-            NUMBERS: x.to(wide(x.dtype), copy=True),
+            NUMBERS: x.to(accumulation_dtype(x.dtype), copy=True),
             MASS: torch.ones(1, dtype=torch.float64, device=x.device),
         }
 

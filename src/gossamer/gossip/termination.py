@@ -103,13 +103,13 @@ class TerminationProtocol:
                 heard = yield Await()
                 reply = self._answer(heard)
                 if reply is None:
-                    word = averages.send(heard)
-                    while not isinstance(word, Await):
-                        word = averages.send((yield word))
+                    op = averages.send(heard)
+                    while not isinstance(op, Await):
+                        op = averages.send((yield op))
                 else:
                     yield reply  # first, since whoever hears of it below may close the endpoint
                 match heard:
-                    case Arrived(sender=sender, word=Push(key=key, about=where)) if key == HERE and where:
+                    case Arrived(sender=sender, op=Push(key=key, about=where)) if key == HERE and where:
                         moved(sender, where)
                 self._note(heard)
         finally:
@@ -120,13 +120,13 @@ class TerminationProtocol:
     def _answer(self, heard: PeerEvent) -> Reply | None:
         """None where it is not about parting."""
         match heard:
-            case Arrived(token=token, word=Push(key=key)) if key == HERE:
+            case Arrived(token=token, op=Push(key=key)) if key == HERE:
                 return Reply(token=token, answer=Receipt(version=0, about=self._roll().written()))
-            case Arrived(token=token, word=Push(key=key)) if key != AVERAGE:
+            case Arrived(token=token, op=Push(key=key)) if key != AVERAGE:
                 return Reply(token=token, answer=Receipt(version=0 if key in self._said else -1))
-            case Arrived(token=token, word=Pull(key=key)) if key == ROLL:
+            case Arrived(token=token, op=Pull(key=key)) if key == ROLL:
                 return Reply(token=token, answer=Pulled(version=0, about=self._roll().written()))
-            case Arrived(token=token, word=Pull(key=key)) if key == FINAL:
+            case Arrived(token=token, op=Pull(key=key)) if key == FINAL:
                 return Reply(token=token, answer=self._final())
         return None
 
@@ -153,7 +153,7 @@ class TerminationProtocol:
     def _note(self, heard: PeerEvent) -> None:
         with self._changed:
             match heard:
-                case Arrived(sender=sender, word=Push(key=key, stamp=stamp, payload=payload)) if key in self._said:
+                case Arrived(sender=sender, op=Push(key=key, stamp=stamp, payload=payload)) if key in self._said:
                     self._say_that(key, sender.number, incarnation_of(stamp.step))
                     if key == AGREED and self._agreed is None and self._fits(payload):
                         self._agreed = _read(payload)
@@ -290,14 +290,14 @@ class TerminationProtocol:
         """What each worker that is here gives, by rank, asked one after the other; this one among them. For the last
         mean, of those that are done: somebody who was thought to be gone and is back may go on training."""
 
-        def word(peer: int) -> PeerScript:
+        def op(peer: int) -> PeerScript:
             return (yield Pull(of=Peer(WORKER, peer), key=key))
 
         asked = [peer for peer in self.live if key == NOW or peer in self._done_here]
         for peer in sorted([*asked, self._rank]):
             if peer == self._rank:
                 yield peer, Pulled(version=0, payload=self._mine(key))
-            elif (pulled := self.wait(me.start(word(peer)), peer)) is not None:
+            elif (pulled := self.wait(me.start(op(peer)), peer)) is not None:
                 yield peer, pulled
 
 

@@ -4,7 +4,7 @@ Each takes `sizes`, the numbers of elements of the tensors that lie side by side
 never reach from one tensor into the next. Plain torch is the truth; faster loops equal it bit for bit.
 """
 
-from gossamer.kernels.buffer_pool import room_for, room_like
+from gossamer.kernels.buffer_pool import scratch_for, scratch_like
 from gossamer.kernels.finite import within_range
 from gossamer.kernels.float4 import float4_decode, float4_encode, sign_magnitude_decode, sign_magnitude_encode
 from gossamer.kernels.half import half_decode, half_encode
@@ -62,9 +62,9 @@ __all__ = [
     "onebit_encode",
     "orthonormal",
     "packed_bytes",
-    "room_for",
-    "room_like",
     "scatter",
+    "scratch_for",
+    "scratch_like",
     "sign_magnitude_decode",
     "sign_magnitude_encode",
     "sparse_decode",

@@ -34,12 +34,12 @@ def empty(numel: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(lease, dtype=dtype)
 
 
-def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def scratch_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """(n,) of x's type or another, with arbitrary contents, for x: (n,). Other devices keep memory themselves."""
-    return room_for(x.numel(), x.dtype if dtype is None else dtype, x.device)
+    return scratch_for(x.numel(), x.dtype if dtype is None else dtype, x.device)
 
 
-def room_for(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def scratch_for(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(numel,) with arbitrary contents, on any device."""
     return empty(numel, dtype) if device.type == "cpu" else torch.empty(numel, dtype=dtype, device=device)
 

@@ -12,8 +12,8 @@ from gossamer.observe.record import Record
 from gossamer.observe.units import BYTE_UNITS
 
 # Told apart by people who see colours differently, too (Okabe and Ito)
-RECIPE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-PART_COLOURS = {
+RECIPE_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PART_COLORS = {
     "compute": "#4C6A92",
     "waiting": "#E4A33B",
     "encode": "#9CC3D5",
@@ -44,12 +44,12 @@ def plot(records: Sequence[Record], path: Path, metric: str = "loss") -> None:
     over_time, over_bytes, split = figure.subplots(1, 3)
     unit, size = _byte_unit(records)
     for place, record in enumerate(records):
-        colour = RECIPE_COLOURS[place % len(RECIPE_COLOURS)]
+        color = RECIPE_COLORS[place % len(RECIPE_COLORS)]
         points = [point for point in record["metrics"].get(metric, ()) if point[2] is not None]
         sent = record["bytes_sent_per_step"]["accounted"]
         values = [value for _, _, value in points]
-        _curve(over_time, [seconds for _, seconds, _ in points], values, colour)
-        _curve(over_bytes, [step * sent / size for step, _, _ in points], values, colour)
+        _curve(over_time, [seconds for _, seconds, _ in points], values, color)
+        _curve(over_bytes, [step * sent / size for step, _, _ in points], values, color)
     _dress(over_time, f"{metric} over time", "seconds", metric)
     _dress(over_bytes, f"{metric} over bytes sent", f"{unit} sent per worker", metric)
     _split(split, records)
@@ -63,14 +63,14 @@ def _byte_unit(records: Sequence[Record]) -> tuple[str, float]:
     return BYTE_UNITS[place], 1000.0**place
 
 
-def _curve(axes: Any, across: list[float], values: list[float], colour: str) -> None:
+def _curve(axes: Any, across: list[float], values: list[float], color: str) -> None:
     """Every value lightly, and what they are on average on top."""
     width = len(values) // SMOOTHED_POINTS
     if width < 2:
-        axes.plot(across, values, color=colour, linewidth=1.8, marker="o" if len(values) == 1 else "")
+        axes.plot(across, values, color=color, linewidth=1.8, marker="o" if len(values) == 1 else "")
         return
-    axes.plot(across, values, color=colour, linewidth=0.7, alpha=0.25)
-    axes.plot(across, _smoothed(values, width), color=colour, linewidth=1.9)
+    axes.plot(across, values, color=color, linewidth=0.7, alpha=0.25)
+    axes.plot(across, _smoothed(values, width), color=color, linewidth=1.9)
 
 
 def _smoothed(values: list[float], width: int) -> list[float]:
@@ -104,7 +104,7 @@ def _split(axes: Any, records: Sequence[Record]) -> None:
     axes.set_yticks(heights, ["training", "lane"] * len(records))
     for tick, place in zip(axes.get_yticklabels(), [place for place in range(len(records)) for _ in "ab"], strict=True):
         if len(records) > 1:
-            tick.set_color(RECIPE_COLOURS[place % len(RECIPE_COLOURS)])
+            tick.set_color(RECIPE_COLORS[place % len(RECIPE_COLORS)])
     axes.set_ylim(max(heights) + 0.7, -0.7 - 0.12 * (max(heights) + 1.4))  # room for the legend
     axes.set_title("time per step", loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel("milliseconds")
@@ -121,7 +121,7 @@ def _bar(axes: Any, height: float, parts: dict[str, float], drawn: set[str]) -> 
     for part, seconds in parts.items():
         label = "" if part in drawn else part
         drawn.add(part)
-        axes.barh(height, 1000 * seconds, left=left, height=0.8, color=PART_COLOURS[part], label=label)
+        axes.barh(height, 1000 * seconds, left=left, height=0.8, color=PART_COLORS[part], label=label)
         left += 1000 * seconds
 
 
@@ -134,7 +134,6 @@ def _legend(figure: Any, records: Sequence[Record]) -> None:
         figure.suptitle(labels[0], x=0.01, ha="left", fontsize=10, color="#555555")
         return
     handles = [
-        Line2D([], [], color=RECIPE_COLOURS[place % len(RECIPE_COLOURS)], linewidth=2.5)
-        for place in range(len(records))
+        Line2D([], [], color=RECIPE_COLORS[place % len(RECIPE_COLORS)], linewidth=2.5) for place in range(len(records))
     ]
     figure.legend(handles, labels, loc="outside upper left", frameon=False, fontsize=9)

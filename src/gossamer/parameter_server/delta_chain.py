@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.compressors.base import wide
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, accumulation_dtype
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError, NotFinite
@@ -99,7 +98,9 @@ class DeltaChain(Public):
     def __init__(self, compressor: Compressor, values: Sequence[FlatTensors], seed: int) -> None:
         self.version = 0
         self._compressor, self._seed = compressor, seed
-        self._blocks = tuple(FlatTensors(b.flat.to(wide(b.flat.dtype), copy=True), b.layout) for b in values)
+        self._blocks = tuple(
+            FlatTensors(b.flat.to(accumulation_dtype(b.flat.dtype), copy=True), b.layout) for b in values
+        )
         self._states = shard_message.begin(compressor, self._blocks, delta_at(seed, 0))
         self._links: list[Delta] = []
         self._copy: Payload | None = None
@@ -177,7 +178,7 @@ class Replica:
     def __init__(self, like: Sequence[FlatTensors], compressor: Compressor | None, seed: int) -> None:
         self.version = -1
         self._compressor, self._seed = compressor, seed
-        dtypes = [b.flat.dtype if compressor is None else wide(b.flat.dtype) for b in like]
+        dtypes = [b.flat.dtype if compressor is None else accumulation_dtype(b.flat.dtype) for b in like]
         self.values = tuple(
             FlatTensors.zeros(b.layout, dtype=dtype, device=torch.device("cpu"))
             for b, dtype in zip(like, dtypes, strict=True)

@@ -55,4 +55,4 @@ def push_pull_codecs(recipe: Recipe) -> PushPullCodecs:
         raise RecipeError(f"{recipe} needs no servers. Write ParameterServer() + {recipe.compressor!r}.")
     push = recipe.compressor if strategy.push is None else resolve(strategy.push).compressor
     pull = strategy.pull
-    return PushPullCodecs(strategy, push, pull if pull is None or pull.routes else Route(pull))
+    return PushPullCodecs(strategy, push, pull if pull is None or pull.handles_every_shape else Route(pull))

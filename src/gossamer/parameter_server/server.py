@@ -101,7 +101,7 @@ def _begin(number: int | None) -> Generator[PeerOp, Any, tuple[ServerShard, list
     while True:
         event = yield Await()
         match event:
-            case Arrived(token=token, word=Push(key=key) as push) if key == BEGIN:
+            case Arrived(token=token, op=Push(key=key) as push) if key == BEGIN:
                 try:
                     shard = shard_of(push.about, push.payload)
                     _check_number(shard, number)
@@ -109,9 +109,9 @@ def _begin(number: int | None) -> Generator[PeerOp, Any, tuple[ServerShard, list
                     yield Reply(token=token, answer=refused(str(error)))
                 else:
                     return shard, [*held, event]
-            case Arrived(token=token, word=Push() as push):
+            case Arrived(token=token, op=Push() as push):
                 yield Reply(token=token, answer=forgotten(push))
-            case Arrived(token=token, word=Pull(known=known) as pull) if known >= 0:
+            case Arrived(token=token, op=Pull(known=known) as pull) if known >= 0:
                 yield Reply(token=token, answer=forgotten(pull))
             case _:
                 held.append(event)

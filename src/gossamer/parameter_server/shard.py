@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.compressors.base import wide
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Peer, Pull, Stamp
 from gossamer.errors import MalformedError
@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 
     token: int
     sender: Peer
-    word: Pull
+    op: Pull
 
 
 def push_at(seed: int, stamp: Stamp) -> AggregationContext:
@@ -191,7 +191,7 @@ class ServerShard:
         if weight:
             at = push_at(self._seed, stamp)
             read = shard_message.read(self._push, payload, counts, self.blocks, at)
-            gradients = tuple(each.to(wide(each.dtype)) for each in read)
+            gradients = tuple(each.to(accumulation_dtype(each.dtype)) for each in read)
         return Contribution(gradients, weight, options, version - 1 - stamp.known)
 
     # -- to be kept and restored

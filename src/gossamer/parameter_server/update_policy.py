@@ -66,9 +66,9 @@ class UpdatePolicy(ABC):
     def react(self, shard: ServerShard, event: PeerEvent) -> Iterator[Reply]:
         """All that follows from an event. A contribution is in the journal before its receipt is given."""
         match event:
-            case Arrived(token=token, sender=sender, word=Push() as push):
+            case Arrived(token=token, sender=sender, op=Push() as push):
                 yield Reply(token=token, answer=self.hear(shard, sender, push))
-            case Arrived(token=token, sender=sender, word=Pull() as pull):
+            case Arrived(token=token, sender=sender, op=Pull() as pull):
                 if pull.known > shard.public.version:  # what it knows came after the journal's end
                     yield Reply(token=token, answer=forgotten(pull))
                 else:
@@ -107,12 +107,12 @@ class UpdatePolicy(ABC):
 
         stamp.known counts what it has said of coming and going.
         """
-        worker, step, words = push.stamp
+        worker, step, ops = push.stamp
         _check_agreed(push.about, shard)
         said = shard.announced.get(worker, NOTHING)
-        if shard.members.get(worker) == step and said == (step, words):  # it comes again
+        if shard.members.get(worker) == step and said == (step, ops):  # it comes again
             return Receipt(version=shard.version)
-        open_step = said[0] + (said >= (step, words))
+        open_step = said[0] + (said >= (step, ops))
         least = max(self.least(shard), shard.ledger.last(worker) + 1, open_step)
         if step < least:
             return Receipt(version=LATE, about=json.dumps({"least": least}))
@@ -154,20 +154,20 @@ class UpdatePolicy(ABC):
         answered = [each for each in shard.waiting if self._answered(shard, each)]
         for each in answered:
             shard.waiting.remove(each)
-            yield Reply(token=each.token, answer=_pulled(shard, each.word))
+            yield Reply(token=each.token, answer=_pulled(shard, each.op))
 
     def _meeting(self, shard: ServerShard) -> bool:
         """Whether everyone who is still there has said that it goes."""
         return bool(shard.leaving) and not shard.members
 
     def _answered(self, shard: ServerShard, each: Waiting) -> bool:
-        match each.word.key:
+        match each.op.key:
             case "end":
                 return each.sender.number in shard.met
             case "together":
                 return all((WORKER, worker) in shard.gone for worker in shard.met)
             case _:
-                return self.reached(shard, each.word)
+                return self.reached(shard, each.op)
 
     def _publish(self, shard: ServerShard) -> None:
         if self.news(shard):
@@ -224,7 +224,7 @@ class AsynchronousPolicy(UpdatePolicy):
     def news(self, shard: ServerShard) -> bool:
         """When somebody asks, and about every member has contributed since."""
         since = shard.version - shard.public.version
-        asked = any(each.word.key == PARAMETERS for each in shard.waiting)
+        asked = any(each.op.key == PARAMETERS for each in shard.waiting)
         return asked and since >= shard.public.every(len(shard.members))
 
 
@@ -255,10 +255,10 @@ def begun(shard: ServerShard) -> Receipt:
     return Receipt(version=shard.version)
 
 
-def forgotten(word: Push | Pull) -> Answer:
+def forgotten(op: Push | Pull) -> Answer:
     """The answer to what supposes that this server remembers more than it does. Its asker raises it."""
     about = json.dumps({"forgot": True})
-    return Receipt(version=LATE, about=about) if isinstance(word, Push) else Pulled(version=LATE, about=about)
+    return Receipt(version=LATE, about=about) if isinstance(op, Push) else Pulled(version=LATE, about=about)
 
 
 def refused(why: str) -> Receipt:

@@ -27,7 +27,7 @@ def cheapest(compressor: Compressor, world: int | None) -> Compressor:
     ways = [(1.0, compressor)]
     if isinstance(compressor, Sparse) and compressor.wants_feedback:
         ways.append((SUMS_SAVE, SparseSum(compressor)))
-    if isinstance(compressor, Codec) and compressor.shards_well:
+    if isinstance(compressor, Codec) and compressor.reencodable:
         ways.append((1.0, Sharded(compressor)))
     return min(ways, key=lambda way: way[0] * bytes_sent(way[1], world))[1]
 

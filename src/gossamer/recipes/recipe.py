@@ -84,10 +84,10 @@ def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
 
 
 def _wrapped(recipe: Recipe, world: int | None) -> Compressor:
-    if recipe.strategy.repeats_itself:
-        return recipe.compressor if recipe.compressor.routes else Route(recipe.compressor)
+    if recipe.strategy.resends_losses:
+        return recipe.compressor if recipe.compressor.handles_every_shape else Route(recipe.compressor)
     completed = recipe.compressor.completed(partial(_fed_back, world=world))
-    return completed if completed.routes else Route(cheapest(completed, world))
+    return completed if completed.handles_every_shape else Route(cheapest(completed, world))
 
 
 def _fed_back(compressor: Compressor, world: int | None) -> Compressor:

@@ -38,7 +38,7 @@ def check_term(term: Term, above: tuple[Term, ...]) -> None:
             "Feedback inside Feedback would keep what was lost twice and send it twice. Write one of them, "
             "around the compressor that loses: Feedback(TopK(density=0.01))."
         )
-    if isinstance(term, Compressor) and term.stands_alone and not all(isinstance(outer, Route) for outer in above):
+    if isinstance(term, Compressor) and term.must_be_outermost and not all(isinstance(outer, Route) for outer in above):
         between = next(type(outer).__name__ for outer in above if not isinstance(outer, Route))
         raise RecipeError(
             f"{type(term).__name__} applies the optimizer's momentum and remembers what was not sent, and "

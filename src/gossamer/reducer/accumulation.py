@@ -45,7 +45,7 @@ class GradientAccumulator:
             for slot in bucket.layout:
                 parameter = bucket.parameters[slot.name]
                 if parameter.grad is not None:
-                    slot.of(flat).add_(parameter.grad, alpha=weight / scale)
+                    slot.view(flat).add_(parameter.grad, alpha=weight / scale)
                     self.used.add(slot.name)
                     parameter.grad = None
         self.made, self.weight = self.made + 1, self.weight + weight
@@ -61,7 +61,7 @@ class GradientAccumulator:
         """The sums by parameter name, as views."""
         for bucket, flat in zip(self._buckets, self._flats, strict=False):
             for slot in bucket.layout:
-                yield slot.name, slot.of(flat)
+                yield slot.name, slot.view(flat)
 
     def progress(self) -> dict[str, Any]:
         return {"made": self.made, "weight": self.weight, "used": sorted(self.used)}

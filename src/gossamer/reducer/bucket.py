@@ -31,7 +31,7 @@ class Bucket:
         return FlatTensors(self.flat, self.layout)
 
     @property
-    def room(self) -> Tensor:
+    def mean_buffer(self) -> Tensor:
         """Where a mean may be written: gradients are not needed once they have left."""
         return self.flat
 

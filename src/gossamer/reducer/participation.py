@@ -72,8 +72,8 @@ class ParticipationPoll:
     Apart, the question of a turn does not wait for the turns before it; every rank asks in the same order either way.
     """
 
-    def __init__(self, transport: Transport, lane: CommThread, *, apart: bool) -> None:
-        self._lane = lane.beside() if apart else lane
+    def __init__(self, transport: Transport, comm_thread: CommThread, *, apart: bool) -> None:
+        self._comm_thread = comm_thread.beside() if apart else comm_thread
         self._transport = transport.part(transport.world) if apart else transport
         self._apart = apart
 
@@ -81,11 +81,11 @@ class ParticipationPoll:
         """What waits for the answer on the turns' lane, which is a Meeting. Raises LoopError there."""
         if not self._apart:
             return partial(self._meet, weight, passes, presence)
-        return self._lane.submit(partial(self._meet, weight, passes, presence)).wait
+        return self._comm_thread.submit(partial(self._meet, weight, passes, presence)).wait
 
     def hear(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
         """Ask, and wait for the answer in this thread."""
-        return self._lane.submit(partial(self._meet, weight, passes, presence)).wait()
+        return self._comm_thread.submit(partial(self._meet, weight, passes, presence)).wait()
 
     def _meet(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
         met = run_script(gather_participants(weight, passes, presence), self._transport)
@@ -94,4 +94,4 @@ class ParticipationPoll:
 
     def close(self) -> None:
         if self._apart:
-            self._lane.close()
+            self._comm_thread.close()

@@ -46,7 +46,7 @@ class Reducible(Protocol):
     @property
     def state(self) -> State: ...
     @property
-    def room(self) -> Tensor | None:
+    def mean_buffer(self) -> Tensor | None:
         """Where the mean may be written; None where the input is needed afterwards."""
 
 
@@ -77,13 +77,13 @@ NO_INPUT = BucketInput()
 def without_own(staged: AggregationResult) -> AggregationResult:
     """Nobody will ask for this worker's own part, as large as the bucket."""
     mean = staged.mean
-    return replace(staged, mine=lambda: mean, owes=None)
+    return replace(staged, own_contribution=lambda: mean, owes=None)
 
 
 def with_own(staged: AggregationResult) -> AggregationResult:
     """This worker's own part, computed while it can be."""
     own = staged.own
-    return replace(staged, mine=lambda: own, owes=None)
+    return replace(staged, own_contribution=lambda: own, owes=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +117,16 @@ class StepReduction:
     total: float | None = None
     keep: Callable[[AggregationResult], AggregationResult] = without_own
     window: int = DEPTH
-    trials: PipelineTuner | None = None
+    tuner: PipelineTuner | None = None
     spent: list[ScriptCost] = field(default_factory=list)
-    culprit: int = NOBODY
+    first_nonfinite: int = NOBODY
     _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
     _left: list[ScriptRun] = field(init=False, default_factory=list)
-    _conveyor: Pipeline = field(init=False)
+    _pipeline: Pipeline = field(init=False)
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._conveyor = Pipeline(self.window if self.trials is None else self.trials.window)
+        self._pipeline = Pipeline(self.window if self.tuner is None else self.tuner.window)
         self._began = time.perf_counter()
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
@@ -171,16 +171,16 @@ class StepReduction:
     def close(self, bucket: Reducible, fresh: BucketInput, scale: float, closing: StepTrailer) -> StepDecision:
         """Average the last bucket and all that left before, and hear what happened on the other ranks."""
         last = self._leave(coalesce([self._aggregation(bucket, fresh, scale), self._conclude(closing.report)]))
-        self._conveyor.finish()
+        self._pipeline.finish()
         self._try(closing.report.presence)
         self.spent += [each.performed for each in self._left]
         _, verdict = last.performed.result
         if not verdict.alike:
-            compare_settings(self.transport.gather_text(closing.settings))
+            compare_settings(self.transport.all_gather_text(closing.settings))
         moved = [group for group, has_moved in zip(closing.buffers, verdict.moved, strict=True) if has_moved]
         if moved:
-            travelling = [buffer for group in moved for buffer in group]
-            self.spent.append(broadcast(self.transport, travelling, source=verdict.active[0]))
+            traveling = [buffer for group in moved for buffer in group]
+            self.spent.append(broadcast(self.transport, traveling, source=verdict.active[0]))
         return verdict  # type: ignore[no-any-return]
 
     def _try(self, presence: Presence) -> None:
@@ -188,11 +188,11 @@ class StepReduction:
 
         A rank that only keeps the others company began to wait when it liked.
         """
-        if self.trials is None:
+        if self.tuner is None:
             return
-        self.trials.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
-        if self.trials.over:
-            run_script(self.trials.compare(), self.transport)
+        self.tuner.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
+        if self.tuner.over:
+            run_script(self.tuner.compare(), self.transport)
 
     @property
     def staged(self) -> list[AggregationResult]:
@@ -201,7 +201,7 @@ class StepReduction:
 
     def _leave(self, script: Script) -> ScriptRun:
         self._left.append(ScriptRun(script, self.transport))
-        self._conveyor.put(self._left[-1])
+        self._pipeline.put(self._left[-1])
         return self._left[-1]
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
@@ -213,20 +213,22 @@ class StepReduction:
             bucket.flat.mul_(factor)
 
         def lost() -> None:
-            if self.culprit == NOBODY:
-                self.culprit = self.names.index(nonfinite_tensor(bucket, bucket.flat))
+            if self.first_nonfinite == NOBODY:
+                self.first_nonfinite = self.names.index(nonfinite_tensor(bucket, bucket.flat))
 
-        staged = yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, bucket.room, lost)
+        staged = yield from aggregate_finite(
+            self.compressor, bucket.packed, bucket.state, self.at, bucket.mean_buffer, lost
+        )
         self._staged[place] = self.keep(staged)
 
     def _conclude(self, report: StepReport) -> Generator[AllGather, Any, StepDecision]:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
-        return (yield from exchange_reports(replace(report, culprit=self.culprit)))
+        return (yield from exchange_reports(replace(report, first_nonfinite=self.first_nonfinite)))
 
     def blame(self, verdict: StepDecision, cargo: Sequence[Reducible]) -> tuple[int | None, str] | None:
         """(rank, tensor) whose number was not finite; no rank where only the mean was not; None where all were."""
-        if verdict.culprits:
-            rank, place = verdict.culprits[0]
+        if verdict.nonfinite:
+            rank, place = verdict.nonfinite[0]
             return rank, self.names[place]
         for each, staged in zip(cargo, self.staged, strict=True):
             if not staged.finite:
@@ -246,6 +248,6 @@ def nonfinite_tensor(bucket: Reducible, flat: Tensor) -> str:
     """The first tensor that is not finite, or else the one with the largest entry."""
 
     def size(slot: Slot) -> float:
-        return inf if not all_finite(slot.span(flat)) else float(slot.span(flat).abs().amax())
+        return inf if not all_finite(slot.flat_view(flat)) else float(slot.flat_view(flat).abs().amax())
 
     return max((slot for slot in bucket.layout if slot.numel), key=size).name

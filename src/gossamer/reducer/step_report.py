@@ -24,7 +24,7 @@ Flags = npt.NDArray[np.bool_]
 class Presence(IntEnum):
     """Why a rank takes part in an exchange: it has data; it has run out; it has none now and wants to save."""
 
-    GONE = 0
+    OUT_OF_DATA = 0
     TRAINING = 1
     SAVING = 2
 
@@ -41,7 +41,7 @@ class StepReport:
     weight: float
     presence: Presence
     settings: int
-    culprit: int
+    first_nonfinite: int
     used: Flags
     moved: Flags
     stop: bool = False
@@ -70,9 +70,13 @@ class StepDecision:
         return any(report.stop for report in self.reports)
 
     @property
-    def culprits(self) -> tuple[tuple[int, int], ...]:
+    def nonfinite(self) -> tuple[tuple[int, int], ...]:
         """(rank, place of a tensor) for every rank that met a number that is not finite."""
-        return tuple((rank, report.culprit) for rank, report in enumerate(self.reports) if report.culprit != NOBODY)
+        return tuple(
+            (rank, report.first_nonfinite)
+            for rank, report in enumerate(self.reports)
+            if report.first_nonfinite != NOBODY
+        )
 
     @property
     def alike(self) -> bool:
@@ -103,20 +107,20 @@ def exchange_reports(report: StepReport) -> Generator[AllGather, Any, StepDecisi
 
 
 def _encode(report: StepReport) -> Tensor:
-    head = HEAD.pack(report.weight, report.settings, report.culprit, report.presence, report.stop)
+    head = HEAD.pack(report.weight, report.settings, report.first_nonfinite, report.presence, report.stop)
     bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
     return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
 
 
 def _decode(text: Tensor, parameters: int, buffers: int) -> StepReport:
     raw = text.numpy()
-    weight, settings, culprit, presence, stop = HEAD.unpack(raw[: HEAD.size].tobytes())
+    weight, settings, first_nonfinite, presence, stop = HEAD.unpack(raw[: HEAD.size].tobytes())
     split = HEAD.size + -(-parameters // 8)
     return StepReport(
         weight=weight,
         presence=Presence(presence),
         settings=settings,
-        culprit=culprit,
+        first_nonfinite=first_nonfinite,
         used=_bits(raw[HEAD.size : split], parameters),
         moved=_bits(raw[split:], buffers),
         stop=bool(stop),

@@ -112,7 +112,7 @@ class CommThread:
     @property
     def is_here(self) -> bool:
         """Whether this is asked in the lane's own thread, or in that of one beside it."""
-        return threading.current_thread() is self._thread or any(lane.is_here for lane in self._beside)
+        return threading.current_thread() is self._thread or any(comm_thread.is_here for comm_thread in self._beside)
 
     def beside(self) -> CommThread:
         """Another one, for a group of its own, that ends with this one at the latest."""
@@ -121,8 +121,8 @@ class CommThread:
 
     def close(self) -> None:
         """End the thread after what is queued; waits but a moment, since a peer may have left it waiting for ever."""
-        for lane in self._beside:
-            lane.close()
+        for comm_thread in self._beside:
+            comm_thread.close()
         self._closed = True
         self._queue.put(None)
         self._thread.join(PATIENCE_SECONDS)

@@ -11,7 +11,7 @@ from gossamer.errors import GossamerError
 
 
 class PeerAnswers(Protocol):
-    def answer(self, word: PeerOp) -> Any:
+    def answer(self, op: PeerOp) -> Any:
         """Say one word and wait for its answer. May be called by any thread."""
 
 
@@ -75,13 +75,13 @@ class PeerThread:
 def run_peer_script(script: PeerScript, endpoint: PeerAnswers) -> Any:
     """Run a script in the calling thread and return its result. What goes wrong with a word is raised at its yield."""
     try:
-        word = next(script)
+        op = next(script)
         while True:
             try:
-                heard = endpoint.answer(word)
+                heard = endpoint.answer(op)
             except GossamerError as failure:
-                word = script.throw(failure)
+                op = script.throw(failure)
             else:
-                word, heard = script.send(heard), None  # what was heard is the script's alone
+                op, heard = script.send(heard), None  # what was heard is the script's alone
     except StopIteration as done:
         return done.value

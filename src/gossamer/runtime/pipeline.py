@@ -42,14 +42,14 @@ def issue_order(rounds: Sequence[int], window: int = DEPTH) -> list[tuple[int, i
     >>> order([2, 2, 2])
     [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (2, 1)]
     """
-    words = [(script, round_) for script, count in enumerate(rounds) for round_ in range(count)]
-    return sorted(words, key=lambda word: issue_slot(word[0], word[1], window))
+    ops = [(script, round_) for script, count in enumerate(rounds) for round_ in range(count)]
+    return sorted(ops, key=lambda op: issue_slot(op[0], op[1], window))
 
 
 class Advancing(Protocol):
     """A conversation that goes on word by word."""
 
-    def go_on(self) -> bool:
+    def advance(self) -> bool:
         """Wait for the answer to what was said last, if anything was, and begin to say the next; False at the end."""
 
 
@@ -81,5 +81,5 @@ class Pipeline:
     def _run_until(self, now: int) -> None:
         while self._turns and self._turns[0][0][0] <= now:
             (_, round_), script, going = heappop(self._turns)
-            if going.go_on():
+            if going.advance():
                 heappush(self._turns, (issue_slot(script, round_ + 1, self._window), script, going))

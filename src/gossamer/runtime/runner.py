@@ -42,23 +42,23 @@ class ScriptRun:
         self._result: Any = None
         self._encode = self._wire = self._decode = self._sent = 0.0
 
-    def go_on(self) -> bool:
+    def advance(self) -> bool:
         """Wait for the answer to the word under way, if there is one, and begin the next; False where none follows."""
         asked = time.perf_counter()
         answer = self._answered()
         heard = time.perf_counter()
         self._wire += heard - asked
         try:
-            word = self._script.send(answer)
+            op = self._script.send(answer)
         except StopIteration as stop:
             self._compute(time.perf_counter() - heard)
             self._said, self._answered, self._result = None, _nothing, stop.value
             return False
         computed = time.perf_counter()
         self._compute(computed - heard)
-        self._said, self._answered = word, self._transport.begin(word)
+        self._said, self._answered = op, self._transport.begin(op)
         self._wire += time.perf_counter() - computed
-        self._sent += bytes_sent(word, self._transport.world, self._transport.rank)
+        self._sent += bytes_sent(op, self._transport.world, self._transport.rank)
         return True
 
     def _compute(self, seconds: float) -> None:
@@ -86,7 +86,7 @@ def _nothing() -> None:
 def run_script(script: Script, transport: Transport) -> ScriptCost:
     """Run one worker's script over a transport."""
     performance = ScriptRun(script, transport)
-    while performance.go_on():
+    while performance.advance():
         pass
     return performance.performed
 
@@ -123,7 +123,7 @@ def simulate(scripts: Sequence[Script]) -> list[Any]:
 class OpCost:
     """One word and the payload bytes that one worker sends to have it answered."""
 
-    word: str
+    op: str
     bytes_sent: float
 
 
@@ -133,19 +133,19 @@ def price(script: Script, world: int, rank: int = 0) -> list[OpCost]:
     answer: Any = None
     while True:
         try:
-            word = script.send(answer)
+            op = script.send(answer)
         except StopIteration:
             return said
-        said.extend(_priced(word, world, rank))
-        answer = meta_answer(word, world, rank)
+        said.extend(_priced(op, world, rank))
+        answer = meta_answer(op, world, rank)
 
 
-def _priced(word: CollectiveOp, world: int, rank: int) -> Iterator[OpCost]:
-    match word:
-        case Coalesced(words):
-            for each in words:
+def _priced(op: CollectiveOp, world: int, rank: int) -> Iterator[OpCost]:
+    match op:
+        case Coalesced(ops):
+            for each in ops:
                 yield from _priced(each, world, rank)
         case InGroup(ranks, inner):
-            yield OpCost(f"{inner.name} among {len(ranks)}", bytes_sent(word, world, rank))
+            yield OpCost(f"{inner.name} among {len(ranks)}", bytes_sent(op, world, rank))
         case _:
-            yield OpCost(word.name, bytes_sent(word, world, rank))
+            yield OpCost(op.name, bytes_sent(op, world, rank))

@@ -21,22 +21,22 @@ class Transport(Protocol):
     world: int
     links: str  # what was found out that the last bits of sums follow from; a run that is resumed gives it back
 
-    def answer(self, word: CollectiveOp) -> Any:
+    def answer(self, op: CollectiveOp) -> Any:
         """Say one word and wait for its answer."""
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         """Begin to say one word; the function returned waits for its answer, and is called once.
 
         Several may be under way. They are begun, and waited for, in the same order on every rank.
         """
 
-    def move_on(self) -> bool:
+    def make_progress(self) -> bool:
         """Let what was begun go on for a moment, where that is left to this thread; False where nothing is."""
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Overwrite `tensors` with those of `source`, bit for bit."""
 
-    def gather_text(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         """Everyone's text, by rank; lengths may differ."""
 
     def part(self, size: int) -> Transport:

@@ -33,7 +33,7 @@ class DdpState:
             )
         self.names = {id(parameter): name.removeprefix("module.") for name, parameter in parameters.items()}
         self.memory = AverageState(compressor, group_transport(current(), requested_collective()))
-        self.lane = CommThread(next(iter(parameters.values())).device)
+        self.comm_thread = CommThread(next(iter(parameters.values())).device)
 
 
 def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, Any]:
@@ -60,5 +60,5 @@ def _ddp_average(state: DdpState, bucket: GradBucket) -> torch.futures.Future[Te
         state.memory.step += last
         future.set_result(flat)
 
-    state.lane.submit(job, on_failure=future.set_exception)  # type: ignore[arg-type]
+    state.comm_thread.submit(job, on_failure=future.set_exception)  # type: ignore[arg-type]
     return future

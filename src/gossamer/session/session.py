@@ -69,8 +69,8 @@ class Session:
         self.scaler, self.clip_norm = scaler, clip_norm
         self._transport, self._world, self._seed, self._pid = transport, world, seed, os.getpid()
         self._adopt(trainable(model))
-        self._lane = CommThread(next(iter(self._parameters.values())).device, transport.move_on)
-        self._leave = weakref.finalize(self, leave, self._lane, transport, self._pid)  # at exit, too
+        self._comm_thread = CommThread(next(iter(self._parameters.values())).device, transport.make_progress)
+        self._leave = weakref.finalize(self, leave, self._comm_thread, transport, self._pid)  # at exit, too
         self._buffers, self._first_batch, self._patience, self._solo_steps = (
             ModelBuffers(model),
             FirstBatch(),
@@ -78,7 +78,7 @@ class Session:
             0,
         )
         self._last, self._scale, self._stop, self._muted_at = time.perf_counter(), 1.0, False, -1
-        self._exchange: Synchronizer | None = None
+        self._synchronizer: Synchronizer | None = None
         loop = LoopState(
             scale=self._current_scale,
             settings=self._settings,
@@ -92,15 +92,15 @@ class Session:
             guarded=partial(self._judge, "pass"),
             clips=clip_norm is not None,
         )
-        self._stages = StageSequence(recipe, optimizer, transport, self._lane, loop, seed)
+        self._stages = StageSequence(recipe, optimizer, transport, self._comm_thread, loop, seed)
         fragments = self._stages.fragments(self._parameters)
         self._layout = layout_text(bucket for buckets in fragments for bucket in buckets)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
         try:
             self._shake_hands()
-            self._exchange = self._stages.begin(self._parameters, fragments)
+            self._synchronizer = self._stages.begin(self._parameters, fragments)
         except BaseException:
-            self._lane.close()
+            self._comm_thread.close()
             raise
         self._hooks: list[RemovableHandle | OptimizerStepHook] = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -132,14 +132,14 @@ class Session:
     def _on_lane(self, job: Callable[[], T]) -> T:
         if os.getpid() != self._pid:
             raise LoopError("a forked process has no part in the group. Save, load and train where attach was called.")
-        return self._lane.submit(job).wait()
+        return self._comm_thread.submit(job).wait()
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
         """How many steps were made: exchanges that were committed, or backward passes while workers train apart."""
-        return self._solo_steps if self._exchange is None else self._exchange.step
+        return self._solo_steps if self._synchronizer is None else self._synchronizer.step
 
     def weight(self, weight: float) -> None:
         """Say how much this rank's batch counts, usually len(batch), before backward; stays until said again.
@@ -147,8 +147,8 @@ class Session:
         The mean gradient is then sum(w g) / sum(w). Every rank should say it, or none.
         """
         require(isfinite(weight) and weight >= 0, f"a weight is a finite number of samples, not {weight}")
-        if self._exchange is not None:
-            self._exchange.weight = float(weight)
+        if self._synchronizer is not None:
+            self._synchronizer.weight = float(weight)
 
     def log(self, **metrics: float | Tensor) -> None:
         """Write numbers, such as loss=loss, into the run's record; tensors of one entry as well."""
@@ -157,14 +157,14 @@ class Session:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients add up on this rank; the next backward outside sends the sum."""
-        if self._exchange is None:
+        if self._synchronizer is None:
             yield
             return
-        before, self._exchange.muted, self._muted_at = self._exchange.muted, True, self._exchange.passes
+        before, self._synchronizer.muted, self._muted_at = self._synchronizer.muted, True, self._synchronizer.passes
         try:
             yield
         finally:
-            self._exchange.muted = before
+            self._synchronizer.muted = before
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
@@ -174,21 +174,21 @@ class Session:
         buffers and optimizer state from one that made every step.
         """
         yield
-        if self._exchange is None:
+        if self._synchronizer is None:
             return
-        missed = self._exchange.end_epoch()
-        while not self._exchange.stopping and self._stages.over(self._exchange.passes):
-            self._exchange = self._go_on(self._exchange, missed)
-            missed = self._exchange.end_epoch()
-        if self._exchange.stopping:
+        missed = self._synchronizer.end_epoch()
+        while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
+            self._synchronizer = self._go_on(self._synchronizer, missed)
+            missed = self._synchronizer.end_epoch()
+        if self._synchronizer.stopping:
             raise Stopped
-        if self._exchange.in_step:
+        if self._synchronizer.in_step:
             self._catch_up(missed)
 
-    def _go_on(self, exchange: Synchronizer, missed: int) -> Synchronizer:
+    def _go_on(self, synchronizer: Synchronizer, missed: int) -> Synchronizer:
         """Enter the stage that begins, on every rank with the same parameters."""
         self._catch_up(missed)
-        return self._stages.enter(exchange.passes, self._parameters, exchange)
+        return self._stages.enter(synchronizer.passes, self._parameters, synchronizer)
 
     def _catch_up(self, missed: int) -> None:
         parts = [self.optimizer, *([self.scaler] if self.scaler is not None else [])]
@@ -202,24 +202,24 @@ class Session:
         every rank must come here; else the servers', or the mean over workers, as they are while others train on.
         `model`: the one that is attached, or another with the same parameters, by name.
         """
-        agreed = self._exchange.merge() if self._exchange is not None else None
+        agreed = self._synchronizer.merge() if self._synchronizer is not None else None
         with swapped_in(agreed or {}, trainable(model)):
             yield model
 
     # -- around the optimizer --------------------------------------------------------------------------------------
 
     def _see(self, optimizer: Optimizer) -> None:
-        if self._exchange is not None and optimizer is not self.optimizer and os.getpid() == self._pid:
-            self._beside.check(optimizer, local=self._muted_at == self._exchange.passes)
+        if self._synchronizer is not None and optimizer is not self.optimizer and os.getpid() == self._pid:
+            self._beside.check(optimizer, local=self._muted_at == self._synchronizer.passes)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
         refuse_strangers(optimizer, self._averaged_ids)
         closure = args[1:] or [value for value in kwargs.values() if value is not None]
-        if self._exchange is not None:
-            self._exchange.before_step(closure=bool(closure))
-        touched = self.scaler is None and self._exchange is not None and self._exchange.touched
+        if self._synchronizer is not None:
+            self._synchronizer.before_step(closure=bool(closure))
+        touched = self.scaler is None and self._synchronizer is not None and self._synchronizer.touched
         self._momentum.before(self.steps, closure=bool(closure), touched=touched)
         if self.clip_norm is not None:
             clip_gradients(self._parameters.values(), self.clip_norm, optimizer, closure=bool(closure))
@@ -228,11 +228,11 @@ class Session:
         if os.getpid() != self._pid:
             return
         self._momentum.after()
-        if self._exchange is not None:
-            self._exchange.after_step()
-            self._stop = self._exchange.stopping
-            if not self._stop and self._stages.over(self._exchange.passes):
-                self._exchange = self._go_on(self._exchange, 0)
+        if self._synchronizer is not None:
+            self._synchronizer.after_step()
+            self._stop = self._synchronizer.stopping
+            if not self._stop and self._stages.over(self._synchronizer.passes):
+                self._synchronizer = self._go_on(self._synchronizer, 0)
         else:
             self._solo_steps += 1
             self._step_ended()
@@ -243,8 +243,8 @@ class Session:
         if self.scaler is None or not self.scaler.is_enabled():
             return None
         scale = self.scaler.get_scale()
-        if scale != self._scale and self._exchange is not None:
-            self._exchange.rest()  # the scaler skipped the step by itself: that step is over
+        if scale != self._scale and self._synchronizer is not None:
+            self._synchronizer.rest()  # the scaler skipped the step by itself: that step is over
         self._scale = scale
         return scale
 
@@ -261,8 +261,8 @@ class Session:
     def ask_to_stop(self) -> None:
         """End training cleanly: every rank raises Stopped after the same step, once the next exchange has landed, which
         leaves the block `with gossamer.attach(...)`; the script goes on below it."""
-        if self._exchange is not None:
-            self._exchange.asked_to_stop = True
+        if self._synchronizer is not None:
+            self._synchronizer.asked_to_stop = True
         else:
             self._stop = True
 
@@ -275,26 +275,26 @@ class Session:
             "layout": self._layout,
             "links": self._transport.links,
             "step": self.steps,
-            "passes": self._exchange.passes if self._exchange is not None else self._solo_steps,
-            "state": self._exchange.remembered() if self._exchange is not None else {},
-            "progress": self._exchange.progress() if self._exchange is not None else {},
+            "passes": self._synchronizer.passes if self._synchronizer is not None else self._solo_steps,
+            "state": self._synchronizer.remembered() if self._synchronizer is not None else {},
+            "progress": self._synchronizer.progress() if self._synchronizer is not None else {},
         }
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
         """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
         them, all of their states in order of rank: each worker then begins with the mean of what they had to send."""
         own = states[self._transport.rank if len(states) == self._transport.world else 0]
-        if self._exchange is not None:  # each stage has a memory of its own
-            self._exchange = self._stages.enter(own["passes"], self._parameters, self._exchange)
+        if self._synchronizer is not None:  # each stage has a memory of its own
+            self._synchronizer = self._stages.enter(own["passes"], self._parameters, self._synchronizer)
         mine = self.state_dict()
         state = reshard.taken_up(own, mine) if own["world"] == mine["world"] else reshard.fold(states, mine)
         refuse_misfit(state, mine)
         self._transport.links = state.get("links", "")
         self._solo_steps = state["step"]
-        if self._exchange is not None and state["progress"]:
-            self._exchange.resume(state["progress"], state["state"])
-        elif self._exchange is not None:
-            self._exchange.begin_at(state["step"])  # somebody alone made them
+        if self._synchronizer is not None and state["progress"]:
+            self._synchronizer.resume(state["progress"], state["state"])
+        elif self._synchronizer is not None:
+            self._synchronizer.begin_at(state["step"])  # somebody alone made them
 
     def save(self, directory: str | os.PathLike[str], **mine: Any) -> None:
         """Write everything that a bit-exact resume needs into `directory`, one file a rank; every rank must call it.
@@ -302,8 +302,8 @@ class Session:
         Model, optimizer, scaler, what the recipe remembers, positions of the world's shards, random states, and `mine`:
         numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two checkpoints are kept.
         """
-        if self._exchange is not None:
-            self._exchange.meet_to_save()
+        if self._synchronizer is not None:
+            self._synchronizer.meet_to_save()
         tree = {**coordinated.states(self._saved), "session": self.state_dict(), "mine": mine}
         about = {"gossamer": __version__, "recipe": repr(self.recipe), "layout": self._layout}
         coordinated.save(directory, self.steps, self._transport.rank, tree, about, self._tell)
@@ -338,11 +338,11 @@ class Session:
         """Where parameters are averaged, other workers than before begin with what those agreed upon."""
         agreed = reshard.agreed(states)
         copy_parameters(agreed, {name: p for name, p in self._parameters.items() if name in agreed})
-        if self._exchange is not None:
-            self._exchange.restart()
+        if self._synchronizer is not None:
+            self._synchronizer.restart()
 
     def _tell(self, text: str) -> list[str]:
-        return [text] if self._transport.world == 1 else self._on_lane(partial(self._transport.gather_text, text))
+        return [text] if self._transport.world == 1 else self._on_lane(partial(self._transport.all_gather_text, text))
 
     def _broadcast(self, tensors: Sequence[Tensor], source: int) -> None:
         self._on_lane(partial(self._transport.broadcast_, tensors, source))
@@ -355,23 +355,23 @@ class Session:
         changed = [name for name, p in now.items() if name not in names and p.shape != self._shapes.get(name)]
         if changed:
             raise LayoutError(f"{changed} have other shapes now, too. Name them in the same call: reset('a', 'b').")
-        if self._exchange is not None:
-            self._exchange.arrive()
+        if self._synchronizer is not None:
+            self._synchronizer.arrive()
             self._broadcast([now[name].detach() for name in names], 0)  # where they were trained apart, or made anew
-        for bucket in self._exchange.buckets if self._exchange is not None else ():
+        for bucket in self._synchronizer.buckets if self._synchronizer is not None else ():
             settle(bucket.state, self._at())  # parts will lie elsewhere
         old = self.state_dict()["state"]
         self._adopt(now)
-        if self._exchange is None:
+        if self._synchronizer is None:
             return
-        before = self._exchange
+        before = self._synchronizer
         before.close()
-        self._exchange = self._stages.begin(now, self._stages.fragments(now))
-        assert self._exchange is not None
-        self._layout = layout_text(self._exchange.buckets)
-        kept = {name: new for name, new in self._exchange.remembered().items() if name not in names}
+        self._synchronizer = self._stages.begin(now, self._stages.fragments(now))
+        assert self._synchronizer is not None
+        self._layout = layout_text(self._synchronizer.buckets)
+        kept = {name: new for name, new in self._synchronizer.remembered().items() if name not in names}
         copy_state(old, {name: {key: new[key] for key in new if not is_owed(key)} for name, new in kept.items()})
-        self._exchange.adopt(before)
+        self._synchronizer.adopt(before)
 
     def _adopt(self, parameters: dict[str, Parameter]) -> None:
         self._parameters = parameters
@@ -390,11 +390,11 @@ class Session:
         for hook in self._hooks:
             hook.remove()
         self._momentum.after()
-        if self._exchange is not None:
+        if self._synchronizer is not None:
             if well:
-                self._exchange.depart()
-            self._exchange.close()
-        events.emit(lifecycle_events.ended(self.model, self.steps, self._exchange))
+                self._synchronizer.depart()
+            self._synchronizer.close()
+        events.emit(lifecycle_events.ended(self.model, self.steps, self._synchronizer))
         self._leave()
 
     def __enter__(self) -> Self:
@@ -404,16 +404,16 @@ class Session:
         """Where this session was asked to stop, the script goes on after the block, on every rank."""
         stopped = kind is not None and issubclass(kind, Stopped)
         self._end(well=kind is None or stopped)
-        return stopped and (self._stop or (self._exchange is not None and self._exchange.stopping))
+        return stopped and (self._stop or (self._synchronizer is not None and self._synchronizer.stopping))
 
 
-def leave(lane: CommThread, transport: Transport, process: int) -> None:
+def leave(comm_thread: CommThread, transport: Transport, process: int) -> None:
     """End the lane, and leave the group before the interpreter ends; a forked child has no part in either."""
     if os.getpid() != process:
         return
-    if lane.is_here:  # garbage is collected anywhere, also amid what this would close
-        threading.Thread(target=leave, args=(lane, transport, process), daemon=True).start()
+    if comm_thread.is_here:  # garbage is collected anywhere, also amid what this would close
+        threading.Thread(target=leave, args=(comm_thread, transport, process), daemon=True).start()
     else:
-        lane.close()
+        comm_thread.close()
         with suppress(RuntimeError):
             transport.close()

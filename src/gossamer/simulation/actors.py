@@ -19,20 +19,20 @@ from gossamer.simulation.trace import Ended
 UNSEALED = 0
 
 
-def receiver_of(word: Ask) -> Peer:
-    return word.to if isinstance(word, Push) else word.of
+def receiver_of(op: Ask) -> Peer:
+    return op.to if isinstance(op, Push) else op.of
 
 
-def payload_of(word: Ask) -> Payload:
-    return word.payload if isinstance(word, Push) else ()
+def payload_of(op: Ask) -> Payload:
+    return op.payload if isinstance(op, Push) else ()
 
 
-def text_of(word: Ask) -> str:
-    match word:
+def text_of(op: Ask) -> str:
+    match op:
         case Push():
-            return f"push of {word.key!r} (step {word.stamp.step})"
+            return f"push of {op.key!r} (step {op.stamp.step})"
         case Pull():
-            return f"pull of {word.key!r} (known {word.known}, at_least {word.at_least})"
+            return f"pull of {op.key!r} (known {op.known}, at_least {op.at_least})"
 
 
 def seal(payload: Payload) -> int:
@@ -89,7 +89,7 @@ class Actor:
 class PendingAsk:
     """A Push or Pull of a peer in one of its lives. over: nobody waits for it any more; due: it will be sent again."""
 
-    word: Ask
+    op: Ask
     asker: Actor
     life: int
     receiver: Actor
@@ -108,7 +108,7 @@ class PendingAsk:
         return not self.asker.ways[self.receiver.peer].cuts and not self.receiver.ways[self.asker.peer].cuts
 
     def __str__(self) -> str:
-        return f"the {text_of(self.word)} of {self.asker.peer} to {self.receiver.peer}"
+        return f"the {text_of(self.op)} of {self.asker.peer} to {self.receiver.peer}"
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +126,7 @@ class QueuedMessage:
     def check(self) -> None:
         """Raise AssertionError where somebody wrote to a payload under way."""
         answered = () if self.answer is None else self.answer.payload
-        if seal(payload_of(self.asked.word)) != self.asked.seal or (answered and seal(answered) != self.seal):
+        if seal(payload_of(self.asked.op)) != self.asked.seal or (answered and seal(answered) != self.seal):
             raise AssertionError(
                 f"the payload of {self} was written to while it was under way, so what arrives is not what was said. "
                 "It belongs to the transport until the answer is there: write to a clone."

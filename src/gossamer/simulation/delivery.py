@@ -101,7 +101,7 @@ class Delivery:
     def _deliver(self, asked: PendingAsk, receiver: Actor) -> None:
         token = next(self._tokens)
         self._held[token] = asked, receiver, receiver.life
-        receiver.inbox.append(partial(Arrived, token=token, sender=asked.asker.peer, word=asked.word))
+        receiver.inbox.append(partial(Arrived, token=token, sender=asked.asker.peer, op=asked.op))
         self._wake(receiver)
 
     def _lose(self, message: QueuedMessage) -> None:

@@ -160,13 +160,13 @@ class _Conversation(MessageTarget):
     def _speak(self, actor: Actor, turn: Turn) -> None:
         resume, heard = turn
         try:
-            word = resume(heard)
+            op = resume(heard)
         except StopIteration as stop:
             self._end(actor, Ended(moment=self._clock.now, result=stop.value))
         except GossamerError as error:
             self._end(actor, Ended(moment=self._clock.now, error=error))
         else:
-            self._say(actor, word)
+            self._say(actor, op)
 
     def _end(self, actor: Actor, ended: Ended) -> None:
         self._diary.note(actor.peer, ended)
@@ -179,12 +179,12 @@ class _Conversation(MessageTarget):
 
     # Words.
 
-    def _say(self, actor: Actor, word: PeerOp) -> None:
-        match word:
+    def _say(self, actor: Actor, op: PeerOp) -> None:
+        match op:
             case Push() | Pull():
-                self._ask(actor, (word,), alone=True)
-            case AtOnce(words):
-                self._ask(actor, words, alone=False)
+                self._ask(actor, (op,), alone=True)
+            case AtOnce(ops):
+                self._ask(actor, ops, alone=False)
             case Await(until=until):
                 actor.waits = Listening(until)
                 if until is not None and until > self._clock.now:
@@ -193,21 +193,21 @@ class _Conversation(MessageTarget):
                 actor.waits = READY
                 self._post.reply(actor, token, answer)
             case _:
-                raise TypeError(f"{actor.peer} said {word!r}, which is no word of peers that do not move in step")
+                raise TypeError(f"{actor.peer} said {op!r}, which is no word of peers that do not move in step")
 
-    def _ask(self, actor: Actor, words: Sequence[Ask], alone: bool) -> None:
-        asked = tuple(self._asked(actor, word) for word in words)
-        patience = min((word.within_seconds for word in words if word.within_seconds is not None), default=inf)
+    def _ask(self, actor: Actor, ops: Sequence[Ask], alone: bool) -> None:
+        asked = tuple(self._asked(actor, op) for op in ops)
+        patience = min((op.within_seconds for op in ops if op.within_seconds is not None), default=inf)
         actor.waits = Asking(asked, alone, self._clock.now + patience)
         if patience < inf:
             self._clock.later(patience, self._go_on, actor)
         for each in asked:
             self._post.ask(each)
 
-    def _asked(self, actor: Actor, word: Ask) -> PendingAsk:
-        payload, receiver = payload_of(word), self._actor(receiver_of(word))
+    def _asked(self, actor: Actor, op: Ask) -> PendingAsk:
+        payload, receiver = payload_of(op), self._actor(receiver_of(op))
         sealed = seal(payload) if self._checks else UNSEALED
-        return PendingAsk(word, actor, actor.life, receiver, payload_bytes(payload), self._clock.now, sealed)
+        return PendingAsk(op, actor, actor.life, receiver, payload_bytes(payload), self._clock.now, sealed)
 
     def _actor(self, peer: Peer) -> Actor:
         if peer not in self._actors:

@@ -35,32 +35,32 @@ class Strategy(Term, ABC):
         """What goes on, from which backward pass on; the first begins with the first."""
 
     @property
-    def repeats_itself(self) -> bool:
+    def resends_losses(self) -> bool:
         """Whether what a compressor leaves out is offered again anyway, to somebody who hears each worker by itself: a
         recipe then adds neither Feedback nor Sharded."""
         return False
 
     @property
-    def sums_together(self) -> bool:
+    def agrees_on_means(self) -> bool:
         """Whether all workers agree on means, of which each could average a part for all: a recipe may add Sharded."""
         return True
 
     def shared_by(self, compressor: Compressor, world: int | None) -> int | None:
         """How many of `world` workers could each average a part for all, if any: nodes share within themselves."""
         nodes = any(isinstance(term, Hierarchical) for term in compressor.held())
-        return world if self.sums_together and not nodes else None
+        return world if self.agrees_on_means and not nodes else None
 
     def carried(self, compressor: Compressor, topology: Topology) -> tuple[Compressor, Topology]:
         """A recipe's compressor and topology as written, then as used: what a topology compresses between nodes becomes
         the compressor. Raises RecipeError where no group is there that could be divided into nodes."""
-        alone = compressor.held() if self.repeats_itself or not self.sums_together else ()
+        alone = compressor.held() if self.resends_losses or not self.agrees_on_means else ()
         for term in (*self.held(), *alone):
             if isinstance(term, Hierarchical):
                 raise RecipeError(
                     f"{term!r} averages over a node before it compresses, and with {self!r} every message goes from "
                     f"one to another. Write {term.between!r} in its place."
                 )
-        if topology.crossing is None or not self.sums_together:
+        if topology.crossing is None or not self.agrees_on_means:
             return compressor, topology
         between, per_node = topology.crossing
         if compressor != Dense():
@@ -143,7 +143,7 @@ class GossipStrategy(Strategy):
         return (Stage(0, mixing=self),)
 
     @property
-    def repeats_itself(self) -> bool:
+    def resends_losses(self) -> bool:
         return True
 
     def carried(self, compressor: Compressor, topology: Topology) -> tuple[Compressor, Topology]:

@@ -91,7 +91,7 @@ class ParameterServer(Strategy):
         return 4 if self.mode == STALE and self.staleness is None else self.staleness or 0
 
     @property
-    def sums_together(self) -> bool:
+    def agrees_on_means(self) -> bool:
         return False
 
     def check(self, compressor: Compressor, topology: Topology) -> None:

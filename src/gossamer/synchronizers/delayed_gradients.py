@@ -30,11 +30,11 @@ class DelayedGradients(ScheduledSynchronizer):
         buckets: Sequence[Bucket],
         compressor: Compressor,
         transport: Transport,
-        lane: CommThread,
+        comm_thread: CommThread,
         loop: LoopState,
         seed: int,
     ) -> None:
-        super().__init__(PeriodicSchedule(1, delay=delay), [buckets], compressor, transport, lane, loop, seed)
+        super().__init__(PeriodicSchedule(1, delay=delay), [buckets], compressor, transport, comm_thread, loop, seed)
         self._arrived = False
 
     def _count(self) -> None:
@@ -56,7 +56,7 @@ class DelayedGradients(ScheduledSynchronizer):
         """A copy: more than one is under way, and the loss scale may have changed before it lands."""
         flat = torch.zeros_like(bucket.flat)
         pairs = [
-            (slot.of(flat), parameter.grad)
+            (slot.view(flat), parameter.grad)
             for slot in bucket.layout
             if (parameter := bucket.parameters[slot.name]).grad is not None and presence == Presence.TRAINING
         ]
@@ -69,8 +69,8 @@ class DelayedGradients(ScheduledSynchronizer):
         used = {name for name, someone in zip(self._fragments[0].names, arrival.used, strict=True) if someone}
         self._show([mean.mul_(self._loop.scale() or 1.0) for mean in arrival.means], used)
         self._arrived = True
-        if arrival.riders is not None:
-            self._riders(flight.turn.fragment).replace(arrival.riders, 0.0)
+        if arrival.averaged_state is not None:
+            self._averaged_state(flight.turn.fragment).replace(arrival.averaged_state, 0.0)
 
     def _lost(self, flight: InFlightRound) -> None:
         self._show_nothing()
@@ -85,13 +85,13 @@ class DelayedGradients(ScheduledSynchronizer):
         """Unlike a gradient of zeros, none lets an optimizer do nothing."""
         for place, bucket in enumerate(self.buckets):
             for slot in bucket.layout:
-                bucket.parameters[slot.name].grad = slot.of(flats[place]) if slot.name in used else None
+                bucket.parameters[slot.name].grad = slot.view(flats[place]) if slot.name in used else None
 
     def _used(self, fragment: Fragment, presence: Presence) -> Flags:
         graded = [p.grad is not None for bucket in fragment.buckets for p in bucket.parameters.values()]
         return np.array(graded) & (presence == Presence.TRAINING)
 
-    def _riders(self, fragment: int) -> AveragedState:
+    def _averaged_state(self, fragment: int) -> AveragedState:
         return AveragedState(self._loop.averaged())
 
     def before_step(self, *, closure: bool) -> None:

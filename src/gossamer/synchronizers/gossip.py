@@ -21,7 +21,7 @@ from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, Stopped
 from gossamer.gossip.rules import MASS
-from gossamer.kernels import all_finite, room_like
+from gossamer.kernels import all_finite, scratch_like
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
@@ -54,13 +54,19 @@ class GossipAveraging(Synchronizer):
         buckets: Sequence[Bucket],
         compressor: Compressor,
         transport: Transport,
-        lane: CommThread,
+        comm_thread: CommThread,
         loop: LoopState,
         seed: int,
     ) -> None:
         super().__init__()
         self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(compressor)
-        self._buckets, self._transport, self._lane, self._loop, self._seed = buckets, transport, lane, loop, seed
+        self._buckets, self._transport, self._comm_thread, self._loop, self._seed = (
+            buckets,
+            transport,
+            comm_thread,
+            loop,
+            seed,
+        )
         self._rule.check(topology, transport.world, seed)
         self._number = 0
         self._counted = self._within_closure = self._skipped = False
@@ -72,7 +78,7 @@ class GossipAveraging(Synchronizer):
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""
         self._memory = {bucket: self._rule.begin(_gathered(bucket)) for bucket in self._buckets}
-        numbers = self._riders().numbers()
+        numbers = self._averaged_state().numbers()
         self._along = {} if numbers is None else self._rule.along.begin(numbers)
 
     @property
@@ -91,7 +97,7 @@ class GossipAveraging(Synchronizer):
         for bucket in self._buckets:
             yield from bucket.parameters.values()
 
-    def _riders(self) -> AveragedState:
+    def _averaged_state(self) -> AveragedState:
         return AveragedState(self._loop.averaged())
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ class GossipAveraging(Synchronizer):
             assert part.mixed is not None
             _use_here(part.mixed)
             if part.bucket is None:
-                self._riders().replace(part.mixed, 0.0)
+                self._averaged_state().replace(part.mixed, 0.0)
             else:
                 _scatter(part.bucket, part.mixed)
         self._number += 1
@@ -182,7 +188,7 @@ class GossipAveraging(Synchronizer):
             MixedTensors(self._rule, FlatTensors(_gathered(bucket), bucket.layout), self._memory[bucket], bucket)
             for bucket in self._buckets
         ]
-        numbers = self._riders().numbers()
+        numbers = self._averaged_state().numbers()
         if numbers is not None:
             parts.append(
                 MixedTensors(self._rule.along, FlatTensors(numbers, Layout.of({BUFFERS: numbers})), self._along)
@@ -191,7 +197,7 @@ class GossipAveraging(Synchronizer):
 
     def _on_lane(self, script: Script) -> Any:
         asked = time.perf_counter()
-        performed = self._lane.submit(partial(run_script, script, self._transport)).wait()
+        performed = self._comm_thread.submit(partial(run_script, script, self._transport)).wait()
         self._waited += time.perf_counter() - asked
         self._spent.append(performed)
         return performed.result
@@ -228,7 +234,7 @@ class GossipAveraging(Synchronizer):
             means = yield Coalesced(tuple(AllReduceMean(share.clone()) for share in shares))
             mean = self._rule.whole(tuple(means)).to(mine.dtype)
             away += (mine - mean).double().square().sum()
-            agreed |= {slot.name: slot.of(mean) for slot in bucket.layout}
+            agreed |= {slot.name: slot.view(mean) for slot in bucket.layout}
         squared: Tensor = yield AllReduceMean(away)
         return agreed, sqrt(squared.item())
 
@@ -241,7 +247,7 @@ class GossipAveraging(Synchronizer):
         training = True
         while training and not self.stopping:
             self.step = max(self.step, self._next.launch)
-            training = self._mix(Presence.GONE)
+            training = self._mix(Presence.OUT_OF_DATA)
             self._tell()
         return 0
 
@@ -292,20 +298,20 @@ class GossipAveraging(Synchronizer):
 
 def _gathered(bucket: Bucket) -> Tensor:
     """The parameters of a bucket side by side, copied: (n,)."""
-    flat = room_like(bucket.flat)
-    views = [slot.of(flat) for slot in bucket.layout]
+    flat = scratch_like(bucket.flat)
+    views = [slot.view(flat) for slot in bucket.layout]
     torch._foreach_copy_(views, [parameter.detach() for parameter in bucket.parameters.values()])
     return flat
 
 
 def _scatter(bucket: Bucket, flat: Tensor) -> None:
-    views = [slot.of(flat) for slot in bucket.layout]
+    views = [slot.view(flat) for slot in bucket.layout]
     torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
 
 
 def _spoilt(x: FlatTensors) -> str:
     """The first tensor that is not finite, of which there are some."""
-    return next(slot.name for slot in x.layout if not all_finite(slot.span(x.flat)))
+    return next(slot.name for slot in x.layout if not all_finite(slot.flat_view(x.flat)))
 
 
 def _use_here(tensor: Tensor) -> None:

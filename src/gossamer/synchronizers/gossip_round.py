@@ -88,13 +88,13 @@ def gossip_round(
     at, tells, edges = graph.at, graph.tells, graph.edges
     offers = [part.offer(at, len(tells)) for part in parts]
     written = head.written(parts[0].x.flat.device)
-    word = NeighborAllGather((written, *chain.from_iterable(offer.payload for offer in offers)), edges, tells)
+    op = NeighborAllGather((written, *chain.from_iterable(offer.payload for offer in offers)), edges, tells)
     everyone: Sequence[Payload] = ()
     if all_meet:
-        everyone, heard = yield Coalesced((AllGather((written,)), word))
+        everyone, heard = yield Coalesced((AllGather((written,)), op))
     else:
-        heard = yield word
-    check({at.rank: head} | {peer: read_header(payload[0]) for peer, payload in zip(word.hears, heard, strict=True)})
+        heard = yield op
+    check({at.rank: head} | {peer: read_header(payload[0]) for peer, payload in zip(op.hears, heard, strict=True)})
     if head.presence != Presence.SAVING:
         _land(parts, offers, [(weight, _of(at, peer)) for peer, weight in edges], heard)
     return [read_header(theirs) for (theirs,) in everyone]

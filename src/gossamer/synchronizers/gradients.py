@@ -54,7 +54,7 @@ class GradientSynchronizer(Synchronizer):
         buckets: Sequence[Bucket],
         compressor: Compressor,
         transport: Transport,
-        lane: CommThread,
+        comm_thread: CommThread,
         loop: LoopState,
         seed: int,
         accumulate: int = 1,
@@ -64,11 +64,11 @@ class GradientSynchronizer(Synchronizer):
         self.in_optimizer = self.averaged = self.finished = False
         self._sums = GradientAccumulator(buckets, accumulate)
         self.names = [name for bucket in buckets for name in bucket.parameters]
-        self._compressor, self._transport, self._lane, self._loop = compressor, transport, lane, loop
+        self._compressor, self._transport, self._comm_thread, self._loop = compressor, transport, comm_thread, loop
         self._seed, self._pid = seed, os.getpid()
         self._task: int | None = None
         self._round: StepReduction | None = None
-        self._trials = PipelineTuner()
+        self._tuner = PipelineTuner()
         self._tickets: list[Work[Any]] = []
         self._versions = self._buffer_versions()
         self._hooks = [
@@ -150,16 +150,16 @@ class GradientSynchronizer(Synchronizer):
             nesterov=nesterov,
         )
         self._round = StepReduction(
-            self._compressor, self._transport, self.names, at, self.reference, weight, trials=self._trials
+            self._compressor, self._transport, self.names, at, self.reference, weight, tuner=self._tuner
         )
         if self.reference is None:
-            self._lane.submit(partial(self._round.open, self._loop.batch(), self._loop.warn))
+            self._comm_thread.submit(partial(self._round.open, self._loop.batch(), self._loop.warn))
         if any(bucket.state for bucket in self.buckets):
-            self._lane.submit(self._round.weigh)
+            self._comm_thread.submit(self._round.weigh)
         return self._round
 
     def _submit(self, job: Callable[[], Any]) -> None:
-        self._tickets.append(self._lane.submit(job))
+        self._tickets.append(self._comm_thread.submit(job))
 
     def _fresh(self, bucket: Bucket) -> BucketInput:
         """The gradients that do not lie in the bucket yet: zero_grad() took them out, as it does by default."""
@@ -195,7 +195,7 @@ class GradientSynchronizer(Synchronizer):
             weight=weight,
             presence=presence,
             settings=rng.address(settings),
-            culprit=NOBODY,
+            first_nonfinite=NOBODY,
             stop=self.asked_to_stop,
             used=np.array([name in self._sums.used or grad is not None for name, grad in self._gradients()]) & training,
             moved=np.array([new != old for new, old in zip(now, self._versions, strict=True)], dtype=bool) & training,
@@ -281,7 +281,7 @@ class GradientSynchronizer(Synchronizer):
 
     def end_epoch(self) -> int:
         missed = 0
-        while self.passes != self.until and (verdict := self.finish(Presence.GONE).verdict).active:
+        while self.passes != self.until and (verdict := self.finish(Presence.OUT_OF_DATA).verdict).active:
             missed += 1
             if verdict.stop:
                 return missed

@@ -30,14 +30,16 @@ class HierarchicalLocalSGD(ParameterAveraging):
         optimizer: Optimizer,
         compressor: Compressor,
         transport: Transport,
-        lane: CommThread,
+        comm_thread: CommThread,
         loop: LoopState,
         seed: int,
         start: int = 0,
     ) -> None:
         self._inside = inside
         inside.tell_instead(self._add, self._judged_inside)
-        super().__init__(strategy, fragments, optimizer, compressor, transport, lane, loop, seed, start, guards=False)
+        super().__init__(
+            strategy, fragments, optimizer, compressor, transport, comm_thread, loop, seed, start, guards=False
+        )
 
     def _judged_inside(self, blame: NonFiniteOrigin | None) -> None:
         """By the rank among all, not within the site."""
@@ -80,7 +82,7 @@ class HierarchicalLocalSGD(ParameterAveraging):
     def end_epoch(self) -> int:
         """A rank that is done keeps its site company first, and comes to everyone's turns along with it."""
         ended = self.step
-        while not self.stopping and self._inside.finish(Presence.GONE).verdict.active:
+        while not self.stopping and self._inside.finish(Presence.OUT_OF_DATA).verdict.active:
             self.step += 1
             self._boundary()
             self._tell()

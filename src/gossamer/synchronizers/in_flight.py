@@ -50,7 +50,7 @@ class OutgoingBucket:
         return self.bucket.state
 
     @property
-    def room(self) -> Tensor | None:
+    def mean_buffer(self) -> Tensor | None:
         return None if self.keeps else self.flat
 
 
@@ -61,7 +61,7 @@ class RoundResult:
     committed: bool = False
     means: Sequence[Tensor] = ()
     owns: Sequence[Tensor | None] = ()
-    riders: Tensor | None = None
+    averaged_state: Tensor | None = None
     used: Sequence[bool] = ()
     blame: NonFiniteOrigin | None = None
     active: bool = True
@@ -70,7 +70,7 @@ class RoundResult:
 
     def use_here(self) -> None:
         """Tell the allocator that this thread's stream uses what the lane's has made."""
-        for tensor in (*self.means, *self.owns, self.riders):
+        for tensor in (*self.means, *self.owns, self.averaged_state):
             if tensor is not None and tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
@@ -91,7 +91,7 @@ class InFlightRound:
             "number": self.number,
             "committed": arrival.committed,
             "stop": arrival.stop,
-            "riders": arrival.riders,
+            "riders": arrival.averaged_state,
             "used": list(arrival.used),
             "means": list(arrival.means),
             "owns": [own for own in arrival.owns if own is not None],
@@ -103,5 +103,5 @@ def read_result(written: Mapping[str, Any]) -> RoundResult:
     """What `written` says has come back."""
     means = [mean.clone() for mean in written["means"]]
     owns = [own.clone() for own in written["owns"]] or [None] * len(means)
-    about = {key: written[key] for key in ("committed", "stop", "riders", "used")}
-    return RoundResult(means=means, owns=owns, **about)
+    about = {key: written[key] for key in ("committed", "stop", "used")}
+    return RoundResult(means=means, owns=owns, averaged_state=written["riders"], **about)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.compressors import Compressor
-from gossamer.compressors.base import wide
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
@@ -81,11 +80,11 @@ class PairwiseGossip(Synchronizer):
         start = _start(self._named())
         self._layout, self._partner = start.layout, Partner(start, self._rank, compressor, seed, life)
         self._partner.beside = partial(_statistics, loop)
-        self._parting = TerminationProtocol(self._partner, self._world)
+        self._termination = TerminationProtocol(self._partner, self._world)
         self._number, self._talks = 0, dict[int, PeerThread]()
         if found is None:
-            self._me.start(self._parting.listen(partial(relocate, self._me)))
-            self._parting.meet(self._me)
+            self._me.start(self._termination.listen(partial(relocate, self._me)))
+            self._termination.meet(self._me)
         else:
             self._go_on_from(found)
         mark_training(self._rank, life)
@@ -118,7 +117,7 @@ class PairwiseGossip(Synchronizer):
         start = _start(self._named())
         near = [peer for peer in self._topology.peers(self._rank, self._world) if peer != self._rank]
         others = [*near, *(peer for peer in range(self._world) if peer not in (*near, self._rank))]
-        shown = start.flat.to(wide(start.flat.dtype))
+        shown = start.flat.to(accumulation_dtype(start.flat.dtype))
         try:
             found: ReceivedState = run_peer_script(
                 rejoin(others, (shown, *_statistics(self._loop)), has_ended), self._me
@@ -142,8 +141,8 @@ class PairwiseGossip(Synchronizer):
         """Take part again, at the step of whose parameters were taken over; from now on the others hear of this one."""
         self._partner.gone.update(peer for peer in range(self._world) if peer != self._rank)  # until they are heard
         self.begin_at(found.roll.steps)
-        self._me.start(self._parting.listen(partial(relocate, self._me)))
-        self._parting.meet_again(self._me, found.roll.here, json.dumps(self._me.address))
+        self._me.start(self._termination.listen(partial(relocate, self._me)))
+        self._termination.meet_again(self._me, found.roll.here, json.dumps(self._me.address))
         events.notice(
             f"worker {self._rank} came back and goes on from what worker {found.peer} has after {found.roll.steps} "
             "steps; its optimizer begins anew"
@@ -176,7 +175,7 @@ class PairwiseGossip(Synchronizer):
             self._count()  # the step had no backward pass of its own, or many within it
         self._counted = self._within_closure = False
         self._drain()
-        self._parting.steps = self.step
+        self._termination.steps = self.step
         due = False
         while self._next.launch <= self.step:
             self._number, due = self._number + 1, True
@@ -202,8 +201,8 @@ class PairwiseGossip(Synchronizer):
     def _stop_together(self) -> None:
         """Whoever is asked to stop asks the others, which hear of it at different steps."""
         if self.asked_to_stop and not self.stopping:
-            self._parting.stop(self._me)
-        self.stopping = self.stopping or self.asked_to_stop or self._parting.told_to_stop
+            self._termination.stop(self._me)
+        self.stopping = self.stopping or self.asked_to_stop or self._termination.told_to_stop
 
     # -- exchanges -----------------------------------------------------------------------------------------------------
 
@@ -221,7 +220,7 @@ class PairwiseGossip(Synchronizer):
         self._loop.judged(None if spoilt is None else (self._rank, spoilt))
         if spoilt is not None or any(peer not in self._partner.gone for peer in self._talks):
             return
-        if (peer := self._partner.neighbour(self._topology, self._world, self._number)) is not None:
+        if (peer := self._partner.neighbor(self._topology, self._world, self._number)) is not None:
             self._talks[peer] = self._me.start(_timed(initiate(self._partner, peer, self._number)))
 
     def _collect(self) -> None:
@@ -231,7 +230,7 @@ class PairwiseGossip(Synchronizer):
 
     def _end(self, talk: PeerThread, peer: int) -> None:
         try:
-            self._spent += self._parting.wait(talk, peer) or 0.0
+            self._spent += self._termination.wait(talk, peer) or 0.0
         except PeerLost:
             pass  # it stays open in the partner, which asks again
         except GossamerError as failure:
@@ -244,7 +243,7 @@ class PairwiseGossip(Synchronizer):
         """The mean of what the workers that are here have shown last. Others go on meanwhile, and who asks a moment
         later hears another; all hear the same only while nobody trains."""
         self._drain()
-        return self._published(self._parting.now(self._me))
+        return self._published(self._termination.now(self._me))
 
     def _published(self, agreed: FinalMean) -> Mapping[str, Tensor]:
         events.emit(events.Logged(step=self.step, values={"consensus_distance": agreed.distance}))
@@ -261,13 +260,13 @@ class PairwiseGossip(Synchronizer):
         for peer, talk in self._talks.items():
             self._end(talk, peer)
         self._drain()
-        riders = AveragedState(self._loop.averaged())
-        numbers = riders.numbers()
-        agreed = self._parting.end(self._me, () if numbers is None else (numbers.cpu(),))
+        averaged_state = AveragedState(self._loop.averaged())
+        numbers = averaged_state.numbers()
+        agreed = self._termination.end(self._me, () if numbers is None else (numbers.cpu(),))
         mark_end()
         copy_parameters(self._published(agreed), self._named())
         if numbers is not None:
-            riders.replace(agreed.payload[1], 0.0)
+            averaged_state.replace(agreed.payload[1], 0.0)
 
     def close(self) -> None:
         self._passes_seen.close()
@@ -296,7 +295,7 @@ class PairwiseGossip(Synchronizer):
 
     def begin_at(self, step: int) -> None:
         self.step, self._number = step, step // self._strategy.period
-        self._parting.steps = step
+        self._termination.steps = step
 
     def restart(self) -> None:
         self._drain()  # so that nobody is shown the parameters of before any longer

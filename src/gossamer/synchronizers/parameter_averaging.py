@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gossamer.checkpoint.state import MERGING_PREFIX
 from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
-from gossamer.kernels import room_like
+from gossamer.kernels import scratch_like
 from gossamer.reducer.averaged_state import AveragedState, optimizer_state_keys, optimizer_state_tensors
 from gossamer.reducer.backward_hooks import drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
@@ -38,14 +38,14 @@ class ParameterAveraging(ScheduledSynchronizer):
         optimizer: Optimizer,
         compressor: Compressor,
         transport: Transport,
-        lane: CommThread,
+        comm_thread: CommThread,
         loop: LoopState,
         seed: int,
         start: int = 0,
         *,
         guards: bool = True,
     ) -> None:
-        super().__init__(strategy.schedule, fragments, compressor, transport, lane, loop, seed, start)
+        super().__init__(strategy.schedule, fragments, compressor, transport, comm_thread, loop, seed, start)
         self._strategy, self._optimizer, self._guards = strategy, optimizer, guards
         self.keeps_offers = strategy.needs_own
         self._kinds = optimizer_state_keys(optimizer) if strategy.on_merge == AVERAGE else []
@@ -55,7 +55,7 @@ class ParameterAveraging(ScheduledSynchronizer):
 
     @property
     def agreed(self) -> Mapping[str, Tensor]:
-        return {slot.name: slot.of(self._memory[bucket][AGREED]) for bucket in self.buckets for slot in bucket.layout}
+        return {slot.name: slot.view(self._memory[bucket][AGREED]) for bucket in self.buckets for slot in bucket.layout}
 
     # -- local steps ---------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class ParameterAveraging(ScheduledSynchronizer):
 
     @torch.no_grad()
     def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
-        flat = room_like(bucket.flat) if self.keeps_offers else bucket.flat
+        flat = scratch_like(bucket.flat) if self.keeps_offers else bucket.flat
         _gather(bucket, flat)
         self._strategy.offer(flat, self._memory[bucket])
         return flat
@@ -80,10 +80,10 @@ class ParameterAveraging(ScheduledSynchronizer):
             bucket = parcel.bucket
             flat = _gathered(bucket)
             self._strategy.land(flat, self._memory[bucket], mean, own)
-            views = [slot.of(flat) for slot in bucket.layout]
+            views = [slot.view(flat) for slot in bucket.layout]
             torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
-        if arrival.riders is not None:
-            self._riders(flight.turn.fragment).replace(arrival.riders, self._strategy.kept_share)
+        if arrival.averaged_state is not None:
+            self._averaged_state(flight.turn.fragment).replace(arrival.averaged_state, self._strategy.kept_share)
         if self._strategy.on_merge == RESET:
             for parcel in flight.parcels:
                 for parameter in parcel.bucket.parameters.values():
@@ -93,7 +93,7 @@ class ParameterAveraging(ScheduledSynchronizer):
         for parcel in flight.parcels:
             self._strategy.undo(self._memory[parcel.bucket], parcel.flat)
 
-    def _riders(self, fragment: int) -> AveragedState:
+    def _averaged_state(self, fragment: int) -> AveragedState:
         """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters."""
         buffers = self._loop.averaged() if fragment == 0 else []
         parameters = [p for bucket in self._fragments[fragment].buckets for p in bucket.parameters.values()]
@@ -125,11 +125,11 @@ class ParameterAveraging(ScheduledSynchronizer):
 
 def _gathered(bucket: Bucket) -> Tensor:
     """The parameters of a bucket side by side, copied: (n,)."""
-    flat = room_like(bucket.flat)
+    flat = scratch_like(bucket.flat)
     _gather(bucket, flat)
     return flat
 
 
 def _gather(bucket: Bucket, flat: Tensor) -> None:
-    views = [slot.of(flat) for slot in bucket.layout]
+    views = [slot.view(flat) for slot in bucket.layout]
     torch._foreach_copy_(views, [parameter.detach() for parameter in bucket.parameters.values()])

@@ -59,10 +59,10 @@ class ServerSynchronizer(Synchronizer):
             )
         self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
         largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
-        self._circle = connect_to_servers(transport.rank, transport.world, strategy.shards, largest, tell)
+        self._endpoints = connect_to_servers(transport.rank, transport.world, strategy.shards, largest, tell)
         self._meets = strategy.mode != ASYNC
         self._early = strategy.mode != SYNC and strategy.staleness != 0
-        self._leave = weakref.finalize(self, close_now, self._circle, os.getpid())  # at exit, too
+        self._leave = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
         try:
             self._client = Client(
                 transport.rank,
@@ -70,20 +70,20 @@ class ServerSynchronizer(Synchronizer):
                 parameters,
                 optimizer,
                 recipe,
-                shards=self._circle.servers,
+                shards=self._endpoints.servers,
                 seed=seed,
                 early=self._early,
-                beside=self._circle.beside,
+                beside=self._endpoints.beside,
             )
-            _refuse_large(parameters, self._client.shares, self._circle.part_bytes)
-            run_peer_script(self._client.begin(), self._circle.me)
+            _refuse_large(parameters, self._client.shares, self._endpoints.part_bytes)
+            run_peer_script(self._client.begin(), self._endpoints.me)
         except BaseException:  # or a server would stay that nobody trains with
             self._leave()
             raise
         self.step = self._client.step  # servers go on where this worker was, if it comes back
         self._client.land()
         self._under_way: PeerThread | None = None
-        self._served_bytes, self._within_closure = self._circle.bytes_served(), False
+        self._served_bytes, self._within_closure = self._endpoints.bytes_served(), False
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -96,7 +96,7 @@ class ServerSynchronizer(Synchronizer):
     def merge(self) -> Mapping[str, Tensor]:
         """The servers' parameters as they are now, for whoever asks."""
         self._land()
-        exact: dict[str, Tensor] = run_peer_script(self._client.exact(), self._circle.me)
+        exact: dict[str, Tensor] = run_peer_script(self._client.exact(), self._endpoints.me)
         return exact
 
     # -- around the optimizer ------------------------------------------------------------------------------------------
@@ -112,14 +112,14 @@ class ServerSynchronizer(Synchronizer):
         for parameter in self._parameters.values():
             parameter.grad = None
         self._client.land()  # of the step before; only this thread writes parameters
-        self._under_way = self._circle.me.start(self._client.push_pull())
+        self._under_way = self._endpoints.me.start(self._client.push_pull())
 
     def after_step(self) -> None:
         self.step += 1
         if not self._early:
             self._land()
         if self.asked_to_stop and not self._client.stopping:
-            run_peer_script(self._client.stop(), self._circle.me)
+            run_peer_script(self._client.stop(), self._endpoints.me)
         self.stopping = self._client.stopping
 
     def _wait(self) -> None:
@@ -129,7 +129,7 @@ class ServerSynchronizer(Synchronizer):
         handle, self._under_way = self._under_way, None
         asked = time.perf_counter()
         exchanged: StepResult = handle.wait()
-        waited, served = time.perf_counter() - asked, self._circle.bytes_served()
+        waited, served = time.perf_counter() - asked, self._endpoints.bytes_served()
         costs = {
             "waiting_seconds": waited,
             "encode_seconds": exchanged.encode_seconds,
@@ -152,7 +152,7 @@ class ServerSynchronizer(Synchronizer):
         """In rounds nobody waits for a worker that has run out of data, and all begin the next epoch together."""
         self._land()
         if self._meets:
-            run_peer_script(self._client.meet(), self._circle.me)
+            run_peer_script(self._client.meet(), self._endpoints.me)
             self._client.land()
         return 0
 
@@ -169,10 +169,10 @@ class ServerSynchronizer(Synchronizer):
     def depart(self) -> None:
         """Wait until all workers are done, and take over what they have made together."""
         self._land()
-        told: Told = run_peer_script(self._client.end(), self._circle.me)
+        told: Told = run_peer_script(self._client.end(), self._endpoints.me)
         self._client.land_exact()
         events.emit(events.ServersTold(applied=told.applied, late=told.late, staleness=told.staleness))
-        self._circle.linger()
+        self._endpoints.linger()
 
     def close(self) -> None:
         self._leave()

@@ -51,7 +51,7 @@ class ScheduledSynchronizer(Synchronizer):
         fragments: Sequence[Sequence[Bucket]],
         compressor: Compressor,
         transport: Transport,
-        lane: CommThread,
+        comm_thread: CommThread,
         loop: LoopState,
         seed: int,
         start: int = 0,
@@ -60,13 +60,13 @@ class ScheduledSynchronizer(Synchronizer):
         self.step = start
         self._schedule, self._start, self._number = schedule, start, 0
         self._fragments = [Fragment(buckets) for buckets in fragments]
-        self._compressor, self._transport, self._lane, self._loop = compressor, transport, lane, loop
+        self._compressor, self._transport, self._comm_thread, self._loop = compressor, transport, comm_thread, loop
         self._seed, self._pid = seed, os.getpid()
         self._under_way: deque[InFlightRound] = deque()
         self._counted = self._within_closure = False
         self._waited, self._costs, self._skipped = 0.0, dict[str, float](), False
         # Where several turns are under way, who comes to the next is asked while the one before still travels.
-        self._desk = ParticipationPoll(transport, lane, apart=schedule.delay > 0)
+        self._poll = ParticipationPoll(transport, comm_thread, apart=schedule.delay > 0)
         self._passes_seen = BackwardMonitor(self._parameters(), self._pass_over)
 
     @property
@@ -96,7 +96,7 @@ class ScheduledSynchronizer(Synchronizer):
         """A rank's numbers were not finite, so nothing was agreed upon and nothing was remembered."""
 
     @abstractmethod
-    def _riders(self, fragment: int) -> AveragedState:
+    def _averaged_state(self, fragment: int) -> AveragedState:
         """What is averaged along with a fragment, as it is."""
 
     def _used(self, fragment: Fragment, presence: Presence) -> Flags:
@@ -145,7 +145,7 @@ class ScheduledSynchronizer(Synchronizer):
         parcels = [
             OutgoingBucket(bucket, self._offer(bucket, presence), self.keeps_offers) for bucket in fragment.buckets
         ]
-        numbers = self._riders(turn.fragment).numbers()
+        numbers = self._averaged_state(turn.fragment).numbers()
         at = AggregationContext(
             step=self._number // len(self._fragments),
             seed=self._seed,
@@ -159,15 +159,15 @@ class ScheduledSynchronizer(Synchronizer):
             weight=weight,
             presence=presence,
             settings=rng.address(settings),
-            culprit=NOBODY,
+            first_nonfinite=NOBODY,
             used=self._used(fragment, presence),
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
         )
         closing = StepTrailer(report=report, settings=settings, buffers=())
-        come = self._desk.ask(weight, self.step, presence) if met is None else lambda: met
+        come = self._poll.ask(weight, self.step, presence) if met is None else lambda: met
         job = partial(self._fly, round_, parcels, numbers, closing, come, self._loop.batch())
-        self._under_way.append(InFlightRound(self._number, turn, parcels, self._lane.submit(job)))
+        self._under_way.append(InFlightRound(self._number, turn, parcels, self._comm_thread.submit(job)))
         self._number += 1
 
     # -- on the lane ---------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class ScheduledSynchronizer(Synchronizer):
         self,
         round_: StepReduction,
         parcels: Sequence[OutgoingBucket],
-        riders: Tensor | None,
+        averaged_state: Tensor | None,
         closing: StepTrailer,
         come: Callable[[], ScriptCost],
         batch: int,
@@ -194,7 +194,7 @@ class ScheduledSynchronizer(Synchronizer):
         *before, last = parcels
         for parcel in before:
             round_.exchange(parcel, NO_INPUT, 1.0)
-        mean = None if riders is None else round_.average(riders)
+        mean = None if averaged_state is None else round_.average(averaged_state)
         verdict = round_.close(last, NO_INPUT, 1.0, closing)
         blame = round_.blame(verdict, parcels)
         if blame is None and mean is not None and not all_finite(mean):
@@ -209,7 +209,7 @@ class ScheduledSynchronizer(Synchronizer):
             committed=True,
             means=[staged.mean for staged in round_.staged],
             owns=[staged.own if self.keeps_offers else None for staged in round_.staged],
-            riders=mean,
+            averaged_state=mean,
             used=verdict.used.tolist(),
         )
 
@@ -264,13 +264,13 @@ class ScheduledSynchronizer(Synchronizer):
         missed = 0
         while not self._stops_before(self._next.launch):
             fragment = self._fragments[self._next.fragment]
-            met = self._ask(fragment.weight, Presence.GONE)
+            met = self._ask(fragment.weight, Presence.OUT_OF_DATA)
             meeting: Participants = met.result
             if not meeting.active and meeting.together:
                 return missed
             self.step = max(self.step, self._next.launch)
             self._land_until(self._next.launch - 1)
-            self._launch(Presence.GONE, met)
+            self._launch(Presence.OUT_OF_DATA, met)
             self._land_until(self.step)
             self._tell()
             missed += meeting.active
@@ -291,7 +291,7 @@ class ScheduledSynchronizer(Synchronizer):
         self._ask(0.0, Presence.SAVING)
 
     def _ask(self, weight: float, presence: Presence) -> ScriptCost:
-        return self._desk.hear(weight, self.step, presence)
+        return self._poll.hear(weight, self.step, presence)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class ScheduledSynchronizer(Synchronizer):
         offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
         parcels = [OutgoingBucket(*each, self.keeps_offers) for each in zip(buckets, offers, strict=True)]
         arrival = read_result(written)
-        return InFlightRound(number, turn, parcels, self._lane.submit(lambda: arrival))
+        return InFlightRound(number, turn, parcels, self._comm_thread.submit(lambda: arrival))
 
     def adopt(self, before: Synchronizer) -> None:
         super().adopt(before)
@@ -347,4 +347,4 @@ class ScheduledSynchronizer(Synchronizer):
 
     def close(self) -> None:
         self._passes_seen.close()
-        self._desk.close()
+        self._poll.close()

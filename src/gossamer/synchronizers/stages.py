@@ -59,7 +59,7 @@ class StageSequence:
     recipe: Recipe
     optimizer: Optimizer
     transport: Transport
-    lane: CommThread
+    comm_thread: CommThread
     loop: LoopState
     seed: int
     now: Stage = field(init=False)
@@ -84,7 +84,7 @@ class StageSequence:
 
     def _made(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         now, optimizer, (buckets, *_) = self.now, self.optimizer, fragments
-        common = (self.recipe.compressor, self.transport, self.lane, self.loop, self.seed)
+        common = (self.recipe.compressor, self.transport, self.comm_thread, self.loop, self.seed)
         if now.merging is not None and now.averages:
             inside = self._site(parameters)
             return HierarchicalLocalSGD(inside, now.merging, fragments, optimizer, *common, now.start)
@@ -106,10 +106,12 @@ class StageSequence:
             return PairwiseGossip(
                 strategy, topology, buckets, compressor, self.transport, self._tell, self.loop, self.seed
             )
-        return GossipAveraging(strategy, topology, buckets, compressor, self.transport, self.lane, self.loop, self.seed)
+        return GossipAveraging(
+            strategy, topology, buckets, compressor, self.transport, self.comm_thread, self.loop, self.seed
+        )
 
     def _tell(self, text: str) -> list[str]:
-        return self.lane.submit(partial(self.transport.gather_text, text)).wait()
+        return self.comm_thread.submit(partial(self.transport.all_gather_text, text)).wait()
 
     def enter(self, passes: int, parameters: Parameters, before: Synchronizer) -> Synchronizer:
         """Be in the stage that goes on after so many backward passes."""
@@ -137,4 +139,4 @@ class StageSequence:
         """Gradients of neighbouring workers, dense: within a site bytes are cheap."""
         site = self.transport.part(site_size(self.now, self.transport.world))
         buckets = [Bucket(part, Dense(), self.at(site)) for part in assign_buckets(parameters)]
-        return GradientSynchronizer(buckets, Dense(), site, self.lane, self.loop, self.seed)
+        return GradientSynchronizer(buckets, Dense(), site, self.comm_thread, self.loop, self.seed)

@@ -16,7 +16,7 @@ PICTURE_WORLDS = (4, 7, 8, 12, 16)
 SHOWN_ROUNDS = 3
 EXACT = 1e-12  # what is left of a distance by rounding alone
 # Told apart by people who see colours differently, too (Okabe and Ito)
-COLOURS = ("#0072B2", "#D55E00", "#009E73")
+COLORS = ("#0072B2", "#D55E00", "#009E73")
 HEADER = ("workers", "tells", "|lambda_2|", "gap", "rounds to halve the distance")
 
 
@@ -133,7 +133,7 @@ def _arrow(axes: Any, places: Sequence[tuple[float, float]], edge: Edge, mutual:
             connectionstyle=f"arc3,rad={bend}",
             shrinkA=0 if mutual else 8,
             shrinkB=0 if mutual else 8,
-            color=COLOURS[edge.round],
+            color=COLORS[edge.round],
             linewidth=1.1,
             alpha=0.8,
         )
@@ -158,5 +158,5 @@ def _legend(part: Any, rounds: int) -> None:
         return
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], color=colour, label=f"round {number}") for number, colour in enumerate(COLOURS[:rounds])]
+    lines = [Line2D([], [], color=color, label=f"round {number}") for number, color in enumerate(COLORS[:rounds])]
     part.legend(handles=lines, loc="upper right", ncols=rounds, frameon=False, fontsize=9)

@@ -21,20 +21,20 @@ class DetachedTransport:
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world, self.links = rank, world, ""
 
-    def answer(self, word: CollectiveOp) -> NoReturn:
+    def answer(self, op: CollectiveOp) -> NoReturn:
         raise self._gone()
 
-    def begin(self, word: CollectiveOp) -> NoReturn:
+    def begin(self, op: CollectiveOp) -> NoReturn:
         raise self._gone()
 
-    def move_on(self) -> bool:
+    def make_progress(self) -> bool:
         """Nothing is under way."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """They come from the servers, or from a neighbour, instead."""
 
-    def gather_text(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         """Its own text for everyone's."""
         return [text] * self.world
 

@@ -22,7 +22,7 @@ from gossamer.core.ops import (
     Payload,
 )
 from gossamer.errors import PeerLost
-from gossamer.kernels import half_decode, room_like
+from gossamer.kernels import half_decode, scratch_like
 from gossamer.transports.packing import into, join, split
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
@@ -41,7 +41,7 @@ class ProcessGroupTransport:
         rank, world = dist.get_rank(), dist.get_world_size()
         self.rank, self.world, self._first = rank, world, 0
         self._group: Any = dist.group.WORLD
-        self.gather_text("here")  # a rank that failed before is missed here at once; new_group would wait for it
+        self.all_gather_text("here")  # a rank that failed before is missed here at once; new_group would wait for it
         self._first, self.world = rank - rank % (size or world), size or world
         blocks = [range(first, first + self.world) for first in range(0, world, self.world)]
         groups = [dist.new_group(list(block)) for block in blocks]  # every rank takes part in making all of them
@@ -54,12 +54,12 @@ class ProcessGroupTransport:
         self._parts.append(ProcessGroupTransport(size))
         return self._parts[-1]
 
-    def answer(self, word: CollectiveOp) -> Any:
-        return self.begin(word)()
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         with self._translated():
-            answered = self._start(word)
+            answered = self._start(op)
 
         def wait() -> Any:
             with self._translated():
@@ -67,23 +67,23 @@ class ProcessGroupTransport:
 
         return wait
 
-    def _start(self, word: CollectiveOp) -> Callable[[], Any]:
-        match word:
+    def _start(self, op: CollectiveOp) -> Callable[[], Any]:
+        match op:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out)
             case AllGather(payload):
                 return self._gather(payload)
             case AllToAll() | NeighborAllGather():
-                return self._among(range(self.world), word)
+                return self._among(range(self.world), op)
             case InGroup(ranks, inner):
                 return self._among(ranks, inner)
-            case Coalesced(words):
-                waiting = [self._start(each) for each in words]
+            case Coalesced(ops):
+                waiting = [self._start(each) for each in ops]
                 return lambda: [wait() for wait in waiting]
 
-    def _among(self, ranks: Sequence[int], word: CollectiveOp) -> Callable[[], Any]:
+    def _among(self, ranks: Sequence[int], op: CollectiveOp) -> Callable[[], Any]:
         """A word of some ranks is a word of all in which most have nothing to say to each other."""
-        match word:
+        match op:
             case AllReduceMean(tensor, out):
                 return self._direct_mean(into(out, tensor), ranks)
             case AllGather(payload):
@@ -94,10 +94,10 @@ class ProcessGroupTransport:
                 return self._told(told, ranks, told[self.rank], parts[ranks.index(self.rank)])
             case NeighborAllGather(payload):
                 joint = join(payload)
-                told = {ranks[peer]: joint for peer in word.told}
-                return self._told(told, [ranks[peer] for peer in word.hears], joint, payload)
+                told = {ranks[peer]: joint for peer in op.told}
+                return self._told(told, [ranks[peer] for peer in op.hears], joint, payload)
             case _:
-                raise AssertionError(f"{type(word).__name__} is never said among some")
+                raise AssertionError(f"{type(op).__name__} is never said among some")
 
     def _told(
         self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
@@ -189,7 +189,7 @@ class ProcessGroupTransport:
 
         return wait
 
-    def move_on(self) -> bool:
+    def make_progress(self) -> bool:
         """The engine's own threads do."""
         return False
 
@@ -203,7 +203,7 @@ class ProcessGroupTransport:
                 if dense is not tensor:
                     tensor.copy_(dense)
 
-    def gather_text(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         with self._translated():
             data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._device())
             (lengths,) = zip(*self._gather((torch.tensor([data.numel()], device=data.device),))(), strict=True)
@@ -246,6 +246,6 @@ def _average(heard: Tensor, out: Tensor) -> None:
     if heard.is_cuda or heard.dtype.itemsize >= 4:
         out.copy_(rank_order_mean(heard.unbind()))
         return
-    total = room_like(out, torch.float32)
+    total = scratch_like(out, torch.float32)
     half_decode(heard.unbind(), total, len(heard))
     out.copy_(total)

@@ -74,14 +74,14 @@ class SimulatedTransport:
         self.world = group.world
         self.links = ""
 
-    def answer(self, word: CollectiveOp) -> Any:
-        return self._group.meet(self.rank, (answer_all, word))
+    def answer(self, op: CollectiveOp) -> Any:
+        return self._group.meet(self.rank, (answer_all, op))
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        answer = self.answer(word)
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        answer = self.answer(op)
         return lambda: answer
 
-    def move_on(self) -> bool:
+    def make_progress(self) -> bool:
         """Everything is answered at once."""
         return False
 
@@ -95,7 +95,7 @@ class SimulatedTransport:
         with torch.no_grad():
             self._group.meet(self.rank, (hand_out, list(tensors)))
 
-    def gather_text(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         return list(self._group.meet(self.rank, (lambda said: [said] * len(said), text)))
 
     def part(self, size: int) -> SimulatedTransport:

@@ -44,13 +44,13 @@ class ThrottledTransport:
         self._left = 0.0  # when all that was begun so far will have left
         self.rank, self.world = inner.rank, inner.world
 
-    def answer(self, word: CollectiveOp) -> Any:
-        return self.begin(word)()
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
 
-    def begin(self, word: CollectiveOp) -> Callable[[], Any]:
-        now, price = time.monotonic(), self._price(word)
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        now, price = time.monotonic(), self._price(op)
         self._left = max(self._left, now) + price.line_seconds
-        due, answered = self._left + price.way_seconds, self._inner.begin(word)
+        due, answered = self._left + price.way_seconds, self._inner.begin(op)
 
         def wait() -> Any:
             answer = answered()
@@ -67,8 +67,8 @@ class ThrottledTransport:
     def links(self, text: str) -> None:
         self._inner.links = text
 
-    def move_on(self) -> bool:
-        return self._inner.move_on()
+    def make_progress(self) -> bool:
+        return self._inner.make_progress()
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         began = time.monotonic()
@@ -79,8 +79,8 @@ class ThrottledTransport:
         )
         _sleep_until(began + max(lines.broadcast(nbytes, [0.0] * self.world, source)))
 
-    def gather_text(self, text: str) -> list[str]:
-        return self._inner.gather_text(text)
+    def all_gather_text(self, text: str) -> list[str]:
+        return self._inner.all_gather_text(text)
 
     def part(self, size: int) -> ThrottledTransport:
         inner = self._inner.part(size)
@@ -91,12 +91,12 @@ class ThrottledTransport:
     def close(self) -> None:
         self._inner.close()
 
-    def _price(self, word: CollectiveOp) -> Price:
+    def _price(self, op: CollectiveOp) -> Price:
         """The same words come again step after step."""
-        form = _form(word)
+        form = _form(op)
         if form not in self._prices:
             whole, way = (
-                seconds(each, self._network, collective=self._collective) for each in (word, _with_hardly_a_byte(word))
+                seconds(each, self._network, collective=self._collective) for each in (op, _with_hardly_a_byte(op))
             )
             self._prices[form] = Price(line_seconds=max(0.0, whole - way), way_seconds=min(whole, way))
         return self._prices[form]
@@ -114,9 +114,9 @@ class Price(NamedTuple):
     way_seconds: float
 
 
-def _with_hardly_a_byte(word: CollectiveOp) -> CollectiveOp:
+def _with_hardly_a_byte(op: CollectiveOp) -> CollectiveOp:
     """The same word about one element of each tensor."""
-    match word:
+    match op:
         case AllReduceMean(tensor):
             return AllReduceMean(_first(tensor))
         case AllGather(payload):
@@ -124,11 +124,11 @@ def _with_hardly_a_byte(word: CollectiveOp) -> CollectiveOp:
         case AllToAll(parts):
             return AllToAll(tuple(map(_firsts, parts)))
         case NeighborAllGather(payload):
-            return replace(word, payload=_firsts(payload))
+            return replace(op, payload=_firsts(payload))
         case InGroup(ranks, inner):
             return InGroup(ranks, _with_hardly_a_byte(inner))  # type: ignore[arg-type]
-        case Coalesced(words):
-            return Coalesced(tuple(map(_with_hardly_a_byte, words)))  # type: ignore[arg-type]
+        case Coalesced(ops):
+            return Coalesced(tuple(map(_with_hardly_a_byte, ops)))  # type: ignore[arg-type]
 
 
 def _first(tensor: Tensor) -> Tensor:
@@ -139,9 +139,9 @@ def _firsts(payload: Payload) -> Payload:
     return tuple(map(_first, payload))
 
 
-def _form(word: CollectiveOp) -> Hashable:
+def _form(op: CollectiveOp) -> Hashable:
     """What of a word its price depends on."""
-    match word:
+    match op:
         case AllReduceMean(tensor):
             return "mean", tensor.numel(), tensor.element_size()
         case AllGather(payload):
@@ -149,11 +149,11 @@ def _form(word: CollectiveOp) -> Hashable:
         case AllToAll(parts):
             return "exchange", tuple(map(_sizes, parts))
         case NeighborAllGather(payload):
-            return "mix", _sizes(payload), word.hears, word.told
+            return "mix", _sizes(payload), op.hears, op.told
         case InGroup(ranks, inner):
             return "among", ranks, _form(inner)
-        case Coalesced(words):
-            return "together", tuple(map(_form, words))
+        case Coalesced(ops):
+            return "together", tuple(map(_form, ops))
 
 
 def _sizes(payload: Payload) -> Hashable:

@@ -16,8 +16,8 @@ from gossamer.network.cost.message_schedule import (
     SendCompleted,
     direct,
     eager_direct,
-    eager_neighbours,
-    neighbours,
+    eager_neighbors,
+    neighbors,
     ring_mean,
     table_moves,
     tree_broadcast,
@@ -87,7 +87,7 @@ def test_what_is_direct_goes_everywhere_at_once():
 
 
 def test_neighbours_are_told_once_and_nobody_tells_itself():
-    assert list(neighbours(0, [0, 2], [0, 2], 5)) == [Send(2, 5), Receive(2), ReceiveCompleted(), SendCompleted()]
+    assert list(neighbors(0, [0, 2], [0, 2], 5)) == [Send(2, 5), Receive(2), ReceiveCompleted(), SendCompleted()]
 
 
 def test_a_broadcast_doubles_those_who_know():
@@ -119,7 +119,7 @@ def test_every_message_that_is_sent_is_received(world):
 
 def test_what_is_eager_is_not_asked_for():
     assert list(eager_direct(0, 3, [9, 10, 11])) == [Send(1, 10, eager=True), Send(2, 11, eager=True), Hear(1), Hear(2)]
-    assert list(eager_neighbours(0, [0, 2], [0, 1], 5)) == [Send(2, 5, eager=True), Hear(1)]
+    assert list(eager_neighbors(0, [0, 2], [0, 1], 5)) == [Send(2, 5, eager=True), Hear(1)]
 
 
 def told(nbytes, to=1):

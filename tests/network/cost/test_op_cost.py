@@ -24,19 +24,19 @@ def octets(nbytes):
     return floats(nbytes, torch.uint8)
 
 
-def warm(word, network=NETWORK, rounds=6, collective="engine"):
+def warm(op, network=NETWORK, rounds=6, collective="engine"):
     """Seconds a word takes over connections that carried it before."""
     lines = NetworkCost(network, collective=collective)
     world = len(network.hosts)
     end = 0.0
     for _ in range(rounds):
         begin = end
-        end = max(lines.answer([word] * world, [begin] * world))
+        end = max(lines.answer([op] * world, [begin] * world))
     return end - begin
 
 
-def by_engine(word, network=NETWORK):
-    return seconds(word, network, collective="engine")
+def by_engine(op, network=NETWORK):
+    return seconds(op, network, collective="engine")
 
 
 # -- messages that wait for their receivers: the engine's
@@ -74,17 +74,17 @@ def test_what_goes_straight_pays_for_one_hop_each():
 
 
 def test_the_first_word_finds_windows_small():
-    word = AllReduceMean(floats(100_000))
-    assert warm(word, rounds=1) > warm(word) + ROUND_TRIP
+    op = AllReduceMean(floats(100_000))
+    assert warm(op, rounds=1) > warm(op) + ROUND_TRIP
 
 
 def test_the_slowest_line_decides():
     fast = Host(up_bits_per_second=100e6, down_bits_per_second=100e6)
     slow = Host(up_bits_per_second=10e6, down_bits_per_second=100e6)
-    word = AllGather((octets(1_000_000),))
-    alike = warm(word, Network(hosts=(fast,) * 4))
-    assert warm(word, Network(hosts=(fast, fast, slow, fast))) == pytest.approx(10 * alike, rel=0.05)
-    assert warm(word, Network(hosts=(slow, fast, fast, fast))) == pytest.approx(10 * alike, rel=0.05)
+    op = AllGather((octets(1_000_000),))
+    alike = warm(op, Network(hosts=(fast,) * 4))
+    assert warm(op, Network(hosts=(fast, fast, slow, fast))) == pytest.approx(10 * alike, rel=0.05)
+    assert warm(op, Network(hosts=(slow, fast, fast, fast))) == pytest.approx(10 * alike, rel=0.05)
 
 
 def test_what_goes_straight_crosses_an_ocean_once():
@@ -142,18 +142,18 @@ def test_a_broadcast_is_handed_out_in_parts_that_are_passed_on():
 
 def test_jitter_adds_its_deviation_each_way():
     shaky = read_network("100mbit,20ms,jitter=2ms", WORKERS)
-    word = AllGather((octets(10),))
-    assert by_engine(word, shaky) == pytest.approx(by_engine(word) + 2 * 0.002)
-    assert seconds(word, shaky) == pytest.approx(seconds(word, NETWORK) + 0.002)  # nobody says that they are ready
+    op = AllGather((octets(10),))
+    assert by_engine(op, shaky) == pytest.approx(by_engine(op) + 2 * 0.002)
+    assert seconds(op, shaky) == pytest.approx(seconds(op, NETWORK) + 0.002)  # nobody says that they are ready
 
 
 # -- messages that leave at once
 
 
 def test_messages_leave_at_once_unless_the_engine_is_asked_for():
-    for word in (AllReduceMean(floats(100)), AllReduceMean(floats(10**6)), AllGather((octets(10),))):
-        assert seconds(word, NETWORK) == seconds(word, NETWORK, collective="auto")
-        assert seconds(word, NETWORK) < by_engine(word)
+    for op in (AllReduceMean(floats(100)), AllReduceMean(floats(10**6)), AllGather((octets(10),))):
+        assert seconds(op, NETWORK) == seconds(op, NETWORK, collective="auto")
+        assert seconds(op, NETWORK) < by_engine(op)
     assert message_plan("engine", NETWORK) is ENGINE
 
 
@@ -196,15 +196,15 @@ def test_loss_costs_a_sum_less_where_it_comes_over_several_streams():
     ],
 )
 def test_a_wish_is_priced_as_what_it_comes_to(wish, collective):
-    word = Coalesced((AllReduceMean(floats(300_000)), AllGather((octets(10),))))
-    assert seconds(word, NETWORK, collective=wish) == seconds(word, NETWORK, collective=collective)
+    op = Coalesced((AllReduceMean(floats(300_000)), AllGather((octets(10),))))
+    assert seconds(op, NETWORK, collective=wish) == seconds(op, NETWORK, collective=collective)
     with pytest.raises(AssertionError):
-        assert seconds(word, NETWORK, collective=wish) == by_engine(word)
+        assert seconds(op, NETWORK, collective=wish) == by_engine(op)
 
 
 def test_small_words_cost_half_the_round_trips_where_messages_leave_at_once():
-    def took(word, collective=DIRECT):
-        return seconds(word, NETWORK, collective=collective)
+    def took(op, collective=DIRECT):
+        return seconds(op, NETWORK, collective=collective)
 
     assert took(AllReduceMean(floats(100))) == pytest.approx(ROUND_TRIP, rel=0.01)
     assert took(AllReduceMean(floats(100)), HalvingDoubling()) == pytest.approx(4 * ROUND_TRIP / 2, rel=0.01)
@@ -239,16 +239,16 @@ def test_large_means_cost_bytes_over_the_rate_whatever_the_table(collective):
 def test_chunks_keep_all_lines_of_a_tree_busy(monkeypatch):
     """The root hears two children while it tells them: twice the bytes. In one piece: up two levels, then down two."""
     share = BYTE * OVERHEAD * 4 * 2_500_000
-    word, network = AllReduceMean(floats(2_500_000)), read_network("100mbit", 4)
-    assert 2 * share < warm(word, network, collective=TreeAllReduce()) < 2.5 * share
+    op, network = AllReduceMean(floats(2_500_000)), read_network("100mbit", 4)
+    assert 2 * share < warm(op, network, collective=TreeAllReduce()) < 2.5 * share
     monkeypatch.setattr(message_schedule, "CHUNK_BYTES", 2**40)
-    assert warm(word, network, collective=TreeAllReduce()) > 3.5 * share
+    assert warm(op, network, collective=TreeAllReduce()) > 3.5 * share
 
 
 def test_the_fastest_is_used_for_each_size():
     for numel in (10, 250_000, 5_000_000):
-        word, best = AllReduceMean(floats(numel)), fastest(4 * numel, 4, NETWORK)
-        assert seconds(word, NETWORK, collective="auto") == seconds(word, NETWORK, collective=best)
+        op, best = AllReduceMean(floats(numel)), fastest(4 * numel, 4, NETWORK)
+        assert seconds(op, NETWORK, collective="auto") == seconds(op, NETWORK, collective=best)
 
 
 def test_whoever_comes_late_keeps_the_others_also_from_the_sum():
@@ -269,27 +269,25 @@ def test_nothing_is_answered_at_once():
 
 @pytest.mark.parametrize("collective", ["auto", DIRECT])
 def test_groups_take_what_they_would_alone(collective):
-    words = [InGroup((rank // 2 * 2, rank // 2 * 2 + 1), AllReduceMean(floats(500_000))) for rank in range(4)]
+    ops = [InGroup((rank // 2 * 2, rank // 2 * 2 + 1), AllReduceMean(floats(500_000))) for rank in range(4)]
     pair = seconds(AllReduceMean(floats(500_000)), read_network("100mbit,20ms", 2), collective=collective)
-    assert NetworkCost(NETWORK, collective=collective).answer(words, [0.0] * 4) == pytest.approx([pair] * 4)
+    assert NetworkCost(NETWORK, collective=collective).answer(ops, [0.0] * 4) == pytest.approx([pair] * 4)
 
 
 def test_a_ring_along_fast_links_crosses_the_ocean_less_often():
     host = {"up_bits_per_second": 100e6, "down_bits_per_second": 100e6}
     hosts = tuple(Host(site=site, **host) for site in ("west", "east") * 3)
     network = Network(hosts=hosts, paths={frozenset(("west", "east")): Path(round_trip_seconds=0.1)})
-    word = AllReduceMean(floats(600))
-    assert seconds(word, network, collective=RingAllReduce()) == pytest.approx(10 * 0.05, rel=0.01)
-    assert seconds(word, network, collective=RingAllReduce(order=(0, 2, 4, 1, 3, 5))) == pytest.approx(
-        4 * 0.05, rel=0.01
-    )
+    op = AllReduceMean(floats(600))
+    assert seconds(op, network, collective=RingAllReduce()) == pytest.approx(10 * 0.05, rel=0.01)
+    assert seconds(op, network, collective=RingAllReduce(order=(0, 2, 4, 1, 3, 5))) == pytest.approx(4 * 0.05, rel=0.01)
 
 
 def test_words_said_together_share_lines_also_by_tables():
-    words = (AllReduceMean(floats(500_000)), AllGather((octets(500_000),)))
-    apart = sum(warm(word, collective=DIRECT) for word in words)
+    ops = (AllReduceMean(floats(500_000)), AllGather((octets(500_000),)))
+    apart = sum(warm(op, collective=DIRECT) for op in ops)
     line = (3e6 + 1.5e6) * OVERHEAD * BYTE
-    assert line < warm(Coalesced(words), collective=DIRECT) < apart
+    assert line < warm(Coalesced(ops), collective=DIRECT) < apart
 
 
 def test_bytes_are_the_same_by_any_way():

@@ -24,7 +24,7 @@ def test_strangers_are_hung_up_on():
 
     def meddled(rank, text):
         """Before rank 0 hears of anybody, somebody else calls it, who knows no secret."""
-        heard = engines[rank].gather_text(text)
+        heard = engines[rank].all_gather_text(text)
         if rank == 1 and heard[0]:
             host, port, _ = heard[0].split()
             with socket.create_connection((host, int(port)), 5) as stranger:
@@ -53,14 +53,16 @@ def test_the_engine_serves_all_where_one_asks_for_it():
 
 
 def test_an_address_where_one_cannot_listen_is_told_to_all():
-    found = both(lambda engine: connect(engine.rank, 2, ("127.0.0.1", "192.0.2.1")[engine.rank], engine.gather_text))
+    found = both(
+        lambda engine: connect(engine.rank, 2, ("127.0.0.1", "192.0.2.1")[engine.rank], engine.all_gather_text)
+    )
     assert all(isinstance(each, ConnectError) and "rank 1 at 192.0.2.1" in str(each) for each in found)
 
 
 def test_nobody_waits_for_a_rank_that_could_not_call():
     def elsewhere(engine, text):
         """As a rank on another machine hears of loopback: nobody listens there."""
-        heard = engine.gather_text(text)
+        heard = engine.all_gather_text(text)
         return [f"127.0.0.1 1 {text.split()[2]}" for text in heard] if engine.rank and heard[0] else heard
 
     began = time.monotonic()
@@ -78,7 +80,7 @@ def test_what_is_no_collective_is_refused(wish):
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_workers_meet_at_addresses_of_ipv6_too():
-    found = both(lambda engine: connect(engine.rank, 2, "::1", engine.gather_text))
+    found = both(lambda engine: connect(engine.rank, 2, "::1", engine.all_gather_text))
     assert [end[1 - rank].family for rank, end in enumerate(found)] == [socket.AF_INET6] * 2
     for rank, end in enumerate(found):
         end[1 - rank].close()

@@ -99,14 +99,14 @@ def mixes(world):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_gathers_exchanges_and_mixes_answer_as_the_simulation_does(world):
-    words = {
+    ops = {
         "gather": [AllGather(payload(rank)) for rank in range(world)],
         "empty": [AllGather((torch.empty(0),)) for rank in range(world)],
         "exchange": [AllToAll(tuple(payload(rank, peer) for peer in range(world))) for rank in range(world)],
         "mix": mixes(world),
     }
     with Group(world) as group:
-        for said in words.values():
+        for said in ops.values():
             for heard, expected in zip(group.answers(said), answer_all(said), strict=True):
                 assert same(heard, expected)
 

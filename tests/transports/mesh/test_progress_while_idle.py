@@ -22,7 +22,7 @@ NUMEL = 2_000_000  # more than sockets hold
 
 def moved(transports, turns=10_000):
     """Whether all say that nothing is left to do, after some turns of each."""
-    return any(sum(transport.move_on() for transport in transports) == 0 for _ in range(turns))
+    return any(sum(transport.make_progress() for transport in transports) == 0 for _ in range(turns))
 
 
 def test_words_are_answered_before_anybody_waits_for_them():
@@ -50,7 +50,7 @@ def test_what_goes_wrong_meanwhile_is_told_to_whoever_waits():
         with pytest.raises(PeerLost, match="rank 1 is gone"):
             wait()
         group.transports[0].close()
-        assert not group.transports[0].move_on()
+        assert not group.transports[0].make_progress()
 
 
 def check_lane_works_meanwhile(meanwhile):
@@ -62,13 +62,13 @@ def check_lane_works_meanwhile(meanwhile):
         (again if enough.is_set() else enough).set()
         return not again.is_set()
 
-    lane = CommThread(torch.device("cpu"), *([turn] if meanwhile else []))
+    comm_thread = CommThread(torch.device("cpu"), *([turn] if meanwhile else []))
     assert enough.wait(5.0 if meanwhile else 0.05)
-    assert lane.submit(lambda: len(turns)).wait() >= 1
+    assert comm_thread.submit(lambda: len(turns)).wait() >= 1
     assert again.wait(5.0)
     count = len(turns)  # it has said that there is nothing left, so the lane waits for jobs
-    assert lane.submit(lambda: len(turns)).wait() == count
-    lane.close()
+    assert comm_thread.submit(lambda: len(turns)).wait() == count
+    comm_thread.close()
 
 
 def test_a_lane_does_something_else_until_a_job_is_there():
@@ -80,11 +80,11 @@ def test_a_lane_that_only_waits_is_found_out():
         check_lane_works_meanwhile(meanwhile=False)
 
 
-def check_turns_take_time(move_on):
+def check_turns_take_time(make_progress):
     """Whoever has something under way asks again and again: in between it sleeps, or a core is lost to it."""
     began, turns = time.perf_counter(), 0
     while time.perf_counter() - began < 0.1:
-        move_on()
+        make_progress()
         turns += 1
     assert turns < 1000
 
@@ -93,24 +93,24 @@ def test_a_turn_in_which_nothing_comes_takes_time(monkeypatch):
     with Group(2) as group:
         group.transports[0].begin(AllReduceMean(torch.zeros(NUMEL)))
         for _ in range(100):
-            group.transports[0].move_on()
-        check_turns_take_time(group.transports[0].move_on)
+            group.transports[0].make_progress()
+        check_turns_take_time(group.transports[0].make_progress)
         monkeypatch.setattr(native_mesh, "MOMENT_MILLISECONDS", 0)
         with pytest.raises(AssertionError):
-            check_turns_take_time(group.transports[0].move_on)
+            check_turns_take_time(group.transports[0].make_progress)
 
 
 def test_what_goes_wrong_meanwhile_fails_the_next_job_and_ends_no_thread():
     def fails():
         raise MemoryError("none left")
 
-    lane = CommThread(torch.device("cpu"), fails)
+    comm_thread = CommThread(torch.device("cpu"), fails)
     for _ in range(2):
-        ticket = lane.submit(lambda: None)
+        ticket = comm_thread.submit(lambda: None)
         assert ticket._done.wait(5.0)
         with pytest.raises(MemoryError, match="none left"):
             ticket.wait()
-    lane.close()
+    comm_thread.close()
 
 
 class Closed:
@@ -126,17 +126,17 @@ class Closed:
 
 def check_leaves_from_its_own_lane(leaving, beside=False):
     """Garbage is collected in any thread: a session's end may come on its own lane, between two calls of the loops."""
-    transport, lane = Closed(), CommThread(torch.device("cpu"))
+    transport, comm_thread = Closed(), CommThread(torch.device("cpu"))
 
     def work():
         with transport.lock:
-            leaving(lane, transport, os.getpid())
+            leaving(comm_thread, transport, os.getpid())
 
-    (lane.beside() if beside else lane).submit(work).wait()
+    (comm_thread.beside() if beside else comm_thread).submit(work).wait()
     assert transport.done.wait(5.0)
-    assert not lane.is_here
-    lane._thread.join(5.0)
-    assert not lane._thread.is_alive()
+    assert not comm_thread.is_here
+    comm_thread._thread.join(5.0)
+    assert not comm_thread._thread.is_alive()
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -146,4 +146,4 @@ def test_a_session_may_end_on_its_own_lane(beside):
 
 def test_a_lane_that_would_wait_for_itself_is_found_out():
     with pytest.raises(RuntimeError):
-        check_leaves_from_its_own_lane(lambda lane, transport, process: lane.close())
+        check_leaves_from_its_own_lane(lambda comm_thread, transport, process: comm_thread.close())

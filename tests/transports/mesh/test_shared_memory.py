@@ -63,9 +63,9 @@ def test_means_have_the_bits_that_they_have_over_sockets(world, collective):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_means_in_other_formats_are_the_simulations(dtype):
-    words = [AllReduceMean(each) for each in whole_numbers(3, 300_001, dtype)]
+    ops = [AllReduceMean(each) for each in whole_numbers(3, 300_001, dtype)]
     with SharedGroup(3) as group:
-        assert all(torch.equal(each, answer_all(words)[0]) for each in group.answers(words))
+        assert all(torch.equal(each, answer_all(ops)[0]) for each in group.answers(ops))
 
 
 def test_gathers_and_exchanges_answer_as_the_simulation_does():
@@ -74,15 +74,15 @@ def test_gathers_and_exchanges_answer_as_the_simulation_does():
         [AllToAll(tuple(payload(rank, MESSAGE + peer) for peer in range(3))) for rank in range(3)],
     ]
     with SharedGroup(3) as group:
-        for words in said:
-            for heard, expected in zip(group.answers(words), answer_all(words), strict=True):
+        for ops in said:
+            for heard, expected in zip(group.answers(ops), answer_all(ops), strict=True):
                 assert same(heard, expected)
 
 
-def together(meshes, word, passes=100):
+def together(meshes, op, passes=100):
     """What several ranks come to that look at their connections in turn and never sleep."""
     for _ in range(passes):
-        found = [mesh._turn(word) for mesh in meshes]
+        found = [mesh._turn(op) for mesh in meshes]
     return found
 
 

@@ -65,11 +65,11 @@ class Pair:
         self.mesh = Mesh(0, [None, here], patience)
         told, heard = torch.zeros(max(1, bytes_told), dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
         program = straight_program((0, bytes_told), (0, 0 if bytes_told else 1000), 7)
-        self.word = self.mesh.begin(program, [0, told.data_ptr(), 0, heard.data_ptr()], (told, heard))
+        self.op = self.mesh.begin(program, [0, told.data_ptr(), 0, heard.data_ptr()], (told, heard))
 
     def wait(self):
         try:
-            self.mesh.wait(self.word)
+            self.mesh.wait(self.op)
         finally:
             self.mesh.close()
             self.there.close()
@@ -173,7 +173,7 @@ def test_the_loops_return_in_time_though_something_always_comes():
     here.setblocking(False)
     room, over = torch.zeros(1000, dtype=torch.uint8), threading.Event()
     mesh = Mesh(0, [None, here])
-    word = mesh.begin(straight_program((0, 0), (0, 1000), 7), [0, 0, 0, room.data_ptr()], room)
+    op = mesh.begin(straight_program((0, 0), (0, 1000), 7), [0, 0, 0, room.data_ptr()], room)
 
     def trickle():
         for byte in struct.pack("<4I", 0, 7, 0, 0) + bytes(900):
@@ -185,7 +185,7 @@ def test_the_loops_return_in_time_though_something_always_comes():
     teller.start()
     began = time.monotonic()
     peer, error = ctypes.c_int32(), ctypes.c_int32()
-    answer = loops._WAIT(mesh._handle, word, 100, ctypes.byref(peer), ctypes.byref(error))
+    answer = loops._WAIT(mesh._handle, op, 100, ctypes.byref(peer), ctypes.byref(error))
     took = time.monotonic() - began
     over.set()
     teller.join()

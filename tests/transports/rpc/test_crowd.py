@@ -21,21 +21,21 @@ def echo() -> PeerScript:
     while True:
         event = yield Await()
         if isinstance(event, Arrived):
-            assert isinstance(event.word, Push)
-            yield Reply(token=event.token, answer=Receipt(version=event.word.stamp.step, payload=event.word.payload))
+            assert isinstance(event.op, Push)
+            yield Reply(token=event.token, answer=Receipt(version=event.op.stamp.step, payload=event.op.payload))
 
 
 def ask_everyone(me: Peer, draw: random.Random) -> PeerScript:
     for step in range(ROUNDS):
-        words = tuple(
+        ops = tuple(
             Push(to=peer, key="", stamp=Stamp(me.number, step), payload=(torch.full((draw.randrange(60_000),), step),))
             for peer in CROWD
             if peer != me and draw.random() < 0.7
         )
-        answers = yield AtOnce(words)
-        for word, answer in zip(words, answers, strict=True):
+        answers = yield AtOnce(ops)
+        for op, answer in zip(ops, answers, strict=True):
             assert answer.version == step
-            assert torch.equal(answer.payload[0], word.payload[0])
+            assert torch.equal(answer.payload[0], op.payload[0])
     return ROUNDS
 
 

@@ -80,12 +80,12 @@ def counting(heard: list[PeerEvent] | None = None) -> PeerScript:
         if heard is not None:
             heard.append(event)
         match event:
-            case Arrived(token=token, word=Push(stamp=stamp, payload=payload)):
+            case Arrived(token=token, op=Push(stamp=stamp, payload=payload)):
                 if stamp not in taken:
                     total = total + payload[0].double().sum()
                 taken.add(stamp)
                 yield Reply(token=token, answer=Receipt(version=len(taken), payload=(total,)))
-            case Arrived(token=token, word=Pull()):
+            case Arrived(token=token, op=Pull()):
                 yield Reply(token=token, answer=Pulled(version=len(taken), payload=(total,), about="total"))
 
 
@@ -131,8 +131,8 @@ def test_many_threads_ask_at_once_and_each_hears_its_own(opened: Open) -> None:
         while True:
             event = yield Await()
             if isinstance(event, Arrived):
-                assert isinstance(event.word, Push)
-                yield Reply(token=event.token, answer=Receipt(version=0, payload=event.word.payload))
+                assert isinstance(event.op, Push)
+                yield Reply(token=event.token, answer=Receipt(version=0, payload=event.op.payload))
 
     server.start(echo())
     worker.meet({THERE: server.address})
@@ -310,8 +310,8 @@ def test_a_word_cut_in_its_middle_is_said_again(opened: Open) -> None:
 
 
 def test_who_does_not_say_it_again_waits_in_vain(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(correspondent: PeerState) -> None:
-        correspondent._parcels.clear()
+    def forget(peer_state: PeerState) -> None:
+        peer_state._parcels.clear()
 
     monkeypatch.setattr(PeerState, "ask_again", forget)
     server, worker = opened(THERE), opened(HERE)
@@ -331,8 +331,8 @@ def test_everything_is_done_once_however_often_connections_break(opened: Open, s
     with between(server.address, cuts) as proxy:
         worker.meet({THERE: proxy.address})
         for step in range(10):
-            words = tuple(push(3 * step + part, torch.full((1000,), step)) for part in range(3))
-            worker.answer(AtOnce(words))
+            ops = tuple(push(3 * step + part, torch.full((1000,), step)) for part in range(3))
+            worker.answer(AtOnce(ops))
         total = worker.answer(Pull(of=THERE, key=""))
         assert (total.version, total.payload[0].item()) == (30, 3 * 1000 * 45)
         assert proxy.connections > 2
@@ -456,7 +456,7 @@ def test_a_server_that_is_started_anew_hears_what_was_not_answered(opened: Open)
     server.close()
     again = opened(THERE, port=port)
     second = next_of(again, Arrived)
-    assert torch.equal(second.word.payload[0], first.word.payload[0])
+    assert torch.equal(second.op.payload[0], first.op.payload[0])
     again.answer(Reply(token=second.token, answer=Receipt(version=8)))
     assert asking.wait(10).version == 8
     assert [type(worker.answer(Await())) for _ in range(3)] == [PeerJoined, PeerLeft, PeerJoined]

@@ -182,9 +182,9 @@ def test_strangers_get_64_kib_and_no_word() -> None:
     with pytest.raises(MalformedError, match="announces"):
         feed(listener, b"".join(big.frame(0, 0)))
     for kind in set(frames.Kind) - {frames.Kind.HELLO, frames.Kind.PROOF}:
-        word = frames.Message(kind=kind, control=b"\x80")
+        op = frames.Message(kind=kind, control=b"\x80")
         with pytest.raises(MalformedError, match="no place here"):
-            feed(ConnectionState(papers(SERVED)), b"".join(word.frame(0, 0)))
+            feed(ConnectionState(papers(SERVED)), b"".join(op.frame(0, 0)))
 
 
 def test_a_proof_before_a_hello_and_a_second_hello_are_malformed() -> None:

@@ -37,11 +37,11 @@ def bytes_of(conversation: ConnectionState, *messages: Message) -> bytes:
 
 def test_a_push_and_its_receipt_come_as_they_were_said() -> None:
     dialler, listener = acquainted()
-    word = Push(to=SERVED, key="w", stamp=Stamp(3, 9, 2), payload=PAYLOAD, about="{}", within_seconds=4.0)
-    (heard,) = feed(listener, bytes_of(dialler, asked(word, 77)))
+    op = Push(to=SERVED, key="w", stamp=Stamp(3, 9, 2), payload=PAYLOAD, about="{}", within_seconds=4.0)
+    (heard,) = feed(listener, bytes_of(dialler, asked(op, 77)))
     assert isinstance(heard.record, PushRecord)
-    again = heard.record.word(SERVED, heard.payload)
-    assert (again.to, again.key, again.stamp, again.about) == (word.to, word.key, word.stamp, word.about)
+    again = heard.record.op(SERVED, heard.payload)
+    assert (again.to, again.key, again.stamp, again.about) == (op.to, op.key, op.stamp, op.about)
     assert heard.record.request == 77
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(PAYLOAD, again.payload, strict=True))
     receipt = Receipt(version=5, payload=PAYLOAD[:1], about="late")
@@ -55,10 +55,10 @@ def test_a_push_and_its_receipt_come_as_they_were_said() -> None:
 
 def test_a_pull_and_what_was_pulled_come_as_they_were_said() -> None:
     dialler, listener = acquainted()
-    word = Pull(of=SERVED, key="w", known=-1, at_least=12)
-    (heard,) = feed(listener, bytes_of(dialler, asked(word, 0)))
+    op = Pull(of=SERVED, key="w", known=-1, at_least=12)
+    (heard,) = feed(listener, bytes_of(dialler, asked(op, 0)))
     assert isinstance(heard.record, PullRecord)
-    assert heard.record.word(SERVED, ()) == word
+    assert heard.record.op(SERVED, ()) == op
     (back,) = feed(dialler, bytes_of(listener, answered(Pulled(version=13, payload=PAYLOAD, about="x"), 0)))
     assert isinstance(back.record, PulledRecord)
     answer = back.record.answer(back.payload)

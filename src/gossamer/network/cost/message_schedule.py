@@ -102,7 +102,7 @@ def direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
     yield from _all(others)
 
 
-def neighbours(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+def neighbors(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
     """The same payload to everyone it is told, and theirs from those who are heard."""
     to, of = ([peer for peer in peers if peer != rank] for peers in (tells, hears))
     yield from (Send(peer, nbytes) for peer in to)
@@ -143,7 +143,7 @@ def eager_direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
     yield from (Hear(peer) for peer in others(rank, world))
 
 
-def eager_neighbours(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+def eager_neighbors(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
     """The same payload to everyone it is told, without asking whether they are ready; then theirs."""
     yield from (Send(peer, nbytes, eager=True) for peer in tells if peer != rank)
     yield from (Hear(peer) for peer in hears if peer != rank)

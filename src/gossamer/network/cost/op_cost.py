@@ -25,8 +25,8 @@ from gossamer.network.cost.message_schedule import (
     Send,
     direct,
     eager_direct,
-    eager_neighbours,
-    neighbours,
+    eager_neighbors,
+    neighbors,
     ring_mean,
     table_moves,
     tree_broadcast,
@@ -49,7 +49,7 @@ class MessagePlan(Protocol):
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         """nbytes[j] to rank j."""
 
-    def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves: ...
+    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves: ...
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]: ...
 
@@ -74,8 +74,8 @@ class Engine:
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         return direct(rank, world, nbytes)
 
-    def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-        return neighbours(rank, tells, hears, nbytes)
+    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+        return neighbors(rank, tells, hears, nbytes)
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
         return [tree_broadcast(rank, world, nbytes, source)]
@@ -101,8 +101,8 @@ class Eager:
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         return eager_direct(rank, world, nbytes)
 
-    def neighbours(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-        return eager_neighbours(rank, tells, hears, nbytes)
+    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+        return eager_neighbors(rank, tells, hears, nbytes)
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
         return table_moves(Broadcast(source=source), rank, world, nbytes, 1)
@@ -124,9 +124,9 @@ def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> M
     return ENGINE if collective == "engine" else Eager(choose, range(len(network.hosts)))
 
 
-def parts_of(word: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE) -> list[Moves]:
+def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE) -> list[Moves]:
     """One rank's part in having a word answered: exchanges that go on side by side."""
-    match word:
+    match op:
         case AllReduceMean(tensor):
             return way.mean(rank, world, tensor.numel(), tensor.element_size())
         case AllGather(payload):
@@ -134,13 +134,13 @@ def parts_of(word: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGIN
         case AllToAll(parts):
             return [way.straight(rank, world, [payload_bytes(part) for part in parts])]
         case NeighborAllGather(payload):
-            return [way.neighbours(rank, word.told, word.hears, payload_bytes(payload))]
+            return [way.neighbors(rank, op.told, op.hears, payload_bytes(payload))]
         case InGroup(_, inner):
-            ranks = word.group_of(rank, world)
+            ranks = op.group_of(rank, world)
             mine = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))
             return [_renamed(moves, ranks) for moves in mine]
-        case Coalesced(words):
-            return [moves for each in words for moves in parts_of(each, rank, world, way)]
+        case Coalesced(ops):
+            return [moves for each in ops for moves in parts_of(each, rank, world, way)]
 
 
 def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
@@ -155,10 +155,10 @@ def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
                 yield move
 
 
-def seconds(word: CollectiveOp, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> float:
+def seconds(op: CollectiveOp, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> float:
     """How long a word takes when all ranks say it at once, over connections that were idle."""
     world = len(network.hosts)
-    return max(NetworkCost(network, tcp, collective).answer([word] * world, [0.0] * world))
+    return max(NetworkCost(network, tcp, collective).answer([op] * world, [0.0] * world))
 
 
 class NetworkCost:
@@ -168,9 +168,9 @@ class NetworkCost:
         self._way, self._wires = message_plan(collective, network, tcp), Wires(network, tcp)
         self.world = len(network.hosts)
 
-    def answer(self, words: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
+    def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
         """Rank r says words[r] at starts[r]; the moments at which they have their answers."""
-        return self._wires.run([parts_of(word, rank, self.world, self._way) for rank, word in enumerate(words)], starts)
+        return self._wires.run([parts_of(op, rank, self.world, self._way) for rank, op in enumerate(ops)], starts)
 
     def broadcast(self, nbytes: int, starts: Sequence[float], source: int = 0) -> list[float]:
         """The moments at which they have what `source` had: `nbytes` bytes."""

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 
 from gossamer.compressors import Compressor, point_to_point
-from gossamer.compressors.base import wide
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout, Slot, contiguous_stride
+from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype, contiguous_stride
 from gossamer.core.ops import payload_bytes
 from gossamer.parameter_server.client.partition import ShardSlice, split
 from gossamer.parameter_server.from_recipe import PushPullCodecs
@@ -49,7 +48,7 @@ def _of_server(ways: PushPullCodecs, blocks: Sequence[FlatTensors], at: Aggregat
         if ways.pull is None:
             pulled += block.flat.nbytes
         else:
-            missing = FlatTensors(block.flat.to(wide(block.flat.dtype)), block.layout)
+            missing = FlatTensors(block.flat.to(accumulation_dtype(block.flat.dtype)), block.layout)
             link = point_to_point.encode(ways.pull, missing, point_to_point.begin(ways.pull, missing, at), at)
             pulled += payload_bytes(link.payload)
     return ServerTraffic(pushed, pulled, remembered)

@@ -26,7 +26,7 @@ IDLE_SECONDS, PROBE_SECONDS, PROBES = 30, 10, 6  # until a machine that says not
 Gather = Callable[[str], list[str]]
 
 
-def connect(rank: int, world: int, address: str, gather_text: Gather) -> list[socket.socket | None]:
+def connect(rank: int, world: int, address: str, all_gather_text: Gather) -> list[socket.socket | None]:
     """Connections to all ranks, None to itself. gather_text: everyone's text by rank, over another channel.
 
     Raises ConnectError where some do not reach each other, on every rank and as soon as one has found it out.
@@ -41,7 +41,7 @@ def connect(rank: int, world: int, address: str, gather_text: Gather) -> list[so
             said = act()
         except OSError as problem:
             said = f"{FAILED}rank {rank} at {address} did not reach the others ({problem})"
-        texts = gather_text(said)
+        texts = all_gather_text(said)
         if problems := [text.removeprefix(FAILED) for text in texts if text.startswith(FAILED)]:
             raise ConnectError(problems[0])
         return texts

@@ -138,7 +138,7 @@ def losses(
 
 
 def _told(transport: Transport, mine: Any) -> list[Any]:
-    return [json.loads(text) for text in transport.gather_text(json.dumps(mine))]
+    return [json.loads(text) for text in transport.all_gather_text(json.dumps(mine))]
 
 
 def _symmetric(rows: Sequence[Sequence[float]]) -> Matrix:

@@ -84,18 +84,18 @@ class Mesh:
         counts = program.format, program.divisor, program.form
         with self._running:
             self._refuse_closed()
-            word = _BEGIN(self._handle, rows, len(rows) // 5, where, sizes, len(places), *counts)
-            self._kept[word] = keep
-        return word
+            op = _BEGIN(self._handle, rows, len(rows) // 5, where, sizes, len(places), *counts)
+            self._kept[op] = keep
+        return op
 
-    def wait(self, word: int) -> None:
+    def wait(self, op: int) -> None:
         """Return when the word's program is done. Raises PeerLost, and MismatchError where a peer says another word."""
-        answer = FINISHED if word in self._answered else self._turn(word)
+        answer = FINISHED if op in self._answered else self._turn(op)
         if answer == NOT_YET:
-            answer = self._wait_long(word)
+            answer = self._wait_long(op)
         if answer == MISMATCH:
             raise MismatchError(
-                f"rank {self._peer.value} said another word than rank {self.rank} at the same place, as number {word}: "
+                f"rank {self._peer.value} said another word than rank {self.rank} at the same place, as number {op}: "
                 "other tensors, other sizes, or another order. All ranks must run the same program with the same "
                 "recipe: look for what depends on the rank before attach, and for steps that only some make."
             )
@@ -104,49 +104,49 @@ class Mesh:
             why = os.strerror(self._error.value) if self._error.value > 0 else "it closed the connection"
             raise PeerLost(f"rank {self._peer.value} is gone ({why})")
         if answer != FINISHED:
-            raise AssertionError(f"word {word} is not under way: it was waited for before")
-        self._kept.pop(word, None)
-        self._answered.discard(word)
+            raise AssertionError(f"word {op} is not under way: it was waited for before")
+        self._kept.pop(op, None)
+        self._answered.discard(op)
 
-    def move_on(self) -> bool:
+    def make_progress(self) -> bool:
         """Let what was begun go on for a moment though nobody waits for it; False where that is no use.
 
         What goes wrong is told to whoever waits for a word.
         """
-        word = next((each for each in list(self._kept) if each not in self._answered), None)
-        if word is None:
+        op = next((each for each in list(self._kept) if each not in self._answered), None)
+        if op is None:
             return False
         with suppress(PeerLost):  # closed meanwhile
-            answer = self._run(word, MOMENT_MILLISECONDS)
+            answer = self._run(op, MOMENT_MILLISECONDS)
             if answer == FINISHED:
-                self._answered.add(word)
+                self._answered.add(op)
             return answer in (FINISHED, NOT_YET)
         return False
 
-    def _wait_long(self, word: int) -> int:
+    def _wait_long(self, op: int) -> int:
         silence = StallWatchdog(self.rank, self._patience)
-        while (answer := self._turn(word)) == NOT_YET:
-            silence.look(*self._waits_for(word))
+        while (answer := self._turn(op)) == NOT_YET:
+            silence.look(*self._waits_for(op))
         if answer == FINISHED:
             silence.end()
         return answer
 
-    def _waits_for(self, word: int) -> tuple[list[int], list[int]]:
+    def _waits_for(self, op: int) -> tuple[list[int], list[int]]:
         """Numbers that change with every byte of those whom the word needs; and whose part comes next, by rank."""
         moved, following = (ctypes.c_int64 * self.world)(), (ctypes.c_int32 * self.world)()
         with self._running:
             self._refuse_closed()
-            _WAITS_FOR(self._handle, word, moved, following)
+            _WAITS_FOR(self._handle, op, moved, following)
         return list(moved), [rank for rank in range(self.world) if following[rank]]
 
-    def _turn(self, word: int) -> int:
-        return self._run(word, TURN_MILLISECONDS)
+    def _turn(self, op: int) -> int:
+        return self._run(op, TURN_MILLISECONDS)
 
-    def _run(self, word: int, milliseconds: int) -> int:
+    def _run(self, op: int, milliseconds: int) -> int:
         with self._running:
             self._refuse_closed()
             peer, error = ctypes.byref(self._peer), ctypes.byref(self._error)
-            return _WAIT(self._handle, word, milliseconds, peer, error)
+            return _WAIT(self._handle, op, milliseconds, peer, error)
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -42,7 +42,7 @@ class MemoryOffer:
     mark: str
 
 
-def share(rank: int, sockets: Sequence[socket.socket | None], gather_text: Gather) -> Memories:
+def share(rank: int, sockets: Sequence[socket.socket | None], all_gather_text: Gather) -> Memories:
     """Memory between this worker and others of its machine. All ranks call it; gather_text: everyone's text by rank.
 
     GOSSAMER_SHARED_MEMORY=0 on either of two workers has them do without.
@@ -50,10 +50,10 @@ def share(rank: int, sockets: Sequence[socket.socket | None], gather_text: Gathe
     near = [peer for peer, each in enumerate(sockets) if each is not None and _is_here(each)] if _wanted() else []
     with ExitStack() as files:
         made, offers = _make([peer for peer in near if peer > rank], _slots(len(near)), files)
-        told = [json.loads(text) for text in gather_text(json.dumps(offers))]
+        told = [json.loads(text) for text in all_gather_text(json.dumps(offers))]
         offered = {peer: MemoryOffer(*told[peer][str(rank)]) for peer in near if str(rank) in told[peer]}
         opened = {peer: memory for peer, offer in offered.items() if (memory := _open(offer)) is not None}
-        taken = [json.loads(text) for text in gather_text(json.dumps(list(opened)))]
+        taken = [json.loads(text) for text in all_gather_text(json.dumps(list(opened)))]
     return opened | {peer: memory for peer, memory in made.items() if rank in taken[peer]}
 
 

@@ -59,7 +59,7 @@ def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Lin
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
-    wishes = engine.gather_text(wish if available() else ENGINE)
+    wishes = engine.all_gather_text(wish if available() else ENGINE)
     if ENGINE in wishes:
         return engine
     if len(set(wishes)) > 1:
@@ -68,12 +68,12 @@ def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Lin
             "messages for ever. Give all of them the same --collective, or the same recipe."
         )
     try:
-        sockets = connect(engine.rank, engine.world, address, engine.gather_text)
+        sockets = connect(engine.rank, engine.world, address, engine.all_gather_text)
     except ConnectError as error:
         if engine.rank == 0:
             events.notice(f"{error}: the engine's own collectives are used, which take longer on slow links")
         return engine
-    mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.gather_text))
+    mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.all_gather_text))
     again = partial(mesh_transport, address=address, wish=wish)
     links = known or _measured(engine, mesh, sockets, again)
     return MeshTransport(engine, mesh, CollectiveSelector(wish, links, says=engine.rank == 0), again)
@@ -101,22 +101,22 @@ class MeshTransport:
         self.rank, self.world = engine.rank, engine.world
         self._everyone: Ranks = tuple(range(self.world))
 
-    def answer(self, word: CollectiveOp) -> Any:
-        return self.begin(word)()
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
 
-    def begin(self, word: CollectiveOp) -> Wait:
-        return self._begin(word, self._everyone)
+    def begin(self, op: CollectiveOp) -> Wait:
+        return self._begin(op, self._everyone)
 
-    def _begin(self, word: CollectiveOp, ranks: Ranks) -> Wait:
+    def _begin(self, op: CollectiveOp, ranks: Ranks) -> Wait:
         """Begin to say a word among some ranks, named in the whole group; peers in the word are numbered among them."""
-        match word:
-            case Coalesced(words):
-                waiting = [self._begin(each, ranks) for each in words]
+        match op:
+            case Coalesced(ops):
+                waiting = [self._begin(each, ranks) for each in ops]
                 return lambda: [wait() for wait in waiting]
             case InGroup(some, inner):
                 return self._begin(inner, tuple(ranks[each] for each in some))
-            case _ if not _is_served(word):
-                return self._engine.begin(InGroup(ranks, word) if len(ranks) < self.world else word)
+            case _ if not _is_served(op):
+                return self._engine.begin(InGroup(ranks, op) if len(ranks) < self.world else op)
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out, ranks)
             case AllGather(payload):
@@ -124,7 +124,7 @@ class MeshTransport:
             case AllToAll(parts):
                 return self._exchange(parts, ranks)
             case NeighborAllGather(payload):
-                return self._mix(payload, word.told, word.hears, ranks)
+                return self._mix(payload, op.told, op.hears, ranks)
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
         mean = into(out, tensor)
@@ -178,17 +178,17 @@ class MeshTransport:
 
     def _run(self, program: Program, places: Sequence[int], keep: object, answer: Wait) -> Wait:
         with self._translated():
-            word = self._mesh.begin(program, places, keep)
+            op = self._mesh.begin(program, places, keep)
 
         def wait() -> Any:
             with self._translated():
-                self._mesh.wait(word)
+                self._mesh.wait(op)
             return answer()
 
         return wait
 
-    def move_on(self) -> bool:
-        return self._mesh.move_on()
+    def make_progress(self) -> bool:
+        return self._mesh.make_progress()
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """All of them as one word: what each one's way takes is waited for once."""
@@ -205,8 +205,8 @@ class MeshTransport:
             if heard is not tensor:
                 tensor.copy_(heard)
 
-    def gather_text(self, text: str) -> list[str]:
-        return self._engine.gather_text(text)
+    def all_gather_text(self, text: str) -> list[str]:
+        return self._engine.all_gather_text(text)
 
     def part(self, size: int) -> Transport:
         first = self.rank - self.rank % size
@@ -246,9 +246,9 @@ class MeshTransport:
             ) from failure
 
 
-def _is_served(word: AllReduceMean | AllGather | AllToAll | NeighborAllGather) -> bool:
+def _is_served(op: AllReduceMean | AllGather | AllToAll | NeighborAllGather) -> bool:
     """Whether the loops can answer it: numbers that they know, in this machine's own memory."""
-    match word:
+    match op:
         case AllReduceMean(tensor):
             return tensor.device.type == "cpu" and tensor.dtype in FORMATS
         case AllToAll(parts):

@@ -35,10 +35,10 @@ class Dispatcher:
     """
 
     def __init__(
-        self, papers: Credentials, listening: socket.socket, letterbox: Mailbox, habits: EndpointOptions
+        self, papers: Credentials, listening: socket.socket, mailbox: Mailbox, habits: EndpointOptions
     ) -> None:
-        self._papers, self._listening, self._letterbox, self._habits = papers, listening, letterbox, habits
-        self._correspondents: dict[Peer, PeerState] = {}
+        self._papers, self._listening, self._mailbox, self._habits = papers, listening, mailbox, habits
+        self._peer_states: dict[Peer, PeerState] = {}
         self._noticed: set[str] = set()
         self._tick_at, self._close_at = 0.0, inf
         self._failure: GossamerError = closed(papers.me)  # what whoever asks hears, once it is closed
@@ -61,7 +61,7 @@ class Dispatcher:
 
     def traffic(self) -> dict[Peer, Traffic]:
         """May be called by any thread."""
-        return {peer: correspondent.traffic for peer, correspondent in list(self._correspondents.items())}
+        return {peer: peer_state.traffic for peer, peer_state in list(self._peer_states.items())}
 
     # -- what scripts want -----------------------------------------------------------------------------
 
@@ -71,30 +71,30 @@ class Dispatcher:
             for pending in pendings:
                 pending.settle(failure=self._failure)
             return
-        asked = [(self._correspondent(pending.peer), pending) for pending in pendings]
-        for correspondent, pending in asked:
-            correspondent.ask(pending)
-        for correspondent in dict.fromkeys(correspondent for correspondent, _ in asked):
-            self._feed(correspondent)
-            self._dial_if_missed(correspondent)
+        asked = [(self._peer_state(pending.peer), pending) for pending in pendings]
+        for peer_state, pending in asked:
+            peer_state.ask(pending)
+        for peer_state in dict.fromkeys(peer_state for peer_state, _ in asked):
+            self._feed(peer_state)
+            self._dial_if_missed(peer_state)
 
     def give_up(self, pendings: Sequence[Pending], released: Event) -> None:
         """Nobody waits for them any more; once `released` is set their tensors are not read again."""
         for pending in pendings:
-            self._correspondent(pending.peer).give_up(pending)
+            self._peer_state(pending.peer).give_up(pending)
         released.set()
 
     def reply(self, asker: Asker, message: Message) -> None:
         """Answer whoever asks, unless it left or was started anew. Answers go past the limit of the queue."""
-        correspondent = self._correspondent(asker.peer)
-        if correspondent.line is not None and correspondent.instance == asker.instance:
-            correspondent.line.send(message)
-            self._connections.write(correspondent.line)
+        peer_state = self._peer_state(asker.peer)
+        if peer_state.line is not None and peer_state.instance == asker.instance:
+            peer_state.line.send(message)
+            self._connections.write(peer_state.line)
 
     def meet(self, peer: Peer, place: Place) -> None:
         """Know where a peer can be dialled."""
-        self._correspondent(peer).place = place
-        self._dial_if_missed(self._correspondent(peer))
+        self._peer_state(peer).place = place
+        self._dial_if_missed(self._peer_state(peer))
 
     def close(self, why: GossamerError | None = None) -> None:
         """Say goodbye to everyone, wait until that has left, and end. why: what whoever waits hears, if not that."""
@@ -102,11 +102,11 @@ class Dispatcher:
             return
         self._failure = why or self._failure
         self._close_at = time.monotonic() + self._habits.dead_after_seconds
-        self._letterbox.fail(self._failure)
+        self._mailbox.fail(self._failure)
         self.loop.forget(self._listening)
         self._listening.close()
-        for correspondent in self._correspondents.values():
-            correspondent.fail(self._failure)
+        for peer_state in self._peer_states.values():
+            peer_state.fail(self._failure)
         for line in list(self._connections.lines):
             if line.peer is None:
                 self._connections.drop(line)
@@ -116,16 +116,16 @@ class Dispatcher:
 
     def abandon(self) -> None:
         """In a forked child, which has the sockets but no thread that serves them: leave them to the parent."""
-        self._letterbox.abandon(closed(self._papers.me))
+        self._mailbox.abandon(closed(self._papers.me))
         self._listening.close()
         self._connections.abandon()
         self.loop.abandon()
 
     def _end(self) -> None:
-        self._letterbox.fail(self._failure)
+        self._mailbox.fail(self._failure)
         self._close_at = -inf  # what is asked from now on fails
-        for correspondent in self._correspondents.values():
-            correspondent.fail(self._failure)
+        for peer_state in self._peer_states.values():
+            peer_state.fail(self._failure)
         self._connections.close()
         self._listening.close()
         self.loop.grant()
@@ -133,118 +133,118 @@ class Dispatcher:
 
     # -- who is here ---------------------------------------------------------------------------------
 
-    def _correspondent(self, peer: Peer) -> PeerState:
-        return self._correspondents.setdefault(peer, PeerState(peer))
+    def _peer_state(self, peer: Peer) -> PeerState:
+        return self._peer_states.setdefault(peer, PeerState(peer))
 
-    def _feed(self, correspondent: PeerState) -> None:
-        if correspondent.line is not None:
-            correspondent.feed(self._habits.queue_bytes)
-            self._connections.write(correspondent.line)
+    def _feed(self, peer_state: PeerState) -> None:
+        if peer_state.line is not None:
+            peer_state.feed(self._habits.queue_bytes)
+            self._connections.write(peer_state.line)
 
-    def _dial_if_missed(self, correspondent: PeerState) -> None:
-        place = correspondent.place
-        if place is None or not correspondent.wants_a_connection or self._close_at < inf:
+    def _dial_if_missed(self, peer_state: PeerState) -> None:
+        place = peer_state.place
+        if place is None or not peer_state.wants_a_connection or self._close_at < inf:
             return
-        if time.monotonic() < correspondent.dial_at:
-            if correspondent.dial_at < self._tick_at:
-                self._tick_at = correspondent.dial_at
+        if time.monotonic() < peer_state.dial_at:
+            if peer_state.dial_at < self._tick_at:
+                self._tick_at = peer_state.dial_at
                 self.loop.wake()  # which waits for a later moment
             return
-        correspondent.is_dialling = True
-        self._connections.dial(correspondent.peer, place, partial(self._opened, correspondent))
+        peer_state.is_dialling = True
+        self._connections.dial(peer_state.peer, place, partial(self._opened, peer_state))
 
-    def _opened(self, correspondent: PeerState, line: Connection | None) -> None:
-        correspondent.dialling = line
+    def _opened(self, peer_state: PeerState, line: Connection | None) -> None:
+        peer_state.dialling = line
         if line is None:
-            correspondent.dial_later(time.monotonic())
-            self._dial_if_missed(correspondent)
+            peer_state.dial_later(time.monotonic())
+            self._dial_if_missed(peer_state)
 
     def _tick(self) -> None:
         now = time.monotonic()
         self._tick_at = now + self._habits.heartbeat_seconds / 2
         self._connections.check(now)
-        for correspondent in list(self._correspondents.values()):
-            self._dial_if_missed(correspondent)
-            if correspondent.is_gone(now, self._habits.dead_after_seconds):
-                self._leave(correspondent)
+        for peer_state in list(self._peer_states.values()):
+            self._dial_if_missed(peer_state)
+            if peer_state.is_gone(now, self._habits.dead_after_seconds):
+                self._leave(peer_state)
 
-    def _leave(self, correspondent: PeerState) -> None:
-        if correspondent.here:
-            correspondent.here = False
-            self._letterbox.forget(correspondent.peer)
-            self._letterbox.left(correspondent.peer)
+    def _leave(self, peer_state: PeerState) -> None:
+        if peer_state.here:
+            peer_state.here = False
+            self._mailbox.forget(peer_state.peer)
+            self._mailbox.left(peer_state.peer)
 
     # -- what connections tell -----------------------------------------------------------------------
 
     def met(self, line: Connection, met: AuthenticatedPeer) -> None:
-        correspondent = self._correspondent(met.peer)
-        if self._close_at < inf or not correspondent.takes(line, met.instance, self._papers.me):
+        peer_state = self._peer_state(met.peer)
+        if self._close_at < inf or not peer_state.takes(line, met.instance, self._papers.me):
             self._connections.drop(line)
-            if correspondent.dialling is line:
-                correspondent.dialling, correspondent.is_dialling = None, False
+            if peer_state.dialling is line:
+                peer_state.dialling, peer_state.is_dialling = None, False
             return
-        for other in (correspondent.line, correspondent.dialling):
+        for other in (peer_state.line, peer_state.dialling):
             if other is not None and other is not line:
                 self._connections.drop(other)
-        was_here = correspondent.here and correspondent.instance == met.instance
-        correspondent.use(line, met.instance)
+        was_here = peer_state.here and peer_state.instance == met.instance
+        peer_state.use(line, met.instance)
         if not was_here:
-            self._letterbox.joined(met.peer)
-        self._feed(correspondent)
+            self._mailbox.joined(met.peer)
+        self._feed(peer_state)
 
     def heard(self, line: Connection, spoken: ReceivedFrame) -> None:
         assert line.peer is not None
-        correspondent = self._correspondents[line.peer]
-        correspondent.traffic.received(spoken)
+        peer_state = self._peer_states[line.peer]
+        peer_state.traffic.received(spoken)
         match spoken.record:
             case PushRecord() | PullRecord() as record:
-                word = record.word(self._papers.me, spoken.payload)
-                self._letterbox.arrived(Asker(line.peer, correspondent.instance, record.request), word)
-                self.loop.afterwards(self._letterbox.wake)
+                op = record.op(self._papers.me, spoken.payload)
+                self._mailbox.arrived(Asker(line.peer, peer_state.instance, record.request), op)
+                self.loop.afterwards(self._mailbox.wake)
             case ReceiptRecord() | PulledRecord() as record:
-                pending = correspondent.answered(record.request)
+                pending = peer_state.answered(record.request)
                 if pending is not None:
                     self.loop.afterwards(partial(pending.settle, record.answer(spoken.payload)))
             case _ if spoken.kind is Kind.GOODBYE:
                 self._connections.drop(line)
-                correspondent.lose(time.monotonic())
-                self._leave(correspondent)
+                peer_state.lose(time.monotonic())
+                self._leave(peer_state)
 
     def sent(self, line: Connection, parcels: list[OutgoingMessage]) -> None:
         if line.peer is None:
             return
-        correspondent = self._correspondents[line.peer]
+        peer_state = self._peer_states[line.peer]
         for parcel in parcels:
-            correspondent.traffic.sent(parcel.message)
-        if correspondent.line is line and correspondent.waiting:
-            self._feed(correspondent)
+            peer_state.traffic.sent(parcel.message)
+        if peer_state.line is line and peer_state.waiting:
+            self._feed(peer_state)
 
     def lost(self, line: Connection, why: GossamerError) -> None:
         now = time.monotonic()
         if line.peer is not None:
-            correspondent = self._correspondents[line.peer]
-            if correspondent.line is line:
-                correspondent.lose(now)
+            peer_state = self._peer_states[line.peer]
+            if peer_state.line is line:
+                peer_state.lose(now)
             if isinstance(why, MalformedError):
                 self._notice(f"The connection to {line.peer} is made anew. {why}")
-                correspondent.dial_later(now)
+                peer_state.dial_later(now)
             if now - line.heard_at >= self._habits.dead_after_seconds:
-                self._leave(correspondent)
-            self._dial_if_missed(correspondent)
+                self._leave(peer_state)
+            self._dial_if_missed(peer_state)
         elif line.calls is not None:
-            self._not_met(self._correspondents[line.calls], why, now)
+            self._not_met(self._peer_states[line.calls], why, now)
         elif isinstance(why, (MismatchError, ConnectError)):
             self._notice(f"{self._papers.me} refused a connection. {why}")
 
-    def _not_met(self, correspondent: PeerState, why: GossamerError, now: float) -> None:
+    def _not_met(self, peer_state: PeerState, why: GossamerError, now: float) -> None:
         """A call that did not succeed. What will not get better by itself is told to whoever asks."""
-        correspondent.dial_later(now)
-        correspondent.strikes = correspondent.strikes + 1 if isinstance(why, MalformedError) else 0
-        if correspondent.strikes >= STRIKES:
-            why = ConnectError(f"At {correspondent.place} somebody answers that is not {correspondent.peer}: {why}")
+        peer_state.dial_later(now)
+        peer_state.strikes = peer_state.strikes + 1 if isinstance(why, MalformedError) else 0
+        if peer_state.strikes >= STRIKES:
+            why = ConnectError(f"At {peer_state.place} somebody answers that is not {peer_state.peer}: {why}")
         if isinstance(why, (MismatchError, ConnectError)):
-            correspondent.fail(why)
-        self._dial_if_missed(correspondent)
+            peer_state.fail(why)
+        self._dial_if_missed(peer_state)
 
     def _notice(self, message: str) -> None:
         if message not in self._noticed and len(self._noticed) < 100:

@@ -74,13 +74,13 @@ class TcpEndpoint:
         listening = listen(address, port)
         host, bound = listening.getsockname()[:2]
         self.address: Address = (host, bound)
-        self._letterbox = Mailbox()
-        self._switchboard = Dispatcher(
+        self._mailbox = Mailbox()
+        self._dispatcher = Dispatcher(
             Credentials(
                 me=me, token=token, run=run, recipe=recipe, layout=layout, largest_frame_bytes=largest_frame_bytes
             ),
             listening,
-            self._letterbox,
+            self._mailbox,
             EndpointOptions(
                 dead_after_seconds=dead_after_seconds,
                 heartbeat_seconds=dead_after_seconds / 10 if heartbeat_seconds is None else heartbeat_seconds,
@@ -89,7 +89,7 @@ class TcpEndpoint:
             ),
         )
         self._handles: list[PeerThread] = []
-        self._thread = threading.Thread(target=self._switchboard.run, name=f"gossamer {me}", daemon=True)
+        self._thread = threading.Thread(target=self._dispatcher.run, name=f"gossamer {me}", daemon=True)
         self._thread.start()
         _open_endpoints.add(self)
 
@@ -100,26 +100,26 @@ class TcpEndpoint:
         """
         for peer, address in addresses.items():
             if peer != self.me:
-                self._switchboard.loop.post(partial(self._switchboard.meet, peer, find(address)))
+                self._dispatcher.loop.post(partial(self._dispatcher.meet, peer, find(address)))
 
-    def answer(self, word: PeerOp) -> Any:
+    def answer(self, op: PeerOp) -> Any:
         """Say one word and wait for its answer. Raises PeerLost where nobody answers within_seconds, or once closed."""
-        match word:
+        match op:
             case Push() | Pull():
-                return self._ask((word,))[0]
-            case AtOnce(words):
-                return self._ask(words)
+                return self._ask((op,))[0]
+            case AtOnce(ops):
+                return self._ask(ops)
             case Await(until=until):
-                return self._letterbox.hear(until)
+                return self._mailbox.hear(until)
             case Reply(token=token, answer=answer):
-                asker = self._letterbox.asker(token)
+                asker = self._mailbox.asker(token)
                 if asker is not None:
-                    self._switchboard.loop.act(
-                        partial(self._switchboard.reply, asker, self._fits(answered(answer, asker.request)))
+                    self._dispatcher.loop.act(
+                        partial(self._dispatcher.reply, asker, self._fits(answered(answer, asker.request)))
                     )
                 return None
             case _:
-                raise TypeError(f"{self.me} said {word!r}, which is no word of peers that do not move in step")
+                raise TypeError(f"{self.me} said {op!r}, which is no word of peers that do not move in step")
 
     def start(self, script: PeerScript) -> PeerThread:
         """Run a script in a thread of its own."""
@@ -129,11 +129,11 @@ class TcpEndpoint:
 
     def statistics(self) -> dict[Peer, Traffic]:
         """What went to and came from everyone so far."""
-        return self._switchboard.traffic()
+        return self._dispatcher.traffic()
 
     def close(self, why: GossamerError | None = None) -> None:
         """Say goodbye and free everything. Whoever waits for an answer, and every script, hears why: else PeerLost."""
-        self._switchboard.loop.post(partial(self._switchboard.close, why))
+        self._dispatcher.loop.post(partial(self._dispatcher.close, why))
         if self._thread is not threading.current_thread():
             self._thread.join()
         for handle in self._handles:
@@ -143,7 +143,7 @@ class TcpEndpoint:
     def abandon(self) -> None:
         """In a forked child: whatever is asked here raises PeerLost, and the parent goes on as before."""
         if self._thread.ident is not None:
-            self._switchboard.abandon()
+            self._dispatcher.abandon()
 
     def __enter__(self) -> TcpEndpoint:
         return self
@@ -151,14 +151,14 @@ class TcpEndpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, words: tuple[Ask, ...]) -> list[Answer]:
+    def _ask(self, ops: tuple[Ask, ...]) -> list[Answer]:
         """Answers in the words' order. The first that fails fails all, and the rest is not asked again."""
-        self._letterbox.check_open()
-        batch = Batch(len(words))
-        pendings = [self._pending(word, batch) for word in words]
+        self._mailbox.check_open()
+        batch = Batch(len(ops))
+        pendings = [self._pending(op, batch) for op in ops]
         try:
-            self._switchboard.loop.act(partial(self._switchboard.ask, pendings))
-            self._letterbox.check_open()  # or nobody grants any wish
+            self._dispatcher.loop.act(partial(self._dispatcher.ask, pendings))
+            self._mailbox.check_open()  # or nobody grants any wish
             while not batch.wait(_first_due(pendings)):
                 late = [pending for pending in pendings if pending.until <= time.monotonic() and not pending.settled]
                 if late:
@@ -168,12 +168,12 @@ class TcpEndpoint:
             raise
         return [pending.answer for pending in pendings if pending.answer is not None]
 
-    def _pending(self, word: Ask, batch: Batch) -> Pending:
-        request = self._letterbox.next_request()
-        until = inf if word.within_seconds is None else time.monotonic() + word.within_seconds
-        peer = word.to if isinstance(word, Push) else word.of
+    def _pending(self, op: Ask, batch: Batch) -> Pending:
+        request = self._mailbox.next_request()
+        until = inf if op.within_seconds is None else time.monotonic() + op.within_seconds
+        peer = op.to if isinstance(op, Push) else op.of
         require(peer != self.me, f"{self.me} asks itself, and nobody else would answer: ask another peer.")
-        return Pending(peer, request, self._fits(asked(word, request)), until, batch)
+        return Pending(peer, request, self._fits(asked(op, request)), until, batch)
 
     def _fits(self, message: Message) -> Message:
         require(
@@ -186,7 +186,7 @@ class TcpEndpoint:
     def _give_up(self, pendings: list[Pending]) -> None:
         """Returns once no tensor of theirs is read any more."""
         released = threading.Event()
-        self._switchboard.loop.post(partial(self._switchboard.give_up, pendings, released))
+        self._dispatcher.loop.post(partial(self._dispatcher.give_up, pendings, released))
         while not released.wait(0.05) and self._thread.is_alive():
             pass
 

@@ -87,7 +87,7 @@ class Mailbox:
 
     # -- said by the thread that serves the connections -------------------------------------------
 
-    def arrived(self, asker: Asker, word: Ask) -> None:
+    def arrived(self, asker: Asker, op: Ask) -> None:
         """Somebody asks: `wake` is to follow. What comes twice is kept once, as long as nobody has heard it."""
         with self._changed:
             if asker in self._unopened:
@@ -95,7 +95,7 @@ class Mailbox:
             token = next(self._tokens)
             self._askers[token] = asker
             self._unopened.add(asker)
-            self._heard.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, word=word))
+            self._heard.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, op=op))
 
     def wake(self) -> None:
         """Let those who wait hear what has arrived."""

@@ -28,7 +28,7 @@ class PushRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     known: int
     about: str
 
-    def word(self, listener: Peer, payload: Payload) -> Push:
+    def op(self, listener: Peer, payload: Payload) -> Push:
         stamp = Stamp(self.worker, self.step, self.known)
         return Push(to=listener, key=self.key, stamp=stamp, payload=payload, about=self.about)
 
@@ -39,7 +39,7 @@ class PullRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     known: int
     at_least: int
 
-    def word(self, listener: Peer, payload: Payload) -> Pull:
+    def op(self, listener: Peer, payload: Payload) -> Pull:
         return Pull(of=listener, key=self.key, known=self.known, at_least=self.at_least)
 
 
@@ -105,9 +105,9 @@ PING = Message(kind=Kind.PING, control=_encode(Nothing()))
 GOODBYE = Message(kind=Kind.GOODBYE, control=_encode(Nothing()))
 
 
-def asked(word: Ask, request: int) -> Message:
+def asked(op: Ask, request: int) -> Message:
     """The message that says `word`; its answer will refer to `request`."""
-    match word:
+    match op:
         case Push(key=key, stamp=stamp, payload=payload, about=about):
             laid, buffers = lay(payload)
             record: Record = PushRecord(
