@@ -1,0 +1,223 @@
+"""Checkpoints and a journal written by an earlier commit load, and training resumes from them bit for bit.
+
+Run as a program it writes them: in a checkout of the commit whose formats must stay readable, never of one under test.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from shutil import copytree, rmtree
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from support.paths import TESTS
+from support.server_runs import Run, run, sgd
+from support.virtual import Worker, cluster, parameters
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+FOLDER = TESTS / "golden" / "checkpoints"
+EXPECTED = "expected.safetensors"  # the parameters RESUMED_STEPS later, by rank
+WORLD, RESUMED_STEPS = 2, 6
+SHAPES = [(16, 16), (16,), (4, 16)]  # only the first is large enough to be compressed
+RNG_STATE = (3, (*(i % 10 for i in range(624)), 624), None)  # of Python's generator; few digits keep checkpoints small
+PARAMETER_SERVER = "parameter_server"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that was saved after `steps` steps.
+
+    tensor: one in rank 0's file that the resumed run depends on; matmul: whether it multiplies matrices, whose last
+    digits depend on the machine.
+    """
+
+    recipe: str
+    steps: int
+    tensor: str
+    matmul: bool = False
+
+
+CASES = {
+    "topk": Case("TopK(density=0.1)", 5, "session.state.0.0.residual"),
+    "accumulation": Case("EveryStep(accumulate=2) + OneBit()", 5, "session.state.0.accumulated"),
+    "local_sgd": Case("LocalSGD(period=4) + Int8()", 6, "session.state.0.merging.agreed"),
+    "diloco": Case(
+        "DiLoCo(period=4, outer_learning_rate=0.5, outer_momentum=0.5, fragments=2, delay=1)",
+        6,
+        "session.progress.flights.0.means.0",
+    ),
+    "powersgd": Case("PowerSGD(rank=2)", 5, "session.state.0.0.q", matmul=True),
+    "gossip": Case("Gossip() + Ring()", 5, "model.0"),
+    "dgc": Case("DGC(density=0.1)", 5, "session.state.0.0.momentum"),
+    "delay": Case("EveryStep(delay=1)", 5, "session.progress.flights.0.means.0"),
+    PARAMETER_SERVER: Case(
+        "ParameterServer('sync', pull=TopK(0.3)) + Route(Feedback(TopK(0.2)), smallest=0)",
+        6,
+        "shard.optimizer.state.0.momentum_buffer",
+    ),
+}
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def targets(step: int, rank: int) -> list[Tensor]:
+    """Numbers with few digits, the same on every machine."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return [torch.randint(-64, 65, shape, generator=generator).float() / 32 for shape in SHAPES]
+
+
+def initial_parameters() -> list[Parameter]:
+    return [Parameter(target / 8) for target in targets(99, 0)]
+
+
+def train(
+    worker: Worker, recipe: str, first: int, last: int, load: Path | None = None, save: Path | None = None
+) -> Tensor:
+    """Minimize the distance to the targets: elementwise, and with powers of two, so that every machine rounds alike."""
+    model = nn.ParameterList(initial_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
+    session = worker.attach(model, optimizer, recipe)
+    if load is not None:
+        assert session.load(load) == {"step": first}
+        assert random.getstate() == RNG_STATE
+    session.weight(1 + worker.rank)
+    for step in range(first, last):
+        optimizer.zero_grad()
+        pairs = zip(model, targets(step, worker.rank), strict=True)
+        sum((0.5 * (parameter - target).square()).sum() for parameter, target in pairs).backward()  # type: ignore
+        optimizer.step()
+    if save is not None:
+        session.save(save, step=last)
+    return parameters(model)
+
+
+def train_served(recipe: str, last: int, directory: Path) -> Run:
+    """The same up to step `last`, with a server that resumes from its journal in `directory`, or begins one there."""
+
+    def gradient(tensors: Mapping[str, Tensor], worker: int, step: int) -> Mapping[str, Tensor]:
+        pairs = zip(tensors.items(), targets(step, worker), strict=True)
+        return {name: (parameter - target).detach() for (name, parameter), target in pairs}
+
+    return run(
+        recipe,
+        world=WORLD,
+        servers=1,
+        steps=last,
+        directory=directory,
+        optimizer=sgd(0.125, momentum=0.5),
+        make=lambda: dict(zip("abc", initial_parameters(), strict=True)),
+        gradient=gradient,
+    )
+
+
+def resume(name: str, directory: Path) -> list[Tensor]:
+    """The parameters by rank, RESUMED_STEPS after what was saved in `directory`."""
+    case = CASES[name]
+    last = case.steps + RESUMED_STEPS
+    if name == PARAMETER_SERVER:
+        return train_served(case.recipe, last, directory).go()
+    return cluster(lambda worker: train(worker, case.recipe, case.steps, last, load=directory), WORLD)
+
+
+def products() -> Tensor:
+    """Matrix products whose last digits show in which order this machine adds up."""
+    wide, thin = targets(0, 0)[0] / 3, targets(1, 0)[0][:, :2] / 3
+    return torch.cat([wide @ thin, wide.T @ thin, thin @ thin.T], 1)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write(name: str, directory: Path) -> None:
+    rmtree(directory, ignore_errors=True)
+    (write_journal if name == PARAMETER_SERVER else write_checkpoint)(CASES[name], directory)
+    copy = copytree(directory, directory.with_suffix(".copy"))  # resuming appends to a journal
+    expected = {str(rank): values for rank, values in enumerate(resume(name, copy))}
+    rmtree(copy)
+    save_file({**expected, **({"products": products()} if CASES[name].matmul else {})}, directory / EXPECTED)
+
+
+def write_checkpoint(case: Case, directory: Path) -> None:
+    random.setstate(RNG_STATE)
+    cluster(lambda worker: train(worker, case.recipe, 0, case.steps, save=directory), WORLD)
+
+
+def write_journal(case: Case, directory: Path) -> None:
+    """A snapshot taken halfway, and the log of every push since."""
+    first_half = train_served(case.recipe, case.steps // 2, directory)
+    first_half.go()
+    journal = first_half.shards[0].journal
+    journal.save()
+    journal.close()
+    train_served(case.recipe, case.steps, directory).go()
+
+
+# -- verifying ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _global_generators_are_restored() -> Iterator[None]:
+    """Loading a checkpoint sets them."""
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    yield
+    random.setstate(python_state)
+    torch.set_rng_state(torch_state)
+
+
+def verify(name: str, directory: Path) -> None:
+    expected = load_file(directory / EXPECTED)
+    exact = not CASES[name].matmul or torch.equal(products(), expected["products"])
+    for rank, found in enumerate(resume(name, directory)):
+        error = (found - expected[str(rank)]).abs().max()
+        assert error <= (0.0 if exact else 1e-5), f"{name}: rank {rank} resumed differently, by up to {error}"
+
+
+def corrupt(directory: Path, tensor: str) -> None:
+    """Change the first entry of a tensor of rank 0, and its file's digest with it."""
+    (path,) = directory.rglob("step-*/rank-0.safetensors")
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    tensors[tensor].view(-1)[0] += 1
+    save_file(tensors, path, metadata)
+    digest = blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    for manifest in path.parent.glob("rank-*.json"):
+        content = json.loads(manifest.read_text())
+        content["digests"][0] = digest
+        manifest.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+    verify(name, copytree(FOLDER / name, tmp_path / name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_changed_entry_is_detected(name: str, tmp_path: Path) -> None:
+    directory = copytree(FOLDER / name, tmp_path / name)
+    corrupt(directory, CASES[name].tensor)
+    with pytest.raises(AssertionError, match="resumed differently"):
+        verify(name, directory)
+
+
+def test_a_lost_log_is_detected(tmp_path: Path) -> None:
+    directory = copytree(FOLDER / PARAMETER_SERVER, tmp_path / PARAMETER_SERVER)
+    (log,) = directory.glob("server-0/log-*")
+    log.unlink()
+    with pytest.raises(AssertionError, match="resumed differently"):
+        verify(PARAMETER_SERVER, directory)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for each in CASES:
+        write(each, FOLDER / each)
