@@ -16,12 +16,13 @@ KERNELS = "gossamer/kernels/libgossamer-kernels.so"
 KERNEL_SOURCES = (
     "abi.cpp",
     "select.cpp",
-    "places.cpp",
-    "quantise.cpp",
-    "dequantise.cpp",
-    "halves.cpp",
+    "index_coding.cpp",
+    "quantize.cpp",
+    "dequantize.cpp",
+    "half.cpp",
     "float4.cpp",
     "mesh.cpp",
+    "mesh_interface.cpp",
     "crc.cpp",
 )
 # Every operation is rounded once and NaN is seen: the loops equal plain torch bit for bit. So never -ffast-math.
@@ -41,7 +42,7 @@ def compile_kernels(root: Path) -> Path:
 
 
 def compile_switch(root: Path) -> Path:
-    """The program that the lab starts."""
+    """The program that moves the packets of an emulated network."""
     if not sys.platform.startswith("linux"):
         raise BuildError("it needs Linux")
     return _compile(root / "src" / SWITCH, ["-O2"], [HERE / "switch.cpp"])

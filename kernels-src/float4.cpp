@@ -1,13 +1,13 @@
 // Codes that mean one of a few values, which a block's numbers say: src/gossamer/kernels/{float4,sign_magnitude}.py in
 // C++, bit for bit.
 //
-// As in quantise.cpp and dequantise.cpp: an encoder walks over memory once, block by block; a decoder keeps a chunk of
+// As in quantize.cpp and dequantize.cpp: an encoder walks over memory once, block by block; a decoder keeps a chunk of
 // the sum in the first cache, and looks for codes that no encoder writes before it writes anything.
 
 #include "bits.hpp"
 #include "common.hpp"
 #include "level.hpp"
-#include "spans.hpp"
+#include "segments.hpp"
 
 #include <vector>
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common.hpp"
-#include "spans.hpp"
+#include "segments.hpp"
 
 namespace gossamer {
 

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "sanitize_float4.hpp"
-#include "sanitize_halves.hpp"
+#include "sanitize_half.hpp"
 #include "sanitize_mesh.hpp"
 
-#if __has_include("sanitize_quantise.hpp")
-#include "sanitize_quantise.hpp"
+#if __has_include("sanitize_quantize.hpp")
+#include "sanitize_quantize.hpp"
 #else
-inline void sanitize_quantise() {}
+inline void sanitize_quantize() {}
 #endif
 
 extern "C" {
@@ -270,7 +270,7 @@ int main() {
         sanitize_misfits();
     }
     for (int round = 0; round < 3000; ++round) sanitize_places();
-    sanitize_quantise();
+    sanitize_quantize();
     sanitize_float4();
     sanitize_halves();
     sanitize_mesh();

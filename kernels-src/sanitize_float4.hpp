@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "sanitize_quantise.hpp"
+#include "sanitize_quantize.hpp"
 
 extern "C" {
 int64_t gossamer_limit_instructions(int64_t limit);

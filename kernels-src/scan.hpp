@@ -4,7 +4,7 @@
 #pragma once
 
 #include "level.hpp"
-#include "spans.hpp"
+#include "segments.hpp"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include "bits.hpp"
 #include "common.hpp"
 #include "level.hpp"
-#include "spans.hpp"
+#include "segments.hpp"
 
 #include <vector>
 

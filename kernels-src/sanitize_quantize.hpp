@@ -1,4 +1,4 @@
-// Random valid and malformed input for the functions of quantise.cpp and dequantise.cpp; part of sanitize.cpp.
+// Random valid and malformed input for the functions of quantize.cpp and dequantize.cpp; part of sanitize.cpp.
 
 #pragma once
 
@@ -49,7 +49,7 @@ inline int64_t any_below(int64_t n) { return static_cast<int64_t>(random_bits()(
 
 inline void must(bool holds, const char* what) {
     if (holds) return;
-    std::fprintf(stderr, "sanitize_quantise: %s\n", what);
+    std::fprintf(stderr, "sanitize_quantize: %s\n", what);
     std::abort();
 }
 
@@ -203,7 +203,7 @@ inline void levels() {
 
 }  // namespace gossamer_sanitize
 
-inline void sanitize_quantise() {
+inline void sanitize_quantize() {
     for (int64_t round = 0; round < 300; round++) {
         gossamer_sanitize::int8();
         gossamer_sanitize::onebit();

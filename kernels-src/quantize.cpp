@@ -1,12 +1,12 @@
-// Every entry in a few bits: src/gossamer/kernels/{quantise,onebit,twobit,ternary,levels}.py in C++, bit for bit.
+// Every entry in a few bits: src/gossamer/kernels/reference/{quantize,onebit,twobit,ternary,levels}.py in C++, bit for bit.
 //
 // An encoder walks over memory once: a block is measured while it comes into the first cache, read again from there,
 // and its codes and what is left of it are written. `before` and `after` may be one buffer, and are null together.
 
 #include "bits.hpp"
 #include "common.hpp"
-#include "noise.hpp"
-#include "spans.hpp"
+#include "counter_rng.hpp"
+#include "segments.hpp"
 
 #define INLINED __attribute__((always_inline))
 

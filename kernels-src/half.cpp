@@ -1,11 +1,11 @@
-// Numbers of two bytes: src/gossamer/kernels/halves.py in C++, bit for bit.
+// Numbers of two bytes: src/gossamer/kernels/reference/half.py in C++, bit for bit.
 //
 // Rounding and widening are arithmetic on bits that compilers turn into vectors, the same for every instruction set. A
 // chunk is made in the first cache and written from there, around the caches where a buffer is too large for them.
 
 #include "common.hpp"
 #include "half_formats.hpp"
-#include "spans.hpp"
+#include "segments.hpp"
 
 #define INLINED __attribute__((always_inline))
 

@@ -1,4 +1,4 @@
-// What codes stand for, added up over payloads: src/gossamer/kernels/{quantise,onebit,twobit,ternary,levels}.py in C++,
+// What codes stand for, added up over payloads: src/gossamer/kernels/reference/{quantize,onebit,twobit,ternary,levels}.py in C++,
 // bit for bit.
 //
 // A decoder keeps a chunk of the sum in the first cache while it walks over the payloads, and writes it once. Codes
@@ -6,7 +6,7 @@
 
 #include "bits.hpp"
 #include "common.hpp"
-#include "spans.hpp"
+#include "segments.hpp"
 #include "wide.hpp"
 
 #define INLINED __attribute__((always_inline))

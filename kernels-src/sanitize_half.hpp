@@ -1,4 +1,4 @@
-// Random input for the functions of halves.cpp; part of sanitize.cpp.
+// Random input for the functions of half.cpp; part of sanitize.cpp.
 
 #pragma once
 

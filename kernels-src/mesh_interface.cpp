@@ -1,0 +1,53 @@
+// The C interface of mesh.hpp, as kernels/library.py calls it.
+
+#include "mesh.hpp"
+
+#include <new>
+
+#include "common.hpp"
+
+using namespace gossamer;
+
+// sockets: by rank, connected and without a delay for small packets; -1 at `rank`. Null where there is no memory.
+GOSSAMER_EXPORT void* gossamer_mesh_open(int64_t rank, const int32_t* sockets, int64_t world) try {
+    return new Mesh(static_cast<int>(rank), sockets, static_cast<int>(world));
+} catch (const std::bad_alloc&) {
+    return nullptr;
+}
+
+// memory: of two pages or more, as shared_memory.hpp says, zero at first and mapped until the mesh is closed.
+GOSSAMER_EXPORT int64_t gossamer_mesh_share(void* mesh, int64_t peer, void* memory, int64_t nbytes) {
+    const int64_t slots = (nbytes - kTurnsBytes) / (2 * kMessageBytes);
+    if (slots < 1 || slots > kMostSlots || nbytes != shared_nbytes(slots)) return kMisfit;
+    static_cast<Mesh*>(mesh)->share(static_cast<int>(peer), static_cast<char*>(memory), static_cast<int>(slots));
+    return kDone;
+}
+
+GOSSAMER_EXPORT int64_t gossamer_mesh_close(void* mesh) {
+    delete static_cast<Mesh*>(mesh);
+    return kFinished;
+}
+
+// The number of the word that was begun. Memory at `places` belongs to the mesh until it was waited for.
+GOSSAMER_EXPORT int64_t gossamer_mesh_begin(void* mesh, const int32_t* rows, int64_t row_count, void* const* places,
+                                            const int64_t* sizes, int64_t piece_count, int64_t format, double divisor,
+                                            int64_t form) try {
+    static_assert(sizeof(Row) == 5 * sizeof(int32_t), "rows are read as they are");
+    return static_cast<Mesh*>(mesh)->begin(reinterpret_cast<const Row*>(rows), row_count, places, sizes, piece_count,
+                                           static_cast<int32_t>(format), divisor, static_cast<uint32_t>(form));
+} catch (const std::bad_alloc&) {
+    return kNoMemory;
+}
+
+// An Ending; kGone and kMismatch name the peer.
+GOSSAMER_EXPORT int64_t gossamer_mesh_wait(void* mesh, int64_t word, int64_t milliseconds, int32_t* peer,
+                                           int32_t* error) try {
+    return static_cast<Mesh*>(mesh)->wait(static_cast<uint32_t>(word), static_cast<int>(milliseconds), peer, error);
+} catch (const std::bad_alloc&) {
+    return kNoMemory;
+}
+
+// kNotYet, and whom the word waits for: two numbers for every rank, as Mesh::waits_for says.
+GOSSAMER_EXPORT int64_t gossamer_mesh_waits_for(void* mesh, int64_t word, int64_t* moved, int32_t* next) {
+    return static_cast<Mesh*>(mesh)->waits_for(static_cast<uint32_t>(word), moved, next);
+}
