@@ -558,7 +558,7 @@ import gossamer
 from gossamer.checkpoint import digest
 from gossamer.cli.explain import explain
 from gossamer.reducer.step_report import Presence
-from virtual import batch, network, parameters
+from support.virtual import batch, network, parameters
 
 world = gossamer.init()
 for recipe in {recipes!r}:

@@ -23,7 +23,7 @@ from gossamer.network import Network
 
 
 class EmulatedNetwork:
-    """An emulated network, there while the block runs: `with Lab(network) as lab: ...`.
+    """An emulated network, there while the block runs: `with EmulatedNetwork(network) as lab: ...`.
 
     Needs the right to make network namespaces (see `plan`). lab.hosts: one LabHost for each of the network's;
     lab.emulation: "kernel" or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also
