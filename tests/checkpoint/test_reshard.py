@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from laws.laws import Group, in_threads
-from support.virtual import Worker, batch, cluster, network, notices, parameters
+from support.virtual_workers import Worker, batch, cluster, network, notices, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint.test_reshard import copied, train
-from support.virtual import Worker, agree, batch, cluster, network, notices, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, network, notices, parameters
 from torch.nn.functional import mse_loss
 
 from gossamer.checkpoint import reshard

@@ -12,7 +12,7 @@ from laws.laws import (
     LAYOUT,
 )
 from support.between_nodes import FED_BACK
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

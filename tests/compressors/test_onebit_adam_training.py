@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.virtual import Worker, agree, batch, cluster, joined, loss_of, network, notices, parameters, seeded
+from support.virtual_workers import Worker, agree, batch, cluster, joined, loss_of, network, notices, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 import torch
-from support.foretold import other, ring
-from support.virtual import batch, cluster, network, seeded
+from support.expected_traffic import other, ring
+from support.virtual_workers import batch, cluster, network, seeded
 from torch import nn
 
 from gossamer import events

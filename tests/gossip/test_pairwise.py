@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.fault_seeds import block_name, blocks, replayed
-from support.machines import CALLER, TRAINER, of_machines
+from support.machine_faults import CALLER, TRAINER, of_machines
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, Feedback, OneBit, PowerSGD, RandomK, Route, TernGrad, TopK

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.virtual import Worker, batch, cluster, heard, network, parameters
+from support.virtual_workers import Worker, batch, cluster, heard, network, parameters
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual import Worker, batch, cluster
+from support.virtual_workers import Worker, batch, cluster
 from torch import Tensor, nn
 
 from gossamer import events

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual import Worker, agree, batch, cluster, joined, network, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, joined, network, parameters
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import mse_loss

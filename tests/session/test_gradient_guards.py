@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.virtual import Worker, agree, closure_of, cluster, loss_of, network, parameters
+from support.virtual_workers import Worker, agree, closure_of, cluster, loss_of, network, parameters
 from torch import Tensor, nn
 
 from gossamer import checkpoint

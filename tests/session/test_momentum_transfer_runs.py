@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.momenta import ALL, MIXED, REAL, close, one_cycle, sgd
-from support.virtual import Worker, agree, batch, cluster, grow, loss_of, network, parameters
+from support.momentum_training import ALL, MIXED, REAL, close, one_cycle, sgd
+from support.virtual_workers import Worker, agree, batch, cluster, grow, loss_of, network, parameters
 from torch import Tensor, nn
 
 from gossamer.session.session import Session

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.momenta import ALL, sgd, together
-from support.virtual import Worker, closure_of, cluster, loss_of, network, notices
+from support.momentum_training import ALL, sgd, together
+from support.virtual_workers import Worker, closure_of, cluster, loss_of, network, notices
 from torch import nn
 
 from gossamer.errors import AttachError, LoopError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual import Worker, agree, batch, cluster, joined, network, parameters, seeded
+from support.virtual_workers import Worker, agree, batch, cluster, joined, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

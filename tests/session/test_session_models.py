@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 from support.sessions import sgd, train
-from support.virtual import Worker, agree, batch, cluster, grow, network, parameters, seeded
+from support.virtual_workers import Worker, agree, batch, cluster, grow, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.sessions import sgd, train
-from support.virtual import Worker, agree, batch, cluster, joined, network, notices, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, joined, network, notices, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

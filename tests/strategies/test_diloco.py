@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from strategies.test_local_sgd import CENTRES, quadratic
-from support.loops import LR, START, Trace, agree, close, gradient, heard, mean_of, run, sgd
-from support.virtual import batch, cluster, network, parameters
+from support.training_loops import LR, START, Trace, agree, close, gradient, heard, mean_of, run, sgd
+from support.virtual_workers import batch, cluster, network, parameters
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import LR, START, agree, close, run, sgd
-from support.virtual import Worker, batch, cluster, joined, network, parameters, seeded
+from support.training_loops import LR, START, agree, close, run, sgd
+from support.virtual_workers import Worker, batch, cluster, joined, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from support.virtual import Worker, batch, cluster, joined, network, parameters
+from support.virtual_workers import Worker, batch, cluster, joined, network, parameters
 from torch import nn
 from torch.nn.functional import mse_loss
 

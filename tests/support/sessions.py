@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.virtual import Worker, batch, joined, network, parameters
+from support.virtual_workers import Worker, batch, joined, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

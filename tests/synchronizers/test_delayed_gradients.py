@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from support.loops import LR, START, agree, close, gradient, heard, mean_of, run, sgd, spread
-from support.virtual import Worker, batch, cluster, network, parameters, seeded
+from support.training_loops import LR, START, agree, close, gradient, heard, mean_of, run, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

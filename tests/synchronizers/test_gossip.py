@@ -12,10 +12,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 from strategies.test_gossip import Lopsided
-from support.apart import check_resume, train
-from support.loops import LR, START, Trace, agree, close, gradient, heard, run, sgd
 from support.processes import findings, succeed
-from support.virtual import Worker, batch, cluster, network, parameters, seeded
+from support.resumed_training import check_resume, train
+from support.training_loops import LR, START, Trace, agree, close, gradient, heard, run, sgd
+from support.virtual_workers import Worker, batch, cluster, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

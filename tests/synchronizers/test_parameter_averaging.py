@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.loops import START, Trace, agree, close, heard, owed_and_in_flight, sgd, spread
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.training_loops import START, Trace, agree, close, heard, owed_and_in_flight, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.apart import check_resume, train
-from support.loops import agree
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.resumed_training import check_resume, train
+from support.training_loops import agree
+from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

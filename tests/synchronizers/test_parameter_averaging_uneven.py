@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from support.loops import LR, START, agree, close, gradient, mean_of, sgd
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.training_loops import LR, START, agree, close, gradient, mean_of, sgd
+from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import START, agree, heard, run, sgd, spread
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.training_loops import START, agree, heard, run, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from support.virtual import Worker, agree, batch, cluster, heard, network, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, heard, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
