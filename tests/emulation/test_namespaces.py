@@ -27,9 +27,9 @@ needs_lab = pytest.mark.skipif(
 
 OWNER = """
 import sys
-from gossamer.emulation import Lab
+from gossamer.emulation import EmulatedNetwork
 from gossamer.network import read_network
-with Lab(read_network(sys.argv[1], 3)) as lab:
+with EmulatedNetwork(read_network(sys.argv[1], 3)) as lab:
     print(lab.emulation, flush=True)
     sys.stdin.read()
 """

@@ -169,10 +169,10 @@ def test_without_msgspec_all_but_endpoints_is_there() -> None:
 import sys
 sys.modules["msgspec"] = None
 import gossamer
-from gossamer.synchronizers.peer_endpoints import assemble, assemble_workers
+from gossamer.synchronizers.peer_endpoints import connect_to_servers, connect_workers
 from gossamer.errors import AttachError
-for open_endpoints in (lambda: assemble(0, 2, None, 8, lambda text: [text] * 2),
-                       lambda: assemble_workers(0, 8, lambda text: [text] * 2)):
+for open_endpoints in (lambda: connect_to_servers(0, 2, None, 8, lambda text: [text] * 2),
+                       lambda: connect_workers(0, 8, lambda text: [text] * 2)):
     try:
         open_endpoints()
     except AttachError as error:
