@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from laws.laws import (
-    LAYOUT,
-)
+from laws.laws import LAYOUT
 from support.between_nodes import FED_BACK
 from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch import Tensor

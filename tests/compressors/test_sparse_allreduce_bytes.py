@@ -8,13 +8,7 @@ import pytest
 import torch
 from laws.laws import LAYOUT, Group, perform_together
 
-from gossamer.compressors import (
-    Compressor,
-    Dense,
-    Feedback,
-    SparseSum,
-    TopK,
-)
+from gossamer.compressors import Compressor, Dense, Feedback, SparseSum, TopK
 from gossamer.compressors import sparse_allreduce as module
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.index_regions import Regions

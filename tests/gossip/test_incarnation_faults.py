@@ -20,10 +20,7 @@ from gossamer.core import rng
 from gossamer.core.layout import FlatTensors
 from gossamer.core.peer_ops import WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.errors import PeerLost
-from gossamer.gossip.incarnation import (
-    decode_incarnation,
-    incarnation_of,
-)
+from gossamer.gossip.incarnation import decode_incarnation, incarnation_of
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
 from gossamer.gossip.state_transfer import ReceivedState, rejoin

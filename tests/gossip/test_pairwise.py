@@ -14,12 +14,7 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Dense, Feedback, OneBit, PowerSGD, RandomK, Route, TernGrad, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.core.layout import FlatTensors
-from gossamer.core.peer_ops import (
-    WORKER,
-    Peer,
-    Receipt,
-    Stamp,
-)
+from gossamer.core.peer_ops import WORKER, Peer, Receipt, Stamp
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate

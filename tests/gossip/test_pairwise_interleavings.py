@@ -12,17 +12,7 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense
 from gossamer.compressors.qsgd import QSGD
-from gossamer.core.peer_ops import (
-    WORKER,
-    Arrived,
-    Await,
-    Elapsed,
-    Peer,
-    PeerScript,
-    Push,
-    Receipt,
-    Reply,
-)
+from gossamer.core.peer_ops import WORKER, Arrived, Await, Elapsed, Peer, PeerScript, Push, Receipt, Reply
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import answering, initiate
 from gossamer.topologies import Complete

@@ -16,11 +16,7 @@ from support.pairwise_partners import AsksAnew, Drops, Forgets, Halves, Trades, 
 
 from gossamer.core import rng
 from gossamer.core.ops import payload_bytes
-from gossamer.core.peer_ops import (
-    WORKER,
-    Peer,
-    PeerScript,
-)
+from gossamer.core.peer_ops import WORKER, Peer, PeerScript
 from gossamer.errors import PeerLost
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import answering, initiate

@@ -6,19 +6,7 @@ import pytest
 import torch
 from support.pairwise_partners import exchange, partner
 
-from gossamer.core.peer_ops import (
-    WORKER,
-    Arrived,
-    Await,
-    Peer,
-    PeerJoined,
-    PeerLeft,
-    Pull,
-    Pulled,
-    Push,
-    Reply,
-    Stamp,
-)
+from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerJoined, PeerLeft, Pull, Pulled, Push, Reply, Stamp
 from gossamer.errors import PeerLost
 from gossamer.gossip.pairwise_scripts import answering, initiate
 from gossamer.topologies import Ring

@@ -14,15 +14,7 @@ from gossamer.compressors import Dense, point_to_point
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.gossip.rules import (
-    HAT,
-    PULL,
-    Averaging,
-    Choco,
-    GossipOffer,
-    Memory,
-    NeighborMessage,
-)
+from gossamer.gossip.rules import HAT, PULL, Averaging, Choco, GossipOffer, Memory, NeighborMessage
 from gossamer.strategies.gossip import safe_step_size
 from gossamer.topologies import Exponential, Ring, Topology, Torus
 

@@ -7,9 +7,7 @@ from support.pairwise_partners import start_of
 
 from gossamer.core.layout import FlatTensors
 from gossamer.core.peer_ops import WORKER, Arrived, Peer, Pull, Push, Stamp
-from gossamer.gossip.incarnation import (
-    with_incarnation,
-)
+from gossamer.gossip.incarnation import with_incarnation
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.state_transfer import ROLL, PeerStatus, decode_status
 from gossamer.gossip.termination import TerminationProtocol

@@ -7,11 +7,7 @@ from support.gossip_rounds import compressor_of
 
 from gossamer.compressors import Dense
 from gossamer.errors import RecipeError
-from gossamer.gossip.rules import (
-    Averaging,
-    Choco,
-    PushSum,
-)
+from gossamer.gossip.rules import Averaging, Choco, PushSum
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies import Gossip
 from gossamer.strategies.gossip import kept_share, safe_step_size

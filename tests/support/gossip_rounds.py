@@ -13,12 +13,7 @@ from gossamer.compressors import Dense, point_to_point
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.gossip.rules import (
-    GossipOffer,
-    Memory,
-    MixingRule,
-    NeighborMessage,
-)
+from gossamer.gossip.rules import GossipOffer, Memory, MixingRule, NeighborMessage
 from gossamer.recipes.parser import parse
 from gossamer.recipes.recipe import resolve
 from gossamer.topologies import Topology

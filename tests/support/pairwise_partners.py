@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.layout import FlatTensors
-from gossamer.core.peer_ops import (
-    Push,
-    Receipt,
-    Stamp,
-)
+from gossamer.core.peer_ops import Push, Receipt, Stamp
 from gossamer.gossip.pairwise import Partner
 
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from strategies.test_gossip import Lopsided
+from support.gossip_rounds import Lopsided
 from support.processes import findings, succeed
 from support.resumed_training import check_resume, train
 from support.training_loops import LR, START, Trace, agree, close, gradient, heard, run, sgd
