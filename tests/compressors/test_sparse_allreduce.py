@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from laws.laws import LAYOUT, Group, check_conservation, check_own
+from support.aggregations import aggregate
 from torch import Tensor
 
 from gossamer.compressors import (
@@ -26,11 +26,10 @@ from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.index_regions import Regions
 from gossamer.compressors.int8 import Int8
 from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.runtime.runner import simulate
 
 SUM = Feedback(SparseSum(TopK(density=0.01)))
 
@@ -187,18 +186,6 @@ def test_it_remembers_no_more_than_feedback_does() -> None:
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------
-
-
-def aggregate(
-    compressor: Compressor, inputs: Sequence[Tensor], layout: Layout, states: list[State]
-) -> list[AggregationResult]:
-    result: list[AggregationResult] = simulate(
-        [
-            compressor.aggregate(FlatTensors(x, layout), state, AggregationContext(rank=rank, world=len(inputs)))
-            for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
-        ]
-    )
-    return result
 
 
 def check_noticed(place: int, rank: int) -> None:

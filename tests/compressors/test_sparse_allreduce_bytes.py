@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 from laws.laws import LAYOUT, Group, perform_together
+from support.aggregations import priced, priced_bytes
 
 from gossamer.compressors import Compressor, Dense, Feedback, SparseSum, TopK
 from gossamer.compressors import sparse_allreduce as module
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.index_regions import Regions
-from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll
 from gossamer.kernels import coded_bytes
-from gossamer.runtime.runner import price
 
 SUM = Feedback(SparseSum(TopK(density=0.01)))
 MILLION = Layout.of({"w": (2**20,)})
@@ -24,12 +23,11 @@ META: Any = {"dtype": torch.float32, "device": torch.device("meta")}
 
 
 def said(compressor: Compressor, world: int, layout: Layout = MILLION) -> list[Any]:
-    x, at = FlatTensors.zeros(layout, **META), AggregationContext(world=world)
-    return price(compressor.aggregate(x, compressor.init(x, at), at), world)
+    return priced(compressor, world, layout)
 
 
 def sent(compressor: Compressor, world: int, layout: Layout = MILLION) -> float:
-    return sum(op.bytes_sent for op in said(compressor, world, layout))
+    return priced_bytes(compressor, world, layout)
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
