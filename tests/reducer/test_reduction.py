@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.virtual_workers import Worker, batch, cluster, heard, network, parameters
+from support.virtual_workers import Worker, batch, cluster, heard, network, parameters, train_step
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -67,10 +67,7 @@ def trained(recipe: str, wrap: Any = lambda transport: transport) -> Tensor:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         session = worker.attach(model, optimizer, recipe)
         for step in range(8):
-            optimizer.zero_grad()
-            inputs, targets = batch(step, worker.rank)
-            mse_loss(model(inputs), targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         assert session._synchronizer is not None
         assert len(session._synchronizer.buckets) == 6
         return parameters(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual_workers import Worker, agree, batch, cluster, joined, network, parameters, seeded
+from support.virtual_workers import Worker, agree, batch, cluster, joined, loss_of, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -58,13 +58,11 @@ def test_unused_frozen_and_tied_parameters(recipe: str) -> None:
 
 def test_a_rank_where_no_hook_fires_keeps_the_others_company() -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer)
+        model, optimizer, _ = worker.start(network(0), sgd)
         for step in range(3):
             optimizer.zero_grad()
             if worker.rank != 1:
-                mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+                loss_of(model, step, worker.rank).backward()
             optimizer.step()
         return parameters(model)
 
@@ -75,9 +73,7 @@ def test_a_rank_where_no_hook_fires_keeps_the_others_company() -> None:
 
 
 def accumulate(worker: Worker, recipe: str, how: str) -> Tensor:
-    model = network(0)
-    optimizer = sgd(model)
-    session = worker.attach(model, optimizer, recipe)
+    model, optimizer, session = worker.start(network(0), sgd, recipe)
     for step in range(3):
         optimizer.zero_grad()
         for part in range(3):
@@ -136,12 +132,10 @@ def test_lbfgs_with_dense_and_the_error_otherwise() -> None:
 
 def test_a_backward_that_was_thrown_away_is_no_error() -> None:
     def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer, "TopK(0.1)")
+        model, optimizer, _ = worker.start(network(0), sgd, "TopK(0.1)")
         for step in range(4):
             optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
             if step % 2:
                 optimizer.step()
 

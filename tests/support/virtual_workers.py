@@ -19,6 +19,9 @@ from gossamer.runtime.transport import Transport
 from gossamer.session.session import Session
 from gossamer.transports.simulated import SimulatedGroup
 
+Rule = Callable[[nn.Module], torch.optim.Optimizer]
+Started = tuple[nn.Module, torch.optim.Optimizer, Session]
+
 
 class Nothing:
     """A world without shards."""
@@ -43,6 +46,11 @@ class Worker:
         session = Session(model, optimizer, resolve(recipe), self.transport, world=Nothing(), **options)
         self.sessions.append(session)
         return session
+
+    def start(self, model: nn.Module, rule: Rule, recipe: Any = None, **options: Any) -> Started:
+        """The model, its optimizer and their session."""
+        optimizer = rule(model)
+        return model, optimizer, self.attach(model, optimizer, recipe, **options)
 
 
 def cluster(
@@ -104,6 +112,12 @@ def joined(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.
 def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     inputs, targets = batch(step, rank, dtype=next(model.parameters()).dtype)
     return mse_loss(model(inputs), targets)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, step, rank).backward()
+    optimizer.step()
 
 
 def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Callable[[], float]:

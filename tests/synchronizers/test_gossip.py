@@ -15,7 +15,7 @@ from support.gossip_rounds import Lopsided
 from support.processes import findings, succeed
 from support.resumed_training import check_resume, train
 from support.training_loops import LR, START, Trace, agree, close, gradient, heard, run, sgd
-from support.virtual_workers import Worker, batch, cluster, network, parameters, seeded
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -170,8 +170,7 @@ def masked(worker: Worker, recipe: str) -> tuple[Tensor, Tensor, Tensor]:
         model = Masked()
     session = worker.attach(model, torch.optim.SGD(model.parameters(), lr=LR), recipe)
     for step in range(7):
-        inputs, targets = batch(step, worker.rank, dtype=torch.float32)
-        mse_loss(model(inputs), targets).backward()
+        loss_of(model, step, worker.rank).backward()
         session.optimizer.step()
         session.optimizer.zero_grad()
     session.close()
@@ -209,8 +208,7 @@ def pass_through(
 ) -> None:
     for step in steps:
         session.optimizer.zero_grad()
-        inputs, targets = batch(step, rank)
-        mse_loss(session.model(inputs), targets).backward()
+        loss_of(session.model, step, rank).backward()
         before(session, step)
         session.optimizer.step()
 
@@ -496,8 +494,7 @@ def sent_and_foretold(recipe: str, normed: bool = False) -> tuple[float, float]:
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         worker.attach(model, optimizer, found)
         for step in range(16):
-            inputs, targets = batch(step, worker.rank, dtype=torch.float32)
-            mse_loss(model(inputs), targets).backward()
+            loss_of(model, step, worker.rank).backward()
             optimizer.step()
 
     with heard(events.StepEnded) as ended:
