@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual_workers import Worker, agree, batch, cluster, joined, loss_of, network, parameters, seeded
+from support.virtual_workers import (
+    Worker,
+    agree,
+    batch,
+    cluster,
+    loss_of,
+    network,
+    parameters,
+    seeded,
+    trained_alone,
+)
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -89,16 +99,12 @@ def accumulate(worker: Worker, recipe: str, how: str) -> Tensor:
 
 
 def test_no_sync_equals_a_larger_batch_and_so_does_dense_without_it() -> None:
-    model = network(0)
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        inputs, targets = joined(batch(10 * step + part, rank) for rank in range(2) for part in range(3))
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+    expected = trained_alone(
+        sgd, 3, lambda step: [batch(10 * step + part, rank) for rank in range(2) for part in range(3)]
+    )
     for how in ("no_sync", "every"):
         ended = agree(cluster(lambda worker, h=how: accumulate(worker, "Dense()", h), 2))
-        torch.testing.assert_close(ended, parameters(model), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(ended, expected, atol=1e-12, rtol=1e-12)
 
 
 def test_no_sync_with_a_compressor_and_the_error_without() -> None:

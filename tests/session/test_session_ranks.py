@@ -12,12 +12,12 @@ from support.virtual_workers import (
     agree,
     batch,
     cluster,
-    joined,
     loss_of,
     network,
     notices,
     parameters,
     train_step,
+    trained_alone,
 )
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -77,14 +77,8 @@ def test_weights_make_uneven_batches_one_batch() -> None:
             optimizer.step()
         return parameters(model)
 
-    model = network(0)
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        inputs, targets = joined(batch(step, rank, sizes[(rank + step) % 3]) for rank in range(3))
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    torch.testing.assert_close(agree(cluster(work, 3)), parameters(model), atol=1e-12, rtol=1e-12)
+    expected = trained_alone(sgd, 4, lambda step: [batch(step, rank, sizes[(rank + step) % 3]) for rank in range(3)])
+    torch.testing.assert_close(agree(cluster(work, 3)), expected, atol=1e-12, rtol=1e-12)
 
 
 def test_equal_weights_change_no_bit() -> None:

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 from support.training_loops import LR, START, agree, close, run, sgd
-from support.virtual_workers import Worker, batch, cluster, joined, loss_of, network, parameters, seeded
+from support.virtual_workers import (
+    Batch,
+    Worker,
+    batch,
+    cluster,
+    loss_of,
+    network,
+    parameters,
+    seeded,
+    trained_alone,
+)
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -77,15 +87,12 @@ def accumulated(worker: Worker, recipe: Any, loop: Loop, sizes: Sequence[int]) -
 
 def big_batches(sizes: Sequence[int]) -> Tensor:
     """One process on the batches of all workers and passes at once."""
-    model = network(0)
-    optimizer = sgd(momentum=0.9)(model)
-    for exchange in range(EXCHANGES):
-        optimizer.zero_grad()
+
+    def batches(exchange: int) -> list[Batch]:
         places = [(step, rank) for step in range(K * exchange, K * exchange + K) for rank in range(WORLD)]
-        inputs, targets = joined(batch(step, rank, sizes[(step + rank) % len(sizes)]) for step, rank in places)
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    return parameters(model)
+        return [batch(step, rank, sizes[(step + rank) % len(sizes)]) for step, rank in places]
+
+    return trained_alone(sgd(momentum=0.9), EXCHANGES, batches)
 
 
 def check_big_batch(loop: Loop, sizes: Sequence[int]) -> None:

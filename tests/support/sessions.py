@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.virtual_workers import Worker, batch, joined, loss_of, network, parameters
+from support.virtual_workers import Worker, batch, loss_of, network, parameters, trained_alone
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 RECIPES = [
     "Dense()",
@@ -34,11 +33,4 @@ def train(worker: Worker, recipe: Any = None, steps: int = 5, *, set_to_none: bo
 
 def alone(world: int, steps: int = 5) -> Tensor:
     """One process on the joined batch."""
-    model = network(0)
-    optimizer = sgd(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = joined(batch(step, rank) for rank in range(world))
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    return parameters(model)
+    return trained_alone(sgd, steps, lambda step: [batch(step, rank) for rank in range(world)])

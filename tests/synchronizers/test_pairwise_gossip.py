@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from math import inf
 from typing import Any
 
 import pytest
 import torch
-from support.virtual_workers import Worker, batch, cluster, network, parameters
+from support.virtual_workers import Worker, batch, cluster, heard, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -53,16 +53,6 @@ def settle(session: Session) -> None:
 
 def together(worker: Worker) -> None:
     worker.transport.all_gather_text("")
-
-
-@contextmanager
-def heard() -> Iterator[list[events.Event]]:
-    found: list[events.Event] = []
-    unsubscribe = events.subscribe(found.append)
-    try:
-        yield found
-    finally:
-        unsubscribe()
 
 
 def still(worker: Worker, values: Sequence[float], **options: Any) -> tuple[Session, nn.Linear, torch.optim.Optimizer]:

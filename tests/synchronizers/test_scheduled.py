@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forwarding import ForwardingTransport
 from support.training_loops import START, agree, heard, run, sgd, spread
 from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters
 from torch import Tensor, nn
@@ -28,11 +29,11 @@ def backward(model: nn.Module, step: int, rank: int) -> None:
 # -- travelling -------------------------------------------------------------------------------------------------------
 
 
-class Gate:
+class Gate(ForwardingTransport):
     """Once closed, words are answered when it is opened, or after a second in vain."""
 
     def __init__(self, inner: Transport) -> None:
-        self._inner, self.rank, self.world = inner, inner.rank, inner.world
+        super().__init__(inner)
         self.open = threading.Event()
         self.open.set()
         self.in_vain = False
@@ -44,9 +45,6 @@ class Gate:
     def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         answer = self.answer(op)
         return lambda: answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def steps_while_under_way(recipe: str, launch: int, steps: int) -> set[bool]:
