@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.virtual import Worker, batch, cluster, network, parameters, seeded
+from support.virtual_workers import Worker, batch, cluster, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset

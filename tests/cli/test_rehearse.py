@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.command_line import refusal
 
 from gossamer.cli.main import gossamer
 from gossamer.cli.rehearse import RehearsalPlan, RehearsalRow, _lines, _steps
@@ -193,9 +194,7 @@ def test_recipes_that_talk_less_are_rehearsed(shapes, tmp_path):
 
 
 def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(gossamer, ["rehearse", *arguments])
-    assert result.exit_code != 0
-    return str(result.output)
+    return refusal("rehearse", *arguments)
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(shapes, tmp_path, monkeypatch):

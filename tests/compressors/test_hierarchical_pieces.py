@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 import torch
 from laws.formulas import places
-from laws.laws import (
-    LAYOUT,
-    Group,
-    check_bytes,
-)
+from laws.laws import LAYOUT, Group, check_bytes
 from support.between_nodes import BETWEEN, FED_BACK, NODES
 from torch import Tensor
 

@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.testbed_traffic import line
+from support.testbed_traffic import eventually, inhabitants, left_by, line
 
 from gossamer.emulation import EmulatedNetwork, namespaces, plan
 from gossamer.emulation.capabilities import reentering
@@ -39,24 +38,6 @@ def owner(spec: str, *prefix: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", OWNER, spec], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-
-
-def left_by(pid: int) -> list[str]:
-    return [path.name for path in DIRECTORY.glob(f"gossamer-{pid}-*")]
-
-
-def inhabitants(names: list[str]) -> str:
-    return "".join(
-        subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
-        for name in names
-    )
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (held := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return held
 
 
 @needs_lab

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from support.foretold import WORKERS, other, ring
+from support.expected_traffic import WORKERS, other, ring
 
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout

@@ -4,7 +4,7 @@ import os
 import sys
 
 import pytest
-from support.foretold import other, ring
+from support.expected_traffic import other, ring
 
 from gossamer import events
 from gossamer.errors import AttachError

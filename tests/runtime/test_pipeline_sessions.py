@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.virtual import Worker, batch, cluster, network
+from support.virtual_workers import Worker, batch, cluster, network
 
 from gossamer.runtime.pipeline import DEPTH, Pipeline
 from gossamer.runtime.pipeline_tuner import FIRST_TRIAL, TRIAL_DEPTHS, PipelineTuner

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual import batch, network, parameters
+from support.virtual_workers import batch, network, parameters
 from torch._dynamo.exc import Unsupported
 
 import gossamer

@@ -13,7 +13,7 @@ from benchmarks.local import STUDY, main, options
 from benchmarks.local_report import Losses, Study, page_part, plot, sentences, study
 from benchmarks.tasks import TASKS, Task
 from benchmarks.virtual_workers import APART, Run, train
-from support.linear import samples
+from support.linear_regression import samples
 from torch import nn
 from torch.nn.functional import mse_loss
 

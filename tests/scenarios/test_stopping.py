@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.sessions import sgd
-from support.virtual import Worker, cluster, loss_of, network, parameters
+from support.virtual_workers import Worker, cluster, loss_of, network, parameters
 
 from gossamer.errors import Stopped
 from gossamer.session.session import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.virtual import Worker, cluster, network
+from support.virtual_workers import Worker, cluster, network
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.loops import LR, START, agree, close, gradient, mean_of, owed_and_in_flight, run, sgd, spread
+from support.training_loops import LR, START, agree, close, gradient, mean_of, owed_and_in_flight, run, sgd, spread
 from torch import Tensor
 
 from gossamer.compressors import TopK

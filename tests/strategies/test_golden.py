@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from support import golden
-from support.loops import sgd
-from support.virtual import Worker, cluster, parameters
+from support.training_loops import sgd
+from support.virtual_workers import Worker, cluster, parameters
 from torch import Tensor, nn
 
 GOLDEN = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.served_training import ROUNDS, begun, check_joined, trained
-from support.virtual import Worker, cluster, heard, network
+from support.virtual_workers import Worker, cluster, heard, network
 
 from gossamer import events, parameter_server
 from gossamer.core.peer_ops import SERVER, Peer

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import START, agree, heard, run, sgd, spread
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.forwarding import ForwardingTransport
+from support.training_loops import START, agree, heard, run, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -22,17 +23,17 @@ from gossamer.session.session import Session
 
 
 def backward(model: nn.Module, step: int, rank: int) -> None:
-    mse_loss(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+    loss_of(model, step, rank).backward()
 
 
 # -- travelling -------------------------------------------------------------------------------------------------------
 
 
-class Gate:
+class Gate(ForwardingTransport):
     """Once closed, words are answered when it is opened, or after a second in vain."""
 
     def __init__(self, inner: Transport) -> None:
-        self._inner, self.rank, self.world = inner, inner.rank, inner.world
+        super().__init__(inner)
         self.open = threading.Event()
         self.open.set()
         self.in_vain = False
@@ -45,9 +46,6 @@ class Gate:
         answer = self.answer(op)
         return lambda: answer
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
 
 def steps_while_under_way(recipe: str, launch: int, steps: int) -> set[bool]:
     """Whether ranks made so many more steps after pass `launch` without any answer."""
@@ -55,9 +53,7 @@ def steps_while_under_way(recipe: str, launch: int, steps: int) -> set[bool]:
     def work(worker: Worker) -> bool:
         gate = worker.transport
         assert isinstance(gate, Gate)
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        worker.attach(model, optimizer, recipe)
+        model, optimizer, _ = worker.start(network(worker.rank), sgd(), recipe)
         for made in range(1, launch + steps + 1):
             if made == launch:
                 gate.open.clear()
@@ -151,9 +147,7 @@ def test_passes_are_counted_where_several_make_one_step() -> None:
     """A loop that accumulates by itself: the period is in backward passes, and a merge waits for the step."""
 
     def work(worker: Worker) -> tuple[list[Tensor], int]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "LocalSGD(4)")
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), "LocalSGD(4)")
         path = []
         for step in range(12):
             backward(model, step, worker.rank)
@@ -258,9 +252,7 @@ def test_a_bad_gradient_within_a_site_skips_the_sites_step() -> None:
     """Of both its workers; the other site goes on, and who it was is told by the rank among all."""
 
     def work(worker: Worker) -> list[Tensor]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        worker.attach(model, optimizer, "LocalSGD(4, per_site=2)")
+        model, optimizer, _ = worker.start(network(worker.rank), sgd(), "LocalSGD(4, per_site=2)")
         path = [START]
         for step in range(8):
             optimizer.zero_grad()

@@ -12,29 +12,23 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.fault_seeds import block_name, blocks, replayed
-from support.machines import CALLER, TRAINER, of_machines
+from support.machine_faults import CALLER, TRAINER, of_machines
+from support.pairwise_partners import UNIT, start_of
 from torch import Tensor
 
 from gossamer.core import rng
 from gossamer.core.layout import FlatTensors
-from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
-from gossamer.errors import MalformedError, PeerLost
-from gossamer.gossip.incarnation import (
-    STEPS_PER_INCARNATION,
-    decode_incarnation,
-    encode_incarnation,
-    incarnation_of,
-    with_incarnation,
-)
+from gossamer.core.peer_ops import WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
+from gossamer.errors import PeerLost
+from gossamer.gossip.incarnation import decode_incarnation, incarnation_of
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
-from gossamer.gossip.state_transfer import ROLL, PeerStatus, ReceivedState, decode_status, rejoin
+from gossamer.gossip.state_transfer import ReceivedState, rejoin
 from gossamer.gossip.termination import TerminationProtocol
 from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.topologies import Complete
 
-UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact
 WORLD = 3
 
 
@@ -136,10 +130,6 @@ def as_found(found: ReceivedState, rank: int) -> Tensor:
 
 
 # -- machines ------------------------------------------------------------------------------------------------------
-
-
-def start_of(rank: int) -> Tensor:
-    return UNIT * torch.tensor([16.0 * rank + 8.0, -5.0 * rank], dtype=torch.float64)
 
 
 class Machine:
@@ -363,125 +353,3 @@ def test_with_who_came_back_workers_agree_again() -> None:
     ends = torch.stack([each.partner.shown for each in machines])
     assert machines[1].life == 1
     assert float((ends - ends.mean(0)).norm()) < 1e-3 * float((start_of(2) - start_of(0)).norm())
-
-
-# -- who is here ---------------------------------------------------------------------------------------------------
-
-
-def test_steps_of_lives_never_meet() -> None:
-    assert with_incarnation(0, 7) == 7
-    assert with_incarnation(3, 7) == 3 * STEPS_PER_INCARNATION + 7
-    assert [
-        incarnation_of(with_incarnation(life, step)) for life in (0, 1, 9) for step in (0, STEPS_PER_INCARNATION - 1)
-    ] == [0, 0, 1, 1, 9, 9]
-    assert [decode_incarnation(encode_incarnation(life)) for life in (0, 1, 12)] == [0, 1, 12]
-    assert [decode_incarnation(text) for text in ("x", "-1", "1" * 10, "\u0661")] == [-1] * 4
-
-
-def test_a_roll_is_read_as_it_was_written() -> None:
-    roll = PeerStatus(life=2, steps=40, done=True, stop=False, agreed=False, here=(0, 3))
-    assert decode_status(roll.written()) == roll
-    for text in ("", "{}", "[1, 2]", "[0, 0, false, false, false, 3]", '[0, "x", false, false, false, []]'):
-        with pytest.raises(MalformedError, match="no roll"):
-            decode_status(text)
-
-
-def answers(roll: str) -> PeerScript:
-    while True:
-        heard = yield Await()
-        if isinstance(heard, Arrived):
-            yield Reply(token=heard.token, answer=Pulled(version=0, about=roll))
-
-
-def came_back(roll: str) -> ReceivedState:
-    me, other = Peer(WORKER, 1), Peer(WORKER, 0)
-    scripts = {me: lambda: rejoin([0], (start_of(0),)), other: lambda: answers(roll)}
-    found: ReceivedState = simulate_peers(scripts, VirtualNetwork(), 0, servers=(other,)).result(me)
-    return found
-
-
-def test_who_comes_back_after_the_end_takes_nothing_over() -> None:
-    roll = PeerStatus(life=0, steps=9, done=True, stop=False, agreed=True, here=(0,))
-    assert came_back(roll.written()) == ReceivedState(0, roll, ())
-
-
-def test_who_finds_nothing_to_go_on_from_says_so() -> None:
-    for roll in ("nonsense", PeerStatus(0, 0, False, False, False, (0,)).written()):
-        with pytest.raises(PeerLost, match=r"workers 0 give nothing to go on from.*begin again"):
-            came_back(roll)
-
-
-def test_nobody_waits_for_workers_that_have_come_to_the_end() -> None:
-    """Whoever comes back a moment too late hears of it after the first that does not answer, not after a minute."""
-    assert words_to_nobody(lambda: True) == 1
-    assert words_to_nobody(lambda: False) == 20
-
-
-def words_to_nobody(is_over: Callable[[], bool]) -> int:
-    """How many are said before a worker that nobody answers gives up."""
-    script = rejoin([0, 2], (start_of(0),), is_over)
-    next(script)
-    for count in range(1, 100):
-        try:
-            script.throw(PeerLost("nobody answers"))
-        except PeerLost:
-            return count
-    raise AssertionError("it never gives up")
-
-
-class Ageless(TerminationProtocol):
-    """Takes what a worker said in one life for the words of all."""
-
-    @property
-    def _done_here(self) -> set[int]:
-        return set(self._said["done"])
-
-
-def check_who_is_done(rule: type[TerminationProtocol]) -> None:
-    """Somebody who is done and comes back is not, until it says so again; what is late changes nothing."""
-    one = rule(Partner(FlatTensors.pack({"weight": start_of(0)}), 0), 2)
-    script = one.listen(lambda peer, where: places.append((peer, where)))
-    places: list[tuple[Peer, str]] = []
-    next(script)
-
-    def said(key: str, life: int, about: str = "") -> set[int]:
-        push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, with_incarnation(life, 0)), about=about)
-        script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=push))
-        next(script)
-        return one._done_here
-
-    assert said("here", 0) == set()
-    assert said("done", 0) == {1}
-    assert said("here", 1, "[]") == set()
-    assert said("done", 0) == set()
-    assert said("done", 1) == {1}
-    assert said("done", 0) == {1}
-    assert places == [(Peer(WORKER, 1), "[]")]
-
-
-def test_who_came_back_is_not_done() -> None:
-    check_who_is_done(TerminationProtocol)
-    with pytest.raises(AssertionError):
-        check_who_is_done(Ageless)
-
-
-def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
-    """That a worker is done, and that the run is asked to end."""
-    old, new = (
-        TerminationProtocol(Partner(FlatTensors.pack({"weight": start_of(0)}), rank, life=rank), 2) for rank in (0, 1)
-    )
-    old._done, old.steps = True, 17
-    old._say_that("stop", 1, 0)
-    script = old.listen()
-    next(script)
-    greeting = new.say(0, "here")
-    reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=next(greeting)))
-    assert not new.told_to_stop
-    with pytest.raises(StopIteration):
-        greeting.send(reply.answer)
-    assert new.told_to_stop
-    assert new._done_here == {0}
-    next(script)
-    op = Pull(of=Peer(WORKER, 0), key=ROLL)
-    said = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), op=op)).answer
-    assert decode_status(said.about) == PeerStatus(life=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0))
