@@ -23,6 +23,7 @@ from gossamer.recipes.recipe import resolve
 from gossamer.synchronizers import parameter_server as served
 from gossamer.synchronizers import peer_endpoints
 from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.wire.authentication import Credentials
 
 
 def test_what_cannot_be_served_is_refused() -> None:
@@ -65,9 +66,7 @@ def dedicated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
     secret = run_token()
     assert secret is not None
     limit = peer_endpoints.LARGEST_FRAME_BYTES
-    with TcpEndpoint(
-        Peer(SERVER, 0), token=secret, run="run", recipe="", layout="", largest_frame_bytes=limit
-    ) as endpoint:
+    with TcpEndpoint(Credentials(me=Peer(SERVER, 0), token=secret, run="run", largest_frame_bytes=limit)) as endpoint:
         host, port = endpoint.address
         monkeypatch.setenv("GOSSAMER_SERVERS", f"{host}:{port}")
         endpoint.start(parameter_server.host(0, stays=True))
@@ -169,10 +168,10 @@ def test_without_msgspec_all_but_endpoints_is_there() -> None:
 import sys
 sys.modules["msgspec"] = None
 import gossamer
-from gossamer.synchronizers.peer_endpoints import assemble, assemble_workers
+from gossamer.synchronizers.peer_endpoints import connect_to_servers, connect_workers
 from gossamer.errors import AttachError
-for open_endpoints in (lambda: assemble(0, 2, None, 8, lambda text: [text] * 2),
-                       lambda: assemble_workers(0, 8, lambda text: [text] * 2)):
+for open_endpoints in (lambda: connect_to_servers(0, 2, None, 8, lambda text: [text] * 2),
+                       lambda: connect_workers(0, 8, lambda text: [text] * 2)):
     try:
         open_endpoints()
     except AttachError as error:

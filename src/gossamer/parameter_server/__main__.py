@@ -18,7 +18,9 @@ from gossamer.errors import ConnectError
 from gossamer.parameter_server.server import host
 from gossamer.parameter_server.standby import called, rehearse
 from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.rpc.options import EndpointOptions
 from gossamer.transports.rpc.sockets import Tls
+from gossamer.transports.wire.authentication import Credentials
 
 LOOK_SECONDS = 0.5
 
@@ -45,15 +47,8 @@ def serve() -> None:
         signal.signal(each, lambda *_: stopped.set())
     contexts = run_tls()
     endpoint = TcpEndpoint(
-        Peer(SERVER, number),
-        token=token,
-        run=run_name(),
-        recipe="",
-        layout="",
-        address=address,
-        port=port,
-        largest_frame_bytes=LARGEST_FRAME_BYTES,
-        tls=None if contexts is None else Tls(*contexts),
+        Credentials(me=Peer(SERVER, number), token=token, run=run_name(), largest_frame_bytes=LARGEST_FRAME_BYTES),
+        EndpointOptions(address=address, port=port, tls=None if contexts is None else Tls(*contexts)),
     )
     service = endpoint.start(host(number, os.environ.get("GOSSAMER_JOURNAL"), stays=True))
     launcher = os.environ.get("GOSSAMER_LAUNCHER_PID")

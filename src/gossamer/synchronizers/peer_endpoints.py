@@ -148,7 +148,9 @@ def close_now(endpoints: Closes, process: int) -> None:
 def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
     try:  # here, since only who talks to peers needs msgspec
         from gossamer.transports.rpc.endpoint import TcpEndpoint
+        from gossamer.transports.rpc.options import EndpointOptions
         from gossamer.transports.rpc.sockets import Tls
+        from gossamer.transports.wire.authentication import Credentials
     except ModuleNotFoundError as missing:
         raise AttachError(
             f"this recipe lets peers come and go, and they cannot talk without {missing.name or 'msgspec'}, which is "
@@ -158,16 +160,14 @@ def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
     contexts = run_tls()
 
     def opened(peer: Peer) -> PeerEndpoint:
+        # Without a recipe: workers compared theirs; a server learns it from the first, and compares every other's.
         return TcpEndpoint(
-            peer,
-            token=token,
-            run=run_name(),
-            recipe="",  # workers compared theirs; a server hears of it from the first, and compares every other's
-            layout="",
-            address=own_address(),
-            dead_after_seconds=DEAD_AFTER_SECONDS,
-            largest_frame_bytes=largest_bytes,
-            tls=None if contexts is None else Tls(*contexts),
+            Credentials(me=peer, token=token, run=run_name(), largest_frame_bytes=largest_bytes),
+            EndpointOptions(
+                address=own_address(),
+                dead_after_seconds=DEAD_AFTER_SECONDS,
+                tls=None if contexts is None else Tls(*contexts),
+            ),
         )
 
     return opened
