@@ -69,7 +69,7 @@ def dedicated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
     with TcpEndpoint(Credentials(me=Peer(SERVER, 0), token=secret, run="run", largest_frame_bytes=limit)) as endpoint:
         host, port = endpoint.address
         monkeypatch.setenv("GOSSAMER_SERVERS", f"{host}:{port}")
-        endpoint.start(parameter_server.host(0, stays=True))
+        endpoint.start(parameter_server.host(0, keep_serving=True))
         yield
 
 
