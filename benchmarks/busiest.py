@@ -119,11 +119,11 @@ def served(servers: int, beside: bool, compressor: Compressor, world: int, rows:
         tensors = {"weight": Parameter(torch.zeros(rows, COLUMNS))}
         client = Client(number, world, tensors, torch.optim.SGD(tensors.values(), 0.1), recipe, shards=servers)
         yield from client.begin()
-        client.land()
+        client.apply_pull()
         for _ in range(steps):
             client.gather({"weight": torch.randn(rows, COLUMNS)})
             yield from client.push_pull()
-            client.land()
+            client.apply_pull()
 
     def run(steps: int) -> Trace:
         workers = {Peer(WORKER, number): partial(worker, number, steps) for number in range(world)}

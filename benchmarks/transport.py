@@ -30,6 +30,7 @@ import torch.distributed as dist
 from gossamer.core.peer_ops import SERVER, WORKER, Arrived, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.environment.host_info import machine
 from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.wire.authentication import Credentials
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 2**28
@@ -39,14 +40,8 @@ Send = Callable[[torch.Tensor], None]
 
 
 def endpoint(rank: int) -> TcpEndpoint:
-    return TcpEndpoint(
-        Peer(WORKER if rank else SERVER, 0),
-        token=bytes(32),
-        run="benchmark",
-        recipe="",
-        layout="",
-        largest_frame_bytes=LARGEST,
-    )
+    me = Peer(WORKER if rank else SERVER, 0)
+    return TcpEndpoint(Credentials(me=me, token=bytes(32), run="benchmark", largest_frame_bytes=LARGEST))
 
 
 def acknowledge() -> PeerScript:

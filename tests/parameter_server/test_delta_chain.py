@@ -29,7 +29,7 @@ from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError
-from gossamer.parameter_server.delta_chain import DeltaChain, Public, Replica, Snapshot
+from gossamer.parameter_server.delta_chain import DeltaChain, PublicParameters, Replica, Snapshot
 from gossamer.strategies.parameter_server import share_lost
 
 PULLS: list[Compressor] = [
@@ -64,42 +64,42 @@ def moved(values: tuple[FlatTensors, ...], version: int) -> None:
         block.flat.add_(torch.randn(len(block.flat), generator=generator).to(block.flat.dtype), alpha=0.1)
 
 
-def check_copies(pull: Compressor, dtype: torch.dtype = torch.float32, versions: int = 50) -> list[int]:
+def check_replicas(pull: Compressor, dtype: torch.dtype = torch.float32, versions: int = 50) -> list[int]:
     """Three workers ask at random times; returns what their answers had in bytes."""
     values, random, costs = blocks(dtype), Random(3), []
     public = DeltaChain(pull, values, seed=7)
-    copies = [Replica(values, pull, seed=7) for _ in range(3)]
+    replicas = [Replica(values, pull, seed=7) for _ in range(3)]
     for version in range(1, versions + 1):
         moved(values, version)
         public.publish(version, values)
-        for worker, copy in enumerate(copies):
+        for worker, replica in enumerate(replicas):
             if random.random() < 1 / (1 + 3 * worker):
-                pulled = public.answer(copy.version)
+                pulled = public.pulled_since(replica.version)
                 costs.append(payload_bytes(pulled.payload))
-                copy.take(pulled)
-                assert copy.version == version
-                same_tensors([each.flat for each in copy.values], public.whole())
+                replica.update(pulled)
+                assert replica.version == version
+                same_tensors([each.flat for each in replica.values], public.snapshot())
     return costs
 
 
 @pytest.mark.parametrize("pull", PULLS, ids=repr)
 def test_copies_are_what_is_public(pull: Compressor) -> None:
-    costs = check_copies(pull)
-    whole = sum(4 * len(block.flat) for block in blocks(torch.float32))
-    assert max(costs) <= whole
+    costs = check_replicas(pull)
+    snapshot = sum(4 * len(block.flat) for block in blocks(torch.float32))
+    assert max(costs) <= snapshot
     assert share_lost(pull) <= 1.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_copies_in_other_dtypes(dtype: torch.dtype) -> None:
-    check_copies(Int8(), dtype, versions=9)
+    check_replicas(Int8(), dtype, versions=9)
 
 
 class Forgetful(DeltaChain):
     """Follows what it meant rather than what was said."""
 
-    def _link(self, version: int, values: tuple[FlatTensors, ...]) -> None:  # type: ignore[override]
-        super()._link(version, values)
+    def _append_delta(self, version: int, values: tuple[FlatTensors, ...]) -> None:  # type: ignore[override]
+        super()._append_delta(version, values)
         for mine, x in zip(self._blocks, values, strict=True):
             mine.flat.lerp_(x.flat, 1e-6)
 
@@ -107,7 +107,7 @@ class Forgetful(DeltaChain):
 def test_the_check_sees_one_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "DeltaChain", Forgetful)
     with pytest.raises(AssertionError, match="other bits"):
-        check_copies(Int8())
+        check_replicas(Int8())
 
 
 @pytest.mark.parametrize("pull", [TopK(density=0.05), OneBit(), Int8()], ids=repr)
@@ -119,7 +119,7 @@ def test_what_a_link_loses_is_in_the_next(pull: Compressor) -> None:
     lost = []
     for version in range(1, 41):
         public.publish(version, values)
-        lost.append(sum(float((known - x.flat).norm()) for known, x in zip(public.whole(), values, strict=True)))
+        lost.append(sum(float((known - x.flat).norm()) for known, x in zip(public.snapshot(), values, strict=True)))
     assert lost[-1] < lost[0] / 8
     assert sorted(lost, reverse=True) == lost
 
@@ -130,30 +130,30 @@ def test_links_are_kept_while_they_are_cheaper_than_everything() -> None:
     for version in range(1, 31):
         moved(values, version)
         public.publish(version, values)
-    whole = payload_bytes(public.whole())
-    kept = [known for known in range(31) if payload_bytes(public.answer(known).payload) < whole]
+    snapshot = payload_bytes(public.snapshot())
+    kept = [known for known in range(31) if payload_bytes(public.pulled_since(known).payload) < snapshot]
     assert kept == list(range(kept[0], 31))
     assert 1 < len(kept) < 30
-    assert payload_bytes(public.answer(30).payload) == 0
-    assert payload_bytes(public.answer(-1).payload) == whole
+    assert payload_bytes(public.pulled_since(30).payload) == 0
+    assert payload_bytes(public.pulled_since(-1).payload) == snapshot
 
 
 def test_parameters_as_they_are() -> None:
     """One copy for all who ask; who knows them hears that nothing changed; training goes on beside it."""
     values = blocks(torch.float32)
-    public: Public = Snapshot(values)
-    copy = Replica(values, None, seed=0)
-    copy.take(public.answer(copy.version))
-    same_tensors([each.flat for each in copy.values], [each.flat for each in values])
+    public: PublicParameters = Snapshot(values)
+    replica = Replica(values, None, seed=0)
+    replica.update(public.pulled_since(replica.version))
+    same_tensors([each.flat for each in replica.values], [each.flat for each in values])
     moved(values, 1)
-    assert public.answer(0).payload == ()
+    assert public.pulled_since(0).payload == ()
     public.publish(1, values)
-    one, other = public.answer(0), public.answer(-1)
+    one, other = public.pulled_since(0), public.pulled_since(-1)
     moved(values, 2)
     assert all(a is b for a, b in zip(one.payload, other.payload, strict=True))
-    copy.take(one)
-    same_tensors([each.flat for each in copy.values], public.whole())
-    assert not torch.equal(copy.values[0].flat, values[0].flat)
+    replica.update(one)
+    same_tensors([each.flat for each in replica.values], public.snapshot())
+    assert not torch.equal(replica.values[0].flat, values[0].flat)
 
 
 def test_training_that_diverged_is_told_as_it_is() -> None:
@@ -161,9 +161,9 @@ def test_training_that_diverged_is_told_as_it_is() -> None:
     public = DeltaChain(Int8(), values, seed=0)
     values[0].flat[3] = float("inf")
     public.publish(1, values)
-    copy = Replica(values, Int8(), seed=0)
-    copy.take(public.answer(0))
-    assert torch.isinf(copy.values[0].flat[3])
+    replica = Replica(values, Int8(), seed=0)
+    replica.update(public.pulled_since(0))
+    assert torch.isinf(replica.values[0].flat[3])
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_training_that_diverged_is_told_as_it_is() -> None:
 )
 def test_nonsense_is_refused(about: str) -> None:
     values = blocks(torch.float32)
-    copy = Replica(values, Int8(), seed=0)
-    copy.take(DeltaChain(Int8(), values, seed=0).answer(-1))
-    before = [each.flat.clone() for each in copy.values]
+    replica = Replica(values, Int8(), seed=0)
+    replica.update(DeltaChain(Int8(), values, seed=0).pulled_since(-1))
+    before = [each.flat.clone() for each in replica.values]
     with pytest.raises(MalformedError):
-        copy.take(Pulled(version=1, payload=(torch.zeros(3), torch.zeros(3)), about=about))
-    same_tensors([each.flat for each in copy.values], before)
+        replica.update(Pulled(version=1, payload=(torch.zeros(3), torch.zeros(3)), about=about))
+    same_tensors([each.flat for each in replica.values], before)

@@ -80,14 +80,14 @@ def test_whatever_happens_each_contribution_counts_once(name: str, block: range,
 
 @dataclass(frozen=True)
 class NoLedger(AsynchronousPolicy):
-    def take(self, shard: ServerShard, push: Push) -> Receipt:
+    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
         shard.take(push.stamp, shard.version + 1, push.about, push.payload)
         return Receipt(version=shard.version)
 
 
 def test_without_a_ledger_something_counts_twice() -> None:
     immortal = (VirtualNetwork.random(seed, PEERS, 10.0, mortal=()) for seed in range(12))
-    jobs = [(job("async", seed, None, rule=lambda shard: NoLedger()), net) for seed, net in enumerate(immortal)]
+    jobs = [(job("async", seed, None, policy=lambda shard: NoLedger()), net) for seed, net in enumerate(immortal)]
     assert sum(map(counts_twice, jobs)) > 3
 
 
@@ -114,8 +114,8 @@ class Faithful(SynchronousPolicy):
 
 @pytest.mark.parametrize("name", ["sync", "stale"])
 def test_a_lost_worker_costs_one_detection(name: str) -> None:
-    def check(rule: Any = None) -> None:
-        lost = job(name, 0, None, rule=rule)
+    def check(policy: Any = None) -> None:
+        lost = job(name, 0, None, policy=policy)
         trace = lost.trace(LOST, most_seconds=100.0)
         assert trace.seconds < 0.3 + 1.0 + STEPS * 0.2
         assert all(shard.version == STEPS for shard in lost.shards.values())

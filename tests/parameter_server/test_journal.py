@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.direct_server import Told, same_state
+from support.direct_server import DirectServer, same_state
 from support.server_runs import sgd
 from support.virtual_workers import notices
 from torch.optim import AdamW
@@ -23,7 +23,7 @@ from gossamer.errors import CheckpointError
 from gossamer.parameter_server import ServerShard, keep, restore
 from gossamer.parameter_server import journal as journals
 from gossamer.parameter_server.journal import FileJournal
-from gossamer.parameter_server.journal_entry import Entry, entries, pieces
+from gossamer.parameter_server.journal_entry import Entry, encode_entry, read_entries
 
 RECIPES = [
     "ParameterServer(pull=TopK(0.3)) + Route(Feedback(TopK(0.2)), smallest=0)",
@@ -40,27 +40,27 @@ def adamw(tensors: Any) -> AdamW:
 Story = list[tuple[int, Ask | None]]  # who says what; None: it leaves
 
 
-def story(told: Told) -> Story:
+def story(server: DirectServer) -> Story:
     """Two workers push and pull, one twice, and one leaves and is late for it."""
     found: Story = []
     for step in range(4):
-        found += [(0, told.push(0, step)), (0, told.pull(0)), (1, told.push(1, step)), (1, told.pull(1, step))]
-    found += [(1, None), (0, told.push(0, 4)), (0, told.push(0, 5)), (1, told.push(1, 4)), (1, told.pull(1))]
+        found += [(0, server.push(0, step)), (0, server.pull(0)), (1, server.push(1, step)), (1, server.pull(1, step))]
+    found += [(1, None), (0, server.push(0, 4)), (0, server.push(0, 5)), (1, server.push(1, 4)), (1, server.pull(1))]
     return found
 
 
-def tell(told: Told, said: Story) -> Iterator[int]:
+def tell(server: DirectServer, said: Story) -> Iterator[int]:
     """Say one after the other; before each reply, which."""
     for number, (worker, op) in enumerate(said):
         if op is None:
-            told.lose(worker)
+            server.lose(worker)
             yield number
             continue
-        token = len(told.ops)
-        told.ops[token] = op
+        token = len(server.ops)
+        server.ops[token] = op
         event = Arrived(moment=0.0, token=token, sender=Peer(WORKER, worker), op=op)
-        for reply in told.rule.react(told.shard, event):
-            told.note([reply])
+        for reply in server.policy.react(server.shard, event):
+            server.note([reply])
             yield number
         yield number
 
@@ -75,12 +75,12 @@ class Uninterrupted:
 
     def __init__(self, recipe: str, directory: Path, journal: Callable[[FileJournal], Any] = lambda it: it) -> None:
         self.recipe, self.directory = recipe, directory
-        self.told = Told(recipe, optimizer=adamw)
-        kept = keep(directory, self.told.shard)
-        self.told.shard.journal = journal(kept)
-        self.said = story(self.told)
+        self.server = DirectServer(recipe, optimizer=adamw)
+        kept = keep(directory, self.server.shard)
+        self.server.shard.journal = journal(kept)
+        self.said = story(self.server)
         self.ends: dict[int, int] = {}
-        for number in tell(self.told, self.said):
+        for number in tell(self.server, self.said):
             self.ends[number] = log_of(directory).stat().st_size
         kept.close()
 
@@ -89,14 +89,14 @@ class Uninterrupted:
         path = log_of(self.directory)
         whole = path.read_bytes()
         path.write_bytes(log)
-        told = Told(self.recipe, optimizer=adamw)
+        server = DirectServer(self.recipe, optimizer=adamw)
         shard = restore(self.directory, 0)
         assert shard is not None
-        told.shard = shard
-        told.note(told.rule.settle(shard))
+        server.shard = shard
+        server.note(server.policy.settle(shard))
         done = [number for number, end in self.ends.items() if end <= len(log)]
         twice = [each for each in self.said[: len(done)] if isinstance(each[1], Push)][-again:] if again else []
-        for _ in tell(told, [*twice, *self.said[len(done) :]]):
+        for _ in tell(server, [*twice, *self.said[len(done) :]]):
             pass
         assert isinstance(shard.journal, FileJournal)
         shard.journal.close()
@@ -112,7 +112,7 @@ def places(size: int, ends: list[int], count: int = 6) -> list[int]:
 
 def entry_ends(path: Path) -> list[int]:
     with path.open("rb") as file:
-        return [end for _, end in entries(file, path.stat().st_size)]
+        return [end for _, end in read_entries(file, path.stat().st_size)]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -120,8 +120,8 @@ def test_killed_anywhere_the_rest_gives_the_same_bits(recipe: str, tmp_path: Pat
     whole = Uninterrupted(recipe, tmp_path)
     log = log_of(tmp_path).read_bytes()
     for place in places(len(log), entry_ends(log_of(tmp_path))):
-        same_state(whole.resumed(log[:place]), whole.told.shard)
-    same_state(whole.resumed(log, again=5), whole.told.shard)
+        same_state(whole.resumed(log[:place]), whole.server.shard)
+    same_state(whole.resumed(log, again=5), whole.server.shard)
 
 
 def test_what_is_torn_may_be_anything(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_is_torn_may_be_anything(tmp_path: Path) -> None:
     path = log_of(tmp_path)
     path.write_bytes(log)
     assert len(entry_ends(path)) == 10
-    same_state(whole.resumed(bytes(log[:end]) + os.urandom(300)), whole.told.shard)
+    same_state(whole.resumed(bytes(log[:end]) + os.urandom(300)), whole.server.shard)
 
 
 class TellsFirst:
@@ -152,7 +152,7 @@ def test_a_receipt_before_its_record_is_found_out(tmp_path: Path) -> None:
     log = log_of(tmp_path).read_bytes()
     resumed = [whole.resumed(log[:place]) for place in entry_ends(log_of(tmp_path))[:6]]
     with pytest.raises(AssertionError):
-        same_states(resumed, whole.told.shard)
+        same_states(resumed, whole.server.shard)
 
 
 def same_states(shards: list[ServerShard], expected: ServerShard) -> None:
@@ -190,25 +190,25 @@ def killing(monkeypatch: pytest.MonkeyPatch, place: str, when: int, *, after: bo
 def test_killed_while_the_log_gives_way_to_a_new_state(
     place: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = Uninterrupted(RECIPES[0], tmp_path / "whole").told.shard
+    expected = Uninterrupted(RECIPES[0], tmp_path / "whole").server.shard
     monkeypatch.setattr(journals, "STATES_PER_LOG", 0)
     monkeypatch.setattr(journals, "SHORTEST_LOG", 1500)
     for when in (1, 2):
         with monkeypatch.context() as patch:
             killing(patch, place, when, after=after)
             directory = tmp_path / str(when)
-            told = Told(RECIPES[0], optimizer=adamw)
-            keep(directory, told.shard)
-            said = story(told)
+            server = DirectServer(RECIPES[0], optimizer=adamw)
+            keep(directory, server.shard)
+            said = story(server)
             done: list[int] = []
             with suppress(Killed):
-                done.extend(tell(told, said))
+                done.extend(tell(server, said))
                 raise AssertionError("it was never killed")
         shard = restore(directory, 0)
         assert shard is not None
-        told.shard = shard
-        told.note(told.rule.settle(shard))
-        for _ in tell(told, said[max(done, default=-1) + 1 :]):
+        server.shard = shard
+        server.note(server.policy.settle(shard))
+        for _ in tell(server, said[max(done, default=-1) + 1 :]):
             pass
         same_state(shard, expected)
         assert len(list((directory / "server-0").glob("log-*"))) <= 2
@@ -217,11 +217,11 @@ def test_killed_while_the_log_gives_way_to_a_new_state(
 def test_the_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "STATES_PER_LOG", 1)
     monkeypatch.setattr(journals, "SHORTEST_LOG", 0)
-    told = Told('ParameterServer("sync")', world=1, optimizer=sgd())
-    keep(tmp_path, told.shard)
-    entry = len(b"".join(pieces(Entry(what="take", about="x" * 300, payload=told.push(0, 0).payload))))
+    server = DirectServer('ParameterServer("sync")', world=1, optimizer=sgd())
+    keep(tmp_path, server.shard)
+    entry = len(b"".join(encode_entry(Entry(command="take", about="x" * 300, payload=server.push(0, 0).payload))))
     for step in range(20):
-        told.say(0, told.push(0, step))
+        server.say(0, server.push(0, step))
         assert log_of(tmp_path).stat().st_size < 4 * entry
     assert len(checkpoint.complete_steps(tmp_path / "server-0", 0)) == 1
 
@@ -233,23 +233,23 @@ def test_without_a_disk_the_server_goes_on_and_says_so_once(tmp_path: Path, monk
     monkeypatch.setattr(journals, "STATES_PER_LOG", 0)
     monkeypatch.setattr(journals, "SHORTEST_LOG", 3000)
     with notices() as said:
-        told = Told('ParameterServer("sync")', world=1, optimizer=adamw)
-        keep(tmp_path, told.shard)
+        server = DirectServer('ParameterServer("sync")', world=1, optimizer=adamw)
+        keep(tmp_path, server.shard)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full_disk)
             for step in range(9):
-                told.say(0, told.push(0, step))
+                server.say(0, server.push(0, step))
         assert len(said) == 1
         assert "No space left" in said[0]
-        assert told.shard.version == 9
+        assert server.shard.version == 9
         assert restore(tmp_path, 0) is None, "an old state would be taken for the present one"
         assert (tmp_path / "server-0.stopped").is_dir()
         for step in range(9, 19):
-            told.say(0, told.push(0, step))
+            server.say(0, server.push(0, step))
     assert "written again" in said[1]
     shard = restore(tmp_path, 0)
     assert shard is not None
-    same_state(shard, told.shard)
+    same_state(shard, server.shard)
 
 
 def full_disk(*ignored: Any) -> int:
@@ -257,8 +257,8 @@ def full_disk(*ignored: Any) -> int:
 
 
 def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
-    told = Told('ParameterServer("sync")')
-    keep(tmp_path, told.shard)
+    server = DirectServer('ParameterServer("sync")')
+    keep(tmp_path, server.shard)
     (path,) = tmp_path.glob("server-0/step-*/*.safetensors")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -272,11 +272,11 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         torch.arange(6).to(dtype).view(2, 3)
         for dtype in (torch.float64, torch.bfloat16, torch.int8, torch.uint8, torch.bool, torch.int64)
     )
-    entry = Entry(what="take", version=3, rate=0.1, about='{"weight": 1.0}', payload=(*tensors, torch.empty(0)))
+    entry = Entry(command="take", version=3, lr_factor=0.1, about='{"weight": 1.0}', payload=(*tensors, torch.empty(0)))
     path = tmp_path / "log"
-    path.write_bytes(b"".join(pieces(entry)) * 2)
+    path.write_bytes(b"".join(encode_entry(entry)) * 2)
     with path.open("rb") as file:
-        found = [each for each, _ in entries(file, path.stat().st_size)]
+        found = [each for each, _ in read_entries(file, path.stat().st_size)]
     for each in found:
         assert replace(each, payload=()) == replace(entry, payload=())
         assert [(t.dtype, t.tolist()) for t in each.payload] == [(t.dtype, t.tolist()) for t in entry.payload]

@@ -100,9 +100,9 @@ def test_the_joined_batch_sees_weights_and_groups() -> None:
 class Forgetful(SynchronousPolicy):
     """Takes what comes again for something new."""
 
-    def take(self, shard: ServerShard, push: Push) -> Receipt:
-        if shard.ledger.answer(push.stamp) is None:
-            return super().take(shard, push)
+    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
+        if shard.answer_log.version_of(push.stamp) is None:
+            return super().receive_gradient(shard, push)
         shard.take(push.stamp, shard.version + 1, push.about, push.payload)
         shard.apply()
         return Receipt(version=shard.version)
@@ -114,7 +114,7 @@ def test_pushes_that_come_twice_change_nothing() -> None:
     for one, other in zip(once.go(), twice.go(REPEATED), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(AssertionError):
-        check_joined("momentum", net=REPEATED, rule=lambda shard: Forgetful())
+        check_joined("momentum", net=REPEATED, policy=lambda shard: Forgetful())
 
 
 def test_learning_rates_follow_the_workers_schedule() -> None:
@@ -170,14 +170,14 @@ def test_async_applies_every_gradient_once(seed: int, net: VirtualNetwork | None
 
 @dataclass(frozen=True)
 class NoLedger(AsynchronousPolicy):
-    def take(self, shard: ServerShard, push: Push) -> Receipt:
+    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
         shard.take(push.stamp, shard.version + 1, push.about, push.payload)
         return Receipt(version=shard.version)
 
 
 def test_async_without_a_ledger_is_found_out() -> None:
     with pytest.raises(AssertionError):
-        check_once(run("ParameterServer()", rule=lambda shard: NoLedger(), seconds=random_seconds(0)), REPEATED)
+        check_once(run("ParameterServer()", policy=lambda shard: NoLedger(), seconds=random_seconds(0)), REPEATED)
 
 
 def test_ages_are_those_that_were_injected() -> None:
@@ -246,7 +246,7 @@ def widest(staleness: int, seeds: range, early: int = 0) -> int:
     for seed in seeds:
         job = run(f'ParameterServer("stale", staleness={staleness})', steps=9, servers=1, seconds=random_seconds(seed))
         if early:
-            job.rule = lambda shard: TooSoon(early=early)
+            job.policy = lambda shard: TooSoon(early=early)
         spread = Spread(job)
         job.go()
         found = max(found, spread.widest)
@@ -257,8 +257,8 @@ def widest(staleness: int, seeds: range, early: int = 0) -> int:
 class TooSoon(SynchronousPolicy):
     early: int = 0
 
-    def reached(self, shard: ServerShard, pull: Any) -> bool:
-        return super().reached(shard, replace(pull, at_least=pull.at_least - self.early))
+    def is_reached(self, shard: ServerShard, pull: Any) -> bool:
+        return super().is_reached(shard, replace(pull, at_least=pull.at_least - self.early))
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -306,15 +306,15 @@ def owed(job: Run) -> Tensor:
     total = START * 0
     for client in job.clients.values():
         left = {name: torch.zeros_like(tensor.detach()) for name, tensor in client._tensors.items()}
-        for share in client.shares:
+        for shard_client in client.shard_clients:
             values = []
-            for state, block in zip(share.states, share.gradients, strict=True):
+            for state, block in zip(shard_client.states, shard_client.gradients, strict=True):
                 values.append(torch.zeros_like(block.flat))
                 for key, packed in state.items():
                     if key.endswith("residual"):
                         for name, view in packed.items():
                             block.layout.by_name[name].view(values[-1]).copy_(view)
-            share.put(tuple(values), left)
+            shard_client.scatter(tuple(values), left)
         total = total + flat(left)
     return total
 

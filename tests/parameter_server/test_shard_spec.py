@@ -16,21 +16,21 @@ from torch.optim import SGD, Adagrad, AdamW
 from gossamer.core.layout import FlatTensors
 from gossamer.errors import MalformedError
 from gossamer.parameter_server.flat_optimizer import FlatOptimizer
-from gossamer.parameter_server.from_recipe import shard_of
+from gossamer.parameter_server.from_recipe import make_shard
 from gossamer.parameter_server.shard_spec import ELEMENTWISE, Block, ShardSpec, options_of
 
 
 def described() -> ShardSpec:
     client, _ = run('ParameterServer("sync") + Int8()', optimizer=lambda t: AdamW(list(t), betas=(0.8, 0.9))).client(0)
-    return client.shares[0].description
+    return client.shard_clients[0].spec
 
 
 def test_its_text_gives_it_back() -> None:
     one = described()
-    assert ShardSpec.of_text(one.text()) == one
-    assert ShardSpec.of_text(one.text()).text() == one.text()
+    assert ShardSpec.from_json(one.to_json()) == one
+    assert ShardSpec.from_json(one.to_json()).to_json() == one.to_json()
     assert one.groups[0]["betas"] == (0.8, 0.9)
-    assert "lr" not in one.agreed()
+    assert "lr" not in one.agreed_settings()
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def test_its_text_gives_it_back() -> None:
     ],
 )
 def test_anything_else_is_refused(change: dict[str, Any]) -> None:
-    text = json.dumps({**json.loads(described().text()), **change})
+    text = json.dumps({**json.loads(described().to_json()), **change})
     with pytest.raises(MalformedError):
-        ShardSpec.of_text(text)
+        ShardSpec.from_json(text)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000, "3"])
 def test_no_description(text: str) -> None:
     with pytest.raises(MalformedError):
-        ShardSpec.of_text(text)
+        ShardSpec.from_json(text)
 
 
 def test_damaged_text_is_refused_or_harmless() -> None:
     """Whatever letters are lost or changed: a description, or MalformedError."""
-    text, random = described().text(), Random(0)
+    text, random = described().to_json(), Random(0)
     refused = 0
     for _ in range(300):
         place = random.randrange(len(text))
         changed = text[:place] + random.choice(["", "0", '"', "}", "-", "x"]) + text[place + random.randint(0, 3) :]
         try:
-            ShardSpec.of_text(changed)
+            ShardSpec.from_json(changed)
         except MalformedError:
             refused += 1
     assert 100 < refused < 300
@@ -85,17 +85,17 @@ def test_damaged_text_is_refused_or_harmless() -> None:
 @pytest.mark.parametrize("recipe", ["EveryStep()", "ParameterServer(", "ParameterServer(pull=TernGrad())", "x" * 5000])
 def test_recipes_that_no_server_follows_are_refused(recipe: str) -> None:
     one = described()
-    text = json.dumps({**json.loads(one.text()), "recipe": recipe})
+    text = json.dumps({**json.loads(one.to_json()), "recipe": recipe})
     values = tuple(block.flat for block in one.zeros())
     with pytest.raises(MalformedError, match="no server can follow"):
-        shard_of(text, values)
+        make_shard(text, values)
 
 
 def test_sizes_are_checked_before_memory_is_taken() -> None:
-    one = json.loads(described().text())
+    one = json.loads(described().to_json())
     one["blocks"] = [["float64", 0, [["weight", [2**40, 2**20]]]]]
     with pytest.raises(MalformedError, match="parameters came as"):
-        shard_of(json.dumps(one), (torch.zeros(3, dtype=torch.float64),))
+        make_shard(json.dumps(one), (torch.zeros(3, dtype=torch.float64),))
 
 
 def test_all_that_are_elementwise_are_there() -> None:
@@ -136,10 +136,10 @@ def test_what_an_optimizer_is_given_once_for_all_groups_is_given_again() -> None
     weight = Parameter(torch.ones(2))
     optimizer = Adagrad([weight], lr=0.5, initial_accumulator_value=1.0)
     block = Block("float32", 0, (("weight", (2,)),))
-    description = ShardSpec((block,), "Adagrad", options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
+    spec = ShardSpec((block,), "Adagrad", options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
     packed = FlatTensors.pack({"weight": weight.detach()})
     weight.grad = torch.tensor([1.0, -2.0])
-    FlatOptimizer(description, [packed]).step([weight.grad.clone()], options_of(optimizer))
+    FlatOptimizer(spec, [packed]).step([weight.grad.clone()], options_of(optimizer))
     optimizer.step()
     assert torch.equal(packed.flat, weight)
 
@@ -149,9 +149,9 @@ def test_every_one_is_made_again_from_what_is_told(name: str) -> None:
     weight = Parameter(torch.arange(6.0))
     optimizer = getattr(torch.optim, name)([weight], lr=0.1)
     block = Block("float32", 0, (("weight", (6,)),))
-    description = ShardSpec((block,), name, options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
+    spec = ShardSpec((block,), name, options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
     packed = FlatTensors.pack({"weight": weight.detach()})
-    again = FlatOptimizer(ShardSpec.of_text(description.text()), [packed])
+    again = FlatOptimizer(ShardSpec.from_json(spec.to_json()), [packed])
     for step in range(3):
         weight.grad = torch.linspace(-1, 2, 6) * (step + 1)
         again.step([weight.grad.clone()], options_of(optimizer))

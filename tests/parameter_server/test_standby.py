@@ -7,28 +7,30 @@ import sys
 
 import pytest
 
-from gossamer.parameter_server.standby import called
+from gossamer.parameter_server.standby import wait_for_role
 
 
 def test_a_spare_takes_over_the_environment_that_it_is_given() -> None:
     environ = {"HOME": "here", "GOSSAMER_SERVER": "old"}
-    assert called(io.StringIO(json.dumps({"GOSSAMER_SERVER": "3", "GOSSAMER_JOURNAL": "$x"}) + "\nmore"), environ)
+    assert wait_for_role(
+        io.StringIO(json.dumps({"GOSSAMER_SERVER": "3", "GOSSAMER_JOURNAL": "$x"}) + "\nmore"), environ
+    )
     assert environ == {"HOME": "here", "GOSSAMER_SERVER": "3", "GOSSAMER_JOURNAL": "$x"}
 
 
 @pytest.mark.parametrize("orders", ["", '{"GOSSAMER_SERVER": "3"}', '{"GOSS'])
 def test_a_spare_whose_launcher_is_gone_becomes_nothing(orders: str) -> None:
     environ: dict[str, str] = {}
-    assert not called(io.StringIO(orders), environ)
+    assert not wait_for_role(io.StringIO(orders), environ)
     assert environ == {}
 
 
 MODULES = """
 import sys
 import torch
-from gossamer.parameter_server.standby import rehearse
+from gossamer.parameter_server.standby import warm_up
 counts = [len(sys.modules)]
-rehearse()
+warm_up()
 counts.append(len(sys.modules))
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
 optimizer.param_groups[0]["params"][0].grad = torch.ones(2)

@@ -14,12 +14,12 @@ from gossamer.checkpoint import flatten
 from gossamer.core.peer_ops import WORKER, Answer, Arrived, Ask, Peer, PeerLeft, Pull, Push, Reply, Stamp
 from gossamer.parameter_server import ServerShard, UpdatePolicy
 from gossamer.parameter_server.client.shard_client import ShardClient, shard_clients
-from gossamer.parameter_server.from_recipe import policy_for, push_pull_codecs, shard_of
+from gossamer.parameter_server.from_recipe import make_shard, policy_for, push_pull_codecs
 from gossamer.parameter_server.update_policy import GRADIENT, PARAMETERS
 from gossamer.recipes.recipe import resolve
 
 
-class Told:
+class DirectServer:
     """A server, and a way to write its workers' words. answers: by the word's number, in the order they were given."""
 
     def __init__(self, text: str, world: int = 2, shapes: Shapes = SHAPES, optimizer: Any = None) -> None:
@@ -30,31 +30,31 @@ class Told:
             recipe=repr(recipe), world=world, seed=0, shards=1,
         )[0]  # fmt: skip
         self.workers: dict[int, ShardClient] = {worker: self._make() for worker in range(world)}
-        self._options = self.workers[0].description.groups
+        self._options = self.workers[0].spec.groups
         first = self.workers[0]
-        self.shard = shard_of(first.description.text(), first.values(tensors))
+        self.shard = make_shard(first.spec.to_json(), first.parameters_of(tensors))
         self.shapes, self._tokens = shapes, count()
         self.ops: dict[int, Ask] = {}
         self.answers: list[tuple[int, Answer]] = []
 
     @property
-    def rule(self) -> UpdatePolicy:
+    def policy(self) -> UpdatePolicy:
         return policy_for(self.shard)
 
     def push(self, worker: int, step: int, known: int = 0) -> Push:
         """A worker's gradient of whole numbers, encoded."""
-        share, stamp = self.workers[worker], Stamp(worker, step, known)
-        share.gather(whole(self.shapes, 1000 * worker + step + 1))
-        written = share.write(stamp)
-        share.commit(written)
-        payload = tuple(tensor.clone() for tensor in written.payload)
-        about = share.about(self._options, 1.0, written.counts)
-        return Push(to=share.peer, key=GRADIENT, stamp=stamp, payload=payload, about=about)
+        shard_client, stamp = self.workers[worker], Stamp(worker, step, known)
+        shard_client.gather(whole(self.shapes, 1000 * worker + step + 1))
+        message = shard_client.encode(stamp)
+        shard_client.commit(message)
+        payload = tuple(tensor.clone() for tensor in message.payload)
+        about = shard_client.about(self._options, 1.0, message.counts)
+        return Push(to=shard_client.peer, key=GRADIENT, stamp=stamp, payload=payload, about=about)
 
     def pull(self, worker: int, at_least: int = 0, known: int | None = None) -> Pull:
-        share = self.workers[worker]
-        known = share.copy.version if known is None else known
-        return Pull(of=share.peer, key=PARAMETERS, known=known, at_least=at_least)
+        shard_client = self.workers[worker]
+        known = shard_client.replica.version if known is None else known
+        return Pull(of=shard_client.peer, key=PARAMETERS, known=known, at_least=at_least)
 
     def say(self, worker: int, op: Ask) -> list[Answer]:
         """What is answered now, to this word or to others that waited."""
@@ -66,7 +66,7 @@ class Told:
         return self.hear(PeerLeft(moment=0.0, peer=Peer(WORKER, worker)))
 
     def hear(self, event: Any) -> list[Answer]:
-        return self.note(self.rule.react(self.shard, event))
+        return self.note(self.policy.react(self.shard, event))
 
     def note(self, replies: Iterable[Reply]) -> list[Answer]:
         given = [(reply.token, reply.answer) for reply in replies]

@@ -28,13 +28,13 @@ class Proxy:
         self._start(self._accept)
 
     def hold(self) -> None:
-        """Carry nothing more through what is open; what is dialled from now on passes."""
+        """Carry nothing more through what is open; what is dialed from now on passes."""
         self._held.append(self._passes)
         self._passes.clear()
         self._passes = _set()
 
     def hold_all(self) -> None:
-        """Nor through what is dialled, until `heal`."""
+        """Nor through what is dialed, until `heal`."""
         self._passes.clear()
 
     def heal(self) -> None:

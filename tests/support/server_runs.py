@@ -69,7 +69,7 @@ class Run:
     weight: Callable[[int, int], float] = lambda worker, step: 1.0
     make: Callable[[], dict[str, Parameter]] = parameters
     meets_after: int | None = None
-    rule: Callable[[ServerShard], UpdatePolicy] | None = None
+    policy: Callable[[ServerShard], UpdatePolicy] | None = None
     directory: Path | None = None
     within_seconds: float | None = None
     clients: dict[int, Client] = field(default_factory=dict)
@@ -97,32 +97,34 @@ class Run:
         client, tensors = self.client(worker)
         done, path = self.done.setdefault(worker, []), self.paths.setdefault(worker, [])
         yield from client.begin()
-        client.land()
-        self.begun[worker] = tuple(share.landed for share in client.shares)
+        client.apply_pull()
+        self.begun[worker] = tuple(shard_client.applied_version for shard_client in client.shard_clients)
         path.append(flat(tensors))
         while client.step < self.steps:
             step = client.step
             yield from compute(self.seconds(worker, step))
             client.gather(self.gradient(tensors, worker, step), self.weight(worker, step))
             done.append((yield from client.push_pull()))
-            client.land()
+            client.apply_pull()
             path.append(flat(tensors))
             if client.step == self.meets_after:
-                yield from client.meet()
-                client.land()
+                yield from client.barrier()
+                client.apply_pull()
         yield from client.end()
-        client.land_exact()
+        client.apply_final()
         return flat(tensors)
 
     def server(self, number: int) -> PeerScript:
-        if self.rule is None:
-            return host(number, self.directory, patience_seconds=2.0, stays=True, shown=partial(self.show, number))
-        return self._other(number, self.rule)
+        if self.policy is None:
+            return host(
+                number, self.directory, absent_after_seconds=2.0, keep_serving=True, on_shard=partial(self.show, number)
+            )
+        return self._other(number, self.policy)
 
-    def _other(self, number: int, rule: Callable[[ServerShard], UpdatePolicy]) -> PeerScript:
-        shard, held = yield from _begin(number)
+    def _other(self, number: int, policy: Callable[[ServerShard], UpdatePolicy]) -> PeerScript:
+        shard, queued = yield from _begin(number)
         self.show(number, shard)
-        yield from serve(shard, rule(shard), held)
+        yield from serve(shard, policy(shard), queued)
 
     def show(self, number: int, shard: ServerShard) -> None:
         self.shards[number] = shard

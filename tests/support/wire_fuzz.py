@@ -1,6 +1,6 @@
-"""Frames that were changed on their way: what is heard must be what was said, from the start, or nothing.
+"""Fuzzing of the frame parser: of changed frames nothing is accepted but an unchanged prefix.
 
-PYTHONPATH=tests python -m wire.fuzz 100000 [SEED]
+PYTHONPATH=tests python -m support.wire_fuzz 100000 [SEED]
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import torch
-from support.wire_pairs import LIMIT, SERVED, acquainted
+from support.wire_pairs import LIMIT, SERVED, authenticated_pair
 
 from gossamer.core.peer_ops import Pull, Push, Stamp
 from gossamer.errors import MalformedError
 from gossamer.kernels.crc import SHORT
-from gossamer.transports.wire.connection_state import GATHERED_BYTES, ConnectionState, ReceivedFrame
+from gossamer.transports.wire.connection_state import STAGING_BYTES, ConnectionState, ReceivedFrame
 from gossamer.transports.wire.frames import HEADER_BYTES, Message
-from gossamer.transports.wire.messages import PING, asked
+from gossamer.transports.wire.messages import PING, encode_ask
 
 Frames = Sequence[bytes]
 Change = Callable[[random.Random, list[bytes]], bytes]
@@ -29,16 +29,16 @@ def messages() -> tuple[Message, ...]:
     payload = (torch.arange(40, dtype=torch.float32), torch.tensor([True, False, True]), torch.tensor(7))
     large = (torch.arange(9000, dtype=torch.float64),)
     return (
-        asked(Push(to=SERVED, key="layer.0", stamp=Stamp(3, 17, 4), payload=payload, about='{"weight": 8}'), 0),
+        encode_ask(Push(to=SERVED, key="layer.0", stamp=Stamp(3, 17, 4), payload=payload, about='{"weight": 8}'), 0),
         PING,
-        asked(Pull(of=SERVED, key="layer.0", known=-1, at_least=3), 1),
-        asked(Push(to=SERVED, key="layer.1", stamp=Stamp(3, 18, 4), payload=large), 2),
-        asked(Pull(of=SERVED, key="layer.2"), 3),
+        encode_ask(Pull(of=SERVED, key="layer.0", known=-1, at_least=3), 1),
+        encode_ask(Push(to=SERVED, key="layer.1", stamp=Stamp(3, 18, 4), payload=large), 2),
+        encode_ask(Pull(of=SERVED, key="layer.2"), 3),
     )
 
 
-def spoken_by(conversation: ConnectionState) -> list[bytes]:
-    return [b"".join(conversation.frame(message)) for message in messages()]
+def sent_by(state: ConnectionState) -> list[bytes]:
+    return [b"".join(state.send(message)) for message in messages()]
 
 
 # -- what may happen on the way ------------------------------------------------------------------------
@@ -112,29 +112,29 @@ def hear(listener: ConnectionState, data: bytes) -> list[ReceivedFrame]:
     left = memoryview(data)
     try:
         while left.nbytes:
-            room = listener.room()
-            assert room.nbytes <= LIMIT, "more memory was allocated than agreed on"
-            nbytes = min(room.nbytes, left.nbytes)
-            room[:nbytes], left = left[:nbytes], left[nbytes:]
-            for spoken in listener.filled(nbytes):
-                assert spoken is not None, "a handshake took place"
-                heard.append(spoken)
+            buffer = listener.receive_buffer()
+            assert buffer.nbytes <= LIMIT, "more memory was allocated than agreed on"
+            nbytes = min(buffer.nbytes, left.nbytes)
+            buffer[:nbytes], left = left[:nbytes], left[nbytes:]
+            for frame in listener.receive_data(nbytes):
+                assert frame is not None, "a handshake took place"
+                heard.append(frame)
     except MalformedError:
         pass
     return heard
 
 
 class Rehearsed:
-    """A listener that has met whoever says `frames`, as often as one wants."""
+    """A listener authenticated to the sender of `frames`, as often as one wants."""
 
     def __init__(self) -> None:
-        dialler, self._listener = acquainted()
-        self.frames = spoken_by(dialler)
+        dialer, self._listener = authenticated_pair()
+        self.frames = sent_by(dialer)
         self.ops = ops(self.hear(b"".join(self.frames)))
 
     def hear(self, data: bytes) -> list[ReceivedFrame]:
-        self._listener._heard = 0
-        self._listener._begin()
+        self._listener._frames_received = 0
+        self._listener._expect_frame()
         return hear(self._listener, data)
 
 
@@ -142,15 +142,17 @@ def fuzz(count: int, seed: int = 0) -> None:
     """Streams of five frames, each changed in one way."""
     rehearsed = Rehearsed()
     assert len(rehearsed.ops) == len(messages())
-    assert max(map(len, rehearsed.frames)) > max(GATHERED_BYTES, SHORT), "nothing is received where it belongs"
+    assert max(map(len, rehearsed.frames)) > max(STAGING_BYTES, SHORT), "nothing is received where it belongs"
     for number in range(seed, seed + count):
         change = CHANGES[number % len(CHANGES)]
         heard = ops(rehearsed.hear(change(random.Random(number), list(rehearsed.frames))))
         if heard != rehearsed.ops[: len(heard)]:
-            raise AssertionError(f"{change.__name__} made another word of a frame: python -m wire.fuzz 1 {number}")
+            raise AssertionError(
+                f"{change.__name__} made another word of a frame: python -m support.wire_fuzz 1 {number}"
+            )
 
 
 if __name__ == "__main__":
     number = int(sys.argv[1])
     fuzz(number, int(sys.argv[2]) if len(sys.argv) > 2 else 0)
-    print(f"{number} changed streams: no frame was taken for another word")
+    print(f"{number} changed streams: no frame was taken for another")

@@ -15,39 +15,39 @@ LIMIT = 2**20
 BASE = Credentials(me=ASKING, token=TOKEN, run="run", recipe="Dense()", layout="abcd", largest_frame_bytes=LIMIT)
 
 
-def papers(me: Peer = ASKING, **other: object) -> Credentials:
+def credentials(me: Peer = ASKING, **other: object) -> Credentials:
     return dataclasses.replace(BASE, me=me, instance=bytes(16), **other)  # type: ignore[arg-type]
 
 
-def feed(conversation: ConnectionState, data: bytes) -> list[ReceivedFrame]:
-    """What is spoken in these bytes, given as they come."""
-    spoken, left = [], memoryview(data)
+def feed(state: ConnectionState, data: bytes) -> list[ReceivedFrame]:
+    """Frames in these bytes, given as they come."""
+    frames, left = [], memoryview(data)
     while left.nbytes:
-        room = conversation.room()
-        nbytes = min(room.nbytes, left.nbytes)
-        room[:nbytes] = left[:nbytes]
+        buffer = state.receive_buffer()
+        nbytes = min(buffer.nbytes, left.nbytes)
+        buffer[:nbytes] = left[:nbytes]
         left = left[nbytes:]
-        spoken += [heard for heard in conversation.filled(nbytes) if heard is not None]
-    return spoken
+        frames += [frame for frame in state.receive_data(nbytes) if frame is not None]
+    return frames
 
 
-def said(conversation: ConnectionState) -> bytes:
-    return b"".join(conversation.courtesies())
+def sent(state: ConnectionState) -> bytes:
+    return b"".join(state.control_frames())
 
 
 def shake(
-    dialler: ConnectionState, listener: ConnectionState, on_the_way: Callable[[bytes], bytes] = lambda data: data
+    dialer: ConnectionState, listener: ConnectionState, on_the_way: Callable[[bytes], bytes] = lambda data: data
 ) -> None:
-    """Carry what both say until nobody says more; `on_the_way` may change it."""
-    while data := said(dialler) + b"":
+    """Carry what both send until neither sends more; `on_the_way` may change it."""
+    while data := sent(dialer) + b"":
         feed(listener, on_the_way(data))
-        feed(dialler, on_the_way(said(listener)))
+        feed(dialer, on_the_way(sent(listener)))
 
 
-def acquainted() -> tuple[ConnectionState, ConnectionState]:
-    """A dialler and a listener that have met."""
-    dialler, listener = ConnectionState(papers(), SERVED), ConnectionState(papers(SERVED))
-    shake(dialler, listener)
-    assert dialler.met is not None
-    assert listener.met is not None
-    return dialler, listener
+def authenticated_pair() -> tuple[ConnectionState, ConnectionState]:
+    """A dialer and a listener that have authenticated."""
+    dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(SERVED))
+    shake(dialer, listener)
+    assert dialer.authenticated is not None
+    assert listener.authenticated is not None
+    return dialer, listener

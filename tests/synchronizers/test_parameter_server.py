@@ -23,9 +23,9 @@ def test_in_rounds_servers_are_one_process_on_the_joined_batch(recipe: str, worl
     check_joined(recipe, world)
 
 
-def test_gradients_that_are_not_landed_before_the_next_step_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_are_not_applied_before_the_next_step_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: parameters stay what they were."""
-    monkeypatch.setattr(Client, "land", lambda self: None)
+    monkeypatch.setattr(Client, "apply_pull", lambda self: None)
     with pytest.raises(AssertionError):
         check_joined(ROUNDS["sync"], 2)
 

@@ -23,6 +23,7 @@ from gossamer.recipes.recipe import resolve
 from gossamer.synchronizers import parameter_server as served
 from gossamer.synchronizers import peer_endpoints
 from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.wire.authentication import Credentials
 
 
 def test_what_cannot_be_served_is_refused() -> None:
@@ -65,12 +66,10 @@ def dedicated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
     secret = run_token()
     assert secret is not None
     limit = peer_endpoints.LARGEST_FRAME_BYTES
-    with TcpEndpoint(
-        Peer(SERVER, 0), token=secret, run="run", recipe="", layout="", largest_frame_bytes=limit
-    ) as endpoint:
+    with TcpEndpoint(Credentials(me=Peer(SERVER, 0), token=secret, run="run", largest_frame_bytes=limit)) as endpoint:
         host, port = endpoint.address
         monkeypatch.setenv("GOSSAMER_SERVERS", f"{host}:{port}")
-        endpoint.start(parameter_server.host(0, stays=True))
+        endpoint.start(parameter_server.host(0, keep_serving=True))
         yield
 
 

@@ -1,8 +1,18 @@
-"""Parameter servers: the rules, the state of a server, and the worker's half. No sockets, no sessions.
+"""Parameter servers: hold a model's shards, apply workers' gradients, publish parameters. Scripts without sockets.
 
-server   host()                                    a script that waits to be told what to hold, and serves it
-worker   Client(...)  begin()  push_pull()         scripts, one at a time
-         .gather(gradients)  .land()               what the training thread does in between
+A push to a server and back:
+ 1  client/client           gather: gradients into the shard clients' buffers (partition); push_pull begins
+ 2  client/shard_client     encode: the buffer's blocks become a ShardMessage (shard_message, compressors)
+ 3  core/peer_ops           Push, with stamp (worker, step, version) and a header (weight, hyperparameters)
+ 4  transports/rpc, wire    to the server's process and back; in tests: simulation
+ 5  server                  serve: hands each event to the policy
+ 6  update_policy           receive: a duplicate (deduplication) is answered as before, others are taken
+ 7  shard                   take, apply, publish: each a journal_entry in the journal first; flat_optimizer steps
+ 8  delta_chain             the published parameters, as deltas since the version that a worker knows
+ 9  update_policy           settle: receipts at once, pulls once their clock is reached
+10  client/client           pull: replicas follow the deltas; apply_pull writes them to the parameters
+
+shard_spec describes a shard as text, from_recipe makes one of it; standby is a server process that waits for its turn.
 """
 
 from gossamer.parameter_server.client.client import Client, StepResult

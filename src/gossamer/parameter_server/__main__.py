@@ -1,6 +1,6 @@
-"""A server of a run: `python -m gossamer.parameter_server`, as gossamer run starts it; the environment says what it is.
+"""Server process: `python -m gossamer.parameter_server`, as gossamer run starts it, configured by the environment.
 
-With --spare it first makes itself ready, and then waits for a line on its standard input: see standby.py.
+With --spare it first warms up, and then waits for its environment on standard input: see standby.py.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from gossamer.environment.run_settings import LARGEST_FRAME_BYTES, dedicated_ser
 from gossamer.environment.run_token import run_token
 from gossamer.errors import ConnectError
 from gossamer.parameter_server.server import host
-from gossamer.parameter_server.standby import called, rehearse
+from gossamer.parameter_server.standby import wait_for_role, warm_up
 from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.rpc.options import EndpointOptions
 from gossamer.transports.rpc.sockets import Tls
+from gossamer.transports.wire.authentication import Credentials
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until the launcher ends this process, or is gone itself. Raises ConnectError."""
+    """Serve until the launcher ends this process, or has ended itself. Raises ConnectError."""
     if "--spare" in arguments:
-        rehearse()
-        if not called():
+        warm_up()
+        if not wait_for_role():
             return
     serve()
 
@@ -45,19 +47,12 @@ def serve() -> None:
         signal.signal(each, lambda *_: stopped.set())
     contexts = run_tls()
     endpoint = TcpEndpoint(
-        Peer(SERVER, number),
-        token=token,
-        run=run_name(),
-        recipe="",
-        layout="",
-        address=address,
-        port=port,
-        largest_frame_bytes=LARGEST_FRAME_BYTES,
-        tls=None if contexts is None else Tls(*contexts),
+        Credentials(me=Peer(SERVER, number), token=token, run=run_name(), largest_frame_bytes=LARGEST_FRAME_BYTES),
+        EndpointOptions(address=address, port=port, tls=None if contexts is None else Tls(*contexts)),
     )
-    service = endpoint.start(host(number, os.environ.get("GOSSAMER_JOURNAL"), stays=True))
+    service = endpoint.start(host(number, os.environ.get("GOSSAMER_JOURNAL"), keep_serving=True))
     launcher = os.environ.get("GOSSAMER_LAUNCHER_PID")
-    while not stopped.wait(LOOK_SECONDS) and not service.landed():
+    while not stopped.wait(POLL_SECONDS) and not service.landed():
         if launcher is not None and os.getppid() != int(launcher):
             break
     if service.landed():

@@ -1,33 +1,33 @@
-"""Which contributions were taken."""
+"""Deduplication: the answers to past contributions, so that a resent one is answered alike and never applied twice."""
 
 from __future__ import annotations
 
 from gossamer.core.peer_ops import Stamp
 
-REMEMBERED = 64  # answers of a worker, so that one that comes again is answered as before
-LATE = -1  # the version of what came too late to count
+REMEMBERED = 64  # answers of a worker
+LATE = -1  # the version of a contribution that came too late to be applied
 
 
 class AnswerLog:
-    """(worker, step) -> version. A worker's steps ascend: what is not beyond its last was answered before."""
+    """(worker, step) -> version. A worker's steps ascend: one not beyond its last was answered before."""
 
     def __init__(self) -> None:
         self._answers: dict[int, dict[int, int]] = {}
 
-    def last(self, worker: int) -> int:
+    def last_step(self, worker: int) -> int:
         """The last step that was answered; -1 where there was none."""
         return max(self._answers.get(worker, {}), default=-1)
 
-    def answer(self, stamp: Stamp) -> int | None:
+    def version_of(self, stamp: Stamp) -> int | None:
         """The version that was answered before; None where this contribution is new.
 
-        One so old that its answer is forgotten is too late, which nobody waits to hear.
+        One so old that its answer is forgotten is late: no worker waits for it.
         """
-        if stamp.step > self.last(stamp.worker):
+        if stamp.step > self.last_step(stamp.worker):
             return None
         return self._answers[stamp.worker].get(stamp.step, LATE)
 
-    def note(self, stamp: Stamp, version: int) -> None:
+    def record(self, stamp: Stamp, version: int) -> None:
         answers = self._answers.setdefault(stamp.worker, {})
         answers[stamp.step] = version
         if len(answers) > REMEMBERED:

@@ -1,4 +1,4 @@
-"""A torch optimizer on flat buffers."""
+"""Flat optimizer: a torch optimizer that steps a shard's blocks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gossamer.parameter_server.shard_spec import Options, ShardSpec
 
 
 class FlatOptimizer:
-    """The workers' optimizer, made again: it steps whole blocks, which an elementwise rule does not notice."""
+    """The workers' optimizer, rebuilt on whole blocks: for an elementwise rule the result is the same."""
 
-    def __init__(self, description: ShardSpec, blocks: Sequence[FlatTensors]) -> None:
+    def __init__(self, spec: ShardSpec, blocks: Sequence[FlatTensors]) -> None:
         self._parameters = [Parameter(block.flat) for block in blocks]
-        self._groups = [block.group for block in description.blocks]
-        kind: Callable[..., Optimizer] = getattr(torch.optim, description.optimizer)
-        given = [_given(kind, group) for group in description.groups]
+        self._groups = [block.group for block in spec.blocks]
+        kind: Callable[..., Optimizer] = getattr(torch.optim, spec.optimizer)
+        given = [_given(kind, group) for group in spec.groups]
         self._optimizer = kind(
             [
                 {"params": [parameter], **given[group]}
@@ -31,13 +31,13 @@ class FlatOptimizer:
             **_arguments(kind, given[0]),  # Adagrad begins its sums with what it is given here, not in the groups
         )
 
-    def step(self, gradients: Sequence[Tensor], options: Sequence[Options], rate: float = 1.0) -> None:
-        """One step by the groups' hyperparameters `options`, with their learning rates times `rate`."""
+    def step(self, gradients: Sequence[Tensor], options: Sequence[Options], lr_factor: float = 1.0) -> None:
+        """One step with the groups' hyperparameters `options`, their learning rates times `lr_factor`."""
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient.to(parameter.dtype)
         for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update({name: value for name, value in options[number].items() if name in group})
-            group["lr"] = group["lr"] * rate if rate != 1.0 else group["lr"]
+            group["lr"] = group["lr"] * lr_factor if lr_factor != 1.0 else group["lr"]
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
@@ -50,11 +50,11 @@ class FlatOptimizer:
 
 
 def _arguments(kind: Callable[..., Optimizer], options: Options) -> Options:
-    """Those that its constructor takes: AdamW has a default that is none."""
+    """The options that the constructor takes: AdamW has a default that is no argument."""
     return {name: value for name, value in options.items() if name in signature(kind).parameters}
 
 
 def _given(kind: Callable[..., Optimizer], options: Options) -> Options:
-    """Those that the class knows: schedulers leave others in the groups."""
+    """The options that the class knows: schedulers leave others in the groups."""
     known = kind([Parameter(torch.zeros(1))], lr=0.0).defaults
     return {name: value for name, value in options.items() if name in known}

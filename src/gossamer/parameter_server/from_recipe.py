@@ -1,4 +1,4 @@
-"""A shard from the text that describes it."""
+"""Shards from recipes: the codecs, the shard and the update policy that a recipe with a ParameterServer asks for."""
 
 from __future__ import annotations
 
@@ -14,45 +14,39 @@ from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.strategies.parameter_server import ParameterServer
 
 
-def shard_of(text: str, values: Payload) -> ServerShard:
-    """A shard by its description and first parameters. Raises MalformedError."""
-    description = ShardSpec.of_text(text)
-    try:
-        ways = push_pull_codecs(resolve(description.recipe))
-    except RecipeError as error:
-        raise MalformedError(f"a shard was described by a recipe that no server can follow: {error}") from error
-    try:
-        return ServerShard(description, values, ways.push, ways.pull)
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,
-    ) as error:  # an optimizer's, of its settings
-        raise MalformedError(
-            f"a shard was described that cannot be made, with {description.optimizer} and {description.groups}: {error}"
-        ) from error
-
-
-def policy_for(shard: ServerShard) -> UpdatePolicy:
-    """The rule that its recipe asks for."""
-    return policy_of(push_pull_codecs(resolve(shard.description.recipe)).strategy)
-
-
 class PushPullCodecs(NamedTuple):
-    """push: completed, with feedback where it is biased; pull: of differences; None sends parameters as they are."""
+    """The strategy of a recipe and the compressors of both directions."""
 
     strategy: ParameterServer
-    push: Compressor
-    pull: Compressor | None
+    push: Compressor  # of gradients; for every shape, with error feedback where it is biased
+    pull: Compressor | None  # of parameter deltas; None sends parameters uncompressed
 
 
 def push_pull_codecs(recipe: Recipe) -> PushPullCodecs:
-    """How a resolved recipe with a ParameterServer talks. Raises RecipeError for any other."""
+    """How workers and servers of a resolved recipe encode. Raises RecipeError for one without a ParameterServer."""
     strategy = recipe.strategy
     if not isinstance(strategy, ParameterServer):
         raise RecipeError(f"{recipe} needs no servers. Write ParameterServer() + {recipe.compressor!r}.")
     push = recipe.compressor if strategy.push is None else resolve(strategy.push).compressor
     pull = strategy.pull
     return PushPullCodecs(strategy, push, pull if pull is None or pull.handles_every_shape else Route(pull))
+
+
+def make_shard(spec_json: str, values: Payload) -> ServerShard:
+    """A shard from its spec and initial parameters. Raises MalformedError."""
+    spec = ShardSpec.from_json(spec_json)
+    try:
+        codecs = push_pull_codecs(resolve(spec.recipe))
+    except RecipeError as error:
+        raise MalformedError(f"a shard was described by a recipe that no server can follow: {error}") from error
+    try:
+        return ServerShard(spec, values, codecs.push, codecs.pull)
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:  # of the optimizer's settings
+        raise MalformedError(
+            f"a shard was described that cannot be made, with {spec.optimizer} and {spec.groups}: {error}"
+        ) from error
+
+
+def policy_for(shard: ServerShard) -> UpdatePolicy:
+    """The update policy that the shard's recipe asks for."""
+    return policy_of(push_pull_codecs(resolve(shard.spec.recipe)).strategy)

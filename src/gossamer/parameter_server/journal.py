@@ -1,11 +1,11 @@
-"""What lets a server that was killed go on: its state at some moment, and all that changed it since.
+"""Journal of a server: a snapshot of its shard and a write-ahead log since, from which a killed server goes on.
 
     DIRECTORY/server-0/step-00000003/...     the state, as checkpoints are kept
     DIRECTORY/server-0/log-00000003          every entry since, in order; the last may be torn
 
-An entry is in the log before anything changes and before anyone is told, so what was answered is never forgotten, and
-what was not is sent again. That holds for a process that is killed; a machine that loses power may lose what its
-operating system had not yet written.
+An entry is in the log before anything changes and before any worker is told: what was answered is never forgotten, and
+what was not is resent. That holds for a killed process; a machine that loses power may lose what its operating system
+had not yet written.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from pathlib import Path
 from gossamer import checkpoint
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
-from gossamer.parameter_server.from_recipe import shard_of
-from gossamer.parameter_server.journal_entry import Entry, entries, pieces
+from gossamer.parameter_server.from_recipe import make_shard
+from gossamer.parameter_server.journal_entry import Entry, encode_entry, read_entries
 from gossamer.parameter_server.shard import ServerShard
 
 STATES_PER_LOG = 4  # a log of so many times the state's bytes is replaced by a new state
 SHORTEST_LOG = 1 << 20
-# Whoever goes on from a log does all of its work again, while all workers wait: a state replaces so much work, too
-LONGEST_REPLAY_SECONDS = 1.0
+LONGEST_REPLAY_SECONDS = 1.0  # of work, which a restarted server repeats while all workers wait: then a new state, too
 STATES_PER_REPLAY = 10.0  # unless writing states would then take more than a tenth of the time
 
 
 class Log:
-    """An open file that only grows. A write that fails raises OSError and leaves a torn entry behind."""
+    """An append-only file. A write that fails raises OSError and leaves a torn entry behind."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         self.nbytes = keep_bytes
@@ -40,9 +39,9 @@ class Log:
         os.truncate(self._handle, keep_bytes)
         os.lseek(self._handle, 0, os.SEEK_END)
 
-    def append(self, written: Iterable[bytes | memoryview]) -> None:
-        for piece in written:
-            rest = memoryview(piece)
+    def append(self, buffers: Iterable[bytes | memoryview]) -> None:
+        for buffer in buffers:
+            rest = memoryview(buffer)
             while rest:
                 count = os.write(self._handle, rest)
                 rest = rest[count:]
@@ -56,61 +55,63 @@ class FileJournal:
     """The journal of one shard in `folder`. number: of the state that the log continues."""
 
     def __init__(self, folder: Path, shard: ServerShard, number: int, log: Log | None) -> None:
-        self._folder, self._shard, self._number, self._log = folder, shard, number, log
-        self._unwritten, self._silent = 0, False
-        self._longest = max(STATES_PER_LOG * _state_bytes(shard), SHORTEST_LOG)
-        self._began, self._most_seconds = time.thread_time(), LONGEST_REPLAY_SECONDS
+        self._folder, self._shard, self._state_number, self._open_log = folder, shard, number, log
+        self._missed_bytes, self._failed = 0, False
+        self._most_log_bytes = max(STATES_PER_LOG * _state_bytes(shard), SHORTEST_LOG)
+        self._began, self._most_replay_seconds = time.thread_time(), LONGEST_REPLAY_SECONDS
 
     def write(self, entry: Entry) -> None:
         """Append to the log, after a new state where it has grown long.
 
-        Where that fails the server goes on without: workers that wait are worse. It says so once, puts away what is
-        there, so that nobody ever takes up what is not up to date, and tries again after as much as a log may hold.
+        Where that fails the server goes on without: workers that wait are worse. It gives notice once, puts the folder
+        away, so that no server goes on from an outdated state, and tries again after as much as a log may hold.
         """
-        found = pieces(entry)
-        if self._log is None:
-            self._unwritten += sum(len(piece) for piece in found)
+        buffers = encode_entry(entry)
+        if self._open_log is None:
+            self._missed_bytes += sum(len(buffer) for buffer in buffers)
         try:
             if self._is_long():
                 self.save()
-            if self._log is not None:
-                self._log.append(found)
+            if self._open_log is not None:
+                self._open_log.append(buffers)
         except (OSError, CheckpointError) as error:
             self.give_up(error)
 
     def _is_long(self) -> bool:
-        if self._log is None:
-            return self._unwritten > self._longest
-        return self._log.nbytes > self._longest or time.thread_time() - self._began > self._most_seconds
+        if self._open_log is None:
+            return self._missed_bytes > self._most_log_bytes
+        return (
+            self._open_log.nbytes > self._most_log_bytes or time.thread_time() - self._began > self._most_replay_seconds
+        )
 
     def save(self) -> None:
-        """Write the state as it is, and begin a new log. Raises CheckpointError or OSError."""
-        number, began = self._number + 1, time.thread_time()
+        """Write the shard's state, and begin a new log. Raises CheckpointError or OSError."""
+        number, began = self._state_number + 1, time.thread_time()
         self._folder.mkdir(parents=True, exist_ok=True)
-        tree = {"description": self._shard.description.text(), "shard": self._shard.state_dict()}
+        tree = {"description": self._shard.spec.to_json(), "shard": self._shard.state_dict()}
         digest = checkpoint.stage(self._folder, number, 0, tree)
         checkpoint.complete(self._folder, number, 0, [digest], {}, keep=1)
-        log = Log(_log(self._folder, number))
-        if self._log is not None:
-            self._log.close()
-        elif self._silent:
+        log = Log(_open_log(self._folder, number))
+        if self._open_log is not None:
+            self._open_log.close()
+        elif self._failed:
             notice(f"The journal in {self._folder} is written again, so a restarted server goes on from there.")
-        self._number, self._log, self._unwritten, self._silent = number, log, 0, False
+        self._state_number, self._open_log, self._missed_bytes, self._failed = number, log, 0, False
         self._began = time.thread_time()
-        self._most_seconds = max(LONGEST_REPLAY_SECONDS, STATES_PER_REPLAY * (self._began - began))
+        self._most_replay_seconds = max(LONGEST_REPLAY_SECONDS, STATES_PER_REPLAY * (self._began - began))
         for path in self._folder.glob("log-*"):
-            if path != _log(self._folder, number):
+            if path != _open_log(self._folder, number):
                 path.unlink()
 
     def give_up(self, error: Exception) -> None:
         """Go on without a journal."""
-        if not self._silent:
+        if not self._failed:
             notice(
                 f"The journal in {self._folder} cannot be written ({error}). The server goes on without it, and would "
                 "remember nothing if it were restarted now. Free some space: it tries again after a while."
             )
         self.close()
-        self._unwritten, self._silent = 0, True
+        self._missed_bytes, self._failed = 0, True
         put_away = self._folder.with_name(self._folder.name + ".stopped")
         if self._folder.exists():
             shutil.rmtree(put_away, ignore_errors=True)
@@ -118,14 +119,14 @@ class FileJournal:
                 self._folder.rename(put_away)
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        if self._open_log is not None:
+            self._open_log.close()
+            self._open_log = None
 
 
 def keep(directory: str | os.PathLike[str], shard: ServerShard) -> FileJournal:
     """Begin to journal a new shard."""
-    folder = _folder(directory, shard.description.number)
+    folder = _folder(directory, shard.spec.number)
     shard.journal = journal = FileJournal(folder, shard, max(checkpoint.complete_steps(folder, 0), default=0), None)
     try:
         journal.save()
@@ -137,27 +138,27 @@ def keep(directory: str | os.PathLike[str], shard: ServerShard) -> FileJournal:
 def restore(directory: str | os.PathLike[str], number: int) -> ServerShard | None:
     """Server `number` as it was when it was stopped, with its journal; None where it never began.
 
-    Raises CheckpointError where what is there is damaged.
+    Raises CheckpointError for a damaged state.
     """
     folder = _folder(directory, number)
     states = checkpoint.complete_steps(folder, 0)
     if not states:
         return None
     tree, _ = checkpoint.read(folder, states[-1], 0)
-    shard = shard_of(tree["description"], tuple(tree["shard"]["parameters"]))
+    shard = make_shard(tree["description"], tuple(tree["shard"]["parameters"]))
     shard.load_state_dict(tree["shard"])
-    end = _replay(shard, _log(folder, states[-1]))
-    shard.journal = FileJournal(folder, shard, states[-1], Log(_log(folder, states[-1]), end))
+    end = _replay(shard, _open_log(folder, states[-1]))
+    shard.journal = FileJournal(folder, shard, states[-1], Log(_open_log(folder, states[-1]), end))
     return shard
 
 
 def _replay(shard: ServerShard, path: Path) -> int:
-    """Do again what a log says; returns where its last whole entry ends."""
+    """Apply a log's entries again; returns where the last whole one ends."""
     if not path.is_file():  # killed between the state and its log
         return 0
     end = 0
     with path.open("rb") as file:
-        for entry, end in entries(file, path.stat().st_size):  # noqa: B007
+        for entry, end in read_entries(file, path.stat().st_size):  # noqa: B007
             shard.replay(entry)
     return end
 
@@ -166,7 +167,7 @@ def _folder(directory: str | os.PathLike[str], number: int) -> Path:
     return Path(directory) / f"server-{number}"
 
 
-def _log(folder: Path, number: int) -> Path:
+def _open_log(folder: Path, number: int) -> Path:
     return folder / f"log-{number:08d}"
 
 

@@ -1,4 +1,4 @@
-"""Entries as bytes in a file, of which the last may be torn."""
+"""Journal entries: the commands that change a shard, and their bytes in a log file of which the last may be torn."""
 
 from __future__ import annotations
 
@@ -18,87 +18,34 @@ from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Stamp
 from gossamer.errors import MalformedError
 
-FRONT = struct.Struct("<QI")  # bytes of the body, and their checksum
-HEAD = struct.Struct("<I")  # bytes of the header within the body
-Pieces = list[bytes | memoryview]
-
-
-def pieces(entry: Entry) -> Pieces:
-    """An entry's bytes: length, checksum, a header as JSON, and the tensors' own bytes, which are not copied."""
-    header = json.dumps(
-        {
-            "what": entry.what,
-            "stamp": entry.stamp,
-            "version": entry.version,
-            "rate": entry.rate,
-            "about": entry.about,
-            "tensors": [(str(each.dtype).removeprefix("torch."), each.shape) for each in entry.payload],
-        }
-    ).encode()
-    body: Pieces = [HEAD.pack(len(header)) + header, *(chunk for each in entry.payload for chunk in chunks(each))]
-    checksum = 0
-    for piece in body:
-        checksum = zlib.crc32(piece, checksum)
-    return [FRONT.pack(sum(len(piece) for piece in body), checksum), *body]
-
-
-def entries(file: BinaryIO, size: int) -> Iterator[tuple[Entry, int]]:
-    """All whole entries of a file of `size` bytes, and where each ends. What follows the first torn one is nothing."""
-    at = 0
-    while size - at >= FRONT.size:
-        length, checksum = FRONT.unpack(file.read(FRONT.size))
-        if length > size - at - FRONT.size:
-            return
-        body = file.read(length)
-        if zlib.crc32(body) != checksum:
-            return
-        at += FRONT.size + length
-        yield _entry(body), at
-
-
-def _entry(body: bytes) -> Entry:
-    (length,) = HEAD.unpack_from(body)
-    start = HEAD.size + length
-    read: dict[str, Any] = json.loads(body[HEAD.size : start])
-    found: list[Tensor] = []
-    for name, shape in read.pop("tensors"):
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype):
-            raise MalformedError(f"a journal holds a tensor of {name!r}, which is no dtype")
-        size = prod(shape) * dtype.itemsize
-        raw = bytearray(body[start : start + size])
-        flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype) if size else torch.empty(0, dtype=dtype)
-        found.append(flat.reshape(shape))
-        start += size
-    return Entry(**{**read, "stamp": Stamp(*read["stamp"]), "payload": tuple(found)})
-
-
-NOBODY = Stamp(worker=0, step=-1)
+PREFIX = struct.Struct("<QI")  # bytes of the body, and their CRC-32
+HEADER_LENGTH = struct.Struct("<I")  # bytes of the header within the body
+NO_STAMP = Stamp(worker=0, step=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A command of Shard by its name, and what it was given."""
+    """A command of ServerShard and its arguments: enough to make the same change again."""
 
-    what: str
-    stamp: Stamp = NOBODY
+    command: str
+    stamp: Stamp = NO_STAMP
     version: int = 0
-    rate: float = 1.0
+    lr_factor: float = 1.0
     about: str = ""
     payload: Payload = ()
 
 
 class Journal(Protocol):
-    """Where entries are written before anything changes and before anyone is told."""
+    """Where entries are written, before anything changes and before any worker is told."""
 
     def write(self, entry: Entry) -> None:
-        """Keep the entry. Raises nothing: who cannot write says so once."""
+        """Append an entry. Raises nothing: a journal that cannot write gives notice once."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Release files."""
 
 
-class Forgetful:
+class NullJournal:
     """A journal that keeps nothing."""
 
     def write(self, entry: Entry) -> None:
@@ -106,3 +53,69 @@ class Forgetful:
 
     def close(self) -> None:
         pass
+
+
+def encode_entry(entry: Entry) -> list[bytes | memoryview]:
+    """Buffers of an entry: length, checksum, a header as JSON, and the tensors' own bytes, which are not copied."""
+    header = json.dumps(
+        {
+            "what": entry.command,
+            "stamp": entry.stamp,
+            "version": entry.version,
+            "rate": entry.lr_factor,
+            "about": entry.about,
+            "tensors": [(str(each.dtype).removeprefix("torch."), each.shape) for each in entry.payload],
+        }
+    ).encode()
+    body: list[bytes | memoryview] = [HEADER_LENGTH.pack(len(header)) + header]
+    body += (chunk for each in entry.payload for chunk in chunks(each))
+    checksum = 0
+    for buffer in body:
+        checksum = zlib.crc32(buffer, checksum)
+    return [PREFIX.pack(sum(len(buffer) for buffer in body), checksum), *body]
+
+
+def read_entries(file: BinaryIO, size: int) -> Iterator[tuple[Entry, int]]:
+    """All whole entries of a file of `size` bytes, each with the offset of its end; stops at the first torn one."""
+    end = 0
+    while size - end >= PREFIX.size:
+        length, checksum = PREFIX.unpack(file.read(PREFIX.size))
+        if length > size - end - PREFIX.size:
+            return
+        body = file.read(length)
+        if zlib.crc32(body) != checksum:
+            return
+        end += PREFIX.size + length
+        yield _decode(body), end
+
+
+def _decode(body: bytes) -> Entry:
+    (length,) = HEADER_LENGTH.unpack_from(body)
+    start = HEADER_LENGTH.size + length
+    header: dict[str, Any] = json.loads(body[HEADER_LENGTH.size : start])
+    payload: list[Tensor] = []
+    for name, shape in header["tensors"]:
+        tensor, start = _tensor(body, start, name, shape)
+        payload.append(tensor)
+    return Entry(
+        command=header["what"],
+        stamp=Stamp(*header["stamp"]),
+        version=header["version"],
+        lr_factor=header["rate"],
+        about=header["about"],
+        payload=tuple(payload),
+    )
+
+
+def _tensor(body: bytes, start: int, name: str, shape: list[int]) -> tuple[Tensor, int]:
+    """The tensor that lies at `start`, and where it ends."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise MalformedError(
+            f"a journal holds a tensor of {name!r}, which is no dtype here: another version of torch wrote it. Install "
+            "that one, or start with an empty directory"
+        )
+    end = start + prod(shape) * dtype.itemsize
+    raw = bytearray(body[start:end])
+    flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype) if raw else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape), end

@@ -1,4 +1,4 @@
-"""What one server holds: its part of the parameters, the optimizer, and who contributed what."""
+"""Server shard: one server's parameters, optimizer, members and contributions; every change is journaled."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from gossamer.core.peer_ops import Peer, Pull, Stamp
 from gossamer.errors import MalformedError
 from gossamer.parameter_server import shard_message
 from gossamer.parameter_server.deduplication import LATE, AnswerLog
-from gossamer.parameter_server.delta_chain import DeltaChain, Public, Snapshot
+from gossamer.parameter_server.delta_chain import DeltaChain, PublicParameters, Snapshot
 from gossamer.parameter_server.flat_optimizer import FlatOptimizer
-from gossamer.parameter_server.journal_entry import Entry, Forgetful, Journal
+from gossamer.parameter_server.journal_entry import Entry, Journal, NullJournal
 from gossamer.parameter_server.shard_spec import Options, ShardSpec, checked_options
 
 
 class Contribution(NamedTuple):
-    """gradients: (n,) for each block, at least in float32; none where the worker had none. weight: in a mean."""
+    """A worker's gradients for one step of the shard."""
 
-    gradients: tuple[Tensor, ...]
-    weight: float
-    options: tuple[Options, ...]
-    staleness: int
+    gradients: tuple[Tensor, ...]  # (n,) for each block, at least in float32; none where the worker had none
+    weight: float  # in the mean
+    options: tuple[Options, ...]  # the optimizer's hyperparameters by group
+    staleness: int  # versions applied since the parameters on which it was computed
 
 
-class Waiting(NamedTuple):
+class PendingPull(NamedTuple):
     """A pull that is answered later."""
 
     token: int
@@ -41,114 +41,108 @@ class Waiting(NamedTuple):
     op: Pull
 
 
-def push_at(seed: int, stamp: Stamp) -> AggregationContext:
-    """Where a worker's gradients of one step stand."""
+def push_context(seed: int, stamp: Stamp) -> AggregationContext:
+    """The context in which a worker's gradients of one step are encoded and decoded."""
     return AggregationContext(step=stamp.step, seed=rng.address(seed, "push"), rank=stamp.worker)
 
 
 class ServerShard:
-    """Parameters `blocks` after `version` applied rounds, and everything that is due to become of them.
+    """Parameters `blocks` after `version` applied rounds, and all state that a server must not lose.
 
-    members: the worker's next step, for every worker that counts; announced: the last step at which it said that it
-    comes or goes, and how often it had said so, so that no such word counts again; pending: what workers have
-    contributed, by the version that it will be applied to; staleness: how often which; dropped: how many came too late;
-    leaving: workers that have said that they go; met: those that did when all had, and have not come back since;
-    gone: who is not heard of.
-    stopping: somebody wants the run to end.
-    Whatever changes any of it is a command, which is journaled first.
+    Every change of it is a command, which is journaled first.
     """
 
-    def __init__(self, description: ShardSpec, values: Payload, push: Compressor, pull: Compressor | None) -> None:
-        description.check_values(values)
-        self.description = description
-        self.blocks = description.zeros()
+    def __init__(self, spec: ShardSpec, values: Payload, push: Compressor, pull: Compressor | None) -> None:
+        spec.check_values(values)
+        self.spec = spec
+        self.blocks = spec.zeros()
         for block, value in zip(self.blocks, values, strict=True):
             block.flat.copy_(value)
         self.version = 0
-        self.ledger = AnswerLog()
-        self.members = dict.fromkeys(range(description.world), 0)
-        self.announced: dict[int, tuple[int, int]] = {}
-        self.pending: dict[int, dict[int, Contribution]] = {}
-        self.staleness: Counter[int] = Counter()
-        self.dropped = 0
-        self.waiting: list[Waiting] = []
-        self.stopping = False
-        self.leaving: set[int] = set()
-        self.met: set[int] = set()
-        self.gone: set[Peer] = set()
-        self.journal: Journal = Forgetful()
-        seed = rng.address(description.seed, description.number)
-        self.public: Public = Snapshot(self.blocks) if pull is None else DeltaChain(pull, self.blocks, seed)
+        self.answer_log = AnswerLog()
+        self.members = dict.fromkeys(range(spec.world), 0)  # by worker that rounds wait for, its next step
+        self.announced: dict[int, tuple[int, int]] = {}  # by worker, step and number of its last join or leave
+        self.pending: dict[int, dict[int, Contribution]] = {}  # by the version they are applied to, and by worker
+        self.staleness: Counter[int] = Counter()  # contributions by staleness
+        self.dropped = 0  # contributions that came too late
+        self.pending_pulls: list[PendingPull] = []
+        self.stopping = False  # a worker wants the run to end
+        self.leaving: set[int] = set()  # workers that announced that they leave
+        self.left: set[int] = set()  # those that did when all had, and have not come back since
+        self.lost: set[Peer] = set()  # peers not heard of
+        self.journal: Journal = NullJournal()
+        seed = rng.address(spec.seed, spec.number)
+        self.public: PublicParameters = Snapshot(self.blocks) if pull is None else DeltaChain(pull, self.blocks, seed)
         self._push, self._seed = push, seed
-        self._optimizer = FlatOptimizer(description, self.blocks)
+        self._optimizer = FlatOptimizer(spec, self.blocks)
 
-    # -- commands: each is one entry of the journal
+    # -- commands: each is one entry of the journal, by its name
 
     def take(self, stamp: Stamp, version: int, about: str, payload: Payload) -> None:
-        """Keep a contribution, to be applied in the step that makes `version`. Raises MalformedError first."""
+        """Keep a contribution for the step that makes `version`. Raises MalformedError before anything changes."""
         contribution = self._read(stamp, version, about, payload)
-        self.journal.write(Entry(what="take", stamp=stamp, version=version, about=about, payload=payload))
+        self.journal.write(Entry(command="take", stamp=stamp, version=version, about=about, payload=payload))
         self.pending.setdefault(version - 1, {})[stamp.worker] = contribution
         self.staleness[contribution.staleness] += 1
-        self._noted(stamp, version)
+        self._record(stamp, version)
         self.members.setdefault(stamp.worker, stamp.step + 1)
-        self._back(stamp.worker)
+        self._returned(stamp.worker)
 
     def drop(self, stamp: Stamp) -> None:
         """A contribution came too late."""
-        self.journal.write(Entry(what="drop", stamp=stamp))
+        self.journal.write(Entry(command="drop", stamp=stamp))
         self.dropped += 1
-        self._noted(stamp, LATE)
+        self._record(stamp, LATE)
 
-    def apply(self, rate: float = 1.0) -> None:
-        """Make one step with the weighted mean of what is due in it, if anything, its learning rates times `rate`."""
-        self.journal.write(Entry(what="apply", rate=rate))
+    def apply(self, lr_factor: float = 1.0) -> None:
+        """Step with the weighted mean of the contributions that are due, if any, learning rates times `lr_factor`."""
+        self.journal.write(Entry(command="apply", lr_factor=lr_factor))
         due = self.pending.pop(self.version, {})
-        given = [due[worker] for worker in sorted(due) if due[worker].gradients]
-        if given:
-            self._optimizer.step(_mean(given), given[0].options, rate)
+        due_contributions = [due[worker] for worker in sorted(due) if due[worker].gradients]
+        if due_contributions:
+            self._optimizer.step(_mean(due_contributions), due_contributions[0].options, lr_factor)
         self.version += 1
 
     def publish(self) -> None:
-        """Let workers know the parameters as they are now."""
-        self.journal.write(Entry(what="publish"))
+        """Make the current parameters available to pulls."""
+        self.journal.write(Entry(command="publish"))
         self.public.publish(self.version, self.blocks)
 
     def join(self, stamp: Stamp) -> None:
-        """A worker's next contribution is of stamp.step; stamp.known: how often it has said that it comes or goes."""
-        self.journal.write(Entry(what="join", stamp=stamp))
+        """A worker's next contribution is of stamp.step; stamp.known numbers its joins and leaves."""
+        self.journal.write(Entry(command="join", stamp=stamp))
         self.members[stamp.worker], self.announced[stamp.worker] = stamp.step, (stamp.step, stamp.known)
-        self._back(stamp.worker)
+        self._returned(stamp.worker)
 
     def leave(self, stamp: Stamp) -> None:
-        """A worker goes after its contributions before stamp.step; stamp.known as in `join`."""
-        self.journal.write(Entry(what="leave", stamp=stamp))
+        """A worker leaves after its contributions before stamp.step; stamp.known as in `join`."""
+        self.journal.write(Entry(command="leave", stamp=stamp))
         self.members.pop(stamp.worker, None)
         self.announced[stamp.worker] = (stamp.step, stamp.known)
-        self._back(stamp.worker)
+        self._returned(stamp.worker)
         self.leaving.add(stamp.worker)
 
     def lose(self, worker: int) -> None:
-        """Nobody waits for the worker until it contributes or joins again."""
-        self.journal.write(Entry(what="lose", stamp=Stamp(worker, -1)))
+        """Rounds do not wait for the worker until it contributes or joins again."""
+        self.journal.write(Entry(command="lose", stamp=Stamp(worker, -1)))
         self.members.pop(worker, None)
 
-    def meet(self) -> None:
-        """All that were there have said that they go."""
-        self.journal.write(Entry(what="meet"))
-        self.met |= self.leaving
+    def all_left(self) -> None:
+        """All members have announced that they leave."""
+        self.journal.write(Entry(command="meet"))
+        self.left |= self.leaving
         self.leaving = set()
 
     def replay(self, entry: Entry) -> None:
-        """Do again what an entry says."""
+        """Execute a journaled command again."""
         stamp = entry.stamp
-        match entry.what:
+        match entry.command:
             case "take":
                 self.take(stamp, entry.version, entry.about, entry.payload)
             case "drop":
                 self.drop(stamp)
             case "apply":
-                self.apply(entry.rate)
+                self.apply(entry.lr_factor)
             case "publish":
                 self.publish()
             case "join":
@@ -158,53 +152,62 @@ class ServerShard:
             case "lose":
                 self.lose(stamp.worker)
             case "meet":
-                self.meet()
+                self.all_left()
             case _:
-                raise MalformedError(f"a journal says {entry.what!r}, which no shard understands")
+                raise MalformedError(
+                    f"a journal of shard {self.spec.number} holds {entry.command!r}, which is no command: another "
+                    "version of Gossamer wrote it. Install that one, or start with an empty directory"
+                )
 
-    # -- what rules ask
+    # -- reading
 
     @property
     def due(self) -> dict[int, Contribution]:
-        """What is there for the next step, by worker."""
+        """Contributions for the next step, by worker."""
         return self.pending.get(self.version, {})
 
-    def _back(self, worker: int) -> None:
+    def _returned(self, worker: int) -> None:
         self.leaving.discard(worker)
-        self.met.discard(worker)
+        self.left.discard(worker)
 
-    def _noted(self, stamp: Stamp, version: int) -> None:
-        self.ledger.note(stamp, version)
+    def _record(self, stamp: Stamp, version: int) -> None:
+        self.answer_log.record(stamp, version)
         if stamp.worker in self.members:
             self.members[stamp.worker] = max(self.members[stamp.worker], stamp.step + 1)
 
     def _read(self, stamp: Stamp, version: int, about: str, payload: Payload) -> Contribution:
         try:
-            told = json.loads(about)
-            weight, counts = float(told["weight"]), [int(count) for count in told["tensors"]]
-            options = tuple(checked_options(group) for group in told["groups"])
+            header = json.loads(about)
+            weight, counts = float(header["weight"]), [int(count) for count in header["tensors"]]
+            options = tuple(checked_options(group) for group in header["groups"])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise MalformedError(f"{stamp} told of itself by {about[:200]!r}, which cannot be read") from error
-        if len(options) != len(self.description.groups) or not 0 <= weight < float("inf"):
-            raise MalformedError(f"{stamp} has {len(options)} groups and weight {weight}")
+            raise MalformedError(
+                f"worker {stamp.worker} described step {stamp.step} by {about[:200]!r}, which cannot be read; nothing "
+                "of it was applied. Install the same version of Gossamer everywhere"
+            ) from error
+        if len(options) != len(self.spec.groups) or not 0 <= weight < float("inf"):
+            raise MalformedError(
+                f"worker {stamp.worker} sent step {stamp.step} with {len(options)} groups and weight {weight}; shard "
+                f"{self.spec.number} has {len(self.spec.groups)} groups, and a weight is finite and not negative"
+            )
         gradients: tuple[Tensor, ...] = ()
         if weight:
-            at = push_at(self._seed, stamp)
-            read = shard_message.read(self._push, payload, counts, self.blocks, at)
+            at = push_context(self._seed, stamp)
+            read = shard_message.decode(self._push, payload, counts, self.blocks, at)
             gradients = tuple(each.to(accumulation_dtype(each.dtype)) for each in read)
         return Contribution(gradients, weight, options, version - 1 - stamp.known)
 
-    # -- to be kept and restored
+    # -- state
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "parameters": [block.flat for block in self.blocks],
             "version": self.version,
-            "ledger": self.ledger.state_dict(),
+            "ledger": self.answer_log.state_dict(),
             "members": dict(self.members),
             "announced": dict(self.announced),
             "leaving": sorted(self.leaving),
-            "met": sorted(self.met),
+            "met": sorted(self.left),
             "pending": {v: {w: tuple(each) for w, each in due.items()} for v, due in self.pending.items()},
             "staleness": dict(self.staleness),
             "dropped": self.dropped,
@@ -216,22 +219,22 @@ class ServerShard:
         for block, flat in zip(self.blocks, state["parameters"], strict=True):
             block.flat.copy_(flat)
         self.version, self.dropped = state["version"], state["dropped"]
-        self.ledger.load_state_dict(state["ledger"])
+        self.answer_log.load_state_dict(state["ledger"])
         self.members, self.announced = dict(state["members"]), dict(state["announced"])
         self.staleness = Counter(state["staleness"])
-        self.leaving, self.met = set(state["leaving"]), set(state["met"])
+        self.leaving, self.left = set(state["leaving"]), set(state["met"])
         self.pending = {v: {w: Contribution(*each) for w, each in due.items()} for v, due in state["pending"].items()}
         self.public.load_state_dict(state["public"])
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def _mean(given: Sequence[Contribution]) -> tuple[Tensor, ...]:
-    """The weighted mean, added up in the order given; of one contribution, itself."""
-    if len(given) == 1:
-        return given[0].gradients
-    total = sum(each.weight for each in given)
-    sums = tuple(gradient * given[0].weight for gradient in given[0].gradients)
-    for each in given[1:]:
+def _mean(due_contributions: Sequence[Contribution]) -> tuple[Tensor, ...]:
+    """The weighted mean, summed in the order given; of one contribution, itself."""
+    if len(due_contributions) == 1:
+        return due_contributions[0].gradients
+    total = sum(each.weight for each in due_contributions)
+    sums = tuple(gradient * due_contributions[0].weight for gradient in due_contributions[0].gradients)
+    for each in due_contributions[1:]:
         for mean, gradient in zip(sums, each.gradients, strict=True):
             mean.add_(gradient, alpha=each.weight)
     return tuple(mean.div_(total) for mean in sums)

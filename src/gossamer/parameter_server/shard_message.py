@@ -1,8 +1,8 @@
-"""One letter for each of a shard's blocks, as one payload."""
+"""Shard message: one encoded message for each of a shard's blocks, as one payload."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,60 +10,67 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor, point_to_point
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.kernels import all_finite
 
 
-class ShardCodec(NamedTuple):
-    """payload: all letters' tensors; counts: how many of them each block's letter has.
+class ShardMessage(NamedTuple):
+    """The encoded blocks of a shard."""
 
-    own: what each letter stands for, to be called before its input is written; states: to be remembered once it was
-    sent.
-    """
-
-    payload: Payload
-    counts: tuple[int, ...]
-    own: tuple[Callable[[], Tensor], ...]
-    states: tuple[State, ...]
+    payload: Payload  # the tensors of all blocks
+    counts: tuple[int, ...]  # how many of them each block has
+    states: tuple[State, ...]  # the compressor's by block, once the message is sent
 
 
-def begin(compressor: Compressor, blocks: Sequence[FlatTensors], at: AggregationContext) -> tuple[State, ...]:
-    """What a writer remembers at first, for each block."""
+def initial_states(compressor: Compressor, blocks: Sequence[FlatTensors], at: AggregationContext) -> tuple[State, ...]:
+    """The compressor's state before the first message, by block."""
     return tuple(point_to_point.begin(compressor, block, at) for block in blocks)
 
 
-def write(
+def encode(
     compressor: Compressor, blocks: Sequence[FlatTensors], states: Sequence[State], at: AggregationContext
-) -> ShardCodec:
+) -> ShardMessage:
     """Encode all blocks, which are only read; the payload may be views of them. Raises NotFinite."""
-    written = [point_to_point.encode(compressor, block, state, at) for block, state in zip(blocks, states, strict=True)]
-    return ShardCodec(
-        tuple(tensor for letter in written for tensor in letter.payload),
-        tuple(len(letter.payload) for letter in written),
-        tuple(letter.own for letter in written),
-        tuple(letter.next_state.after(state) for letter, state in zip(written, states, strict=True)),
+    messages = [
+        point_to_point.encode(compressor, block, state, at) for block, state in zip(blocks, states, strict=True)
+    ]
+    return ShardMessage(
+        tuple(tensor for message in messages for tensor in message.payload),
+        tuple(len(message.payload) for message in messages),
+        tuple(message.next_state.after(state) for message, state in zip(messages, states, strict=True)),
     )
 
 
-def read(
+def decode(
     compressor: Compressor,
     payload: Payload,
     counts: Sequence[int],
     blocks: Sequence[FlatTensors],
     at: AggregationContext,
 ) -> tuple[Tensor, ...]:
-    """What a bundle stands for: (n,) for each block, fresh, in the block's dtype. Raises MalformedError."""
+    """Decoded blocks: (n,) each, fresh, in the block's dtype. Raises MalformedError."""
     if len(counts) != len(blocks) or sum(counts) != len(payload) or min(counts, default=0) < 0:
-        raise MalformedError(f"{len(payload)} tensors came as {list(counts)} for {len(blocks)} blocks")
+        raise MalformedError(
+            f"a message for step {at.step} has {len(payload)} tensors, divided as {list(counts)} over {len(blocks)} "
+            "blocks: its sender runs another model or recipe; nothing of it was applied"
+        )
     found: list[Tensor] = []
     start = 0
     for count, block in zip(counts, blocks, strict=True):
         out = torch.empty_like(block.flat)
         point_to_point.decode(compressor, payload[start : start + count], block.layout, at, out)
         if not all_finite(out):
-            raise MalformedError("a letter came that stands for numbers that are not finite")
+            raise MalformedError(
+                f"a message of {compressor!r} for step {at.step} has numbers that are not finite in "
+                f'"{_first_nonfinite(out, block.layout)}"; nothing of it was applied. They overflowed at its sender: '
+                "see its own log"
+            )
         found.append(out)
         start += count
     return tuple(found)
+
+
+def _first_nonfinite(flat: Tensor, layout: Layout) -> str:
+    return next((name for name, tensor in FlatTensors(flat, layout).items() if not tensor.isfinite().all()), "")

@@ -1,4 +1,4 @@
-"""What a server must know before it can hold its part of a model, as text that nobody evaluates."""
+"""Shard spec: a server's part of a model, its optimizer and the run's settings, as JSON that is checked when read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ HOW_NOT_WHAT = ("foreach", "fused", "capturable", "differentiable")  # a server 
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors of one dtype and optimizer group, side by side: ((name, shape), ...)."""
+    """Tensors of one dtype and optimizer group in one flat buffer."""
 
     dtype: str
-    group: int
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    group: int  # the optimizer's
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # ((name, shape), ...)
 
     @property
     def layout(self) -> Layout:
@@ -44,37 +44,40 @@ class Block:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """Shard `number` of `shards`: its blocks, the optimizer's class and groups, and what all workers agreed to run."""
+    """A shard of a model, and the settings on which all workers agree."""
 
     blocks: tuple[Block, ...]
-    optimizer: str
-    groups: tuple[Options, ...]
+    optimizer: str  # its class in torch.optim
+    groups: tuple[Options, ...]  # its hyperparameters
     recipe: str
-    world: int
+    world: int  # workers
     seed: int
-    number: int
+    number: int  # of this shard
     shards: int
 
-    def text(self) -> str:
-        """As JSON; equal descriptions have equal texts."""
+    def to_json(self) -> str:
+        """Equal specs have equal texts."""
         return json.dumps(
             {**vars(self), "blocks": [[block.dtype, block.group, block.tensors] for block in self.blocks]},
             sort_keys=True,
         )
 
-    def agreed(self) -> str:
-        """What is the same for every worker at all times, as JSON."""
+    def agreed_settings(self) -> str:
+        """The settings that are alike on every worker at all times, as JSON."""
         layout = ";".join(f"{block.dtype}{block.group}{block.layout.fingerprint()}" for block in self.blocks)
         same = {name: getattr(self, name) for name in ("recipe", "optimizer", "world", "seed", "number", "shards")}
         return json.dumps({**same, "layout": layout}, sort_keys=True)
 
     @classmethod
-    def of_text(cls, text: str) -> ShardSpec:
+    def from_json(cls, text: str) -> ShardSpec:
         """Raises MalformedError."""
         try:
             return cls(**_fields(json.loads(text)))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise MalformedError(f"a description of a shard came that cannot be read: {error}") from error
+            raise MalformedError(
+                f"a description of a shard came that cannot be read: {error}. Install the same version of Gossamer "
+                "everywhere"
+            ) from error
 
     def zeros(self, device: torch.device | str = "cpu") -> tuple[FlatTensors, ...]:
         return tuple(block.zeros(device) for block in self.blocks)
@@ -84,7 +87,7 @@ class ShardSpec:
         due = [(block.layout.numel, DTYPES[block.dtype]) for block in self.blocks]
         came = [(tensor.numel(), tensor.dtype) for tensor in payload]
         if due != came:
-            raise MalformedError(f"parameters came as {came}, and the shard has {due}")
+            raise MalformedError(f"parameters came as {came}, and shard {self.number} has {due}: nothing was applied")
 
 
 def _fields(read: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +122,7 @@ def _elementwise(name: str) -> str:
 
 
 def name_of(optimizer: Optimizer) -> str:
-    """The class by which servers make this optimizer again. Raises AttachError where they could not."""
+    """The class by which servers rebuild this optimizer. Raises AttachError where they could not."""
     kind = type(optimizer)
     if kind.__name__ not in ELEMENTWISE or kind is not getattr(torch.optim, kind.__name__, None):
         raise AttachError(

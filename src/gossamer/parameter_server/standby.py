@@ -1,4 +1,4 @@
-"""A process that could become any server of a run at once."""
+"""Standby server: a warmed-up process that becomes any server of a run at once."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from torch.nn import Parameter
 
 from gossamer.core.peer_ops import Stamp
 from gossamer.parameter_server.client.shard_client import shard_clients
-from gossamer.parameter_server.from_recipe import push_pull_codecs, shard_of
+from gossamer.parameter_server.from_recipe import make_shard, push_pull_codecs
 from gossamer.parameter_server.journal import keep, restore
 from gossamer.parameter_server.shard_spec import options_of
 from gossamer.recipes.recipe import resolve
 
 
-def rehearse() -> None:
-    """Serve a model of one number and come back from its journal: what torch imports and builds when it is first used,
-    which takes as long as importing it, is there then."""
+def warm_up() -> None:
+    """Serve a model of one number and restore it from its journal: what torch imports and builds at first use, which
+    takes as long as importing it, is loaded then."""
     tensors = {"weight": Parameter(torch.zeros(1))}
     optimizer = torch.optim.AdamW(tensors.values())
     recipe = resolve("ParameterServer(push=Int8(), pull=Int8())")
-    (share,) = shard_clients(
+    (shard_client,) = shard_clients(
         tensors, optimizer, push_pull_codecs(recipe), recipe=repr(recipe), world=1, seed=0, shards=1
     )
-    written = share.write(Stamp(0, 0))
+    message = shard_client.encode(Stamp(0, 0))
     with TemporaryDirectory() as directory:
-        shard = shard_of(share.description.text(), share.values(tensors))
+        shard = make_shard(shard_client.spec.to_json(), shard_client.parameters_of(tensors))
         keep(directory, shard)
-        about = share.about(options_of(optimizer), 1.0, written.counts)
-        shard.take(Stamp(0, 0), 1, about, written.payload)
+        about = shard_client.about(options_of(optimizer), 1.0, message.counts)
+        shard.take(Stamp(0, 0), 1, about, message.payload)
         shard.apply(1.0)
         shard.publish()
         shard.journal.close()
@@ -43,11 +43,8 @@ def rehearse() -> None:
             again.journal.close()
 
 
-def called(orders: TextIO = sys.stdin, environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Wait for a line of JSON with the environment that this process does not have yet, and take it over.
-
-    False where there will be none, since whoever would write it is gone.
-    """
+def wait_for_role(orders: TextIO = sys.stdin, environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Wait for a line of JSON with environment variables, and set them. False where the writer has ended."""
     line = orders.readline()
     if not line.endswith("\n"):
         return False

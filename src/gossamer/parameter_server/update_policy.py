@@ -1,4 +1,4 @@
-"""What a server does when something happens. Rules are pure: all they know is the shard, and it is all they change."""
+"""Update policies: when a server applies contributions and answers pulls. A policy keeps no state beside the shard."""
 
 from __future__ import annotations
 
@@ -24,78 +24,86 @@ from gossamer.core.peer_ops import (
 )
 from gossamer.errors import MalformedError
 from gossamer.parameter_server.deduplication import LATE
-from gossamer.parameter_server.shard import ServerShard, Waiting
+from gossamer.parameter_server.shard import PendingPull, ServerShard
 from gossamer.parameter_server.shard_spec import ShardSpec
 from gossamer.strategies.parameter_server import ASYNC, ParameterServer
 
-BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # what is pushed
-PARAMETERS, EXACT, END = "parameters", "exact", "end"  # what is pulled: as the recipe says, as they are, in the end
-AGREED, TOGETHER = "agreed", "together"  # what all workers must have in common; once all that met are back
+BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # keys of pushes
+PARAMETERS, EXACT, END = "parameters", "exact", "end"  # keys of pulls: by the recipe's codec, uncompressed, at the end
+AGREED, TOGETHER = "agreed", "together"  # the settings all workers share; once all workers that left are back
 
-
-NOTHING = (-1, 0)  # what a worker has said of coming and going before it has: a step, and how often
+NEVER_ANNOUNCED = (-1, 0)  # the step and number of a worker's last join or leave, before its first
 
 
 class UpdatePolicy(ABC):
-    """When contributions are applied, and when workers are told. `react` is what a server does; the rest is decided."""
+    """Decides when contributions are applied and pulls answered; `react` handles an event by these decisions."""
 
     @abstractmethod
-    def least(self, shard: ServerShard) -> int:
-        """The first step that a worker which joins now may contribute."""
+    def first_open_step(self, shard: ServerShard) -> int:
+        """The first step that a worker joining now may contribute."""
 
     @abstractmethod
-    def becomes(self, shard: ServerShard, stamp: Stamp) -> int:
-        """The version that a contribution makes, with others perhaps; LATE where it was made without it."""
+    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
+        """The version that a contribution makes, alone or with others; LATE where that was made without it."""
 
     @abstractmethod
-    def ready(self, shard: ServerShard) -> bool:
-        """Whether what is due is applied now."""
+    def should_apply(self, shard: ServerShard) -> bool:
+        """Whether the contributions that are due are applied now."""
 
     @abstractmethod
-    def rate(self, shard: ServerShard) -> float:
-        """By what the learning rate of the next step is multiplied."""
+    def lr_factor(self, shard: ServerShard) -> float:
+        """The factor on the learning rate of the next step."""
 
     @abstractmethod
-    def news(self, shard: ServerShard) -> bool:
+    def should_publish(self, shard: ServerShard) -> bool:
         """Whether parameters are published before pulls are answered."""
 
-    def reached(self, shard: ServerShard, pull: Pull) -> bool:
-        """Whether a pull is answered: its clock is reached; at the end, once everyone has met."""
+    def is_reached(self, shard: ServerShard, pull: Pull) -> bool:
+        """Whether a pull's clock is reached."""
         return shard.public.version >= pull.at_least
 
     def react(self, shard: ServerShard, event: PeerEvent) -> Iterator[Reply]:
-        """All that follows from an event. A contribution is in the journal before its receipt is given."""
+        """Handle an event; yields replies. A contribution is in the journal before its receipt is given."""
         match event:
             case Arrived(token=token, sender=sender, op=Push() as push):
-                yield Reply(token=token, answer=self.hear(shard, sender, push))
+                yield Reply(token=token, answer=self.receive(shard, sender, push))
             case Arrived(token=token, sender=sender, op=Pull() as pull):
                 if pull.known > shard.public.version:  # what it knows came after the journal's end
-                    yield Reply(token=token, answer=forgotten(pull))
+                    yield Reply(token=token, answer=forgot(pull))
                 else:
-                    shard.waiting.append(Waiting(token, sender, pull))
+                    shard.pending_pulls.append(PendingPull(token, sender, pull))
             case PeerJoined(peer=peer):
-                shard.gone.discard(peer)
+                shard.lost.discard(peer)
             case PeerLeft(peer=peer):
                 self.lose(shard, peer)
         yield from self.settle(shard)
 
-    def hear(self, shard: ServerShard, sender: Peer, push: Push) -> Receipt:
+    def receive(self, shard: ServerShard, sender: Peer, push: Push) -> Receipt:
         try:
             if sender != (WORKER, push.stamp.worker):
-                raise MalformedError(f"{sender} sent what {push.stamp} should have sent")
-            answers = {GRADIENT: self.take, JOIN: self.join, LEAVE: self.leave, BEGIN: self.begin, STOP: self.stop}
+                raise MalformedError(f"{sender} sent a push stamped by worker {push.stamp.worker}; it was not applied")
+            answers = {
+                GRADIENT: self.receive_gradient,
+                JOIN: self.join,
+                LEAVE: self.leave,
+                BEGIN: self.begin,
+                STOP: self.stop,
+            }
             if push.key not in answers:
-                raise MalformedError(f"a server has no use for {push.key!r}")
+                raise MalformedError(
+                    f"server {shard.spec.number} knows no push of {push.key!r} ({sender}, step {push.stamp.step}). "
+                    "Install the same version of Gossamer everywhere"
+                )
             return answers[push.key](shard, push)
         except MalformedError as error:
-            return refused(str(error))
+            return refusal(str(error))
 
-    def take(self, shard: ServerShard, push: Push) -> Receipt:
-        """A gradient: what was answered before is answered alike."""
+    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
+        """A gradient; a duplicate is answered as before."""
         stamp = push.stamp
-        version = shard.ledger.answer(stamp)
+        version = shard.answer_log.version_of(stamp)
         if version is None:
-            version = self.becomes(shard, stamp)
+            version = self.version_of(shard, stamp)
             if version == LATE:
                 shard.drop(stamp)
             else:
@@ -103,164 +111,160 @@ class UpdatePolicy(ABC):
         return Receipt(version=version)
 
     def join(self, shard: ServerShard, push: Push) -> Receipt:
-        """A worker will contribute from stamp.step on, unless that is over; what it may instead is told.
+        """A worker contributes from stamp.step on; where that step is over, the receipt names the first open one.
 
-        stamp.known counts what it has said of coming and going.
+        stamp.known numbers its joins and leaves.
         """
-        worker, step, ops = push.stamp
+        worker, step, announcements = push.stamp
         _check_agreed(push.about, shard)
-        said = shard.announced.get(worker, NOTHING)
-        if shard.members.get(worker) == step and said == (step, ops):  # it comes again
+        announced = shard.announced.get(worker, NEVER_ANNOUNCED)
+        if shard.members.get(worker) == step and announced == (step, announcements):  # a duplicate
             return Receipt(version=shard.version)
-        open_step = said[0] + (said >= (step, ops))
-        least = max(self.least(shard), shard.ledger.last(worker) + 1, open_step)
-        if step < least:
-            return Receipt(version=LATE, about=json.dumps({"least": least}))
+        open_step = announced[0] + (announced >= (step, announcements))
+        first_open_step = max(self.first_open_step(shard), shard.answer_log.last_step(worker) + 1, open_step)
+        if step < first_open_step:
+            return Receipt(version=LATE, about=json.dumps({"least": first_open_step}))
         shard.join(push.stamp)
         return Receipt(version=shard.version)
 
     def leave(self, shard: ServerShard, push: Push) -> Receipt:
-        """Nobody waits for a worker any more. stamp: as when it joins."""
+        """Rounds do not wait for the worker any more. stamp: as in `join`."""
         stamp = push.stamp
-        fresh = stamp.step > shard.ledger.last(stamp.worker)
-        if fresh and (stamp.step, stamp.known) > shard.announced.get(stamp.worker, NOTHING):
+        fresh = stamp.step > shard.answer_log.last_step(stamp.worker)
+        if fresh and (stamp.step, stamp.known) > shard.announced.get(stamp.worker, NEVER_ANNOUNCED):
             shard.leave(stamp)
         return Receipt(version=shard.version)
 
     def begin(self, shard: ServerShard, push: Push) -> Receipt:
-        """The description and first parameters, which are here already: they came twice, or the server came back."""
-        _check_agreed(ShardSpec.of_text(push.about).agreed(), shard)
-        return begun(shard)
+        """The spec and initial parameters, which are here already: a duplicate, or the server was restored."""
+        _check_agreed(ShardSpec.from_json(push.about).agreed_settings(), shard)
+        return Receipt(version=shard.version)
 
     def stop(self, shard: ServerShard, push: Push) -> Receipt:
-        """Somebody wants the run to end: all hear of it with their next parameters."""
+        """A worker wants the run to end: all hear of it with their next parameters."""
         shard.stopping = True
         return Receipt(version=shard.version)
 
     def lose(self, shard: ServerShard, peer: Peer) -> None:
-        """Nobody waits for a worker that left. What it asked is still answered: it may have been silent only."""
-        shard.gone.add(peer)
+        """Rounds do not wait for a lost peer. Its asks are still answered: it may only have been silent."""
+        shard.lost.add(peer)
         if peer.kind == WORKER and peer.number in shard.members:
             shard.lose(peer.number)
 
     def settle(self, shard: ServerShard) -> Iterator[Reply]:
-        """Apply what is due and answer the pulls that waited for it."""
+        """Apply contributions that are due and answer the pulls that waited for them."""
         self._publish(shard)
-        while self.ready(shard) or (self._meeting(shard) and shard.pending):
-            shard.apply(self.rate(shard))
+        while self.should_apply(shard) or (self._all_left(shard) and shard.pending):
+            shard.apply(self.lr_factor(shard))
             self._publish(shard)
-        if self._meeting(shard):
-            shard.meet()
-        answered = [each for each in shard.waiting if self._answered(shard, each)]
+        if self._all_left(shard):
+            shard.all_left()
+        answered = [each for each in shard.pending_pulls if self._is_answered(shard, each)]
         for each in answered:
-            shard.waiting.remove(each)
+            shard.pending_pulls.remove(each)
             yield Reply(token=each.token, answer=_pulled(shard, each.op))
 
-    def _meeting(self, shard: ServerShard) -> bool:
-        """Whether everyone who is still there has said that it goes."""
+    def _all_left(self, shard: ServerShard) -> bool:
+        """Whether all workers still there have announced that they leave."""
         return bool(shard.leaving) and not shard.members
 
-    def _answered(self, shard: ServerShard, each: Waiting) -> bool:
+    def _is_answered(self, shard: ServerShard, each: PendingPull) -> bool:
         match each.op.key:
             case "end":
-                return each.sender.number in shard.met
+                return each.sender.number in shard.left
             case "together":
-                return all((WORKER, worker) in shard.gone for worker in shard.met)
+                return all((WORKER, worker) in shard.lost for worker in shard.left)
             case _:
-                return self.reached(shard, each.op)
+                return self.is_reached(shard, each.op)
 
     def _publish(self, shard: ServerShard) -> None:
-        if self.news(shard):
+        if self.should_publish(shard):
             shard.publish()
 
 
 @dataclass(frozen=True)
 class SynchronousPolicy(UpdatePolicy):
-    """Contributions of one step are applied together, once all members but `backup` have made theirs.
+    """Synchronous rounds (also stale-synchronous): a step is applied once all members but `backup` have contributed.
 
-    Clock c of a shard is its version. A worker pushes step c after it has pulled with at_least = c - ahead, so it is at
-    most `ahead` rounds beyond the slowest member.
+    A shard's clock is its version. A worker pushes step c after a pull with at_least = c - ahead, so it is at most
+    `ahead` rounds beyond the slowest member.
     """
 
-    backup: int = 0
+    backup: int = 0  # workers whose contributions a round does not wait for
 
-    def least(self, shard: ServerShard) -> int:
+    def first_open_step(self, shard: ServerShard) -> int:
         return shard.version
 
-    def becomes(self, shard: ServerShard, stamp: Stamp) -> int:
+    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
         return stamp.step + 1 if stamp.step >= shard.version else LATE
 
-    def ready(self, shard: ServerShard) -> bool:
-        """Where nobody contributed, all members must have passed the round by: they joined at a later one."""
+    def should_apply(self, shard: ServerShard) -> bool:
+        """A round without contributions ends once all members have joined at a later one."""
         awaited = sum(step <= shard.version for step in shard.members.values())
         return bool(shard.members) and awaited <= (self.backup if shard.due else 0)
 
-    def rate(self, shard: ServerShard) -> float:
+    def lr_factor(self, shard: ServerShard) -> float:
         return 1.0
 
-    def news(self, shard: ServerShard) -> bool:
+    def should_publish(self, shard: ServerShard) -> bool:
         return shard.public.version < shard.version
 
 
 @dataclass(frozen=True)
 class AsynchronousPolicy(UpdatePolicy):
-    """Each contribution is a step of its own, at once. damping: its learning rate is divided by its age in versions."""
+    """Asynchronous SGD: each contribution is a step of its own, at once."""
 
-    damping: bool = False
+    damping: bool = False  # divide its learning rate by its staleness in versions
 
-    def least(self, shard: ServerShard) -> int:
+    def first_open_step(self, shard: ServerShard) -> int:
         return 0
 
-    def becomes(self, shard: ServerShard, stamp: Stamp) -> int:
+    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
         return shard.version + 1
 
-    def ready(self, shard: ServerShard) -> bool:
+    def should_apply(self, shard: ServerShard) -> bool:
         return bool(shard.due)
 
-    def rate(self, shard: ServerShard) -> float:
+    def lr_factor(self, shard: ServerShard) -> float:
         oldest = max((each.staleness for each in shard.due.values()), default=0)
         return 1 / max(1, oldest) if self.damping else 1.0
 
-    def news(self, shard: ServerShard) -> bool:
-        """When somebody asks, and about every member has contributed since."""
+    def should_publish(self, shard: ServerShard) -> bool:
+        """Where a pull waits, and about every member has contributed since the last publication."""
         since = shard.version - shard.public.version
-        asked = any(each.op.key == PARAMETERS for each in shard.waiting)
-        return asked and since >= shard.public.every(len(shard.members))
+        asked = any(each.op.key == PARAMETERS for each in shard.pending_pulls)
+        return asked and since >= shard.public.publish_interval(len(shard.members))
 
 
 def policy_of(strategy: ParameterServer) -> UpdatePolicy:
-    """The rule of a server."""
+    """The policy of a strategy's servers."""
     return AsynchronousPolicy(strategy.damping) if strategy.mode == ASYNC else SynchronousPolicy(strategy.backup)
 
 
-def _check_agreed(theirs: str, shard: ServerShard) -> None:
-    if theirs != shard.description.agreed():
-        raise MalformedError(f"it runs {theirs}, and the server was begun with {shard.description.agreed()}")
+def _check_agreed(agreed: str, shard: ServerShard) -> None:
+    if agreed != shard.spec.agreed_settings():
+        raise MalformedError(f"it runs {agreed}, and the server was begun with {shard.spec.agreed_settings()}")
 
 
 def _pulled(shard: ServerShard, pull: Pull) -> Pulled:
     if pull.key == PARAMETERS:
-        answer = shard.public.answer(pull.known)
+        answer = shard.public.pulled_since(pull.known)
         if not shard.stopping:
             return answer
         return replace(answer, about=json.dumps({**json.loads(answer.about), "stop": True}))
     if pull.key in (AGREED, TOGETHER):
-        return Pulled(version=shard.version, about=shard.description.agreed())
+        return Pulled(version=shard.version, about=shard.spec.agreed_settings())
     about = {"applied": shard.staleness.total(), "late": shard.dropped, "staleness": shard.staleness}
     values = tuple(block.flat.clone() for block in shard.blocks)
     return Pulled(version=shard.version, payload=values, about=json.dumps(about))
 
 
-def begun(shard: ServerShard) -> Receipt:
-    return Receipt(version=shard.version)
-
-
-def forgotten(op: Push | Pull) -> Answer:
-    """The answer to what supposes that this server remembers more than it does. Its asker raises it."""
+def forgot(op: Push | Pull) -> Answer:
+    """The answer to an ask that supposes state this server has lost; the asker raises PeerLost."""
     about = json.dumps({"forgot": True})
     return Receipt(version=LATE, about=about) if isinstance(op, Push) else Pulled(version=LATE, about=about)
 
 
-def refused(why: str) -> Receipt:
-    """An answer that its asker raises."""
+def refusal(why: str) -> Receipt:
+    """An answer that the asker raises as an error."""
     return Receipt(version=LATE, about=json.dumps({"refused": why}))

@@ -1,4 +1,4 @@
-"""Parameters that live on servers, as the training loop sees them."""
+"""Server synchronizer: pushes gradients to parameter servers around the optimizer's step, and pulls parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.core.layout import Layout
 from gossamer.errors import AttachError, LoopError
-from gossamer.parameter_server.client.client import Client, StepResult, Told
+from gossamer.parameter_server.client.client import Client, RunTotals, StepResult
 from gossamer.parameter_server.client.partition import servers_for
 from gossamer.parameter_server.client.shard_client import ShardClient
 from gossamer.recipes.recipe import Recipe
@@ -30,10 +30,10 @@ WIDEST_BYTES = 8
 
 
 class ServerSynchronizer(Synchronizer):
-    """Pushes gradients at every optimizer step, and overwrites the parameters with what the servers made of them.
+    """Pushes gradients at every optimizer step, and overwrites the parameters with the servers'.
 
-    Where the rule lets workers run apart, the exchange of one step travels while the next is computed. The optimizer
-    finds no gradients and does nothing: the servers have made it again.
+    Where the mode lets workers run apart, push and pull of one step overlap with the next. The local optimizer
+    finds no gradients and does nothing: the servers run its copy.
     """
 
     in_step = False
@@ -58,32 +58,37 @@ class ServerSynchronizer(Synchronizer):
                 "without. Attach before the first step, or write EveryStep()"
             )
         self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
+        self._synchronous = strategy.mode != ASYNC
+        self._overlapped = strategy.mode != SYNC and strategy.staleness != 0
         largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
         self._endpoints = connect_to_servers(transport.rank, transport.world, strategy.shards, largest, tell)
-        self._meets = strategy.mode != ASYNC
-        self._early = strategy.mode != SYNC and strategy.staleness != 0
-        self._leave = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
+        self._close = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
         try:
-            self._client = Client(
-                transport.rank,
-                transport.world,
-                parameters,
-                optimizer,
-                recipe,
-                shards=self._endpoints.servers,
-                seed=seed,
-                early=self._early,
-                beside=self._endpoints.beside,
-            )
-            _refuse_large(parameters, self._client.shares, self._endpoints.part_bytes)
-            run_peer_script(self._client.begin(), self._endpoints.me)
-        except BaseException:  # or a server would stay that nobody trains with
-            self._leave()
+            self._client = self._begin(transport, optimizer, recipe, seed)
+        except BaseException:  # or a server would stay that no worker trains with
+            self._close()
             raise
         self.step = self._client.step  # servers go on where this worker was, if it comes back
-        self._client.land()
-        self._under_way: PeerThread | None = None
-        self._served_bytes, self._within_closure = self._endpoints.bytes_served(), False
+        self._in_flight: PeerThread | None = None
+        self._served_bytes = self._endpoints.bytes_served()
+
+    def _begin(self, transport: Transport, optimizer: Optimizer, recipe: Recipe, seed: int) -> Client:
+        """Hand the parameters to the servers, or take over theirs."""
+        client = Client(
+            transport.rank,
+            transport.world,
+            self._parameters,
+            optimizer,
+            recipe,
+            shards=self._endpoints.servers,
+            seed=seed,
+            overlapped=self._overlapped,
+            local_server=self._endpoints.local_server,
+        )
+        _refuse_large(self._parameters, client.shard_clients, self._endpoints.part_bytes)
+        run_peer_script(client.begin(), self._endpoints.me)
+        client.apply_pull()
+        return client
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -94,8 +99,8 @@ class ServerSynchronizer(Synchronizer):
         return self.step
 
     def merge(self) -> Mapping[str, Tensor]:
-        """The servers' parameters as they are now, for whoever asks."""
-        self._land()
+        """The servers' parameters as they are now, uncompressed."""
+        self._apply_pull()
         exact: dict[str, Tensor] = run_peer_script(self._client.exact(), self._endpoints.me)
         return exact
 
@@ -111,49 +116,49 @@ class ServerSynchronizer(Synchronizer):
         self._client.gather({name: parameter.grad for name, parameter in self._parameters.items()}, self.weight)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._client.land()  # of the step before; only this thread writes parameters
-        self._under_way = self._endpoints.me.start(self._client.push_pull())
+        self._client.apply_pull()  # of the step before; only this thread writes parameters
+        self._in_flight = self._endpoints.me.start(self._client.push_pull())
 
     def after_step(self) -> None:
         self.step += 1
-        if not self._early:
-            self._land()
+        if not self._overlapped:
+            self._apply_pull()
         if self.asked_to_stop and not self._client.stopping:
             run_peer_script(self._client.stop(), self._endpoints.me)
         self.stopping = self._client.stopping
 
     def _wait(self) -> None:
-        """Until the exchange under way is over, if there is one."""
-        if self._under_way is None:
+        """Wait for the push and pull in flight, if any."""
+        if self._in_flight is None:
             return
-        handle, self._under_way = self._under_way, None
-        asked = time.perf_counter()
-        exchanged: StepResult = handle.wait()
-        waited, served = time.perf_counter() - asked, self._endpoints.bytes_served()
+        handle, self._in_flight = self._in_flight, None
+        began = time.perf_counter()
+        result: StepResult = handle.wait()
+        waited, served = time.perf_counter() - began, self._endpoints.bytes_served()
         costs = {
             "waiting_seconds": waited,
-            "encode_seconds": exchanged.encode_seconds,
-            "wire_seconds": exchanged.wire_seconds,
-            "decode_seconds": exchanged.decode_seconds,
-            "bytes_sent": exchanged.bytes_sent + served - self._served_bytes,
-            "bytes_pulled": exchanged.bytes_received,
+            "encode_seconds": result.encode_seconds,
+            "wire_seconds": result.wire_seconds,
+            "decode_seconds": result.decode_seconds,
+            "bytes_sent": result.bytes_sent + served - self._served_bytes,
+            "bytes_pulled": result.bytes_received,
         }
         self._served_bytes = served
-        self._loop.guarded(None if exchanged.finite else (self._rank, "gradients"))
-        self._loop.ended(not exchanged.finite, costs)
+        self._loop.guarded(None if result.finite else (self._rank, "gradients"))
+        self._loop.ended(not result.finite, costs)
 
-    def _land(self) -> None:
+    def _apply_pull(self) -> None:
         self._wait()
-        self._client.land()
+        self._client.apply_pull()
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def end_epoch(self) -> int:
-        """In rounds nobody waits for a worker that has run out of data, and all begin the next epoch together."""
-        self._land()
-        if self._meets:
-            run_peer_script(self._client.meet(), self._endpoints.me)
-            self._client.land()
+        """Rounds do not wait for a worker that has run out of data, and all begin the next epoch together."""
+        self._apply_pull()
+        if self._synchronous:
+            run_peer_script(self._client.barrier(), self._endpoints.me)
+            self._client.apply_pull()
         return 0
 
     def meet_to_save(self) -> None:
@@ -167,15 +172,15 @@ class ServerSynchronizer(Synchronizer):
         raise LoopError("servers hold these parameters in the shapes they had at attach. Attach a new session.")
 
     def depart(self) -> None:
-        """Wait until all workers are done, and take over what they have made together."""
-        self._land()
-        told: Told = run_peer_script(self._client.end(), self._endpoints.me)
-        self._client.land_exact()
-        events.emit(events.ServersTold(applied=told.applied, late=told.late, staleness=told.staleness))
-        self._endpoints.linger()
+        """Wait until all workers are done, and take over their common parameters."""
+        self._apply_pull()
+        totals: RunTotals = run_peer_script(self._client.end(), self._endpoints.me)
+        self._client.apply_final()
+        events.emit(events.ServersTold(applied=totals.applied, late=totals.late, staleness=totals.staleness))
+        self._endpoints.drain()
 
     def close(self) -> None:
-        self._leave()
+        self._close()
 
     # -- checkpoints: see meet_to_save ---------------------------------------------------------------------------------
 
@@ -189,9 +194,9 @@ class ServerSynchronizer(Synchronizer):
         self.meet_to_save()
 
 
-def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[ShardClient], part_bytes: int) -> None:
-    """A server is told its part in one message, and what is larger than a message may be would be refused there."""
-    largest = max(sum(block.flat.nbytes for block in share.gradients) for share in shares)
+def _refuse_large(parameters: Mapping[str, Tensor], shard_clients: Sequence[ShardClient], part_bytes: int) -> None:
+    """A server is given its shard in one message: raise AttachError where that would be too large."""
+    largest = max(sum(block.flat.nbytes for block in each.gradients) for each in shard_clients)
     if largest <= part_bytes:
         return
     itemsizes = {name: parameter.element_size() for name, parameter in parameters.items()}
@@ -211,7 +216,7 @@ def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[ShardClient
 
 
 def _refuse(loop: LoopState) -> None:
-    """What stands around the optimizer's step has no place around one that is made elsewhere."""
+    """Raise AttachError for hooks around the optimizer's step, which servers make."""
     if loop.scale() is not None:
         raise AttachError(
             "a GradScaler expects the optimizer's step here, and with parameter servers it is made there. Train in "

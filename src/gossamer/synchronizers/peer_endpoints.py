@@ -1,4 +1,4 @@
-"""Peers find each other: where the workers are, or who serves where and whether all of them are still there."""
+"""Peer endpoints: opens this process's endpoints, finds other workers' or servers' addresses, and watches servers."""
 
 from __future__ import annotations
 
@@ -28,86 +28,80 @@ from gossamer.parameter_server.server import host
 from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread
 
 DEAD_AFTER_SECONDS = 5.0
-LATE_SECONDS = 5.0  # a server should have been met by then
-MEETING_SECONDS = 300.0  # or it never comes: where machines are slow to start, the launcher waits as long
-RESTART_SECONDS = 60.0  # a launcher starts a server anew, and a large journal takes time to read
+LATE_SECONDS = 5.0  # for a server to join before a notice
+MEETING_SECONDS = 300.0  # for a server to join at all: where machines are slow to start, the launcher waits as long
+RESTART_SECONDS = 60.0  # for a lost server: a launcher starts it anew, and a large journal takes time to read
 SLACK_BYTES = 2**20  # beside tensors, a frame holds names and shapes
 
-Tell = Callable[[str], list[str]]
+Tell = Callable[[str], list[str]]  # all-gathers a text: returns all workers', by rank
 
 
 @dataclass
 class PeerEndpoints:
-    """This worker's endpoint, and that of the server which lives beside it, where one does.
-
-    servers: how many there are; part_bytes: the most that one can hold, since it is told in one message; beside: this
-    process's own.
-    """
+    """This worker's endpoint, and that of the server in this process, if there is one."""
 
     me: PeerEndpoint
-    servers: int
-    part_bytes: int
-    own: PeerEndpoint | None
-    service: PeerThread | None
+    servers: int  # how many there are
+    part_bytes: int  # the most that one can hold, since it is given its shard in one message
+    server: PeerEndpoint | None  # of this process
+    service: PeerThread | None  # its script
 
     @property
-    def beside(self) -> Peer | None:
-        return None if self.own is None else self.own.me
+    def local_server(self) -> Peer | None:
+        return None if self.server is None else self.server.me
 
     def bytes_served(self) -> int:
-        """Payload bytes that the server beside this worker has sent to other workers so far."""
-        if self.own is None:
+        """Payload bytes that the server in this process has sent to other workers so far."""
+        if self.server is None:
             return 0
-        traffic = self.own.statistics()
+        traffic = self.server.statistics()
         return sum(each.payload_bytes_sent for peer, each in traffic.items() if peer.number != self.me.me.number)
 
-    def linger(self) -> None:
-        """Say goodbye; a server beside this worker stays until all other workers did."""
+    def drain(self) -> None:
+        """Say goodbye; a server in this process serves until all other workers have done so."""
         self.me.close()
         if self.service is not None:
             self.service.wait()
 
     def close(self) -> None:
-        """Go, whoever is still there."""
+        """Close at once, also where peers are still there."""
         self.me.close()
-        if self.own is not None:
-            self.own.close()
+        if self.server is not None:
+            self.server.close()
 
 
 def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes: int, tell: Tell) -> PeerEndpoints:
-    """Open this worker's endpoint, and a server's where servers live beside workers and it is this one's turn.
+    """Open this worker's endpoint, and a server's where workers host servers and this one is to.
 
-    servers: how many; None for all there are, or one beside each worker. largest_bytes: of the tensors in one message.
-    tell: says a text to all workers and returns everyone's, by rank; not called where servers live apart and the
-    launcher made a token. Raises ConnectError.
+    servers: how many; None for all dedicated ones, or one on each worker. largest_bytes: of the tensors in one message.
+    tell: not called where servers are dedicated and the launcher made a token. Raises ConnectError.
     """
     dedicated = dedicated_servers()
     count = min(servers or len(dedicated) or world, len(dedicated) or world)
     token = run_token() or _agreed_token(tell)
     frame_bytes = LARGEST_FRAME_BYTES if dedicated else largest_bytes + SLACK_BYTES
     open_endpoint = _opener(token, frame_bytes)
-    me, own = open_endpoint(Peer(WORKER, rank)), None
+    me, server = open_endpoint(Peer(WORKER, rank)), None
     if not dedicated and rank < count:
-        own = open_endpoint(Peer(SERVER, rank))
-    service = None if own is None else own.start(_serve(own))
-    places = dict(enumerate(dedicated[:count])) if dedicated else _told(tell, own)
-    servers_at = {Peer(SERVER, number): place for number, place in places.items()}
-    me.meet(servers_at)
-    me.start(watch_servers(me, servers_at, RESTART_SECONDS if dedicated else 0.0))
-    return PeerEndpoints(me, count, frame_bytes - SLACK_BYTES, own, service)
+        server = open_endpoint(Peer(SERVER, rank))
+    service = None if server is None else server.start(_serve(server))
+    addresses = _of_kind(SERVER, dict(enumerate(dedicated[:count])) if dedicated else _all_addresses(tell, server))
+    me.meet(addresses)
+    me.start(watch_servers(me, addresses, RESTART_SECONDS if dedicated else 0.0))
+    return PeerEndpoints(me, count, frame_bytes - SLACK_BYTES, server, service)
 
 
 def connect_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
-    """Open this worker's endpoint, which knows where all others listen; largest_bytes, tell: as in `assemble`."""
+    """Open this worker's endpoint, with the addresses of all others. largest_bytes: as in `connect_to_servers`."""
     me = _opener(run_token() or _agreed_token(tell), largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
     publish(rank, me.address)
-    me.meet({Peer(WORKER, number): place for number, place in _told(tell, me).items()})
+    me.meet(_of_kind(WORKER, _all_addresses(tell, me)))
     return me
 
 
 def reconnect_worker(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
-    """The same for a worker that was lost and came back alone: where the others listen the launcher's store knows, and
-    they do not know where this one does, until it is `moved` to them. Raises ConnectError."""
+    """As connect_workers, for a worker that was lost and came back alone: the launcher's store knows the others'
+    addresses, and they do not know this one's until `relocate` tells them. Raises ConnectError."""
     token = run_token()
     if token is None:
         raise ConnectError(
@@ -116,12 +110,12 @@ def reconnect_worker(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
         )
     me = _opener(token, largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
     publish(rank, me.address)  # first: of two that come back at once, one finds the other
-    me.meet({Peer(WORKER, number): place for number, place in published(world).items()})
+    me.meet(_of_kind(WORKER, published(world)))
     return me
 
 
 def relocate(me: PeerEndpoint, peer: Peer, where: str) -> None:
-    """Know where a worker listens that came back; what is no place changes nothing."""
+    """Learn the address of a worker that came back; a text that is none changes nothing."""
     with suppress(ValueError, TypeError, ConnectError):
         host, port = json.loads(where)
         me.meet({peer: (str(host), int(port))})
@@ -129,26 +123,28 @@ def relocate(me: PeerEndpoint, peer: Peer, where: str) -> None:
 
 class Closes(Protocol):
     def close(self) -> None:
-        """Go, whoever is still there."""
+        """Close at once, also where peers are still there."""
 
 
 class Watched(Protocol):
     me: Peer
 
     def close(self, why: GossamerError) -> None:
-        """Go; whoever waits for an answer hears why."""
+        """Close at once; pending asks raise `why`."""
 
 
 def close_now(endpoints: Closes, process: int) -> None:
-    """Go at once, in the process that opened them; a forked child has no part in it."""
+    """Close in the process that opened them; a forked child leaves them alone."""
     if os.getpid() == process:
         endpoints.close()
 
 
 def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
-    try:  # here, since only who talks to peers needs msgspec
+    try:  # here, since only peers need msgspec
         from gossamer.transports.rpc.endpoint import TcpEndpoint
+        from gossamer.transports.rpc.options import EndpointOptions
         from gossamer.transports.rpc.sockets import Tls
+        from gossamer.transports.wire.authentication import Credentials
     except ModuleNotFoundError as missing:
         raise AttachError(
             f"this recipe lets peers come and go, and they cannot talk without {missing.name or 'msgspec'}, which is "
@@ -158,35 +154,37 @@ def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
     contexts = run_tls()
 
     def opened(peer: Peer) -> PeerEndpoint:
+        # Without a recipe: workers compared theirs; a server learns it from the first, and compares every other's.
         return TcpEndpoint(
-            peer,
-            token=token,
-            run=run_name(),
-            recipe="",  # workers compared theirs; a server hears of it from the first, and compares every other's
-            layout="",
-            address=own_address(),
-            dead_after_seconds=DEAD_AFTER_SECONDS,
-            largest_frame_bytes=largest_bytes,
-            tls=None if contexts is None else Tls(*contexts),
+            Credentials(me=peer, token=token, run=run_name(), largest_frame_bytes=largest_bytes),
+            EndpointOptions(
+                address=own_address(),
+                dead_after_seconds=DEAD_AFTER_SECONDS,
+                tls=None if contexts is None else Tls(*contexts),
+            ),
         )
 
     return opened
 
 
 def _agreed_token(tell: Tell) -> bytes:
-    """Rank 0's, by the process group, which trusts its network."""
+    """Rank 0's token, through the process group, which trusts its network."""
     return bytes.fromhex(tell(secrets.token_hex(TOKEN_BYTES))[0])
 
 
-def _told(tell: Tell, own: PeerEndpoint | None) -> Mapping[int, Address]:
-    """Where each endpoint listens, by its number; some have none."""
+def _all_addresses(tell: Tell, own: PeerEndpoint | None) -> Mapping[int, Address]:
+    """The address of each rank's endpoint; some ranks have none."""
     texts = tell(json.dumps(None if own is None else own.address))
     found = [json.loads(text) for text in texts]
-    return {number: (place[0], int(place[1])) for number, place in enumerate(found) if place is not None}
+    return {rank: (address[0], int(address[1])) for rank, address in enumerate(found) if address is not None}
+
+
+def _of_kind(kind: str, addresses: Mapping[int, Address]) -> dict[Peer, Address]:
+    return {Peer(kind, number): address for number, address in addresses.items()}
 
 
 def _serve(endpoint: PeerEndpoint) -> PeerScript:
-    """The server at `endpoint`. If it breaks, so do its connections, or all would wait for its answers for ever."""
+    """The server at `endpoint`. If it fails, its endpoint closes, or workers would wait for its answers for ever."""
     try:
         yield from host(endpoint.me.number)
     except PeerLost:  # the endpoint was closed
@@ -197,50 +195,49 @@ def _serve(endpoint: PeerEndpoint) -> PeerScript:
         raise
 
 
-def watch_servers(endpoint: Watched, places: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
-    """Nobody waits for ever for a server that never comes, or is gone for good: then the endpoint is closed, and says
-    why.
+def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
+    """Close the endpoint, with the reason, where a server never joins or is lost for good: asks would wait for ever.
 
-    places: of the servers. Of those that were not met within LATE_SECONDS it is said who they are and where they should
-    be; within MEETING_SECONDS, nobody waits any more. patience_seconds: for one that was here.
+    addresses: of the servers. A notice names those that have not joined within LATE_SECONDS, an error those within
+    MEETING_SECONDS. patience_seconds: for a lost server to come back.
     """
-    missed, gone = dict(places), dict[Peer, float]()
-    heard: PeerEvent = yield Await(until=-inf)
-    late, refused = heard.moment + LATE_SECONDS, heard.moment + MEETING_SECONDS
+    missing, lost_until = dict(addresses), dict[Peer, float]()
+    event: PeerEvent = yield Await(until=-inf)
+    notice_at, refuse_at = event.moment + LATE_SECONDS, event.moment + MEETING_SECONDS
     while True:
-        match heard:
+        match event:
             case PeerLeft(peer=peer, moment=moment) if peer.kind == SERVER:
-                gone[peer] = moment + patience_seconds
+                lost_until[peer] = moment + patience_seconds
             case PeerJoined(peer=peer):
-                gone.pop(peer, None)
-                missed.pop(peer, None)
+                lost_until.pop(peer, None)
+                missing.pop(peer, None)
             case Elapsed(moment=moment):
-                lost = [str(peer) for peer, until in gone.items() if until <= moment]
-                if lost:
-                    notice(f"{', '.join(lost)} did not come back, and what it held is out of reach")
-                    endpoint.close(PeerLost(f"{', '.join(lost)} did not come back, and what it held is out of reach."))
+                if lost := ", ".join(str(peer) for peer, until in lost_until.items() if until <= moment):
+                    notice(f"{lost} did not come back, and what it held is out of reach")
+                    endpoint.close(PeerLost(f"{lost} did not come back, and what it held is out of reach."))
                     return
-                if missed and moment >= refused:
-                    endpoint.close(_never_met(endpoint.me, missed))
+                if missing and moment >= refuse_at:
+                    endpoint.close(_never_joined(endpoint.me, missing))
                     return
-                if missed and moment >= late:
-                    notice(_not_met_yet(endpoint.me, missed))
-                    late = inf
-        heard = yield Await(until=min([*gone.values(), *((late, refused) if missed else ())], default=None))
+                if missing and moment >= notice_at:
+                    notice(_not_joined_yet(endpoint.me, missing))
+                    notice_at = inf
+        deadlines = [*lost_until.values(), *((notice_at, refuse_at) if missing else ())]
+        event = yield Await(until=min(deadlines, default=None))
 
 
-def _not_met_yet(me: Peer, missed: Mapping[Peer, Address]) -> str:
+def _not_joined_yet(me: Peer, missing: Mapping[Peer, Address]) -> str:
     return (
-        f"{me} waits for {_where(missed)}, not heard for {LATE_SECONDS:.0f} s, and goes on waiting. Does it run, and "
+        f"{me} waits for {_where(missing)}, not heard for {LATE_SECONDS:.0f} s, and goes on waiting. Does it run, and "
         "does no firewall stand between?"
     )
 
 
-def _never_met(me: Peer, missed: Mapping[Peer, Address]) -> ConnectError:
+def _never_joined(me: Peer, missing: Mapping[Peer, Address]) -> ConnectError:
     return ConnectError(
-        f"for {MEETING_SECONDS:.0f} s nothing was heard of {_where(missed)}, so {me} cannot begin: parameters are held "
-        "there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let GOSSAMER_SERVERS=HOST:PORT "
-        "name where they listen, with no firewall between."
+        f"for {MEETING_SECONDS:.0f} s nothing was heard of {_where(missing)}, so {me} cannot begin: parameters are "
+        "held there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let "
+        "GOSSAMER_SERVERS=HOST:PORT name where they listen, with no firewall between."
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.direct_server import Told, same_state, same_tensors
+from support.direct_server import DirectServer, same_state, same_tensors
 from support.server_runs import CALM, SHAPES, flat, parameters, run, sgd, whole, whole_gradient
 from torch import Tensor
 from torch.nn import Parameter
@@ -90,22 +90,22 @@ def test_dtypes_and_groups_live_side_by_side() -> None:
 
 def refused_at_first() -> None:
     """A learning rate that no optimizer takes is told to the worker, and the servers wait for another beginning."""
-    job, told = run("ParameterServer()", world=1), list[str]()
+    job, server = run("ParameterServer()", world=1), list[str]()
 
     def worker() -> PeerScript:
         client, _ = job.client(0)
-        client.shares[0].description.groups[0]["lr"] = -1.0
+        client.shard_clients[0].spec.groups[0]["lr"] = -1.0
         try:
             yield from client.begin()
         except MismatchError as error:
-            told.append(str(error))
+            server.append(str(error))
         return (yield from job.worker(0))
 
     servers = {Peer(SERVER, number): partial(job.server, number) for number in range(2)}
     end = simulate_peers({Peer(WORKER, 0): worker, **servers}, CALM, 0, checks=True).result(Peer(WORKER, 0))
     (calm,) = run("ParameterServer()", world=1).go()
     assert torch.equal(end, calm)
-    (said,) = told
+    (said,) = server
     assert "refused what this worker sent" in said
     assert "with SGD" in said
     assert "Invalid learning rate: -1.0" in said
@@ -117,11 +117,11 @@ def test_what_no_server_can_hold_is_told_and_the_server_stays() -> None:
 
 def test_a_server_that_breaks_instead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(text: str, values: tuple[Tensor, ...]) -> ServerShard:
-        description = ShardSpec.of_text(text)
-        ways = push_pull_codecs(resolve(description.recipe))
-        return ServerShard(description, values, ways.push, ways.pull)
+        spec = ShardSpec.from_json(text)
+        codecs = push_pull_codecs(resolve(spec.recipe))
+        return ServerShard(spec, values, codecs.push, codecs.pull)
 
-    monkeypatch.setattr(import_module("gossamer.parameter_server.server"), "shard_of", careless)
+    monkeypatch.setattr(import_module("gossamer.parameter_server.server"), "make_shard", careless)
     with pytest.raises(ValueError, match="Invalid learning rate"):
         refused_at_first()
 
@@ -149,7 +149,7 @@ def test_parameters_that_nobody_trains_are_refused() -> None:
 def test_settings_are_plain_numbers() -> None:
     AdamW([Parameter(torch.zeros(1))], lr=torch.tensor(0.1))
     client, _ = run("ParameterServer()", optimizer=lambda t: AdamW(list(t), lr=torch.tensor(0.5))).client(0)
-    assert client.shares[0].description.groups[0]["lr"] == 0.5
+    assert client.shard_clients[0].spec.groups[0]["lr"] == 0.5
     client._optimizer.param_groups[0]["lr"] = "fast"
     with pytest.raises(AttachError, match="lr is 'fast'"):
         client.gather(parameters())
@@ -186,7 +186,7 @@ def test_elementwise_optimizers_are_themselves_on_servers(name: str) -> None:
 )
 def test_what_servers_must_have_reached_before_a_step(text: str, early: bool, clocks: list[int]) -> None:
     tensors = parameters()
-    client = Client(0, 2, tensors, sgd()(tensors.values()), resolve(text), shards=1, early=early)
+    client = Client(0, 2, tensors, sgd()(tensors.values()), resolve(text), shards=1, overlapped=early)
     found = []
     for client.step in range(5):
         found.append(client._clock)
@@ -199,11 +199,11 @@ def test_a_worker_remembers_what_it_owes() -> None:
     client, other = job.clients[0], job.client(0)[0]
     other.load_state_dict(client.state_dict())
     assert other.step == client.step
-    for mine, theirs in zip(client.shares, other.shares, strict=True):
+    for mine, theirs in zip(client.shard_clients, other.shard_clients, strict=True):
         for one, two in zip(mine.states, theirs.states, strict=True):
             assert one.keys() == two.keys()
             same_tensors([packed.flat for packed in one.values()], [two[key].flat for key in one])
-    assert any(float(packed.flat.abs().max()) > 0 for packed in client.shares[0].states[0].values())
+    assert any(float(packed.flat.abs().max()) > 0 for packed in client.shard_clients[0].states[0].values())
 
 
 # -- what no worker would say ------------------------------------------------------------------------------------------
@@ -235,16 +235,16 @@ def nonsense(push: Push) -> list[Push]:
 
 
 def test_nonsense_is_refused_and_changes_nothing() -> None:
-    told, untouched = Told('ParameterServer("sync")'), Told('ParameterServer("sync")')
-    push = told.push(0, 0)
+    server, untouched = DirectServer('ParameterServer("sync")'), DirectServer('ParameterServer("sync")')
+    push = server.push(0, 0)
     for each in nonsense(push):
-        (answer,) = told.say(0, each)
+        (answer,) = server.say(0, each)
         assert isinstance(answer, Receipt)
         assert "refused" in json.loads(answer.about), each
-        same_state(told.shard, untouched.shard)
-    told.say(0, push)
+        same_state(server.shard, untouched.shard)
+    server.say(0, push)
     with pytest.raises(AssertionError):
-        same_state(told.shard, untouched.shard)
+        same_state(server.shard, untouched.shard)
 
 
 def test_what_a_server_refuses_is_raised() -> None:
@@ -254,7 +254,7 @@ def test_what_a_server_refuses_is_raised() -> None:
         client, tensors = job.client(0)
         yield from client.begin()
         client.gather(whole_gradient(tensors, 0, 0))
-        client.shares[0].gradients[0].flat[0] = 1e308
+        client.shard_clients[0].gradients[0].flat[0] = 1e308
         client._optimizer.param_groups.append(client._optimizer.param_groups[0])
         client.gather(whole_gradient(tensors, 0, 0))
         yield from client.push_pull()
@@ -265,12 +265,12 @@ def test_what_a_server_refuses_is_raised() -> None:
 
 
 def test_ages_and_counts_are_told_at_the_end() -> None:
-    told = Told("ParameterServer()")
+    server = DirectServer("ParameterServer()")
     for step in range(2):
         for worker in range(2):
-            told.say(worker, told.push(worker, step))
-    for worker, share in told.workers.items():
-        told.say(worker, Push(to=share.peer, key="leave", stamp=Stamp(worker, 2, 1)))
-    (answer,) = told.say(0, replace(told.pull(0), key="end"))
+            server.say(worker, server.push(worker, step))
+    for worker, shard_client in server.workers.items():
+        server.say(worker, Push(to=shard_client.peer, key="leave", stamp=Stamp(worker, 2, 1)))
+    (answer,) = server.say(0, replace(server.pull(0), key="end"))
     assert isinstance(answer, Pulled)
     assert json.loads(answer.about) == {"applied": 4, "late": 0, "staleness": {"0": 1, "1": 1, "2": 1, "3": 1}}

@@ -26,7 +26,7 @@ def patient(job: Run, lost: list[int]) -> PeerScript:
     """A worker that runs push_pull again where nobody answers."""
     client, tensors = job.client(0)
     yield from client.begin()
-    client.land()
+    client.apply_pull()
     while client.step < job.steps:
         yield from compute(0.1)
         client.gather(whole_gradient(tensors, 0, client.step))
@@ -39,7 +39,7 @@ def patient(job: Run, lost: list[int]) -> PeerScript:
                 lost.append(client.step)
                 with pytest.raises(LoopError, match=r"push_pull\(\) again first"):
                     client.gather(whole_gradient(tensors, 0, client.step))
-        client.land()
+        client.apply_pull()
     return flat(tensors)
 
 
@@ -108,7 +108,7 @@ def epochs(job: Run, worker: int, lengths: list[int], seen: list[tuple[int, int,
     """Epochs of so many steps; seen: (epoch, worker, step) of each contribution."""
     client, tensors = job.client(worker)
     yield from client.begin()
-    client.land()
+    client.apply_pull()
     for epoch, length in enumerate(lengths):
         for _ in range(length):
             yield from compute(0.05 + 0.01 * worker)
@@ -116,11 +116,11 @@ def epochs(job: Run, worker: int, lengths: list[int], seen: list[tuple[int, int,
             client.gather(whole_gradient(tensors, worker, client.step))
             exchanged = yield from client.push_pull()
             assert -1 not in exchanged.applied
-            client.land()
-        yield from client.meet()
-        client.land()
+            client.apply_pull()
+        yield from client.barrier()
+        client.apply_pull()
     yield from client.end()
-    client.land_exact()
+    client.apply_final()
     return flat(tensors)
 
 
@@ -152,11 +152,11 @@ def test_exact_parameters_while_pulls_are_not() -> None:
         yield from client.begin()
         client.gather(whole_gradient(tensors, 0, 0))
         yield from client.push_pull()
-        client.land()
+        client.apply_pull()
         found.append(flat(tensors))
         found.append(flat((yield from client.exact())))
         yield from client.end()
-        client.land_exact()
+        client.apply_final()
         found.append(flat(tensors))
 
     job = run("ParameterServer(pull=Route(TopK(0.1), smallest=0))", world=1)

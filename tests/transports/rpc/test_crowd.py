@@ -12,6 +12,8 @@ from support.proxy import between
 
 from gossamer.core.peer_ops import WORKER, Arrived, AtOnce, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.rpc.options import EndpointOptions
+from gossamer.transports.wire.authentication import Credentials
 
 CROWD = [Peer(WORKER, number) for number in range(4)]
 ROUNDS = 8
@@ -46,13 +48,8 @@ def test_everyone_hears_its_own_answers_whatever_is_cut(seed: int) -> None:
         ends = {
             me: stack.enter_context(
                 TcpEndpoint(
-                    me,
-                    token=bytes(32),
-                    run="",
-                    recipe="",
-                    layout="",
-                    largest_frame_bytes=2**21,
-                    dead_after_seconds=2.0,
+                    Credentials(me=me, token=bytes(32), run="", largest_frame_bytes=2**21),
+                    EndpointOptions(dead_after_seconds=2.0),
                 )
             )
             for me in CROWD

@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from gossamer.transports.rpc.event_loop import EventLoop, Wish
+from gossamer.transports.rpc.event_loop import EventLoop, Task
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def loop() -> Iterator[EventLoop]:
     made.close()
 
 
-def thread_of(act: Callable[[Wish], None]) -> list[int]:
+def thread_of(run_or_post: Callable[[Task], None]) -> list[int]:
     found: list[int] = []
-    act(lambda: found.append(threading.get_ident()))
+    run_or_post(lambda: found.append(threading.get_ident()))
     return found
 
 
@@ -33,13 +33,13 @@ def elsewhere(work: Callable[[], object]) -> None:
 
 
 def test_who_is_alone_acts_at_once(loop: EventLoop) -> None:
-    assert thread_of(loop.act) == [threading.get_ident()]
+    assert thread_of(loop.run_or_post) == [threading.get_ident()]
 
 
 def test_what_is_posted_is_left_to_the_loops_thread(loop: EventLoop) -> None:
     found = thread_of(loop.post)
     assert found == []
-    elsewhere(lambda: loop.turn(monotonic() + 10))
+    elsewhere(lambda: loop.run_once(monotonic() + 10))
     assert len(found) == 1
     assert found != [threading.get_ident()]
 
@@ -48,53 +48,53 @@ def test_who_is_not_alone_has_it_done_after_what_others_wished(loop: EventLoop) 
     done: list[str] = []
 
     def first() -> None:
-        elsewhere(lambda: loop.act(lambda: done.append("while another acts")))
+        elsewhere(lambda: loop.run_or_post(lambda: done.append("while another acts")))
         done.append("first")
 
-    loop.act(first)
-    loop.act(lambda: done.append("behind it"))
+    loop.run_or_post(first)
+    loop.run_or_post(lambda: done.append("behind it"))
     assert done == ["first"]
-    loop.turn(monotonic() + 10)
+    loop.run_once(monotonic() + 10)
     assert done == ["first", "while another acts", "behind it"]
-    assert thread_of(loop.act) == [threading.get_ident()]
+    assert thread_of(loop.run_or_post) == [threading.get_ident()]
 
 
 def test_others_are_woken_once_they_may_act(loop: EventLoop) -> None:
     found: list[int] = []
 
     def call() -> None:
-        elsewhere(lambda: found.append(thread_of(loop.act)[0] == threading.get_ident()))
+        elsewhere(lambda: found.append(thread_of(loop.run_or_post)[0] == threading.get_ident()))
 
-    loop.act(lambda: loop.afterwards(call))
-    loop.post(lambda: loop.afterwards(call))
+    loop.run_or_post(lambda: loop.call_after(call))
+    loop.post(lambda: loop.call_after(call))
     assert found == [True]
-    loop.turn(monotonic() + 10)
+    loop.run_once(monotonic() + 10)
     assert found == [True, True]
 
 
 def test_what_fails_leaves_the_loop_to_others(loop: EventLoop) -> None:
     with pytest.raises(ZeroDivisionError):
-        loop.act(lambda: 1 // 0)  # type: ignore[arg-type]
-    assert thread_of(loop.act) == [threading.get_ident()]
+        loop.run_or_post(lambda: 1 // 0)  # type: ignore[arg-type]
+    assert thread_of(loop.run_or_post) == [threading.get_ident()]
 
 
 def test_what_was_forgotten_while_it_became_ready_is_not_served(loop: EventLoop) -> None:
-    here, there = socket.socketpair()
-    with here, there:
+    is_present, there = socket.socketpair()
+    with is_present, there:
         other, beside = socket.socketpair()
         with other, beside:
-            served: list[str] = []
+            on_ready: list[str] = []
 
             def serve(mine: str, theirs: socket.socket) -> None:
-                served.append(mine)
-                loop.forget(theirs)
+                on_ready.append(mine)
+                loop.unwatch(theirs)
 
-            loop.watch(here, EVENT_READ, lambda ready: serve("here", other))
-            loop.watch(other, EVENT_READ, lambda ready: serve("other", here))
+            loop.watch(is_present, EVENT_READ, lambda ready: serve("here", other))
+            loop.watch(other, EVENT_READ, lambda ready: serve("other", is_present))
             there.send(b"x")
             beside.send(b"x")
-            loop.turn(monotonic() + 10)
-            assert len(served) == 1
+            loop.run_once(monotonic() + 10)
+            assert len(on_ready) == 1
 
 
 # -- one at a time ---------------------------------------------------------------------------------------
@@ -103,11 +103,11 @@ def test_what_was_forgotten_while_it_became_ready_is_not_served(loop: EventLoop)
 class Together(EventLoop):
     """A broken one: whoever comes acts."""
 
-    def act(self, wish: Wish) -> None:
-        wish()
+    def run_or_post(self, task: Task) -> None:
+        task()
 
 
-def check_one_at_a_time(loop: EventLoop, start: Callable[[Wish], None]) -> None:
+def check_one_at_a_time(loop: EventLoop, start: Callable[[Task], None]) -> None:
     """While a wish is granted, another thread wishes something."""
     inside: list[int] = []
     most: list[int] = []
@@ -117,17 +117,17 @@ def check_one_at_a_time(loop: EventLoop, start: Callable[[Wish], None]) -> None:
 
     def first() -> None:
         inside.append(1)
-        elsewhere(lambda: loop.act(second))
+        elsewhere(lambda: loop.run_or_post(second))
         inside.pop()
 
     start(first)
-    loop.turn(monotonic() + 10)
+    loop.run_once(monotonic() + 10)
     assert most == [1]
 
 
 def test_one_acts_at_a_time(loop: EventLoop) -> None:
-    check_one_at_a_time(loop, loop.act)
-    check_one_at_a_time(loop, loop.act_alone)
+    check_one_at_a_time(loop, loop.run_or_post)
+    check_one_at_a_time(loop, loop.run_exclusively)
     check_one_at_a_time(loop, loop.post)
 
 
@@ -135,5 +135,5 @@ def test_without_a_lock_two_would() -> None:
     loop = Together()
     loop.wake()
     with pytest.raises(AssertionError):
-        check_one_at_a_time(loop, loop.act)
+        check_one_at_a_time(loop, loop.run_or_post)
     loop.close()

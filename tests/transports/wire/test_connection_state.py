@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from support import wire_fuzz as fuzz
-from support.wire_pairs import LIMIT, SERVED, acquainted, feed
+from support.wire_pairs import LIMIT, SERVED, authenticated_pair, feed
 
 from gossamer.core.peer_ops import Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError
 from gossamer.transports.wire import connection_state
-from gossamer.transports.wire.connection_state import GATHERED_BYTES, ConnectionState
+from gossamer.transports.wire.connection_state import STAGING_BYTES, ConnectionState
 from gossamer.transports.wire.frames import CHECKSUM_BYTES, HEADER_BYTES, Header, Kind, Message
 from gossamer.transports.wire.messages import (
     GOODBYE,
@@ -23,29 +23,29 @@ from gossamer.transports.wire.messages import (
     PullRecord,
     PushRecord,
     ReceiptRecord,
-    answered,
-    asked,
-    record_of,
+    decode_record,
+    encode_answer,
+    encode_ask,
 )
 
 PAYLOAD = (torch.arange(6.0).view(2, 3), torch.tensor([], dtype=torch.int8), torch.tensor(True))
 
 
-def bytes_of(conversation: ConnectionState, *messages: Message) -> bytes:
-    return b"".join(part for message in messages for part in conversation.frame(message))
+def bytes_of(state: ConnectionState, *messages: Message) -> bytes:
+    return b"".join(part for message in messages for part in state.send(message))
 
 
 def test_a_push_and_its_receipt_come_as_they_were_said() -> None:
-    dialler, listener = acquainted()
+    dialer, listener = authenticated_pair()
     op = Push(to=SERVED, key="w", stamp=Stamp(3, 9, 2), payload=PAYLOAD, about="{}", within_seconds=4.0)
-    (heard,) = feed(listener, bytes_of(dialler, asked(op, 77)))
+    (heard,) = feed(listener, bytes_of(dialer, encode_ask(op, 77)))
     assert isinstance(heard.record, PushRecord)
     again = heard.record.op(SERVED, heard.payload)
     assert (again.to, again.key, again.stamp, again.about) == (op.to, op.key, op.stamp, op.about)
     assert heard.record.request == 77
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(PAYLOAD, again.payload, strict=True))
     receipt = Receipt(version=5, payload=PAYLOAD[:1], about="late")
-    (back,) = feed(dialler, bytes_of(listener, answered(receipt, 77)))
+    (back,) = feed(dialer, bytes_of(listener, encode_answer(receipt, 77)))
     assert isinstance(back.record, ReceiptRecord)
     assert back.record.request == 77
     answer = back.record.answer(back.payload)
@@ -54,46 +54,46 @@ def test_a_push_and_its_receipt_come_as_they_were_said() -> None:
 
 
 def test_a_pull_and_what_was_pulled_come_as_they_were_said() -> None:
-    dialler, listener = acquainted()
+    dialer, listener = authenticated_pair()
     op = Pull(of=SERVED, key="w", known=-1, at_least=12)
-    (heard,) = feed(listener, bytes_of(dialler, asked(op, 0)))
+    (heard,) = feed(listener, bytes_of(dialer, encode_ask(op, 0)))
     assert isinstance(heard.record, PullRecord)
     assert heard.record.op(SERVED, ()) == op
-    (back,) = feed(dialler, bytes_of(listener, answered(Pulled(version=13, payload=PAYLOAD, about="x"), 0)))
+    (back,) = feed(dialer, bytes_of(listener, encode_answer(Pulled(version=13, payload=PAYLOAD, about="x"), 0)))
     assert isinstance(back.record, PulledRecord)
     answer = back.record.answer(back.payload)
     assert (answer.version, answer.about, len(answer.payload)) == (13, "x", 3)
 
 
 def test_bytes_may_come_one_by_one_or_all_at_once() -> None:
-    dialler, listener = acquainted()
-    said = [asked(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=PAYLOAD), 1), PING, GOODBYE]
-    data = bytes_of(dialler, *said)
-    slowly = [spoken for place in range(len(data)) for spoken in feed(listener, data[place : place + 1])]
+    dialer, listener = authenticated_pair()
+    said = [encode_ask(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=PAYLOAD), 1), PING, GOODBYE]
+    data = bytes_of(dialer, *said)
+    slowly = [frame for place in range(len(data)) for frame in feed(listener, data[place : place + 1])]
     assert [each.kind for each in slowly] == [Kind.PUSH, Kind.PING, Kind.GOODBYE]
     assert [each.frame_bytes for each in slowly] == [message.frame_bytes for message in said]
-    assert [each.kind for each in feed(listener, bytes_of(dialler, *said))] == [Kind.PUSH, Kind.PING, Kind.GOODBYE]
+    assert [each.kind for each in feed(listener, bytes_of(dialer, *said))] == [Kind.PUSH, Kind.PING, Kind.GOODBYE]
 
 
 def test_long_tensors_are_received_into_their_own_memory() -> None:
-    dialler, listener = acquainted()
-    numel = 2 * GATHERED_BYTES
-    data = bytes_of(dialler, asked(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=(torch.ones(numel),)), 1))
+    dialer, listener = authenticated_pair()
+    numel = 2 * STAGING_BYTES
+    data = bytes_of(dialer, encode_ask(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=(torch.ones(numel),)), 1))
     start = len(data) - 4 * numel - CHECKSUM_BYTES
     feed(listener, data[:start])
-    room = listener.room()
-    room[:] = data[start:-CHECKSUM_BYTES]
-    assert list(listener.filled(room.nbytes)) == []
-    (spoken,) = feed(listener, data[-CHECKSUM_BYTES:])
-    room[:4] = b"\0\0\0\0"
-    assert spoken.payload[0].tolist() == [0.0] + [1.0] * (numel - 1)
+    buffer = listener.receive_buffer()
+    buffer[:] = data[start:-CHECKSUM_BYTES]
+    assert list(listener.receive_data(buffer.nbytes)) == []
+    (frame,) = feed(listener, data[-CHECKSUM_BYTES:])
+    buffer[:4] = b"\0\0\0\0"
+    assert frame.payload[0].tolist() == [0.0] + [1.0] * (numel - 1)
 
 
 def test_what_came_before_something_malformed_is_heard() -> None:
-    dialler, listener = acquainted()
-    data = bytes_of(dialler, PING) + bytes(HEADER_BYTES)
-    listener.room()[: len(data)] = data
-    frames = listener.filled(len(data))
+    dialer, listener = authenticated_pair()
+    data = bytes_of(dialer, PING) + bytes(HEADER_BYTES)
+    listener.receive_buffer()[: len(data)] = data
+    frames = listener.receive_data(len(data))
     heard = next(frames)
     assert heard is not None
     assert heard.kind is Kind.PING
@@ -110,43 +110,43 @@ def refuses(listener: ConnectionState, data: bytes, why: str) -> None:
 
 
 def test_no_bit_of_a_frame_can_flip() -> None:
-    dialler, listener = acquainted()
-    data = bytes_of(dialler, asked(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=PAYLOAD), 1))
+    dialer, listener = authenticated_pair()
+    data = bytes_of(dialer, encode_ask(Push(to=SERVED, key="w", stamp=Stamp(0, 0), payload=PAYLOAD), 1))
     for bit in range(8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
-        listener._heard = 0
-        listener._begin()
+        listener._frames_received = 0
+        listener._expect_frame()
         with pytest.raises(MalformedError):
             feed(listener, bytes(changed) + bytes(HEADER_BYTES))  # nor make it wait for more
 
 
 def test_a_frame_twice_is_refused() -> None:
-    dialler, listener = acquainted()
-    data = bytes_of(dialler, PING)
+    dialer, listener = authenticated_pair()
+    data = bytes_of(dialer, PING)
     feed(listener, data)
     refuses(listener, data, "number 0 of epoch .* where number 1")
 
 
 def test_frames_that_overtake_each_other_are_refused() -> None:
-    dialler, listener = acquainted()
-    bytes_of(dialler, PING)
-    refuses(listener, bytes_of(dialler, PING), "number 1 of epoch .* where number 0")
+    dialer, listener = authenticated_pair()
+    bytes_of(dialer, PING)
+    refuses(listener, bytes_of(dialer, PING), "number 1 of epoch .* where number 0")
 
 
 def test_a_frame_of_another_connection_is_refused() -> None:
-    (dialler, _), (_, listener) = acquainted(), acquainted()
-    refuses(listener, bytes_of(dialler, PING), "was sent before, elsewhere or by this end")
+    (dialer, _), (_, listener) = authenticated_pair(), authenticated_pair()
+    refuses(listener, bytes_of(dialer, PING), "was sent before, elsewhere or by this end")
 
 
 def test_a_frame_of_ones_own_is_refused() -> None:
-    dialler, _ = acquainted()
-    refuses(dialler, bytes_of(dialler, PING), "was sent before, elsewhere or by this end")
+    dialer, _ = authenticated_pair()
+    refuses(dialer, bytes_of(dialer, PING), "was sent before, elsewhere or by this end")
 
 
 def test_a_hello_in_the_middle_is_refused() -> None:
-    dialler, listener = acquainted()
-    refuses(listener, bytes_of(dialler, Message(kind=Kind.HELLO, control=b"\x80")), "no place here")
+    dialer, listener = authenticated_pair()
+    refuses(listener, bytes_of(dialer, Message(kind=Kind.HELLO, control=b"\x80")), "no place here")
 
 
 @pytest.mark.parametrize(
@@ -165,26 +165,26 @@ def test_a_hello_in_the_middle_is_refused() -> None:
 )
 def test_records_that_stand_for_nothing_are_refused(kind: Kind, control: bytes) -> None:
     with pytest.raises(MalformedError, match="cannot be read"):
-        record_of(kind, control)
+        decode_record(kind, control)
 
 
 def test_as_many_tensors_are_described_as_announced() -> None:
-    dialler, listener = acquainted()
+    dialer, listener = authenticated_pair()
     message = Message(kind=Kind.PING, control=PING.control, tensors=1)
-    refuses(listener, bytes_of(dialler, message), "announces 1 tensors and describes 0")
+    refuses(listener, bytes_of(dialer, message), "announces 1 tensors and describes 0")
 
 
 def test_another_protocol_in_the_middle_is_an_accident() -> None:
-    dialler, listener = acquainted()
-    data = bytearray(bytes_of(dialler, PING))
+    dialer, listener = authenticated_pair()
+    data = bytearray(bytes_of(dialer, PING))
     data[4] = 2
     refuses(listener, bytes(data), "another protocol than the one before")
 
 
 def test_no_memory_is_taken_for_a_length_that_was_not_agreed_on() -> None:
     for length in (LIMIT, 2**31, 2**40, 2**63 - 1):
-        dialler, listener = acquainted()
-        fields = bytearray(bytes_of(dialler, PING)[: HEADER_BYTES - 4])
+        dialer, listener = authenticated_pair()
+        fields = bytearray(bytes_of(dialer, PING)[: HEADER_BYTES - 4])
         fields[32:40] = length.to_bytes(8, "little")
         tracemalloc.start()
         refuses(listener, fields + zlib.crc32(fields).to_bytes(4, "little"), "are agreed")
@@ -220,7 +220,7 @@ def test_without_numbers_a_frame_twice_is_found_out(monkeypatch: pytest.MonkeyPa
         fuzz.fuzz(100)
 
 
-def _parse_without_numbers(conversation: ConnectionState, start: memoryview) -> Header:
+def _parse_without_numbers(state: ConnectionState, start: memoryview) -> Header:
     header = Header.parse(start)
     header.check_lengths(LIMIT)
     return header

@@ -10,8 +10,8 @@ import pytest
 from gossamer.errors import MalformedError, MismatchError
 from gossamer.transports.wire.frames import (
     CHECKSUM_BYTES,
+    CHUNK_BYTES,
     HEADER_BYTES,
-    PIECE_BYTES,
     PROTOCOL,
     Header,
     Kind,
@@ -89,14 +89,14 @@ def test_a_message_without_tensors_has_no_checksum_of_them() -> None:
 
 
 def test_a_long_payload_is_read_piece_by_piece_when_it_is_asked_for() -> None:
-    memory = bytearray(2 * PIECE_BYTES + 5)
+    memory = bytearray(2 * CHUNK_BYTES + 5)
     frame = Message(kind=Kind.PUSH, control=b"", payload=[memoryview(memory), memoryview(b"end")], tensors=2).frame(
         0, 0
     )
     sizes = [next(frame).nbytes for _ in range(2)]
     memory[-1] = 7  # had all been read before, the checksum would not be that of what is sent
-    *pieces, checksum = frame
-    assert sizes + [piece.nbytes for piece in pieces] == [HEADER_BYTES, PIECE_BYTES, PIECE_BYTES, 5, 3]
+    *chunks, checksum = frame
+    assert sizes + [chunk.nbytes for chunk in chunks] == [HEADER_BYTES, CHUNK_BYTES, CHUNK_BYTES, 5, 3]
     assert bytes(checksum) == zlib.crc32(memory + b"end").to_bytes(4, "little")
 
 

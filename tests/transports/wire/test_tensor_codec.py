@@ -9,15 +9,15 @@ from torch import Tensor
 
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
-from gossamer.transports.wire.tensor_codec import DTYPES, Laid, lay, room, views
+from gossamer.transports.wire.tensor_codec import DTYPES, TensorSpec, allocate, decode_tensors, encode_tensors
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (1, 2, 3, 4, 1, 2, 1, 3), (2,) * 8]
 
 
-def carried(payload: Payload) -> tuple[tuple[Laid, ...], Tensor]:
-    laid, buffers = lay(payload)
+def carried(payload: Payload) -> tuple[tuple[TensorSpec, ...], Tensor]:
+    laid, buffers = encode_tensors(payload)
     data = b"".join(buffers)
-    received = room(laid, len(data))
+    received = allocate(laid, len(data))
     received.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
     return laid, received
 
@@ -35,7 +35,7 @@ def bits(tensor: Tensor) -> bytes:
 def test_every_dtype_and_shape_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
     payload = tuple(sample(dtype, shape) for shape in SHAPES)
     laid, received = carried(payload)
-    heard = views(laid, received)
+    heard = decode_tensors(laid, received)
     assert [each.shape for each in heard] == [each.shape for each in payload]
     assert {each.dtype for each in heard} == {dtype}
     assert [bits(each) for each in heard] == [bits(each) for each in payload]
@@ -46,43 +46,43 @@ def test_nan_and_signed_zero_keep_their_bits() -> None:
     strange = torch.tensor([float("nan"), -0.0, float("-inf")])
     strange.view(torch.int32)[0] ^= 0x80001234 - 2**32
     laid, received = carried((strange,))
-    assert bits(views(laid, received)[0]) == bits(strange)
+    assert bits(decode_tensors(laid, received)[0]) == bits(strange)
 
 
 def test_contiguous_tensors_are_sent_from_their_own_memory_and_others_from_a_copy() -> None:
     x = torch.arange(12.0).view(3, 4)
-    (_, (buffer,)) = lay((x,))
+    (_, (buffer,)) = encode_tensors((x,))
     x[0, 0] = 5
     assert np.frombuffer(buffer, dtype=np.float32)[0] == 5
     laid, received = carried((x.T, x[:, 1:3]))
-    assert torch.equal(views(laid, received)[0], x.T)
-    assert torch.equal(views(laid, received)[1], x[:, 1:3])
+    assert torch.equal(decode_tensors(laid, received)[0], x.T)
+    assert torch.equal(decode_tensors(laid, received)[1], x[:, 1:3])
 
 
 def test_what_arrives_shares_the_memory_that_was_received_into() -> None:
     laid, received = carried((torch.arange(4), torch.ones(3)))
-    heard = views(laid, received)
+    heard = decode_tensors(laid, received)
     assert {each.untyped_storage().data_ptr() for each in heard} == {received.untyped_storage().data_ptr()}
 
 
 @pytest.mark.parametrize("fault", [torch.zeros(1, dtype=torch.complex64), torch.zeros((1,) * 9)], ids=["type", "rank"])
 def test_what_cannot_travel_is_refused(fault: Tensor) -> None:
     with pytest.raises(ValueError, match="cannot travel"):
-        lay((fault,))
+        encode_tensors((fault,))
 
 
 def test_descriptions_that_do_not_fit_the_bytes_are_malformed() -> None:
-    laid = (Laid(8, (4,)),)
+    laid = (TensorSpec(8, (4,)),)
     for nbytes in (8, 15, 24):
         with pytest.raises(MalformedError, match="describes tensors of 16 bytes"):
-            room(laid, nbytes)
+            allocate(laid, nbytes)
     with pytest.raises(MalformedError):
-        room((Laid(8, (2**60, 2**60)),), 16)
+        allocate((TensorSpec(8, (2**60, 2**60)),), 16)
 
 
 def test_a_bool_is_zero_or_one_and_a_shape_one_that_can_be() -> None:
     data = np.array([2, 0, 0, 0, 0, 0, 0, 0], dtype=np.uint8)
     with pytest.raises(MalformedError, match="neither 0 nor 1"):
-        views((Laid(0, (8,)),), torch.from_numpy(data))
+        decode_tensors((TensorSpec(0, (8,)),), torch.from_numpy(data))
     with pytest.raises(MalformedError, match="No tensor has the shape"):
-        views((Laid(8, (2**63, 0)),), torch.from_numpy(data[:0]))
+        decode_tensors((TensorSpec(8, (2**63, 0)),), torch.from_numpy(data[:0]))

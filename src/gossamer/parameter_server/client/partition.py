@@ -1,4 +1,4 @@
-"""Which rows of which tensors live on which server."""
+"""Partition: which rows of which tensors live on which server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ShardSlice(NamedTuple):
 def split(
     layout: Layout, shards: int, itemsizes: Mapping[str, int] | None = None
 ) -> tuple[tuple[ShardSlice, ...], ...]:
-    """What each server holds: consecutive rows, in the layout's order, of bytes as equal as whole rows allow.
+    """Partition by servers: consecutive rows, in the layout's order, of bytes as equal as whole rows allow.
 
     Tensors below an eighth of a server's share stay whole. itemsizes: bytes per element by name, where dtypes differ.
     Fewer servers than `shards` get something where there are not rows enough.
@@ -47,7 +47,7 @@ def split(
 
 
 def servers_for(layout: Layout, part_bytes: int, itemsizes: Mapping[str, int]) -> int | None:
-    """How many servers it takes that none of them holds more than `part_bytes`; None where one row alone is more."""
+    """The fewest servers of which none holds more than `part_bytes`; None where one row alone is more."""
     rows = {slot.name: prod(slot.shape[1:]) * itemsizes[slot.name] for slot in layout if slot.numel}
     if max(rows.values(), default=0) > part_bytes:
         return None

@@ -1,4 +1,4 @@
-"""One server's part of a model, as a worker sees it."""
+"""Shard client: one server's part of a model, as a worker sees it."""
 
 from __future__ import annotations
 
@@ -19,76 +19,81 @@ from gossamer.parameter_server import shard_message
 from gossamer.parameter_server.client.partition import ShardSlice, gather, scatter, split
 from gossamer.parameter_server.delta_chain import Replica
 from gossamer.parameter_server.from_recipe import PushPullCodecs
-from gossamer.parameter_server.shard import push_at
-from gossamer.parameter_server.shard_message import ShardCodec
+from gossamer.parameter_server.shard import push_context
+from gossamer.parameter_server.shard_message import ShardMessage
 from gossamer.parameter_server.shard_spec import Block, Options, ShardSpec, name_of, options_of
 
 
 class ShardClient:
-    """A buffer for its gradients, what the compressor remembers about them, and a copy of its parameters.
-
-    landed: the version that the worker's parameters are of.
-    """
+    """Gradient buffer, compressor state and parameter replica for one server's shard."""
 
     def __init__(
-        self, description: ShardSpec, parts: Mapping[str, ShardSlice], ways: PushPullCodecs, device: torch.device
+        self, spec: ShardSpec, parts: Mapping[str, ShardSlice], codecs: PushPullCodecs, device: torch.device
     ) -> None:
-        self.description = description
-        self.peer = Peer(SERVER, description.number)
-        self.landed = -1
-        self._parts = [[parts[name] for name, _ in block.tensors] for block in description.blocks]
-        self._push, self._seed = ways.push, rng.address(description.seed, description.number)
-        self.gradients = description.zeros(device)
-        self.states = shard_message.begin(ways.push, self.gradients, push_at(self._seed, Stamp(0, 0)))
-        self.copy = Replica(self.gradients, ways.pull, self._seed)
+        self.spec = spec
+        self.peer = Peer(SERVER, spec.number)
+        self.applied_version = -1  # of the replica, when it was last written to the parameters
+        self._parts = [[parts[name] for name, _ in block.tensors] for block in spec.blocks]
+        self._push, self._seed = codecs.push, rng.address(spec.seed, spec.number)
+        self.gradients = spec.zeros(device)
+        self.states = shard_message.initial_states(codecs.push, self.gradients, push_context(self._seed, Stamp(0, 0)))
+        self.replica = Replica(self.gradients, codecs.pull, self._seed, sender=str(self.peer))
 
     def gather(self, tensors: Mapping[str, Tensor | None]) -> None:
-        """Overwrite the buffer with this server's rows."""
+        """Overwrite the gradient buffer with this server's rows."""
         for parts, packed in zip(self._parts, self.gradients, strict=True):
             gather(tensors, parts, packed)
 
-    def values(self, tensors: Mapping[str, Tensor]) -> Payload:
+    def parameters_of(self, tensors: Mapping[str, Tensor]) -> Payload:
         """This server's rows of all tensors: (n,) for each block, on the CPU."""
-        found = self.description.zeros()
+        found = self.spec.zeros()
         for parts, packed in zip(self._parts, found, strict=True):
             gather(tensors, parts, packed)
         return tuple(packed.flat for packed in found)
 
-    def write(self, stamp: Stamp) -> ShardCodec:
-        """Encode the buffer. Raises NotFinite."""
-        return shard_message.write(self._push, self.gradients, self.states, push_at(self._seed, stamp))
+    def encode(self, stamp: Stamp) -> ShardMessage:
+        """Compress the gradient buffer; the state moves on with `commit`. Raises NotFinite."""
+        return shard_message.encode(self._push, self.gradients, self.states, push_context(self._seed, stamp))
 
-    def commit(self, written: ShardCodec) -> None:
-        """What was written is sent."""
-        self.states = written.states
+    def empty_message(self) -> ShardMessage:
+        """A contribution without gradients."""
+        return ShardMessage((), (0,) * len(self.gradients), self.states)
 
-    def land(self, tensors: Mapping[str, Tensor]) -> None:
+    def commit(self, message: ShardMessage) -> None:
+        """Move the compressor's state on: the message is sent."""
+        self.states = message.states
+
+    def about(self, options: Sequence[Options], weight: float, counts: Sequence[int]) -> str:
+        """Header of a contribution: hyperparameters by group, weight, and tensors in the message by block."""
+        return json.dumps({"groups": options, "weight": weight, "tensors": counts})
+
+    def apply_pull(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite this server's rows of the tensors with what was pulled last."""
-        self.put(tuple(packed.flat for packed in self.copy.values), tensors)
-        self.landed = self.copy.version
+        self.scatter(tuple(packed.flat for packed in self.replica.values), tensors)
+        self.applied_version = self.replica.version
 
-    def put(self, values: Payload, tensors: Mapping[str, Tensor]) -> None:
+    def scatter(self, values: Payload, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite this server's rows of the tensors with `values`: (n,) for each block. Raises MalformedError."""
         for parts, block, flat in zip(self._parts, self.gradients, values, strict=True):
             if flat.shape != block.flat.shape:
-                raise MalformedError(f"{self.peer} sent {tuple(flat.shape)} numbers for {tuple(block.flat.shape)}")
+                raise MalformedError(
+                    f"{self.peer} sent {tuple(flat.shape)} numbers for {tuple(block.flat.shape)}: it was started with "
+                    "another model or recipe. Run the same script with the same recipe on every worker"
+                )
             scatter(FlatTensors(flat, block.layout), parts, tensors)
-
-    def about(self, options: Sequence[Options], weight: float, counts: Sequence[int]) -> str:
-        return json.dumps({"groups": options, "weight": weight, "tensors": counts})
 
 
 def shard_clients(
     tensors: Mapping[str, Tensor],
     optimizer: Optimizer,
-    ways: PushPullCodecs,
+    codecs: PushPullCodecs,
     *,
     recipe: str,
     world: int,
     seed: int,
     shards: int,
 ) -> list[ShardClient]:
-    """Divide a model's parameters over so many servers, or fewer where there are not rows enough.
+    """Partition a model's parameters over so many servers, or fewer where there are not rows enough.
 
     Raises AttachError for an optimizer that cannot live there.
     """
@@ -98,7 +103,7 @@ def shard_clients(
     return [
         ShardClient(
             ShardSpec(
-                blocks=tuple(_blocks(parts, tensors, groups, ways.push)),
+                blocks=tuple(_blocks(parts, tensors, groups, codecs.push)),
                 optimizer=name_of(optimizer),
                 groups=options_of(optimizer),
                 recipe=recipe,
@@ -108,7 +113,7 @@ def shard_clients(
                 shards=len(divided),
             ),
             {part.name: part for part in parts},
-            ways,
+            codecs,
             next(iter(tensors.values())).device,
         )
         for number, parts in enumerate(divided)
@@ -133,12 +138,12 @@ def _blocks(
 
 
 def _groups(tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, int]:
-    """Which of the optimizer's groups each parameter is in."""
-    places = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
-    strangers = [name for name, tensor in tensors.items() if id(tensor) not in places]
-    if strangers:
+    """The index of each parameter's group in the optimizer."""
+    groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
+    unknown = [name for name, tensor in tensors.items() if id(tensor) not in groups]
+    if unknown:
         raise AttachError(
-            f'"{strangers[0]}" is not in this optimizer, so no server would ever move it. Put it into the optimizer, '
+            f'"{unknown[0]}" is not in this optimizer, so no server would ever move it. Put it into the optimizer, '
             "or freeze it by requires_grad_(False)."
         )
-    return {name: places[id(tensor)] for name, tensor in tensors.items()}
+    return {name: groups[id(tensor)] for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""What became of a worker's step, and what it took."""
+"""Step results: outcome, bytes and seconds of a worker's step, and the totals at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,40 +12,36 @@ from gossamer.parameter_server.shard_spec import Options
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What became of one step. applied: by server, the version it was applied to become, -1 where it came too late.
-
-    versions: by server, of the parameters that are here now; bytes_sent, bytes_received: payload to and from servers in
-    other processes; finite: False where the gradients held a number that cannot be sent, so that none was.
-    """
+    """Outcome of one step."""
 
     step: int
-    applied: tuple[int, ...]
-    versions: tuple[int, ...]
-    bytes_sent: int
+    applied: tuple[int, ...]  # by server, the version that the gradients made; -1 where they came too late
+    versions: tuple[int, ...]  # by server, of the replica now
+    bytes_sent: int  # payload, to servers in other processes
     bytes_received: int
     encode_seconds: float
     wire_seconds: float
     decode_seconds: float
-    finite: bool
+    finite: bool  # False where a gradient held a number that cannot be sent, so that none was
 
 
-class Told(NamedTuple):
-    """Of the server that has most to tell: contributions that were applied, that came too late, and by their age."""
+class RunTotals(NamedTuple):
+    """Contributions so far at the server with the most of them."""
 
     applied: int
-    late: int
-    staleness: Mapping[int, int]
+    late: int  # too late to be applied
+    staleness: Mapping[int, int]  # how many by age in versions
 
 
-class Gathered(NamedTuple):
-    """What is to be pushed: the optimizer's groups and the weight, and by server which version the gradients are of."""
+class GatheredStep(NamedTuple):
+    """A step that is to be pushed, but for its gradients."""
 
-    options: tuple[Options, ...]
+    options: tuple[Options, ...]  # hyperparameters by the optimizer's groups
     weight: float
-    known: tuple[int, ...]
+    known: tuple[int, ...]  # by server, the version at which the gradients were computed
 
 
-class Stopwatch:
+class StepTimer:
     """Seconds that one step spent encoding, on the wire and decoding."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What servers and workers send each other in a step, before anyone starts: real letters, of meta tensors."""
+"""Traffic estimate: bytes that workers and servers exchange in a step, from real encodings of meta tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.parameter_server.from_recipe import PushPullCodecs
 
 
 class ServerTraffic(NamedTuple):
-    """Payload bytes to and from one server in a worker's step, and what the worker remembers of it."""
+    """Payload bytes to and from one server in a worker's step, and the compressor's state that it needs."""
 
     pushed_bytes: int
     pulled_bytes: int
@@ -24,7 +24,7 @@ class ServerTraffic(NamedTuple):
 
 
 def server_traffic(
-    ways: PushPullCodecs,
+    codecs: PushPullCodecs,
     shapes: Mapping[str, Sequence[int]],
     dtypes: Mapping[str, torch.dtype],
     shards: int,
@@ -32,25 +32,25 @@ def server_traffic(
 ) -> list[ServerTraffic]:
     """By server, for parameters by name, all in one of the optimizer's groups. at: a step after any warm-up.
 
-    A worker pulls one link in a step, or the parameters as they are.
+    A worker pulls one delta in a step, or the parameters uncompressed.
     """
     itemsizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
     parts = split(Layout.of(shapes), shards, itemsizes)
-    return [_of_server(ways, list(_blocks(part, shapes, dtypes, ways.push)), at) for part in parts]
+    return [_of_server(codecs, list(_blocks(part, shapes, dtypes, codecs.push)), at) for part in parts]
 
 
-def _of_server(ways: PushPullCodecs, blocks: Sequence[FlatTensors], at: AggregationContext) -> ServerTraffic:
+def _of_server(codecs: PushPullCodecs, blocks: Sequence[FlatTensors], at: AggregationContext) -> ServerTraffic:
     pushed, pulled, remembered = 0, 0, State()
     for number, block in enumerate(blocks):
-        state = point_to_point.begin(ways.push, block, at)
+        state = point_to_point.begin(codecs.push, block, at)
         remembered.update({f"{number}.{key}": value for key, value in state.items()})
-        pushed += payload_bytes(point_to_point.encode(ways.push, block, state, at).payload)
-        if ways.pull is None:
+        pushed += payload_bytes(point_to_point.encode(codecs.push, block, state, at).payload)
+        if codecs.pull is None:
             pulled += block.flat.nbytes
         else:
             missing = FlatTensors(block.flat.to(accumulation_dtype(block.flat.dtype)), block.layout)
-            link = point_to_point.encode(ways.pull, missing, point_to_point.begin(ways.pull, missing, at), at)
-            pulled += payload_bytes(link.payload)
+            delta = point_to_point.encode(codecs.pull, missing, point_to_point.begin(codecs.pull, missing, at), at)
+            pulled += payload_bytes(delta.payload)
     return ServerTraffic(pushed, pulled, remembered)
 
 

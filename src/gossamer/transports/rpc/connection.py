@@ -1,4 +1,4 @@
-"""One connection of the thread that serves them all: what is to be sent through it, and what comes out of it."""
+"""Connection: the send queue of one socket, and the frames that arrive through it."""
 
 from __future__ import annotations
 
@@ -9,123 +9,114 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gossamer.core.peer_ops import Peer
-from gossamer.transports.rpc.event_loop import Served
+from gossamer.transports.rpc.event_loop import OnReady
 from gossamer.transports.rpc.sockets import Channel
 from gossamer.transports.wire.connection_state import ConnectionState, ReceivedFrame
 from gossamer.transports.wire.frames import Message
 
-READ_AT_ONCE = 2**23  # bytes; then other connections have their turn
-WRITTEN_AT_ONCE = 2**23
-_READY_BYTES = 2**19  # where fewer are ready to be handed to the kernel, more are summed
-_BEGUN_AT_ONCE = 16
+READ_BUDGET_BYTES = 2**23  # then other connections have their turn
+WRITE_BUDGET_BYTES = 2**23
+_READY_BYTES = 2**19  # handed to the kernel at once; where fewer are ready, further chunks are summed
+_MOST_IN_TRANSIT = 16
 
 
 class ConnectionClosed(Exception):
-    """The other end has closed the connection, or the way to it broke."""
+    """The other end has closed the connection, or the network broke it."""
 
 
 @dataclass(eq=False)
 class OutgoingMessage:
-    """One message on its way through one connection.
-
-    ready: what the kernel may take; coming: what follows that; left_bytes: of both.
-    """
+    """A message in the send queue of one connection."""
 
     message: Message
-    ready: deque[memoryview] = field(default_factory=deque)
-    coming: Iterator[memoryview] = iter(())
-    left_bytes: int = 0
+    ready: deque[memoryview] = field(default_factory=deque)  # what the kernel may take
+    upcoming: Iterator[memoryview] = iter(())  # what follows that
+    left_bytes: int = 0  # of both
     begun: bool = False
 
     def begin(self, buffers: Iterator[memoryview]) -> None:
-        self.coming, self.left_bytes, self.begun = buffers, self.message.frame_bytes, True
+        self.upcoming, self.left_bytes, self.begun = buffers, self.message.frame_bytes, True
 
     def make_ready(self, nbytes: int) -> int:
-        """Have so many bytes ready, or all. Returns how many are missing."""
+        """Have `nbytes` ready, or all. Returns how many are missing."""
         missing = nbytes - sum([each.nbytes for each in self.ready])
-        while missing > 0 and (buffer := next(self.coming, None)) is not None:
+        while missing > 0 and (buffer := next(self.upcoming, None)) is not None:
             self.ready.append(buffer)
             missing -= buffer.nbytes
         return missing
 
     def give_back_memory(self) -> None:
-        """Keep a copy of what is left, so that the tensors belong to whoever owns them again."""
-        self.ready = deque(memoryview(bytes(each)) for each in (*self.ready, *self.coming))
+        """Continue from a copy of the rest, so that the tensors belong to their owner again."""
+        self.ready = deque(memoryview(bytes(each)) for each in (*self.ready, *self.upcoming))
 
 
 class Connection:
-    """A connection: its socket, its conversation, and a queue of parcels, in order.
+    """A socket, its protocol state, and a FIFO queue of outgoing messages. Moments are of time.monotonic."""
 
-    dialled: by this process. peer: who is at the other end, once that is proven. heard_at, said_at: in seconds of
-    time.monotonic, when bytes last came and went.
-    """
-
-    def __init__(
-        self, connection: socket.socket, channel: Channel, conversation: ConnectionState, calls: Peer | None
-    ) -> None:
-        self.connection, self.conversation = connection, conversation
-        self.calls, self.dialled = calls, calls is not None
-        self.peer: Peer | None = None
-        self.heard_at = self.said_at = self.born_at = time.monotonic()
+    def __init__(self, sock: socket.socket, channel: Channel, state: ConnectionState, dialed_peer: Peer | None) -> None:
+        self.sock, self.state = sock, state
+        self.dialed_peer, self.is_outbound = dialed_peer, dialed_peer is not None
+        self.peer: Peer | None = None  # at the other end, once that is proven
+        self.last_received_at = self.last_sent_at = self.opened_at = time.monotonic()
         self.queued_bytes = 0
-        self.served: Served = lambda ready: None
+        self.on_ready: OnReady = lambda ready: None
         self._channel = channel
-        self._courtesies: deque[memoryview] = deque()
-        self._begun: deque[OutgoingMessage] = deque()
+        self._control_frames: deque[memoryview] = deque()
+        self._in_transit: deque[OutgoingMessage] = deque()
         self._queue: deque[OutgoingMessage] = deque()
 
     def send(self, message: Message) -> OutgoingMessage:
-        parcel = OutgoingMessage(message)
-        self._queue.append(parcel)
+        outgoing = OutgoingMessage(message)
+        self._queue.append(outgoing)
         self.queued_bytes += message.frame_bytes
-        return parcel
+        return outgoing
 
-    def take_back(self, parcel: OutgoingMessage) -> None:
-        """Do not send what was not begun; what was is copied and goes on. Its memory is not read again."""
-        if parcel.left_bytes:
-            parcel.give_back_memory()
-        elif not parcel.begun:
-            self._queue.remove(parcel)
-            self.queued_bytes -= parcel.message.frame_bytes
+    def withdraw(self, outgoing: OutgoingMessage) -> None:
+        """Cancel a message that was not begun; one that was goes on from a copy. Its memory is free then."""
+        if outgoing.left_bytes:
+            outgoing.give_back_memory()
+        elif not outgoing.begun:
+            self._queue.remove(outgoing)
+            self.queued_bytes -= outgoing.message.frame_bytes
 
     @property
     def wants_to_write(self) -> bool:
-        return not self.is_silent and not self._channel.waits_to_read()
+        return not self.is_idle and not self._channel.needs_read_first()
 
     @property
-    def is_silent(self) -> bool:
-        """Everything that was to be said is in the kernel's hands."""
-        self._courtesies.extend(self.conversation.courtesies())
-        return not (self._courtesies or self._begun or self._queue)
+    def is_idle(self) -> bool:
+        """All queued bytes are in the kernel's hands."""
+        self._control_frames.extend(self.state.control_frames())
+        return not (self._control_frames or self._in_transit or self._queue)
 
     # -- in ----------------------------------------------------------------------------------------
 
     def read(self) -> Iterator[ReceivedFrame | None]:
-        """Frames that have arrived, None for one of the handshake. Raises Closed, or why nothing more is read."""
-        budget = READ_AT_ONCE
+        """Frames that have arrived, None for one of the handshake. Raises ConnectionClosed, or why reading ends."""
+        budget = READ_BUDGET_BYTES
         more = True
-        while more and (budget > 0 or self._channel.holds_bytes()):
-            room = self.conversation.room()
+        while more and (budget > 0 or self._channel.has_buffered_bytes()):
+            buffer = self.state.receive_buffer()
             try:
-                nbytes = self._channel.receive(room)
+                nbytes = self._channel.receive(buffer)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as fault:
                 raise ConnectionClosed(str(fault)) from None
             if not nbytes:
                 raise ConnectionClosed("it was closed")
-            self.heard_at = time.monotonic()
+            self.last_received_at = time.monotonic()
             budget -= nbytes
-            more = not self._channel.is_drained(nbytes, room)
-            yield from self.conversation.filled(nbytes)
+            more = not self._channel.is_drained(nbytes, buffer)
+            yield from self.state.receive_data(nbytes)
 
     # -- out ---------------------------------------------------------------------------------------
 
     def write(self) -> list[OutgoingMessage]:
-        """Send what can be sent now; returns the parcels that are gone whole."""
-        self._courtesies.extend(self.conversation.courtesies())
-        gone: list[OutgoingMessage] = []
-        budget = WRITTEN_AT_ONCE
+        """Send what can be sent now; returns the messages that were sent completely."""
+        self._control_frames.extend(self.state.control_frames())
+        sent: list[OutgoingMessage] = []
+        budget = WRITE_BUDGET_BYTES
         while budget > 0 and (buffers := self._next_buffers()):
             try:
                 nbytes = self._channel.send(buffers)
@@ -133,48 +124,48 @@ class Connection:
                 break
             except OSError as fault:
                 raise ConnectionClosed(str(fault)) from None
-            self.said_at = time.monotonic()
+            self.last_sent_at = time.monotonic()
             budget -= nbytes
-            self._account(nbytes, gone)
-        return gone
+            self._account(nbytes, sent)
+        return sent
 
     def _next_buffers(self) -> list[memoryview]:
-        if self._courtesies:
-            return list(self._courtesies)
-        while self._queue and len(self._begun) < _BEGUN_AT_ONCE and self.conversation.met is not None:
-            parcel = self._queue.popleft()
-            parcel.begin(self.conversation.frame(parcel.message))
-            self._begun.append(parcel)
+        if self._control_frames:
+            return list(self._control_frames)
+        while self._queue and len(self._in_transit) < _MOST_IN_TRANSIT and self.state.authenticated is not None:
+            outgoing = self._queue.popleft()
+            outgoing.begin(self.state.send(outgoing.message))
+            self._in_transit.append(outgoing)
         buffers: list[memoryview] = []
         missing = _READY_BYTES
-        for parcel in self._begun:
-            missing = parcel.make_ready(missing)
-            buffers += parcel.ready
+        for outgoing in self._in_transit:
+            missing = outgoing.make_ready(missing)
+            buffers += outgoing.ready
             if missing <= 0:
                 break
         return buffers
 
-    def _account(self, nbytes: int, gone: list[OutgoingMessage]) -> None:
-        if self._courtesies:
-            _drop(self._courtesies, nbytes)
+    def _account(self, nbytes: int, sent: list[OutgoingMessage]) -> None:
+        if self._control_frames:
+            _drop(self._control_frames, nbytes)
             return
         self.queued_bytes -= nbytes
         while nbytes:
-            parcel = self._begun[0]
-            taken = min(nbytes, parcel.left_bytes)
-            _drop(parcel.ready, taken)
-            parcel.left_bytes -= taken
+            outgoing = self._in_transit[0]
+            taken = min(nbytes, outgoing.left_bytes)
+            _drop(outgoing.ready, taken)
+            outgoing.left_bytes -= taken
             nbytes -= taken
-            if parcel.left_bytes:
+            if outgoing.left_bytes:
                 return
-            gone.append(self._begun.popleft())
+            sent.append(self._in_transit.popleft())
 
     def close(self) -> None:
-        self.connection.close()
+        self.sock.close()
 
 
 def _drop(buffers: deque[memoryview], nbytes: int) -> None:
-    """Forget the first `nbytes`."""
+    """Remove the first `nbytes`."""
     while nbytes:
         first = buffers[0]
         if nbytes < first.nbytes:

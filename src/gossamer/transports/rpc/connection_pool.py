@@ -1,4 +1,4 @@
-"""Open connections and the bytes that go through them. Whose they are, and what is said, is for the switchboard."""
+"""Connection pool: dials, accepts, serves and times out connections; the dispatcher knows whose they are."""
 
 from __future__ import annotations
 
@@ -14,200 +14,207 @@ from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.transports.rpc.connection import Connection, ConnectionClosed, OutgoingMessage
 from gossamer.transports.rpc.event_loop import EventLoop
-from gossamer.transports.rpc.sockets import Channel, Place, PlainChannel, Tls, TlsChannel, check_connected, dial, tune
+from gossamer.transports.rpc.options import EndpointOptions
+from gossamer.transports.rpc.sockets import (
+    Channel,
+    PlainChannel,
+    ResolvedAddress,
+    TlsChannel,
+    check_connected,
+    dial,
+    tune,
+)
 from gossamer.transports.wire.authentication import AuthenticatedPeer, Credentials
 from gossamer.transports.wire.connection_state import ConnectionState, ReceivedFrame
 from gossamer.transports.wire.messages import PING
 
 HANDSHAKE_SECONDS = 2.0
-STRANGERS = 256  # accepted connections that have not shown the token yet
+MOST_UNAUTHENTICATED = 256  # accepted connections that have not proven the token yet
 
 
-class Listener(Protocol):
-    """What becomes of connections. `lost` comes once for each, except those that were dropped."""
+class ConnectionObserver(Protocol):
+    """Callbacks of a pool. `connection_lost` comes once for each connection, except those that were dropped."""
 
-    def met(self, line: Connection, met: AuthenticatedPeer) -> None: ...
-    def heard(self, line: Connection, spoken: ReceivedFrame) -> None: ...
-    def sent(self, line: Connection, parcels: list[OutgoingMessage]) -> None: ...
-    def lost(self, line: Connection, why: GossamerError) -> None: ...
-
-
-Opened = Callable[[Connection | None], None]
+    def connection_made(self, connection: Connection, authenticated: AuthenticatedPeer) -> None: ...
+    def frame_received(self, connection: Connection, frame: ReceivedFrame) -> None: ...
+    def messages_sent(self, connection: Connection, sent: list[OutgoingMessage]) -> None: ...
+    def connection_lost(self, connection: Connection, why: GossamerError) -> None: ...
 
 
-class Dialling(NamedTuple):
+OnDialed = Callable[[Connection | None], None]
+
+
+class Dialing(NamedTuple):
+    """A socket that is being connected."""
+
     until: float
-    opened: Opened
-
-
-class EndpointOptions(NamedTuple):
-    """What an endpoint keeps to: see there."""
-
-    dead_after_seconds: float
-    heartbeat_seconds: float
-    queue_bytes: int
-    tls: Tls | None
+    on_dialed: OnDialed
 
 
 class ConnectionPool:
-    """Every open socket but the one that listens; lives in the loop's thread."""
+    """Every open socket of an endpoint but the listening one; lives in the loop's thread."""
 
-    def __init__(self, loop: EventLoop, papers: Credentials, habits: EndpointOptions, listener: Listener) -> None:
-        self._loop, self._papers, self._habits, self._listener = loop, papers, habits, listener
-        self._handshake_seconds = min(HANDSHAKE_SECONDS, habits.dead_after_seconds)
-        self._connecting: dict[socket.socket, Dialling] = {}
-        self.lines: set[Connection] = set()
+    def __init__(
+        self, loop: EventLoop, credentials: Credentials, options: EndpointOptions, observer: ConnectionObserver
+    ) -> None:
+        self._loop, self._credentials, self._options, self._observer = loop, credentials, options, observer
+        self._handshake_seconds = min(HANDSHAKE_SECONDS, options.dead_after_seconds)
+        self._dialing: dict[socket.socket, Dialing] = {}
+        self.connections: set[Connection] = set()
 
-    # -- come --------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------------------
 
     def accept(self, listening: socket.socket) -> None:
-        """Whoever calls."""
         try:
-            connection, _ = listening.accept()
+            sock, _ = listening.accept()
         except OSError:  # it has gone again
             return
-        strangers = [line for line in self.lines if line.peer is None and not line.dialled]
-        if len(strangers) >= STRANGERS:
-            self.drop(min(strangers, key=lambda line: line.born_at))
+        unauthenticated = [
+            connection for connection in self.connections if connection.peer is None and not connection.is_outbound
+        ]
+        if len(unauthenticated) >= MOST_UNAUTHENTICATED:
+            self.drop(min(unauthenticated, key=lambda connection: connection.opened_at))
         try:
-            self._open(connection, None, None)
+            self._open(sock, None, None)
         except OSError:
-            connection.close()
+            sock.close()
 
-    def dial(self, peer: Peer, place: Place, opened: Opened) -> None:
-        """Call `opened` with a line to that place, or with None where nobody answers there in time."""
+    def dial(self, peer: Peer, resolved: ResolvedAddress, on_dialed: OnDialed) -> None:
+        """Call `on_dialed` with a connection to that address, or with None where none comes about in time."""
         try:
-            connection = dial(place.address)
+            sock = dial(resolved.address)
         except OSError:
-            opened(None)
+            on_dialed(None)
             return
-        self._connecting[connection] = Dialling(time.monotonic() + self._handshake_seconds, opened)
-        self._loop.watch(connection, EVENT_WRITE, partial(self._connected, connection, peer, place))
+        self._dialing[sock] = Dialing(time.monotonic() + self._handshake_seconds, on_dialed)
+        self._loop.watch(sock, EVENT_WRITE, partial(self._connected, sock, peer, resolved))
 
-    def _connected(self, connection: socket.socket, peer: Peer, place: Place, ready: int) -> None:
-        self._loop.forget(connection)
-        dialling = self._connecting.pop(connection)
+    def _connected(self, sock: socket.socket, peer: Peer, resolved: ResolvedAddress, ready: int) -> None:
+        self._loop.unwatch(sock)
+        dialing = self._dialing.pop(sock)
         try:
-            check_connected(connection)
-            line = self._open(connection, peer, place.name)
+            check_connected(sock)
+            connection = self._open(sock, peer, resolved.name)
         except OSError:
-            connection.close()
-            dialling.opened(None)
+            sock.close()
+            dialing.on_dialed(None)
             return
-        dialling.opened(line)
+        dialing.on_dialed(connection)
 
-    def _open(self, connection: socket.socket, calls: Peer | None, host: str | None) -> Connection:
-        tune(connection, self._habits.dead_after_seconds)
-        channel: Channel = PlainChannel(connection)
-        tls = self._habits.tls
+    def _open(self, sock: socket.socket, dialed_peer: Peer | None, host: str | None) -> Connection:
+        tune(sock, self._options.dead_after_seconds)
+        channel: Channel = PlainChannel(sock)
+        tls = self._options.tls
         if tls is not None:
-            context = tls.accepting if calls is None else tls.dialling
+            context = tls.accepting if dialed_peer is None else tls.dialing
             wrapped = context.wrap_socket(
-                connection, server_side=calls is None, do_handshake_on_connect=False, server_hostname=host
+                sock, server_side=dialed_peer is None, do_handshake_on_connect=False, server_hostname=host
             )
-            connection, channel = wrapped, TlsChannel(wrapped)
-        line = Connection(connection, channel, ConnectionState(self._papers, calls), calls)
-        line.served = partial(self._serve, line)
-        self.lines.add(line)
-        self._watch(line)
-        return line
+            sock, channel = wrapped, TlsChannel(wrapped)
+        connection = Connection(sock, channel, ConnectionState(self._credentials, dialed_peer), dialed_peer)
+        connection.on_ready = partial(self._on_ready, connection)
+        self.connections.add(connection)
+        self._watch(connection)
+        return connection
 
-    # -- are used ----------------------------------------------------------------------------------
+    # -- serving -----------------------------------------------------------------------------------
 
-    def write(self, line: Connection) -> None:
-        """Send what can be sent now; the rest follows by itself."""
-        if line not in self.lines:
+    def write(self, connection: Connection) -> None:
+        """Send what can be sent now; the rest follows when the socket is ready."""
+        if connection not in self.connections:
             return
         try:
-            gone = line.write()
+            sent = connection.write()
         except ConnectionClosed as why:
-            self._lose(line, PeerLost(str(why)))
+            self._close_lost(connection, PeerLost(str(why)))
             return
         except GossamerError as why:
-            self._lose(line, why)
+            self._close_lost(connection, why)
             return
-        self._watch(line)
-        if gone:
-            self._listener.sent(line, gone)
+        self._watch(connection)
+        if sent:
+            self._observer.messages_sent(connection, sent)
 
-    def _serve(self, line: Connection, ready: int) -> None:
+    def _on_ready(self, connection: Connection, ready: int) -> None:
         if ready & EVENT_READ:
-            self._read(line)
+            self._read(connection)
         if ready & EVENT_WRITE:
-            self.write(line)
+            self.write(connection)
 
-    def _read(self, line: Connection) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
-            for spoken in line.read():
-                self._take(line, spoken)
-                if line not in self.lines:
+            for frame in connection.read():
+                self._process(connection, frame)
+                if connection not in self.connections:
                     return
-            self._watch(line)
+            self._watch(connection)
         except ConnectionClosed as why:
-            self._lose(line, PeerLost(str(why)))
+            self._close_lost(connection, PeerLost(str(why)))
         except GossamerError as why:
             with suppress(ConnectionClosed, GossamerError):
-                line.write()
-            self._lose(line, why)
+                connection.write()
+            self._close_lost(connection, why)
 
-    def _take(self, line: Connection, spoken: ReceivedFrame | None) -> None:
-        if spoken is not None:
-            self._listener.heard(line, spoken)
+    def _process(self, connection: Connection, frame: ReceivedFrame | None) -> None:
+        if frame is not None:
+            self._observer.frame_received(connection, frame)
             return
-        self.write(line)  # what the handshake has to say, also where it refuses
-        conversation = line.conversation
-        if conversation.refused is not None:
-            raise conversation.refused
-        if conversation.met is not None and line in self.lines:
-            line.peer = conversation.met.peer
-            self._listener.met(line, conversation.met)
+        self.write(connection)  # frames of the handshake, also of one that refuses
+        state = connection.state
+        if state.refusal is not None:
+            raise state.refusal
+        if state.authenticated is not None and connection in self.connections:
+            connection.peer = state.authenticated.peer
+            self._observer.connection_made(connection, state.authenticated)
 
-    def _watch(self, line: Connection) -> None:
-        self._loop.watch(line.connection, EVENT_READ | (EVENT_WRITE if line.wants_to_write else 0), line.served)
+    def _watch(self, connection: Connection) -> None:
+        self._loop.watch(
+            connection.sock, EVENT_READ | (EVENT_WRITE if connection.wants_to_write else 0), connection.on_ready
+        )
 
-    # -- go ----------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
-    def check(self, now: float) -> None:
-        """Let those hear from us that have not for a while, and close what has been silent for too long."""
-        for connection, dialling in list(self._connecting.items()):
-            if now >= dialling.until:
-                del self._connecting[connection]
-                self._loop.forget(connection)
-                connection.close()
-                dialling.opened(None)
-        for line in list(self.lines):
-            if line.peer is None:
-                if now - line.born_at >= self._handshake_seconds:
-                    self._lose(line, PeerLost("it did not say who it is in time"))
-            elif now - line.heard_at >= self._habits.dead_after_seconds:
-                self._lose(line, PeerLost(f"it was silent for {now - line.heard_at:.1f} s"))
-            elif now - line.said_at >= self._habits.heartbeat_seconds and line.is_silent:
-                line.send(PING)
-                self.write(line)
+    def check_timeouts(self, now: float) -> None:
+        """Send heartbeats where nothing was sent for a while, and close connections that were silent for too long."""
+        for sock, dialing in list(self._dialing.items()):
+            if now >= dialing.until:
+                del self._dialing[sock]
+                self._loop.unwatch(sock)
+                sock.close()
+                dialing.on_dialed(None)
+        for connection in list(self.connections):
+            if connection.peer is None:
+                if now - connection.opened_at >= self._handshake_seconds:
+                    self._close_lost(connection, PeerLost("it did not authenticate in time"))
+            elif now - connection.last_received_at >= self._options.dead_after_seconds:
+                self._close_lost(connection, PeerLost(f"it was silent for {now - connection.last_received_at:.1f} s"))
+            elif now - connection.last_sent_at >= self._options.beat_seconds and connection.is_idle:
+                connection.send(PING)
+                self.write(connection)
 
-    def drop(self, line: Connection) -> None:
-        """Close it and say no more about it."""
-        if line in self.lines:
-            self.lines.discard(line)
-            self._loop.forget(line.connection)
-            line.close()
+    def drop(self, connection: Connection) -> None:
+        """Close a connection without telling the observer."""
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._loop.unwatch(connection.sock)
+            connection.close()
 
     def close(self) -> None:
-        for connection in self._connecting:
-            self._loop.forget(connection)
-            connection.close()
-        self._connecting.clear()
-        for line in list(self.lines):
-            self.drop(line)
+        for sock in self._dialing:
+            self._loop.unwatch(sock)
+            sock.close()
+        self._dialing.clear()
+        for connection in list(self.connections):
+            self.drop(connection)
 
     def abandon(self) -> None:
-        """Close what a forked child inherited; the parent's connections go on."""
-        for connection in self._connecting:
+        """Close the sockets that a forked child inherited; the parent's connections go on."""
+        for sock in self._dialing:
+            sock.close()
+        for connection in self.connections:
             connection.close()
-        for line in self.lines:
-            line.close()
 
-    def _lose(self, line: Connection, why: GossamerError) -> None:
-        if line in self.lines:
-            self.drop(line)
-            self._listener.lost(line, why)
+    def _close_lost(self, connection: Connection, why: GossamerError) -> None:
+        if connection in self.connections:
+            self.drop(connection)
+            self._observer.connection_lost(connection, why)

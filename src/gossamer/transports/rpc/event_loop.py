@@ -1,7 +1,7 @@
-"""A thread that waits for sockets and for wishes of other threads; one thing is done after the other.
+"""Event loop: a thread that serves ready sockets and runs tasks of other threads, one at a time.
 
-What must be done soon is done by whoever wants it, where nobody is at it: between two threads every word would wait for
-the second to wake up. A lock sees to it that still only one acts at a time.
+An urgent task runs in the thread that has it, where the loop is free: handed over, it would wait for the loop's thread
+to wake up. A lock keeps everything that runs mutually exclusive.
 """
 
 from __future__ import annotations
@@ -14,102 +14,102 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-Wish = Callable[[], None]
-Served = Callable[[int], None]
+Task = Callable[[], None]
+OnReady = Callable[[int], None]
 
 
 class EventLoop:
-    """Which sockets are watched, what is to be done when they are ready, and what other threads want done."""
+    """Watched sockets with their callbacks, and a queue of tasks."""
 
     def __init__(self) -> None:
-        self._alone = threading.Lock()  # held by whoever acts
-        self._wishes: deque[Wish] = deque()
-        self._calls: deque[Wish] = deque()
+        self._exclusive = threading.Lock()  # held by the thread that runs tasks or callbacks
+        self._tasks: deque[Task] = deque()
+        self._deferred: deque[Task] = deque()
         self._awake = False
-        self._ear, self._bell = socket.socketpair()
-        self._ear.setblocking(False)
-        self._bell.setblocking(False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._watched: dict[object, tuple[int, Served]] = {}
-        self.watch(self._ear, selectors.EVENT_READ, self._hear_bell)
+        self._watched: dict[object, tuple[int, OnReady]] = {}
+        self.watch(self._wake_receiver, selectors.EVENT_READ, self._drain_wakeups)
 
-    def post(self, wish: Wish) -> None:
-        """Have it done by the loop's thread, in the order of the calls. May be called by any thread."""
-        self._wishes.append(wish)
+    def post(self, task: Task) -> None:
+        """Queue a task for the loop's thread, in the order of the calls. May be called by any thread."""
+        self._tasks.append(task)
         self.wake()
 
-    def act(self, wish: Wish) -> None:
-        """Do it in the calling thread, which may be any; have it done where others are at it or wait for their turn."""
-        if self._wishes or self._alone.locked():
-            self.post(wish)
+    def run_or_post(self, task: Task) -> None:
+        """Run a task in the calling thread, which may be any; post it where the loop is busy or others are queued."""
+        if self._tasks or self._exclusive.locked():
+            self.post(task)
         else:
-            self.act_alone(wish)
+            self.run_exclusively(task)
 
-    def act_alone(self, wish: Wish) -> None:
-        """Do it in the calling thread, once nobody else is at it; not to be called by whoever is."""
-        with self._alone:
-            wish()
-        self._call()
+    def run_exclusively(self, task: Task) -> None:
+        """Run a task in the calling thread, once the loop is free; not from within a task or callback."""
+        with self._exclusive:
+            task()
+        self._run_deferred()
 
-    def afterwards(self, call: Wish) -> None:
-        """Wake another thread, as the last thing that whoever acts does: it may act itself at once."""
-        self._calls.append(call)
+    def call_after(self, task: Task) -> None:
+        """Run `task`, which wakes another thread, once the loop is free again: that thread may need it at once."""
+        self._deferred.append(task)
 
     def wake(self) -> None:
-        """Let the loop's thread look at the clock and at what is wished."""
+        """Let the loop's thread look at the clock and at its tasks."""
         if not self._awake:
             self._awake = True
             with suppress(OSError):
-                self._bell.send(b"\0")
+                self._wake_sender.send(b"\0")
 
-    def watch(self, connection: socket.socket, events: int, served: Served) -> None:
-        """Call `served` with the events that are ready; again with other events where it is watched already."""
-        before = self._watched.get(connection)
-        if before == (events, served):
+    def watch(self, sock: socket.socket, events: int, on_ready: OnReady) -> None:
+        """Call `on_ready` with the events that are ready; replaces the events of a socket that is watched already."""
+        before = self._watched.get(sock)
+        if before == (events, on_ready):
             return
-        self._watched[connection] = (events, served)
+        self._watched[sock] = (events, on_ready)
         if before is None:
-            self._selector.register(connection, events)
+            self._selector.register(sock, events)
         elif before[0] != events:
-            self._selector.modify(connection, events)
+            self._selector.modify(sock, events)
 
-    def forget(self, connection: socket.socket) -> None:
-        if self._watched.pop(connection, None) is not None:
-            self._selector.unregister(connection)
+    def unwatch(self, sock: socket.socket) -> None:
+        if self._watched.pop(sock, None) is not None:
+            self._selector.unregister(sock)
 
-    def turn(self, until: float) -> None:
-        """Serve what is ready; wait for it no longer than until time.monotonic() is `until`."""
-        found = self._selector.select(max(0.0, until - time.monotonic()))
-        with self._alone:
-            for key, ready in found:
+    def run_once(self, until: float) -> None:
+        """Serve ready sockets, then run tasks; wait no longer than until time.monotonic() is `until`."""
+        selected = self._selector.select(max(0.0, until - time.monotonic()))
+        with self._exclusive:
+            for key, ready in selected:
                 watched = self._watched.get(key.fileobj)
-                if watched is not None:  # or it was closed by what was served before it
+                if watched is not None:  # or a callback before it closed this one
                     watched[1](ready & watched[0])
-            self.grant()
-        self._call()
+            self.run_tasks()
+        self._run_deferred()
 
-    def grant(self) -> None:
-        """Do what other threads want done."""
+    def run_tasks(self) -> None:
+        """Run what other threads have posted."""
         self._awake = False
-        while self._wishes:
-            self._wishes.popleft()()
+        while self._tasks:
+            self._tasks.popleft()()
 
     def close(self) -> None:
         self._selector.close()
-        self._ear.close()
-        self._bell.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
     def abandon(self) -> None:
-        """Close what a forked child inherited, without a word to the selector, which is the parent's as well."""
-        self.post = self.act = lambda wish: None  # type: ignore[method-assign]
-        self._ear.close()
-        self._bell.close()
+        """Close the sockets that a forked child inherited, without touching the selector, which the parent shares."""
+        self.post = self.run_or_post = lambda task: None  # type: ignore[method-assign]
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
-    def _call(self) -> None:
-        with suppress(IndexError):  # whoever comes first calls
-            while self._calls:
-                self._calls.popleft()()
+    def _run_deferred(self) -> None:
+        with suppress(IndexError):  # another thread may take the last
+            while self._deferred:
+                self._deferred.popleft()()
 
-    def _hear_bell(self, ready: int) -> None:
+    def _drain_wakeups(self, ready: int) -> None:
         with suppress(BlockingIOError):
-            self._ear.recv(4096)
+            self._wake_receiver.recv(4096)

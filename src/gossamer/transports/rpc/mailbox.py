@@ -1,4 +1,4 @@
-"""Where the threads that speak and the thread that serves the connections meet. Every method may be called by any."""
+"""Mailbox: hands events and answers from the thread that serves connections to the scripts' threads. Thread-safe."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from gossamer.transports.wire.frames import Message
 
 
 class Batch:
-    """Asks that were said at once by one thread, which waits until all are settled or one has failed."""
+    """Asks issued together by one thread, which waits until all are settled or one has failed."""
 
     def __init__(self, size: int) -> None:
         self._unsettled = size
         self._failure: GossamerError | None = None
-        self._waits = threading.Lock()  # free once there is nothing to wait for: the cheapest thing to wake up by
+        self._all_settled = threading.Lock()  # released once there is nothing to wait for: the cheapest wake-up
         if size:
-            self._waits.acquire()
+            self._all_settled.acquire()
 
     def wait(self, until: float) -> bool:
         """Whether all are answered, by `until` on time.monotonic's clock. Raises the first failure."""
         seconds = _seconds_until(until)
-        if not self._waits.acquire(timeout=-1 if seconds is None else seconds):
+        if not self._all_settled.acquire(timeout=-1 if seconds is None else seconds):
             return False
-        self._waits.release()
+        self._all_settled.release()
         if self._failure is not None:
             raise self._failure
         return True
 
     def settle(self, failure: GossamerError | None = None) -> None:
-        """To be said once for each, by one thread at a time."""
+        """To be called once for each ask, by one thread at a time."""
         self._unsettled -= 1
         if self._failure is None and (failure or not self._unsettled):
             self._failure = failure
-            self._waits.release()
+            self._all_settled.release()
 
 
 @dataclass(eq=False)
 class Pending:
-    """An ask that waits for its answer. until: on time.monotonic's clock."""
+    """An ask that waits for its answer."""
 
     peer: Peer
-    request: int
+    request: int  # its number
     message: Message
-    until: float
+    until: float  # on time.monotonic's clock
     batch: Batch
     answer: Answer | None = None
-    held_back_at: float = 0.0
+    blocked_at: float = 0.0  # since when it waits for room in the send queue; 0 where it does not
     settled: bool = False
 
     def settle(self, answer: Answer | None = None, failure: GossamerError | None = None) -> None:
@@ -63,21 +63,21 @@ class Pending:
 
 @dataclass(frozen=True)
 class Asker:
-    """Who waits for a Reply: one start of a peer's process, under a number of its own."""
+    """The sender of an ask, to whom its Reply goes."""
 
     peer: Peer
-    instance: bytes
-    request: int
+    instance: bytes  # of its process
+    request: int  # its own number for the ask
 
 
 class Mailbox:
-    """What was heard and nobody took yet, and who waits for which token's answer."""
+    """Events that no script has taken yet, and the asker behind each token."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._heard: deque[PeerEvent] = deque()
+        self._events: deque[PeerEvent] = deque()
         self._askers: dict[int, Asker] = {}
-        self._unopened: set[Asker] = set()
+        self._undelivered: set[Asker] = set()
         self._tokens = count()
         self._requests = count()
         self._failure: GossamerError | None = None
@@ -85,39 +85,39 @@ class Mailbox:
     def next_request(self) -> int:
         return next(self._requests)
 
-    # -- said by the thread that serves the connections -------------------------------------------
+    # -- called by the thread that serves the connections -----------------------------------------
 
-    def arrived(self, asker: Asker, op: Ask) -> None:
-        """Somebody asks: `wake` is to follow. What comes twice is kept once, as long as nobody has heard it."""
+    def deliver(self, asker: Asker, op: Ask) -> None:
+        """Queue an ask as an event: `wake` is to follow. A duplicate is dropped while the first is still queued."""
         with self._changed:
-            if asker in self._unopened:
+            if asker in self._undelivered:
                 return
             token = next(self._tokens)
             self._askers[token] = asker
-            self._unopened.add(asker)
-            self._heard.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, op=op))
+            self._undelivered.add(asker)
+            self._events.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, op=op))
 
     def wake(self) -> None:
-        """Let those who wait hear what has arrived."""
+        """Wake threads that wait for events."""
         with self._changed:
-            self._changed.notify(len(self._heard))
+            self._changed.notify(len(self._events))
 
-    def joined(self, peer: Peer) -> None:
+    def peer_joined(self, peer: Peer) -> None:
         with self._changed:
-            self._hear(PeerJoined(moment=time.monotonic(), peer=peer))
+            self._append(PeerJoined(moment=time.monotonic(), peer=peer))
 
-    def left(self, peer: Peer) -> None:
+    def peer_left(self, peer: Peer) -> None:
         with self._changed:
-            self._hear(PeerLeft(moment=time.monotonic(), peer=peer))
+            self._append(PeerLeft(moment=time.monotonic(), peer=peer))
 
     def forget(self, peer: Peer) -> None:
-        """It left: nobody waits for answers to what it had asked."""
+        """Drop the asks of a peer that left."""
         with self._changed:
             self._askers = {token: asker for token, asker in self._askers.items() if asker.peer != peer}
-            self._unopened = {asker for asker in self._unopened if asker.peer != peer}
+            self._undelivered = {asker for asker in self._undelivered if asker.peer != peer}
 
     def fail(self, failure: GossamerError) -> None:
-        """Whoever waits, or will, hears this."""
+        """Raise `failure` in every thread that waits for an event, now or later."""
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()
@@ -127,37 +127,37 @@ class Mailbox:
         self._changed = threading.Condition()
         self._failure = failure
 
-    def _hear(self, heard: PeerEvent) -> None:
-        self._heard.append(heard)
+    def _append(self, event: PeerEvent) -> None:
+        self._events.append(event)
         self._changed.notify()
 
-    # -- said by threads that run scripts ----------------------------------------------------------
+    # -- called by threads that run scripts --------------------------------------------------------
 
     def check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def hear(self, until: float | None) -> PeerEvent:
-        """The oldest event nobody heard; Elapsed where there is none by `until`."""
+    def next_event(self, until: float | None) -> PeerEvent:
+        """The oldest queued event; Elapsed where there is none by `until`."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._heard or self._failure, _seconds_until(inf if until is None else until)
+                lambda: self._events or self._failure, _seconds_until(inf if until is None else until)
             )
             self.check_open()
-            if not self._heard:
+            if not self._events:
                 return Elapsed(moment=time.monotonic())
-            heard = self._heard.popleft()
-            if isinstance(heard, Arrived) and heard.token in self._askers:
-                self._unopened.discard(self._askers[heard.token])
-            return heard
+            event = self._events.popleft()
+            if isinstance(event, Arrived) and event.token in self._askers:
+                self._undelivered.discard(self._askers[event.token])
+            return event
 
-    def asker(self, token: int) -> Asker | None:
-        """Who waits for this token's answer, once."""
+    def take_asker(self, token: int) -> Asker | None:
+        """The sender behind a token, once."""
         with self._changed:
             return self._askers.pop(token, None)
 
 
-def closed(me: Peer) -> PeerLost:
+def endpoint_closed(me: Peer) -> PeerLost:
     return PeerLost(f"The endpoint of {me} was closed, so nobody hears it any more.")
 
 

@@ -1,4 +1,4 @@
-"""One other peer, as the thread that serves the connections knows it."""
+"""Peer state: connection, unanswered asks, redial backoff and traffic of one other peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError
 from gossamer.transports.rpc.connection import Connection, OutgoingMessage
 from gossamer.transports.rpc.mailbox import Pending
-from gossamer.transports.rpc.sockets import Place
+from gossamer.transports.rpc.sockets import ResolvedAddress
 from gossamer.transports.wire.connection_state import ReceivedFrame
 from gossamer.transports.wire.frames import Message
 
@@ -21,50 +21,43 @@ FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.02, 0.5
 
 @dataclass
 class Traffic:
-    """Bytes of frames that went and came whole, also those sent again; headers and control records are overhead.
-
-    blocked_seconds: how long asks waited, all together, for room in the queue of bytes to be sent.
-    reconnects: how often a connection took the place of one that had been there.
-    """
+    """Bytes of frames that were sent and received completely, resends included; all but tensors is overhead."""
 
     payload_bytes_sent: int = 0
     overhead_bytes_sent: int = 0
     payload_bytes_received: int = 0
     overhead_bytes_received: int = 0
-    blocked_seconds: float = 0.0
-    reconnects: int = 0
+    blocked_seconds: float = 0.0  # that asks waited, all together, for room in the send queue
+    reconnects: int = 0  # connections that replaced an earlier one
 
     def sent(self, message: Message) -> None:
         self.payload_bytes_sent += message.payload_bytes
         self.overhead_bytes_sent += message.frame_bytes - message.payload_bytes
 
-    def received(self, spoken: ReceivedFrame) -> None:
-        self.payload_bytes_received += spoken.payload_bytes
-        self.overhead_bytes_received += spoken.frame_bytes - spoken.payload_bytes
+    def received(self, frame: ReceivedFrame) -> None:
+        self.payload_bytes_received += frame.payload_bytes
+        self.overhead_bytes_received += frame.frame_bytes - frame.payload_bytes
 
 
 @dataclass(eq=False)
 class PeerState:
-    """outstanding: asks by number, until they are answered; waiting: those that no connection has taken yet, in order.
-
-    here: it was heard, and does not count as gone. lost_at: when its last connection broke; inf while it has one.
-    """
+    """Another peer, as the thread that serves connections knows it. Moments are of time.monotonic."""
 
     peer: Peer
-    place: Place | None = None
-    line: Connection | None = None
-    is_dialling: bool = False
-    dialling: Connection | None = None
-    instance: bytes = b""
-    here: bool = False
-    lost_at: float = inf
-    dial_at: float = 0.0
-    strikes: int = 0
+    resolved: ResolvedAddress | None = None  # where to dial it
+    connection: Connection | None = None  # the authenticated one in use
+    is_dialing: bool = False
+    dialing: Connection | None = None  # dialed, and not authenticated yet
+    instance: bytes = b""  # of its process, when it last authenticated
+    is_present: bool = False  # it has joined, and does not count as gone
+    disconnected_at: float = inf  # when its last connection broke; inf while it has one
+    redial_at: float = 0.0
+    failed_dials: int = 0  # malformed answers to dials, one after the other
     traffic: Traffic = field(default_factory=Traffic)
-    outstanding: dict[int, Pending] = field(default_factory=dict)
-    waiting: deque[Pending] = field(default_factory=deque)
+    outstanding: dict[int, Pending] = field(default_factory=dict)  # asks by number, until they are answered
+    waiting: deque[Pending] = field(default_factory=deque)  # of these, not queued on a connection yet, in order
     _backoff_seconds: float = FIRST_BACKOFF_SECONDS
-    _parcels: dict[int, OutgoingMessage] = field(default_factory=dict)
+    _outgoing: dict[int, OutgoingMessage] = field(default_factory=dict)
 
     # -- asks ------------------------------------------------------------------------------------------
 
@@ -72,86 +65,90 @@ class PeerState:
         self.outstanding[pending.request] = pending
         self.waiting.append(pending)
 
-    def feed(self, most_bytes: int) -> None:
-        """Queue what waits, as long as no more than `most_bytes` are queued; a larger message goes alone."""
-        line = self.line
-        if line is None:
+    def fill_queue(self, most_bytes: int) -> None:
+        """Queue waiting asks, up to `most_bytes` in the connection's send queue; a larger message goes alone."""
+        connection = self.connection
+        if connection is None:
             return
         while self.waiting:
             pending = self.waiting[0]
             nbytes = pending.message.frame_bytes
-            if line.queued_bytes and line.queued_bytes + nbytes > most_bytes:
-                pending.held_back_at = pending.held_back_at or time.monotonic()
+            if connection.queued_bytes and connection.queued_bytes + nbytes > most_bytes:
+                pending.blocked_at = pending.blocked_at or time.monotonic()
                 return
             self.waiting.popleft()
-            if pending.held_back_at:
-                self.traffic.blocked_seconds += time.monotonic() - pending.held_back_at
-                pending.held_back_at = 0.0
-            self._parcels[pending.request] = line.send(pending.message)
+            if pending.blocked_at:
+                self.traffic.blocked_seconds += time.monotonic() - pending.blocked_at
+                pending.blocked_at = 0.0
+            self._outgoing[pending.request] = connection.send(pending.message)
 
-    def answered(self, request: int) -> Pending | None:
-        """Whom an answer is for; None where nobody waits for it any more."""
-        self._take_back(request)
+    def take_answered(self, request: int) -> Pending | None:
+        """The ask that an answer settles; None where it was given up."""
+        self._withdraw(request)
         return self.outstanding.pop(request, None)
 
     def give_up(self, pending: Pending) -> None:
-        """Do not ask, or not again; what was half sent goes on from a copy."""
+        """Do not send an ask, or not again; one that is half sent goes on from a copy."""
         if self.outstanding.pop(pending.request, None) is None:
             return
-        self._take_back(pending.request)
+        self._withdraw(pending.request)
         with suppress(ValueError):
             self.waiting.remove(pending)
 
     def fail(self, failure: GossamerError) -> None:
-        """Tell everyone who waits for an answer."""
+        """Fail all outstanding asks."""
         for pending in list(self.outstanding.values()):
             self.give_up(pending)
             pending.settle(failure=failure)
 
-    def _take_back(self, request: int) -> None:
-        """Its tensors belong to whoever asked from now on: an answer may come while the same is being said again."""
-        parcel = self._parcels.pop(request, None)
-        if parcel is not None and self.line is not None:
-            self.line.take_back(parcel)
+    def _withdraw(self, request: int) -> None:
+        """Return an ask's tensors to the asker: an answer may come while the ask is being resent."""
+        outgoing = self._outgoing.pop(request, None)
+        if outgoing is not None and self.connection is not None:
+            self.connection.withdraw(outgoing)
 
     # -- connections -----------------------------------------------------------------------------------
 
-    def takes(self, line: Connection, instance: bytes, me: Peer) -> bool:
-        """Whether a new connection is to be used, rather than the one that is there.
+    def prefers(self, connection: Connection, instance: bytes, me: Peer) -> bool:
+        """Whether a new connection replaces the one in use.
 
-        Of two that the same processes dialled at once, both ends keep the one that the smaller peer dialled; what the
-        same end dialled later, or was dialled by a process started anew, is there because the other is broken.
+        Of two that the same processes dialed at once, both ends keep the one that the smaller peer dialed. One that the
+        same end dialed later, or a process started anew, is there because the other is broken.
         """
-        if self.line is None or instance != self.instance or line.dialled == self.line.dialled:
+        if (
+            self.connection is None
+            or instance != self.instance
+            or connection.is_outbound == self.connection.is_outbound
+        ):
             return True
-        return line.dialled == (me < self.peer)
+        return connection.is_outbound == (me < self.peer)
 
-    def use(self, line: Connection, instance: bytes) -> None:
+    def use_connection(self, connection: Connection, instance: bytes) -> None:
         self.traffic.reconnects += bool(self.instance)
-        self.line, self.instance, self.lost_at, self.here = line, instance, inf, True
-        self.is_dialling, self.dialling = False, None
-        self.strikes, self._backoff_seconds = 0, FIRST_BACKOFF_SECONDS
-        self.ask_again()
+        self.connection, self.instance, self.disconnected_at, self.is_present = connection, instance, inf, True
+        self.is_dialing, self.dialing = False, None
+        self.failed_dials, self._backoff_seconds = 0, FIRST_BACKOFF_SECONDS
+        self.resend_all()
 
-    def ask_again(self) -> None:
-        """Whatever was said through the last connection may not have arrived."""
+    def resend_all(self) -> None:
+        """Queue all outstanding asks again: what went through the last connection may not have arrived."""
         self.waiting = deque(self.outstanding.values())
-        self._parcels.clear()
+        self._outgoing.clear()
 
-    def lose(self, now: float) -> None:
-        self.line, self.lost_at = None, now
-        self.dial_at = now
-        self.ask_again()
+    def lose_connection(self, now: float) -> None:
+        self.connection, self.disconnected_at = None, now
+        self.redial_at = now
+        self.resend_all()
 
     @property
-    def wants_a_connection(self) -> bool:
-        """Nobody has dialled it yet, and it is missed."""
-        return self.line is None and not self.is_dialling and bool(self.outstanding or self.here)
+    def needs_connection(self) -> bool:
+        """Whether a connection is missing that nobody is dialing."""
+        return self.connection is None and not self.is_dialing and bool(self.outstanding or self.is_present)
 
     def dial_later(self, now: float) -> None:
-        self.is_dialling, self.dialling = False, None
-        self.dial_at = now + self._backoff_seconds
+        self.is_dialing, self.dialing = False, None
+        self.redial_at = now + self._backoff_seconds
         self._backoff_seconds = min(2 * self._backoff_seconds, LAST_BACKOFF_SECONDS)
 
     def is_gone(self, now: float, dead_after_seconds: float) -> bool:
-        return self.here and now - self.lost_at >= dead_after_seconds
+        return self.is_present and now - self.disconnected_at >= dead_after_seconds

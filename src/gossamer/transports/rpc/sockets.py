@@ -1,4 +1,4 @@
-"""Sockets as peers need them: found out at once where a port is taken, closed soon where nobody is at the other end."""
+"""Non-blocking sockets, plain or TLS: listening, dialing, keepalive, and errors that name the port or host."""
 
 from __future__ import annotations
 
@@ -15,78 +15,76 @@ from gossamer.errors import ConnectError
 
 Address = tuple[str, int]
 
-LOOPBACK_BUFFER_BYTES = (
-    2**20
-)  # what fits a processor's cache is copied fastest; networks need what the kernel finds out
+LOOPBACK_BUFFER_BYTES = 2**20  # fits a processor's cache; on networks the kernel tunes its own
 BACKLOG = 512
-ASKED_ONCE_BYTES = 2**14  # who has room for so few is not asked in vain
-_GATHERED = 64  # buffers in one system call
+SMALL_BUFFER_BYTES = 2**14  # a read that left room in one so small has drained the socket
+_BUFFERS_PER_CALL = 64
 
 
 class Tls(NamedTuple):
-    """What wraps connections: for those that this process dials, and for those that it accepts."""
+    """SSL contexts: for connections that this process dials, and for those that it accepts."""
 
-    dialling: ssl.SSLContext
+    dialing: ssl.SSLContext
     accepting: ssl.SSLContext
 
 
-class Place(NamedTuple):
-    """Where to dial. name: as it was given, for certificates."""
+class ResolvedAddress(NamedTuple):
+    """Where to dial."""
 
-    name: str
+    name: str  # as it was given, for certificates
     address: Address
 
 
 class Channel(Protocol):
-    """A connected socket that never blocks. BlockingIOError: not now. OSError: never again."""
+    """A connected socket that never blocks: raises BlockingIOError for "not now", OSError for "never again"."""
 
     def send(self, buffers: Sequence[memoryview]) -> int:
-        """Hand over the beginning of `buffers`; returns how many bytes of them."""
+        """Send the beginning of `buffers`; returns how many bytes of them."""
 
-    def receive(self, room: memoryview) -> int:
+    def receive(self, buffer: memoryview) -> int:
         """Fill the beginning of `room`; 0 means that the other end has closed."""
 
-    def is_drained(self, nbytes: int, room: memoryview) -> bool:
-        """Whether no more is there, having received `nbytes` into `room`; what comes later makes itself known."""
+    def is_drained(self, nbytes: int, buffer: memoryview) -> bool:
+        """Whether nothing more is there, having received `nbytes` into `buffer`: the selector tells of what comes."""
 
-    def waits_to_read(self) -> bool:
-        """Nothing can be sent before something was received."""
+    def needs_read_first(self) -> bool:
+        """Whether TLS must read before anything can be sent."""
 
-    def holds_bytes(self) -> bool:
-        """There is more to receive that the kernel knows nothing of."""
+    def has_buffered_bytes(self) -> bool:
+        """Whether there is more to receive that the selector does not see."""
 
 
 class PlainChannel:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
 
     def send(self, buffers: Sequence[memoryview]) -> int:
-        return self._connection.sendmsg(buffers[:_GATHERED])
+        return self._sock.sendmsg(buffers[:_BUFFERS_PER_CALL])
 
-    def receive(self, room: memoryview) -> int:
-        return self._connection.recv_into(room)
+    def receive(self, buffer: memoryview) -> int:
+        return self._sock.recv_into(buffer)
 
-    def is_drained(self, nbytes: int, room: memoryview) -> bool:
+    def is_drained(self, nbytes: int, buffer: memoryview) -> bool:
         # In the midst of a long message it is not: asking in vain lets the kernel tell the other end of its room.
-        return nbytes < room.nbytes <= ASKED_ONCE_BYTES
+        return nbytes < buffer.nbytes <= SMALL_BUFFER_BYTES
 
-    def waits_to_read(self) -> bool:
+    def needs_read_first(self) -> bool:
         return False
 
-    def holds_bytes(self) -> bool:
+    def has_buffered_bytes(self) -> bool:
         return False
 
 
 class TlsChannel:
-    """The same, encrypted. The handshake happens on the way, in whichever call finds it undone."""
+    """A TLS connection. Its handshake happens within the first sends and receives."""
 
-    def __init__(self, connection: ssl.SSLSocket) -> None:
-        self._connection = connection
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
         self._waits = False
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         try:
-            return self._connection.send(buffers[0])
+            return self._sock.send(buffers[0])
         except ssl.SSLWantReadError:
             self._waits = True
             raise BlockingIOError from None
@@ -95,10 +93,10 @@ class TlsChannel:
         except ssl.SSLCertVerificationError as fault:
             raise _unverified(fault) from None
 
-    def receive(self, room: memoryview) -> int:
+    def receive(self, buffer: memoryview) -> int:
         self._waits = False
         try:
-            return self._connection.recv_into(room)
+            return self._sock.recv_into(buffer)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
         except ssl.SSLEOFError:
@@ -106,25 +104,25 @@ class TlsChannel:
         except ssl.SSLCertVerificationError as fault:
             raise _unverified(fault) from None
 
-    def is_drained(self, nbytes: int, room: memoryview) -> bool:
+    def is_drained(self, nbytes: int, buffer: memoryview) -> bool:
         return False  # what came is one record, and the next may be there
 
-    def waits_to_read(self) -> bool:
+    def needs_read_first(self) -> bool:
         return self._waits
 
-    def holds_bytes(self) -> bool:
-        return self._connection.pending() > 0
+    def has_buffered_bytes(self) -> bool:
+        return self._sock.pending() > 0
 
 
 def _unverified(fault: ssl.SSLCertVerificationError) -> ConnectError:
     return ConnectError(
         f"The certificate of whoever answers is not to be trusted: {fault.verify_message}. Load the authority that "
-        "signed it into the dialling context, and name the address that is dialled in it."
+        "signed it into the dialing context, and name the address that is dialed in it."
     )
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens, without blocking; port 0 takes any that is free."""
+    """A non-blocking listening socket; port 0 takes any that is free. Raises ConnectError."""
     listener = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -146,47 +144,48 @@ def _why_not(fault: OSError, address: str, port: int) -> str:
     return f"Nothing can listen at {address}, port {port}: {fault.strerror}. Give an address of this machine."
 
 
-def find(address: Address) -> Place:
-    """Ask the resolver, which may take a while. Of several addresses IPv4's first: `listen` takes names alike."""
+def resolve_address(address: Address) -> ResolvedAddress:
+    """Look a name up, which may take a while; IPv4 before IPv6, as `listen` takes names. Raises ConnectError."""
     name, port = address
     try:
         found = [
-            (family, str(place[0])) for family, *_, place in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            (family, str(resolved[0]))
+            for family, *_, resolved in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         ]
     except OSError as fault:
         raise ConnectError(
             f"Nobody knows a machine named {name!r}: {fault.strerror}. Give its address instead."
         ) from None
     _, host = min(found, key=lambda each: each[0] != socket.AF_INET)
-    return Place(name, (host, port))
+    return ResolvedAddress(name, (host, port))
 
 
 def dial(address: Address) -> socket.socket:
-    """A socket that is being connected; it is writable once that is decided, see `check_connected`."""
-    connection = socket.socket(_family(address[0]), socket.SOCK_STREAM)
-    connection.setblocking(False)
-    fault = connection.connect_ex(address)
+    """A socket that is being connected; writable once that is decided, see `check_connected`."""
+    sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
+    sock.setblocking(False)
+    fault = sock.connect_ex(address)
     if fault not in (0, errno.EINPROGRESS):
-        connection.close()
+        sock.close()
         raise OSError(fault, os.strerror(fault))
-    return connection
+    return sock
 
 
-def check_connected(connection: socket.socket) -> None:
-    """Raise what kept a dialled socket from being connected."""
-    fault = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+def check_connected(sock: socket.socket) -> None:
+    """Raise what kept a dialed socket from being connected."""
+    fault = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if fault:
         raise OSError(fault, os.strerror(fault))
 
 
-def tune(connection: socket.socket, dead_after_seconds: float) -> None:
-    """Send at once; give up on what nobody acknowledges, also where nothing is being sent."""
-    connection.setblocking(False)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if is_loopback(connection.getpeername()[0]):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER_BYTES)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOOPBACK_BUFFER_BYTES)
+def tune(sock: socket.socket, dead_after_seconds: float) -> None:
+    """No Nagle delay; keepalive and TCP_USER_TIMEOUT, so that a dead connection is noticed, also while idle."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if is_loopback(sock.getpeername()[0]):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOOPBACK_BUFFER_BYTES)
     seconds = max(1, round(dead_after_seconds / 3))
     for name, value in {
         "TCP_KEEPIDLE": seconds,
@@ -195,7 +194,7 @@ def tune(connection: socket.socket, dead_after_seconds: float) -> None:
         "TCP_USER_TIMEOUT": round(1000 * dead_after_seconds),
     }.items():  # not every system knows all of them
         if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def is_loopback(address: str) -> bool:

@@ -1,8 +1,15 @@
-"""What peers that come and go write on a wire: frames, a handshake, words. No sockets, no threads, no clock."""
+"""Wire protocol between peers, sans-IO: bytes in, frames out; no sockets, no threads, no clock.
+
+connection_state   one end of a connection as a state machine: handshake, numbering and reading of frames
+authentication     the handshake: mutual proof of a shared token (HMAC), comparison of run, recipe and layout
+frames             a frame: fixed header, control record, tensor bytes, CRC-32 checksums
+messages           Push, Pull and their answers as control records (msgspec) and back
+tensor_codec       tensors as bytes and back, without a copy
+"""
 
 try:
     import msgspec as msgspec
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
-        "Peers that come and go write their words with msgspec, which is not installed: pip install 'gossamer[wire]'."
+        "Peers that come and go encode messages with msgspec, which is not installed: pip install 'gossamer[wire]'."
     ) from None

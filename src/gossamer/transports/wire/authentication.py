@@ -1,14 +1,13 @@
-"""Two strangers show each other that they hold the same token, and find out whether they belong together.
+"""Authentication handshake: mutual challenge-response over a shared token, then a comparison of run, recipe and layout.
 
-    dialler  -> listener    hello: version, run, recipe, layout, who I am, whom I call, a fresh nonce
-    listener -> dialler     hello, proof
-    dialler  -> listener    proof                proof = HMAC-SHA256(token, direction, both hellos)
+    dialer   -> listener    hello: version, run, recipe, layout, own name, the dialed peer's, a fresh nonce
+    listener -> dialer      hello, proof
+    dialer   -> listener    proof                proof = HMAC-SHA256(token, direction, both hellos)
 
-A proof covers both nonces, both names and everything else that was said, and names its direction: one that is replayed
-or reflected proves nothing. What differs is compared after the proof, at both ends, so both can name both values.
-Frames that follow carry an epoch drawn from the same secret, one for each direction, and count up: those of another
-connection, or from the other direction, are refused. They are not authenticated one by one: whoever can change what
-travels between two hosts can change tensors. On a network that is not trusted, give the endpoint `tls`.
+A proof covers both hellos with their nonces, and its direction: replayed or reflected ones prove nothing. Settings are
+compared after the proof, at both ends, so both can name both values. Frames that follow carry an epoch derived from the
+same secret, one for each direction, and count up: those of another connection or direction are refused. They are not
+authenticated one by one: whoever controls the network can change tensors. On one that is not trusted, pass `tls`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from typing import NamedTuple
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
 from gossamer.transports.wire.frames import Kind, Message
-from gossamer.transports.wire.messages import HelloRecord, ProofRecord, Record, message_of
+from gossamer.transports.wire.messages import HelloRecord, ProofRecord, Record, encode_record
 from gossamer.version import __version__
 
-DIALLER, LISTENER = b"dialler", b"listener"
-SHOWN = 100  # letters of what a stranger says
+DIALER, LISTENER = b"dialler", b"listener"
+SHOWN_CHARACTERS = 100  # of a text that an unauthenticated peer sent
 
 COMPARED = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
@@ -39,16 +38,16 @@ COMPARED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Who a process is, and what must be alike everywhere. token: secret; instance: drawn anew at each start."""
+    """Identity of a process, and the settings that must be alike everywhere (else MismatchError, with both values)."""
 
     me: Peer
-    token: bytes = field(repr=False)
-    run: str
-    recipe: str
-    layout: str
-    largest_frame_bytes: int
+    token: bytes = field(repr=False)  # 32 secret bytes that all processes of a run hold
+    run: str  # alike everywhere, as all that follows but the instance
+    recipe: str = ""
+    layout: str = ""
+    largest_frame_bytes: int  # a longer frame is refused before any memory is allocated for it
     gossamer: str = __version__
-    instance: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    instance: bytes = field(default_factory=lambda: secrets.token_bytes(16))  # drawn anew at each start
 
     def hello(self, you: Peer) -> HelloRecord:
         return HelloRecord(
@@ -65,105 +64,112 @@ class Credentials:
 
 
 class AuthenticatedPeer(NamedTuple):
-    """Who is at the other end. limit_bytes: of a frame, either way; epochs: of the frames said and heard."""
+    """The peer at the other end, once it has proven the token."""
 
     peer: Peer
-    instance: bytes
-    limit_bytes: int
-    saying_epoch: int
-    hearing_epoch: int
+    instance: bytes  # of its process
+    limit_bytes: int  # of a frame, either way
+    sending_epoch: int
+    receiving_epoch: int
 
 
 class Handshake:
-    """One end of it. Say what `begin` and `hear` return; then look at `met`, or why `refused`.
+    """One end of the handshake. Send what `begin` and `receive` return, until `authenticated` or `refusal` is set.
 
-    calls: whom the dialler wants; None for the listener. A refused dialler still shows its proof, so that the listener
-    learns whom it refused.
+    dialed_peer: None for the listener. A refused dialer still sends its proof, so that the listener learns whom it
+    refused.
     """
 
-    def __init__(self, papers: Credentials, calls: Peer | None) -> None:
-        self._papers, self._calls = papers, calls
-        self._said = self._heard = b""
-        self._theirs: HelloRecord | None = None
-        self.met: AuthenticatedPeer | None = None
-        self.refused: GossamerError | None = None
+    def __init__(self, credentials: Credentials, dialed_peer: Peer | None) -> None:
+        self._credentials, self._me, self._dialed_peer = credentials, credentials.me, dialed_peer
+        self._sent_hello = self._received_hello = b""
+        self._their_hello: HelloRecord | None = None
+        self.authenticated: AuthenticatedPeer | None = None
+        self.refusal: GossamerError | None = None
 
     def begin(self) -> list[Message]:
-        return [] if self._calls is None else [self._hello(self._calls)]
+        return [] if self._dialed_peer is None else [self._hello(self._dialed_peer)]
 
-    def hear(self, record: Record, control: bytes) -> list[Message]:
+    def receive(self, record: Record, control: bytes) -> list[Message]:
         match record:
-            case HelloRecord() if self._theirs is None:
-                return self._hear_hello(record, control)
-            case ProofRecord() if self._theirs is not None and self.met is None:
-                return self._hear_proof(record, self._theirs)
-        raise MalformedError("Something else was said where a handshake stands. Is another program calling?")
+            case HelloRecord() if self._their_hello is None:
+                return self._receive_hello(record, control)
+            case ProofRecord() if self._their_hello is not None and self.authenticated is None:
+                return self._receive_proof(record, self._their_hello)
+        raise MalformedError(
+            f"{self._me} received a {type(record).__name__} where a handshake stands. Is another program calling?"
+        )
 
     def _hello(self, you: Peer) -> Message:
-        message = message_of(Kind.HELLO, self._papers.hello(you))
-        self._said = message.control
+        message = encode_record(Kind.HELLO, self._credentials.hello(you))
+        self._sent_hello = message.control
         return message
 
-    def _hear_hello(self, theirs: HelloRecord, control: bytes) -> list[Message]:
-        self._theirs, self._heard = theirs, control
-        them = Peer(*theirs.me)
-        if Peer(*theirs.you) != self._papers.me or them != (self._calls or them) or them == self._papers.me:
-            how = "was called" if self._calls is None else f"called {self._calls} and was answered"
+    def _receive_hello(self, their_hello: HelloRecord, control: bytes) -> list[Message]:
+        self._their_hello, self._received_hello = their_hello, control
+        them = Peer(*their_hello.me)
+        if Peer(*their_hello.you) != self._me or them != (self._dialed_peer or them) or them == self._me:
+            how = "was called" if self._dialed_peer is None else f"called {self._dialed_peer} and was answered"
             raise PeerLost(
-                f"{self._papers.me} {how} by {them}, who wanted {Peer(*theirs.you)}: somebody's address has changed."
+                f"{self._me} {how} by {them}, who wanted {Peer(*their_hello.you)}: somebody's address has changed."
             )
-        if self._calls is not None:
+        if self._dialed_peer is not None:
             return []
         return [self._hello(them), self._proof(LISTENER)]
 
-    def _hear_proof(self, proof: ProofRecord, theirs: HelloRecord) -> list[Message]:
+    def _receive_proof(self, proof: ProofRecord, their_hello: HelloRecord) -> list[Message]:
         if not hmac.compare_digest(proof.mac, self._mac(b"proof", self._their_side)):
             raise ConnectError(
-                f"{Peer(*theirs.me)} holds another token than {self._papers.me}, so neither can trust the other. It "
-                f"says that it belongs to run {theirs.run[:SHOWN]!r}, and this is run {self._papers.run!r}: give all "
-                "processes of a run the same token, and each run its own ports."
+                f"{Peer(*their_hello.me)} holds another token than {self._me}, so neither can trust the other. It "
+                f"says that it belongs to run {their_hello.run[:SHOWN_CHARACTERS]!r}, and this is run "
+                f"{self._credentials.run!r}: give all processes of a run the same token, and each run its own ports."
             )
-        self.refused = self._difference(theirs)
-        self.met = AuthenticatedPeer(
-            peer=Peer(*theirs.me),
-            instance=theirs.instance,
-            limit_bytes=self._papers.largest_frame_bytes,
-            saying_epoch=self._epoch(self._my_side),
-            hearing_epoch=self._epoch(self._their_side),
+        self.refusal = self._difference(their_hello)
+        self.authenticated = AuthenticatedPeer(
+            peer=Peer(*their_hello.me),
+            instance=their_hello.instance,
+            limit_bytes=self._credentials.largest_frame_bytes,
+            sending_epoch=self._epoch(self._my_side),
+            receiving_epoch=self._epoch(self._their_side),
         )
-        return [] if self._calls is None else [self._proof(DIALLER)]
+        return [] if self._dialed_peer is None else [self._proof(DIALER)]
 
-    def _difference(self, theirs: HelloRecord) -> MismatchError | None:
+    def _difference(self, their_hello: HelloRecord) -> MismatchError | None:
+        them = Peer(*their_hello.me)
         lines = [
-            f"  {meaning}: {getattr(self._papers, key)!r} here, {getattr(theirs, key)!r} at {Peer(*theirs.me)}"
+            f"  {meaning}: {getattr(self._credentials, key)!r} here, {getattr(their_hello, key)!r} at {them}"
             for key, meaning in COMPARED.items()
-            if getattr(self._papers, key) != getattr(theirs, key)
+            if getattr(self._credentials, key) != getattr(their_hello, key)
         ]
         if not lines:
             return None
         return MismatchError(
-            f"{self._papers.me} and {Peer(*theirs.me)} do not belong to one run, so what they computed would not add "
-            "up:\n" + "\n".join(lines)
+            f"{self._me} and {them} do not belong to one run, so what they computed would not add up:\n"
+            + "\n".join(lines)
         )
 
-    # -- what the token signs -----------------------------------------------------------------------
+    # -- signed with the token ----------------------------------------------------------------------
 
     @property
     def _my_side(self) -> bytes:
-        return LISTENER if self._calls is None else DIALLER
+        return LISTENER if self._dialed_peer is None else DIALER
 
     @property
     def _their_side(self) -> bytes:
-        return DIALLER if self._calls is None else LISTENER
+        return DIALER if self._dialed_peer is None else LISTENER
 
     def _proof(self, side: bytes) -> Message:
-        return message_of(Kind.PROOF, ProofRecord(mac=self._mac(b"proof", side)))
+        return encode_record(Kind.PROOF, ProofRecord(mac=self._mac(b"proof", side)))
 
     def _epoch(self, side: bytes) -> int:
         return int.from_bytes(self._mac(b"epoch", side)[:8], "little")
 
     def _mac(self, purpose: bytes, side: bytes) -> bytes:
-        hellos = (self._heard, self._said) if self._calls is None else (self._said, self._heard)
+        hellos = (
+            (self._received_hello, self._sent_hello)
+            if self._dialed_peer is None
+            else (self._sent_hello, self._received_hello)
+        )
         parts = (b"gossamer", purpose, side, *hellos)
         text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-        return hmac.digest(self._papers.token, text, hashlib.sha256)
+        return hmac.digest(self._credentials.token, text, hashlib.sha256)

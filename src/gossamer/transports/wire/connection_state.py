@@ -1,8 +1,8 @@
-"""One end of a connection as a machine that is fed bytes: no sockets, no threads, no clock.
+"""Connection state: one end of a connection as a state machine that is fed bytes (sans-IO, as h11).
 
-send conversation.courtesies()                      what the handshake says; ask again after every filled()
-read n bytes into conversation.room()               -> conversation.filled(n) -> every Spoken that is complete
-send conversation.frame(message)                    once conversation.met, whole, in the order of the calls
+write state.control_frames()                        of the handshake; ask again after every receive_data()
+read n bytes into state.receive_buffer()            -> state.receive_data(n) -> every ReceivedFrame that is complete
+write state.send(message)                           once state.authenticated, whole, in the order of the calls
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gossamer.kernels.crc import crc32
 from gossamer.transports.wire.authentication import AuthenticatedPeer, Credentials, Handshake
 from gossamer.transports.wire.frames import (
     CHECKSUM_BYTES,
+    CHUNK_BYTES,
     HEADER_BYTES,
-    PIECE_BYTES,
-    STRANGERS_LIMIT,
+    UNAUTHENTICATED_FRAME_BYTES,
     Header,
     Kind,
     Message,
     check_payload,
     frame_bytes,
 )
-from gossamer.transports.wire.messages import PING, Record, payload_of, record_of
-from gossamer.transports.wire.tensor_codec import room
+from gossamer.transports.wire.messages import PING, Record, decode_record
+from gossamer.transports.wire.tensor_codec import allocate, decode_tensors
 
-GATHERED_BYTES = 2**14  # short parts are received together and copied to their places, longer ones into theirs
+STAGING_BYTES = 2**14  # shorter parts are received together and copied to their places, longer ones in place
 
 _NOTHING = memoryview(b"")
 _HANDSHAKE = frozenset({Kind.HELLO, Kind.PROOF})
@@ -41,10 +41,10 @@ class ReceivedFrame(NamedTuple):
     """A frame that arrived whole."""
 
     kind: Kind
-    record: Record
-    payload: Payload
+    record: Record  # its control record, decoded
+    payload: Payload  # shares the memory of the frame
     payload_bytes: int
-    frame_bytes: int
+    frame_bytes: int  # on the wire: header, record, payload and checksums
 
 
 class ConnectionState:
@@ -53,137 +53,138 @@ class ConnectionState:
     After an error nothing more may be read: where a frame ends is not known any more.
     """
 
-    _reading: Generator[memoryview, None, ReceivedFrame | None]  # the frame that comes
-    _part: memoryview  # of it, yet to be filled
-    _unsummed: memoryview  # the payload, where the part belongs to it, from where its checksum has not come to
-    _checksum: int
+    _reading: Generator[memoryview, None, ReceivedFrame | None]  # the parser of the current frame
+    _unfilled: memoryview  # of its current part, yet to be received
+    _unsummed: memoryview  # of its payload, not in the checksum yet
+    _checksum: int  # of the payload received so far
 
-    def __init__(self, papers: Credentials, calls: Peer | None = None) -> None:
-        self._handshake = Handshake(papers, calls)
-        self._limit_bytes = STRANGERS_LIMIT
-        self._saying_epoch = self._hearing_epoch = 0
-        self._said = self._heard = 0  # frames in this epoch
-        self._courtesies = [part for message in self._handshake.begin() for part in self.frame(message)]
-        self._gathered = memoryview(bytearray(GATHERED_BYTES))
-        self._begin()
-
-    @property
-    def met(self) -> AuthenticatedPeer | None:
-        """Who is at the other end, once both have shown the token and belong together."""
-        return None if self._handshake.refused else self._handshake.met
+    def __init__(self, credentials: Credentials, dialed_peer: Peer | None = None) -> None:
+        self._handshake = Handshake(credentials, dialed_peer)
+        self._limit_bytes = UNAUTHENTICATED_FRAME_BYTES
+        self._sending_epoch = self._receiving_epoch = 0
+        self._frames_sent = self._frames_received = 0  # in this epoch
+        self._control_frames = [part for message in self._handshake.begin() for part in self.send(message)]
+        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._expect_frame()
 
     @property
-    def refused(self) -> GossamerError | None:
-        """Why they do not belong together, though both hold the token."""
-        return self._handshake.refused
+    def authenticated(self) -> AuthenticatedPeer | None:
+        """The peer at the other end, once both have proven the token and belong to one run."""
+        return None if self._handshake.refusal else self._handshake.authenticated
 
-    def courtesies(self) -> list[memoryview]:
-        """What the handshake wants sent, each buffer once; also after an error, before the connection is closed."""
-        owed, self._courtesies = self._courtesies, []
-        return owed
+    @property
+    def refusal(self) -> GossamerError | None:
+        """Why the two do not belong to one run, though both hold the token."""
+        return self._handshake.refusal
 
-    def frame(self, message: Message) -> Iterator[memoryview]:
+    def control_frames(self) -> list[memoryview]:
+        """Buffers that the handshake wants sent, each once; also after an error, before the connection is closed."""
+        due, self._control_frames = self._control_frames, []
+        return due
+
+    def send(self, message: Message) -> Iterator[memoryview]:
         """The buffers of the next frame."""
-        self._said += 1
-        return message.frame(self._saying_epoch, self._said - 1)
+        self._frames_sent += 1
+        return message.frame(self._sending_epoch, self._frames_sent - 1)
 
-    def room(self) -> memoryview:
-        """Where the bytes that come next belong; never empty."""
-        return self._gathered if self._part.nbytes < GATHERED_BYTES else self._part
+    def receive_buffer(self) -> memoryview:
+        """Memory for the bytes that come next; never empty."""
+        return self._staging if self._unfilled.nbytes < STAGING_BYTES else self._unfilled
 
-    def filled(self, nbytes: int) -> Iterator[ReceivedFrame | None]:
-        """So many bytes of room() were received. Yields the frames that they complete; None for one of a handshake."""
-        if self._part.nbytes >= GATHERED_BYTES:
-            came = self._part[:nbytes]
-            self._taken(came)
-            left = came[nbytes:]
+    def receive_data(self, nbytes: int) -> Iterator[ReceivedFrame | None]:
+        """Parse the first `nbytes` of receive_buffer(). Yields the frames they complete; None for a handshake's."""
+        if self._unfilled.nbytes >= STAGING_BYTES:
+            filled = self._unfilled[:nbytes]
+            self._advance(filled)
+            rest = filled[nbytes:]
         else:
-            left = self._gathered[:nbytes]
+            rest = self._staging[:nbytes]
         while True:
-            while not self._part.nbytes:
+            while not self._unfilled.nbytes:
                 try:
-                    self._part = next(self._reading)
+                    self._unfilled = next(self._reading)
                 except StopIteration as done:
-                    self._begin()
+                    self._expect_frame()
                     yield done.value
-            if not left.nbytes:
+            if not rest.nbytes:
                 return
-            came = left[: self._part.nbytes]
-            self._part[: came.nbytes] = came
-            self._taken(came)
-            left = left[came.nbytes :]
+            filled = rest[: self._unfilled.nbytes]
+            self._unfilled[: filled.nbytes] = filled
+            self._advance(filled)
+            rest = rest[filled.nbytes :]
 
-    def _taken(self, came: memoryview) -> None:
-        """These bytes are in their place."""
-        self._part = self._part[came.nbytes :]
-        there = self._unsummed.nbytes - self._part.nbytes
-        if there >= PIECE_BYTES or (there > 0 and not self._part.nbytes):
-            self._checksum = crc32(self._unsummed[:there], self._checksum)
-            self._unsummed = self._unsummed[there:]
+    def _advance(self, filled: memoryview) -> None:
+        """Account for bytes that are in their place: shrink what is unfilled, and sum whole chunks."""
+        self._unfilled = self._unfilled[filled.nbytes :]
+        ready_bytes = self._unsummed.nbytes - self._unfilled.nbytes
+        if ready_bytes >= CHUNK_BYTES or (ready_bytes > 0 and not self._unfilled.nbytes):
+            self._checksum = crc32(self._unsummed[:ready_bytes], self._checksum)
+            self._unsummed = self._unsummed[ready_bytes:]
 
-    def _begin(self) -> None:
-        """Expect a frame."""
+    def _expect_frame(self) -> None:
+        """Begin to parse the next frame."""
         self._unsummed, self._checksum = _NOTHING, 0
         self._reading = self._read()
-        self._part = next(self._reading)
+        self._unfilled = next(self._reading)
 
     def _read(self) -> Generator[memoryview, None, ReceivedFrame | None]:
         """One frame: yields memory to fill, part by part."""
-        start = memoryview(bytearray(HEADER_BYTES))
-        yield start
-        header = self._parse(start)
+        raw_header = memoryview(bytearray(HEADER_BYTES))
+        yield raw_header
+        header = self._parse(raw_header)
         control = bytearray(header.control_bytes)
         yield memoryview(control)
         header.check_control(control)
-        record = record_of(header.kind, control)
+        record = decode_record(header.kind, control)
         if header.tensors != len(record.tensors):
             raise MalformedError(f"A frame announces {header.tensors} tensors and describes {len(record.tensors)}.")
         payload: Payload = ()
         if record.tensors or header.payload_bytes:
-            received = room(record.tensors, header.payload_bytes)
+            received = allocate(record.tensors, header.payload_bytes)
             yield from self._payload(received)
-            payload = payload_of(record, received)
+            payload = decode_tensors(record.tensors, received)
         if header.kind in _HANDSHAKE:
-            self._greet(record, bytes(control))
+            self._advance_handshake(record, bytes(control))
             return None
         nbytes = frame_bytes(header.control_bytes, header.payload_bytes)
         return ReceivedFrame(header.kind, record, payload, header.payload_bytes, nbytes)
 
     def _payload(self, received: Tensor) -> Generator[memoryview, None, None]:
-        """Summed as it comes, and compared with what the other end has summed."""
+        """Sum the payload as it arrives, and compare with the sender's checksum behind it."""
         if not received.numel():
             return
         self._unsummed = received.numpy().data
         yield self._unsummed
-        said = bytearray(CHECKSUM_BYTES)
-        yield memoryview(said)
-        check_payload(self._checksum, said)
+        trailer = bytearray(CHECKSUM_BYTES)
+        yield memoryview(trailer)
+        check_payload(self._checksum, trailer)
 
-    def _parse(self, start: memoryview) -> Header:
+    def _parse(self, raw_header: memoryview) -> Header:
         try:
-            header = Header.parse(start)
+            header = Header.parse(raw_header)
         except MismatchError as other:
-            if self._handshake.met is not None:
+            if self._handshake.authenticated is not None:
                 raise MalformedError("A frame names another protocol than the one before it did.") from None
-            self._courtesies += self.frame(PING)  # its header tells the other end the same
+            self._control_frames += self.send(PING)  # its header tells the other end the same
             raise other
-        expected = (self._hearing_epoch, self._heard)
+        expected = (self._receiving_epoch, self._frames_received)
         if (header.epoch, header.sequence) != expected:
             raise MalformedError(
                 f"A frame says that it is number {header.sequence} of epoch {header.epoch:#x} where number "
-                f"{self._heard} of {self._hearing_epoch:#x} is due: it was sent before, elsewhere or by this end."
+                f"{expected[1]} of {expected[0]:#x} is due: it was sent before, elsewhere or by this end."
             )
-        if (header.kind in _HANDSHAKE) == (self._handshake.met is not None):
-            raise MalformedError(f"A frame of kind {header.kind.name} has no place here.")
+        if (header.kind in _HANDSHAKE) == (self._handshake.authenticated is not None):
+            when = "before the end of" if self._handshake.authenticated is None else "after"
+            raise MalformedError(f"A frame of kind {header.kind.name} has no place here, {when} the handshake.")
         header.check_lengths(self._limit_bytes)
-        self._heard += 1
+        self._frames_received += 1
         return header
 
-    def _greet(self, record: Record, control: bytes) -> None:
-        for message in self._handshake.hear(record, control):
-            self._courtesies += self.frame(message)
-        met = self._handshake.met
-        if met is not None:
-            self._limit_bytes = met.limit_bytes
-            self._saying_epoch, self._hearing_epoch = met.saying_epoch, met.hearing_epoch
-            self._said = self._heard = 0
+    def _advance_handshake(self, record: Record, control: bytes) -> None:
+        for message in self._handshake.receive(record, control):
+            self._control_frames += self.send(message)
+        authenticated = self._handshake.authenticated
+        if authenticated is not None:
+            self._limit_bytes = authenticated.limit_bytes
+            self._sending_epoch, self._receiving_epoch = authenticated.sending_epoch, authenticated.receiving_epoch
+            self._frames_sent = self._frames_received = 0

@@ -1,4 +1,4 @@
-"""Frames: a header of fixed size, a control record, and where there are tensors their bytes and a checksum of those.
+"""Frame format: a header of fixed size, a control record, and the bytes of the tensors with their checksum.
 
     magic  protocol  kind  flags  epoch  sequence  control bytes  tensors  payload bytes  control crc  header crc
     4 s    u8        u8    u16    u64    u64       u32            u32      u64            u32          u32
@@ -6,9 +6,9 @@
     control record   the tensors' bytes   payload crc
                                           u32
 
-Little endian; checksums are CRC-32, and the header's covers the control's: no bit of a frame can flip unnoticed. The
-payload's comes after it: a long one is summed piece by piece, each before it is sent and when it has come, so that both
-ends sum while bytes travel. Every length is compared with a limit before memory is allocated for it.
+Little endian; checksums are CRC-32, and the header's covers the control record's: no bit of a frame flips unnoticed.
+The payload's checksum trails it: both ends sum a long payload chunk by chunk while other chunks travel. Every length is
+compared with a limit before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gossamer.kernels.crc import crc32
 
 MAGIC = b"GSMR"
 PROTOCOL = 1
-PIECE_BYTES = 2**22  # of a payload, summed at a time; shorter pieces cost more, longer ones are waited for
-STRANGERS_LIMIT = 2**16  # bytes of a frame from somebody who has not shown the token
+CHUNK_BYTES = 2**22  # of a payload, summed at a time; shorter chunks cost more, longer ones are waited for
+UNAUTHENTICATED_FRAME_BYTES = 2**16  # the longest frame before the other end has proven the token
 
 _FIELDS = struct.Struct("<4sBBHQQIIQI")
 _CHECKSUM = struct.Struct("<I")
@@ -36,6 +36,8 @@ CHECKSUM_BYTES = _CHECKSUM.size
 
 
 class Kind(IntEnum):
+    """What a frame says, as on the wire."""
+
     HELLO = 1
     PROOF = 2
     PUSH = 3
@@ -48,15 +50,12 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What a frame carries, whichever connection it goes through and however often.
-
-    payload: buffers of bytes, one after the other: those of `tensors` tensors, and padding between them.
-    """
+    """Content of a frame, independent of the connection: a resend through another one carries identical bytes."""
 
     kind: Kind
-    control: bytes
-    payload: Sequence[memoryview] = ()
-    tensors: int = 0
+    control: bytes  # the control record, encoded
+    payload: Sequence[memoryview] = ()  # the bytes of the tensors one after the other, with padding between them
+    tensors: int = 0  # how many the payload holds
 
     @cached_property
     def payload_bytes(self) -> int:
@@ -67,9 +66,9 @@ class Message:
         return frame_bytes(len(self.control), self.payload_bytes)
 
     def frame(self, epoch: int, sequence: int) -> Iterator[memoryview]:
-        """The buffers to send, one after the other, as the `sequence`-th of this direction of a connection.
+        """Buffers to send in order, as the `sequence`-th frame of this direction of a connection.
 
-        Each is read and summed when it is asked for, and is to be sent soon after.
+        Lazy: each is read and summed when it is taken, and is to be sent soon after.
         """
         header = Header(
             self.kind,
@@ -83,38 +82,40 @@ class Message:
         yield memoryview(header.pack() + self.control)
         if self.payload_bytes:
             checksum = 0
-            for piece in _pieces(self.payload):
-                checksum = crc32(piece, checksum)
-                yield piece
+            for chunk in _chunks(self.payload):
+                checksum = crc32(chunk, checksum)
+                yield chunk
             yield memoryview(_CHECKSUM.pack(checksum))
 
 
 def frame_bytes(control_bytes: int, payload_bytes: int) -> int:
-    """How many bytes a frame has on the wire."""
+    """Size of a frame on the wire."""
     return HEADER_BYTES + control_bytes + payload_bytes + (CHECKSUM_BYTES if payload_bytes else 0)
 
 
-def check_payload(checksum: int, said: bytes | bytearray | memoryview) -> None:
-    """Refuse a payload whose bytes have another checksum than the one that came after it."""
-    if checksum != _CHECKSUM.unpack(said)[0]:
+def check_payload(checksum: int, trailer: bytes | bytearray | memoryview) -> None:
+    """Raise MalformedError where a payload's checksum is not the one in its `trailer`."""
+    if checksum != _CHECKSUM.unpack(trailer)[0]:
         raise MalformedError(
             "The tensors of a frame do not match their checksum: bytes changed on their way, or while being sent."
         )
 
 
-def _pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+def _chunks(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
     for buffer in buffers:
-        if buffer.nbytes <= PIECE_BYTES:
+        if buffer.nbytes <= CHUNK_BYTES:
             yield buffer
             continue
-        for start in range(0, buffer.nbytes, PIECE_BYTES):
-            yield buffer[start : start + PIECE_BYTES]
+        for start in range(0, buffer.nbytes, CHUNK_BYTES):
+            yield buffer[start : start + CHUNK_BYTES]
 
 
 class Header(NamedTuple):
+    """The fixed-size start of a frame."""
+
     kind: Kind
-    epoch: int
-    sequence: int
+    epoch: int  # of the connection and direction, so that frames of another are refused
+    sequence: int  # within the epoch, from 0
     control_bytes: int
     tensors: int
     payload_bytes: int
@@ -126,7 +127,7 @@ class Header(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview) -> Header:
-        """Read HEADER_BYTES bytes. Other magic, kinds, flags, checksums: malformed. Another protocol: mismatch."""
+        """Read HEADER_BYTES bytes. MalformedError: magic, kind, flags or checksum; MismatchError: another protocol."""
         magic, protocol, kind, flags, *numbers = _FIELDS.unpack_from(data)
         if magic != MAGIC:
             raise MalformedError(
@@ -145,7 +146,7 @@ class Header(NamedTuple):
         return cls(Kind(kind), *numbers)
 
     def check_lengths(self, limit_bytes: int) -> None:
-        """Refuse what is larger than agreed, before anything is allocated for it."""
+        """Raise MalformedError for a frame larger than agreed, before anything is allocated for it."""
         if self.control_bytes + self.payload_bytes > limit_bytes:
             raise MalformedError(
                 f"A frame announces {self.control_bytes} + {self.payload_bytes} bytes where {limit_bytes} are agreed "

@@ -1,23 +1,22 @@
-"""Words as messages and back. A request's number ties an answer to its ask; peers never see it."""
+"""Messages: peer ops and their answers as control records and back. A request number ties an answer to its ask."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import msgspec
-from torch import Tensor
 
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Answer, Ask, Peer, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError
 from gossamer.transports.wire.frames import Kind, Message
-from gossamer.transports.wire.tensor_codec import Count, Laid, lay, views
+from gossamer.transports.wire.tensor_codec import Count, TensorSpec, encode_tensors
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The control record of a frame. tensors: how its payload lies."""
+    """The control record of a frame."""
 
-    tensors: tuple[Laid, ...] = ()
+    tensors: tuple[TensorSpec, ...] = ()  # dtypes and shapes of its payload
 
 
 class PushRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,24 +60,26 @@ class PulledRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         return Pulled(version=self.version, payload=payload, about=self.about)
 
 
-class Nothing(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A frame that says by its kind what it has to say."""
+class EmptyRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The record of a frame that says everything by its kind."""
 
 
-Name = tuple[Annotated[str, msgspec.Meta(max_length=16, pattern=r"\A[a-z]+\Z")], int]  # strangers' are printed, too
+PeerName = tuple[
+    Annotated[str, msgspec.Meta(max_length=16, pattern=r"\A[a-z]+\Z")], int
+]  # of an unauthenticated peer it is printed
 
 
 class HelloRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who speaks, whom to, and what must be alike at both ends. instance: of this process, nonce: of this hello."""
+    """Sender, receiver, and the settings that must be alike at both ends."""
 
     gossamer: str
     run: str
     recipe: str
     layout: str
-    me: Name
-    you: Name
-    instance: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-    nonce: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    me: PeerName
+    you: PeerName
+    instance: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]  # of the sender's process
+    nonce: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # of this hello
     largest_frame_bytes: Count
 
 
@@ -96,36 +97,36 @@ _decoders: dict[Kind, msgspec.msgpack.Decoder[Record]] = {
         Kind.PULL: PullRecord,
         Kind.RECEIPT: ReceiptRecord,
         Kind.PULLED: PulledRecord,
-        Kind.PING: Nothing,
-        Kind.GOODBYE: Nothing,
+        Kind.PING: EmptyRecord,
+        Kind.GOODBYE: EmptyRecord,
     }.items()
 }
 
-PING = Message(kind=Kind.PING, control=_encode(Nothing()))
-GOODBYE = Message(kind=Kind.GOODBYE, control=_encode(Nothing()))
+PING = Message(kind=Kind.PING, control=_encode(EmptyRecord()))
+GOODBYE = Message(kind=Kind.GOODBYE, control=_encode(EmptyRecord()))
 
 
-def asked(op: Ask, request: int) -> Message:
-    """The message that says `word`; its answer will refer to `request`."""
+def encode_ask(op: Ask, request: int) -> Message:
+    """The message of `op`; its answer will refer to `request`."""
     match op:
         case Push(key=key, stamp=stamp, payload=payload, about=about):
-            laid, buffers = lay(payload)
+            specs, buffers = encode_tensors(payload)
             record: Record = PushRecord(
                 request=request, key=key, worker=stamp.worker, step=stamp.step, known=stamp.known, about=about,
-                tensors=laid,
+                tensors=specs,
             )  # fmt: skip
-            return Message(kind=Kind.PUSH, control=_encode(record), payload=buffers, tensors=len(laid))
+            return Message(kind=Kind.PUSH, control=_encode(record), payload=buffers, tensors=len(specs))
         case Pull(key=key, known=known, at_least=at_least):
             record = PullRecord(request=request, key=key, known=known, at_least=at_least)
             return Message(kind=Kind.PULL, control=_encode(record))
 
 
-def answered(answer: Answer, request: int) -> Message:
-    """The message that gives `answer` to whoever asked under `request`."""
-    laid, buffers = lay(answer.payload)
+def encode_answer(answer: Answer, request: int) -> Message:
+    """The message of `answer` to the ask numbered `request`."""
+    specs, buffers = encode_tensors(answer.payload)
     kind, record = _ANSWERS[type(answer)]
-    control = record(request=request, version=answer.version, about=answer.about, tensors=laid)
-    return Message(kind=kind, control=_encode(control), payload=buffers, tensors=len(laid))
+    control = record(request=request, version=answer.version, about=answer.about, tensors=specs)
+    return Message(kind=kind, control=_encode(control), payload=buffers, tensors=len(specs))
 
 
 _ANSWERS: dict[type, tuple[Kind, type[ReceiptRecord] | type[PulledRecord]]] = {
@@ -134,18 +135,14 @@ _ANSWERS: dict[type, tuple[Kind, type[ReceiptRecord] | type[PulledRecord]]] = {
 }
 
 
-def message_of(kind: Kind, record: Record) -> Message:
+def encode_record(kind: Kind, record: Record) -> Message:
     """A message without tensors."""
     return Message(kind=kind, control=_encode(record))
 
 
-def record_of(kind: Kind, control: bytes | bytearray) -> Record:
-    """Read a control record; unknown fields, other types and numbers out of range are malformed."""
+def decode_record(kind: Kind, control: bytes | bytearray) -> Record:
+    """Read a control record. Raises MalformedError for unknown fields, other types and numbers out of range."""
     try:
         return _decoders[kind].decode(control)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
         raise MalformedError(f"A frame of kind {kind.name} cannot be read: {fault}.") from None
-
-
-def payload_of(record: Record, received: Tensor) -> Payload:
-    return views(record.tensors, received)

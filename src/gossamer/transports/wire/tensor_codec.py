@@ -1,4 +1,4 @@
-"""Tensors as bytes and back, without a copy of either: only what they are travels beside them."""
+"""Tensor codec: tensors as bytes and back without a copy; dtypes and shapes travel beside them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _PADDING = memoryview(bytes(ALIGNMENT))
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Laid(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How one tensor lies in a payload: its bytes in row-major order, then zeros up to a multiple of 8."""
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A tensor in a payload: its bytes in row-major order, then zeros up to a multiple of 8."""
 
-    dtype: Annotated[int, msgspec.Meta(ge=0, lt=len(DTYPES))]
+    dtype: Annotated[int, msgspec.Meta(ge=0, lt=len(DTYPES))]  # its place in DTYPES
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 
     @property
@@ -51,25 +51,25 @@ class Laid(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
     @property
-    def room_bytes(self) -> int:
+    def padded_bytes(self) -> int:
         return self.nbytes + -self.nbytes % ALIGNMENT
 
 
-def lay(payload: Payload) -> tuple[tuple[Laid, ...], list[memoryview]]:
-    """What to write into a control record about `payload`, and its bytes, with padding, as buffers to send.
+def encode_tensors(payload: Payload) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
+    """Dtypes and shapes of `payload` for its control record, and its bytes, with padding, as buffers to send.
 
-    The buffers are the tensors' own memory where they are contiguous and on the CPU: nobody may write to it before it
-    was sent.
+    The buffers are the tensors' own memory where they are contiguous and on the CPU: it must not change before it was
+    sent.
     """
     arrays = [_bytes_of(tensor) for tensor in payload]
-    laid = tuple([Laid(_CODES[tensor.dtype], tuple(tensor.shape)) for tensor in payload])
+    specs = tuple([TensorSpec(_CODES[tensor.dtype], tuple(tensor.shape)) for tensor in payload])
     buffers = [buffer for array in arrays for buffer in (array.data, _PADDING[: -array.nbytes % ALIGNMENT])]
-    return laid, [buffer for buffer in buffers if buffer.nbytes]
+    return specs, [buffer for buffer in buffers if buffer.nbytes]
 
 
-def room(laid: Sequence[Laid], payload_bytes: int) -> Tensor:
-    """(payload_bytes,) of uint8 to receive into; refused unless the tensors fill it exactly."""
-    wanted = sum(each.room_bytes for each in laid)
+def allocate(specs: Sequence[TensorSpec], payload_bytes: int) -> Tensor:
+    """(payload_bytes,) of uint8 to receive into. Raises MalformedError unless the tensors fill it exactly."""
+    wanted = sum(each.padded_bytes for each in specs)
     if wanted != payload_bytes:
         raise MalformedError(f"A frame describes tensors of {wanted} bytes and carries {payload_bytes}.")
     try:
@@ -78,12 +78,12 @@ def room(laid: Sequence[Laid], payload_bytes: int) -> Tensor:
         raise MalformedError(f"There is no memory for a frame of {payload_bytes} bytes.") from None
 
 
-def views(laid: Sequence[Laid], received: Tensor) -> Payload:
-    """The tensors that lie in `received`, which they share; refused where one cannot be."""
-    if len(laid) == 1 and laid[0].nbytes == received.numel():
-        return (_view(laid[0], received),)
-    places = accumulate((each.room_bytes for each in laid), initial=0)
-    return tuple(_view(each, received[place : place + each.nbytes]) for each, place in zip(laid, places, strict=False))
+def decode_tensors(specs: Sequence[TensorSpec], received: Tensor) -> Payload:
+    """Views of `received` as the tensors that lie in it. Raises MalformedError where one cannot be."""
+    if len(specs) == 1 and specs[0].nbytes == received.numel():
+        return (_view(specs[0], received),)
+    places = accumulate((each.padded_bytes for each in specs), initial=0)
+    return tuple(_view(each, received[place : place + each.nbytes]) for each, place in zip(specs, places, strict=False))
 
 
 def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
@@ -97,11 +97,11 @@ def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return array
 
 
-def _view(laid: Laid, data: Tensor) -> Tensor:
-    dtype = DTYPES[laid.dtype]
+def _view(spec: TensorSpec, data: Tensor) -> Tensor:
+    dtype = DTYPES[spec.dtype]
     if dtype is torch.bool and data.numel() and int(data.max()) > 1:
         raise MalformedError("A tensor of bool holds bytes that are neither 0 nor 1.")
     try:
-        return data.view(dtype).view(laid.shape)
+        return data.view(dtype).view(spec.shape)
     except (RuntimeError, TypeError, OverflowError):
-        raise MalformedError(f"No tensor has the shape {laid.shape}.") from None
+        raise MalformedError(f"No tensor has the shape {spec.shape}.") from None

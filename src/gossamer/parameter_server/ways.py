@@ -1,3 +1,0 @@
-"""By what gradients travel to the servers, and parameters back."""
-
-from __future__ import annotations

@@ -1,0 +1,32 @@
+"""Endpoint options: timeouts, queue limit and encryption of one endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.errors import require
+from gossamer.transports.rpc.sockets import Tls
+
+QUEUED_FRAMES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """How an endpoint listens, notices failures and limits its queues; the defaults suit a cluster's network."""
+
+    address: str = "127.0.0.1"  # where to listen
+    port: int = 0  # 0 takes any that is free
+    dead_after_seconds: float = 5.0  # a peer silent, or disconnected, for so long counts as gone (PeerLeft)
+    heartbeat_seconds: float | None = None  # the longest silence towards others; None: a tenth of dead_after_seconds
+    queue_bytes: int | None = None  # queued to one peer; further asks wait with their askers. None: 4 largest frames
+    tls: Tls | None = None  # encrypts all connections: needed on a network that is not trusted
+
+    def __post_init__(self) -> None:
+        require(self.dead_after_seconds > 0, f"dead_after_seconds is positive, not {self.dead_after_seconds}")
+
+    @property
+    def beat_seconds(self) -> float:
+        return self.dead_after_seconds / 10 if self.heartbeat_seconds is None else self.heartbeat_seconds
+
+    def queue_limit_bytes(self, largest_frame_bytes: int) -> int:
+        return QUEUED_FRAMES * largest_frame_bytes if self.queue_bytes is None else self.queue_bytes
