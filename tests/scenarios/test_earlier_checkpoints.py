@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.paths import TESTS
 from support.server_runs import Run, run, sgd
-from support.virtual import Worker, cluster, parameters
+from support.virtual_workers import Worker, cluster, parameters
 from torch import Tensor, nn
 from torch.nn import Parameter
 
