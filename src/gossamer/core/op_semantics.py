@@ -91,17 +91,5 @@ def rank_order_mean(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def meta_answer(op: CollectiveOp, world: int, rank: int) -> Any:
-    """An answer of the right shapes: everyone is taken to say what this rank says."""
-    match op:
-        case AllReduceMean(tensor, out):
-            return tensor if out is None else out
-        case AllGather(payload):
-            return [payload] * world
-        case AllToAll(parts):
-            return [parts[rank]] * world
-        case NeighborAllGather(payload, edges):
-            return [payload] * len(edges)
-        case InGroup(ranks, inner):
-            return meta_answer(inner, len(ranks), ranks.index(rank))
-        case Coalesced(ops):
-            return [meta_answer(each, world, rank) for each in ops]
+    """An answer of the right shapes: every rank is taken to send what this one sends."""
+    return op.meta_answer(world, rank)

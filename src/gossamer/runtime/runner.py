@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from gossamer.core.op_semantics import answer_all, meta_answer
-from gossamer.core.ops import Coalesced, CollectiveOp, InGroup, Script, bytes_sent
+from gossamer.core.op_semantics import answer_all
+from gossamer.core.ops import CollectiveOp, Script
 from gossamer.runtime.transport import Transport
 
 
@@ -58,7 +58,7 @@ class ScriptRun:
         self._compute(computed - heard)
         self._said, self._answered = op, self._transport.begin(op)
         self._wire += time.perf_counter() - computed
-        self._sent += bytes_sent(op, self._transport.world, self._transport.rank)
+        self._sent += op.bytes_sent(self._transport.world, self._transport.rank)
         return True
 
     def _compute(self, seconds: float) -> None:
@@ -136,16 +136,5 @@ def price(script: Script, world: int, rank: int = 0) -> list[OpCost]:
             op = script.send(answer)
         except StopIteration:
             return said
-        said.extend(_priced(op, world, rank))
-        answer = meta_answer(op, world, rank)
-
-
-def _priced(op: CollectiveOp, world: int, rank: int) -> Iterator[OpCost]:
-    match op:
-        case Coalesced(ops):
-            for each in ops:
-                yield from _priced(each, world, rank)
-        case InGroup(ranks, inner):
-            yield OpCost(f"{inner.name} among {len(ranks)}", bytes_sent(op, world, rank))
-        case _:
-            yield OpCost(op.name, bytes_sent(op, world, rank))
+        said += [OpCost(each.label, each.bytes_sent(world, rank)) for each in op.concurrent()]
+        answer = op.meta_answer(world, rank)

@@ -9,16 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gossamer.core.ops import (
-    AllGather,
-    AllReduceMean,
-    AllToAll,
-    Coalesced,
-    CollectiveOp,
-    InGroup,
-    NeighborAllGather,
-    Payload,
-)
+from gossamer.core.ops import CollectiveOp
 from gossamer.network import Network
 from gossamer.network.cost.op_cost import DEFAULT, Chosen, NetworkCost, seconds
 from gossamer.runtime.transport import Transport
@@ -93,10 +84,10 @@ class ThrottledTransport:
 
     def _price(self, op: CollectiveOp) -> Price:
         """The same words come again step after step."""
-        form = _form(op)
+        form = op.map(_size)  # all that a price depends on
         if form not in self._prices:
             whole, way = (
-                seconds(each, self._network, collective=self._collective) for each in (op, _with_hardly_a_byte(op))
+                seconds(each, self._network, collective=self._collective) for each in (op, op.map(_first_entry))
             )
             self._prices[form] = Price(line_seconds=max(0.0, whole - way), way_seconds=min(whole, way))
         return self._prices[form]
@@ -114,50 +105,12 @@ class Price(NamedTuple):
     way_seconds: float
 
 
-def _with_hardly_a_byte(op: CollectiveOp) -> CollectiveOp:
-    """The same word about one element of each tensor."""
-    match op:
-        case AllReduceMean(tensor):
-            return AllReduceMean(_first(tensor))
-        case AllGather(payload):
-            return AllGather(_firsts(payload))
-        case AllToAll(parts):
-            return AllToAll(tuple(map(_firsts, parts)))
-        case NeighborAllGather(payload):
-            return replace(op, payload=_firsts(payload))
-        case InGroup(ranks, inner):
-            return InGroup(ranks, _with_hardly_a_byte(inner))  # type: ignore[arg-type]
-        case Coalesced(ops):
-            return Coalesced(tuple(map(_with_hardly_a_byte, ops)))  # type: ignore[arg-type]
-
-
-def _first(tensor: Tensor) -> Tensor:
+def _first_entry(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:1]
 
 
-def _firsts(payload: Payload) -> Payload:
-    return tuple(map(_first, payload))
-
-
-def _form(op: CollectiveOp) -> Hashable:
-    """What of a word its price depends on."""
-    match op:
-        case AllReduceMean(tensor):
-            return "mean", tensor.numel(), tensor.element_size()
-        case AllGather(payload):
-            return "gather", _sizes(payload)
-        case AllToAll(parts):
-            return "exchange", tuple(map(_sizes, parts))
-        case NeighborAllGather(payload):
-            return "mix", _sizes(payload), op.hears, op.told
-        case InGroup(ranks, inner):
-            return "among", ranks, _form(inner)
-        case Coalesced(ops):
-            return "together", tuple(map(_form, ops))
-
-
-def _sizes(payload: Payload) -> Hashable:
-    return tuple(tensor.nbytes for tensor in payload)
+def _size(tensor: Tensor) -> tuple[int, int]:
+    return tensor.numel(), tensor.element_size()
 
 
 def _sleep_until(moment: float) -> None:
