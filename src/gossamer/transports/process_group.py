@@ -69,17 +69,17 @@ class ProcessGroupTransport:
 
     def _start(self, op: CollectiveOp) -> Callable[[], Any]:
         match op:
-            case AllReduceMean(tensor, out):
-                return self._mean(tensor, out)
-            case AllGather(payload):
-                return self._gather(payload)
-            case AllToAll() | NeighborAllGather():
-                return self._among(range(self.world), op)
-            case InGroup(ranks, inner):
-                return self._among(ranks, inner)
             case Coalesced(ops):
                 waiting = [self._start(each) for each in ops]
                 return lambda: [wait() for wait in waiting]
+            case InGroup(ranks, inner):
+                return self._among(ranks, inner)
+            case AllReduceMean(tensor, out):
+                return self._mean(tensor, out)
+            case AllGather(payload) if payload[0].is_cuda:
+                return self._all_gathered(join(payload), payload)
+            case _:
+                return self._among(range(self.world), op)
 
     def _among(self, ranks: Sequence[int], op: CollectiveOp) -> Callable[[], Any]:
         """A word of some ranks is a word of all in which most have nothing to say to each other."""
@@ -97,7 +97,7 @@ class ProcessGroupTransport:
                 told = {ranks[peer]: joint for peer in op.told}
                 return self._told(told, [ranks[peer] for peer in op.hears], joint, payload)
             case _:
-                raise AssertionError(f"{type(op).__name__} is never said among some")
+                raise AssertionError("InGroup cannot contain Coalesced; build Coalesced((InGroup(...), ...)) instead.")
 
     def _told(
         self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
@@ -154,11 +154,6 @@ class ProcessGroupTransport:
 
         return wait
 
-    def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
-        if payload[0].is_cuda:
-            return self._all_gathered(join(payload), payload)
-        return self._among(range(self.world), AllGather(payload))
-
     def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
         heard = joint.new_empty(self.world * joint.numel())
         work = _all_gather(heard, joint, group=self._group, async_op=True)
@@ -206,13 +201,17 @@ class ProcessGroupTransport:
     def all_gather_text(self, text: str) -> list[str]:
         with self._translated():
             data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._device())
-            (lengths,) = zip(*self._gather((torch.tensor([data.numel()], device=data.device),))(), strict=True)
+            (lengths,) = zip(*self._gathered(torch.tensor([data.numel()], device=data.device)), strict=True)
             longest = int(max(lengths))
-            heard = self._gather((torch.nn.functional.pad(data, (0, longest - data.numel())),))()
+            heard = self._gathered(torch.nn.functional.pad(data, (0, longest - data.numel())))
         return [
             bytes(part[: int(length)].tolist()).decode().rstrip("\0")
             for (part,), length in zip(heard, lengths, strict=True)
         ]
+
+    def _gathered(self, tensor: Tensor) -> list[Payload]:
+        heard: list[Payload] = self._start(AllGather((tensor,)))()
+        return heard
 
     def _device(self) -> torch.device:
         """Where small control tensors must live for this group."""
