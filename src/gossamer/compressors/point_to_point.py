@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +18,10 @@ from torch import Tensor
 from gossamer.compressors.base import Compressor, Decoder, sums_stay_finite
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.identity import Itself
+from gossamer.core.layout import FlatTensors, Layout, LayoutPart
 from gossamer.core.ops import CollectiveOp, Payload
 from gossamer.errors import MalformedError
-
-T = TypeVar("T")
 
 
 class EncodedMessage(NamedTuple):
@@ -79,24 +77,6 @@ class MessagePart(NamedTuple):
     start: int | None
 
 
-class Itself(Generic[T]):
-    """One object, whatever else it equals. To hash what a layout of many tensors holds takes as long as a small letter.
-
-    Who remembers something by it keeps the object, so that no other can take its place.
-    """
-
-    __slots__ = ("item",)
-
-    def __init__(self, item: T) -> None:
-        self.item = item
-
-    def __hash__(self) -> int:
-        return id(self.item)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and other.item is self.item
-
-
 @lru_cache(maxsize=256)
 def _parts_of(
     compressor: Itself[Compressor], layout: Itself[Layout], dtype: torch.dtype
@@ -112,16 +92,10 @@ def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[
     if found is None:
         return None
     return tuple(
-        MessagePart(decoder, part, decoder.tensors(part, dtype), _start(part, layout))
+        MessagePart(decoder, part, decoder.tensors(part, dtype), LayoutPart.of(layout, part.names).start)
         for decoder, part in found
         if len(part)
     )
-
-
-def _start(part: Layout, whole: Layout) -> int | None:
-    """Where the slots of `part` begin in `whole`, where they lie side by side in the same order."""
-    places = [whole.by_name[name] for name in part.names]
-    return places[0].offset if all(a.end == b.offset for a, b in pairwise(places)) else None
 
 
 def _decode(parts: Sequence[MessagePart], payload: Payload, layout: Layout, out: Tensor) -> None:
