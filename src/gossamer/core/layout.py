@@ -1,4 +1,4 @@
-"""Names, shapes and places: many tensors side by side in one flat buffer."""
+"""Layouts: names, shapes and places of many tensors side by side in one flat buffer."""
 
 from __future__ import annotations
 

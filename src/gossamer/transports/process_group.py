@@ -1,4 +1,4 @@
-"""Words answered by torch.distributed: Gloo on processors, NCCL on GPUs."""
+"""Process group transport: collective operations over torch.distributed, by Gloo on processors or NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes
 
 
 class ProcessGroupTransport:
-    """Answers words over a process group of its own, so that nothing of the user's comes between.
+    """Collective operations over a process group of its own, so that nothing of the user's comes between.
 
     Every rank of the default group must make one. Raises PeerLost when the group breaks.
     """
 
     def __init__(self, size: int | None = None) -> None:
-        """size: of the blocks of neighbouring ranks that talk among themselves; all ranks together where it is None."""
+        """size: of the blocks of consecutive ranks that are a group each; None: all ranks together."""
         rank, world = dist.get_rank(), dist.get_world_size()
         self.rank, self.world, self._first = rank, world, 0
         self._group: Any = dist.group.WORLD
@@ -82,7 +82,7 @@ class ProcessGroupTransport:
                 return self._among(range(self.world), op)
 
     def _among(self, ranks: Sequence[int], op: CollectiveOp) -> Callable[[], Any]:
-        """A word of some ranks is a word of all in which most have nothing to say to each other."""
+        """An operation of some ranks, as point-to-point messages of the whole group of which most are empty."""
         match op:
             case AllReduceMean(tensor, out):
                 return self._direct_mean(into(out, tensor), ranks)
@@ -102,7 +102,7 @@ class ProcessGroupTransport:
     def _told(
         self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
     ) -> Callable[[], list[Payload]]:
-        """Bytes for some, and bytes as long as `mine` from those who are heard."""
+        """Send told[j] to rank j, and receive as many bytes as `mine` from each of `hears`."""
         heard = {peer: mine if peer == self.rank else torch.empty_like(mine) for peer in hears}
         everyone = range(self.world)
         arrived = self._straight([told.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])
@@ -132,7 +132,7 @@ class ProcessGroupTransport:
         return wait
 
     def _direct_mean(self, mean: Tensor, ranks: Sequence[int]) -> Callable[[], Tensor]:
-        """Each part straight to its owner, who adds up in at least float32 and sends the mean to everyone.
+        """Each part straight to its owner, which adds up in at least float32 and sends the mean to all ranks.
 
         Two hops instead of a ring's many; and the engine's own half-precision sum rounds at every hop, and overflows in
         float16. What travels is the same.
@@ -185,7 +185,7 @@ class ProcessGroupTransport:
         return wait
 
     def make_progress(self) -> bool:
-        """The engine's own threads do."""
+        """The process group's own threads do that."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Words answered as slowly as a network would, where no network can be emulated: approximate, and always possible."""
+"""Throttled transport: answers as slowly as a network would, where none can be emulated; approximate."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from gossamer.runtime.transport import Transport
 class ThrottledTransport:
     """Asks another transport, and keeps its answers back until `network` would have brought them.
 
-    Every word is priced as if all workers said it at once over idle connections; what a worker waits for a slower one
-    is real. Words under way beside each other share the line: their bytes leave one after the other, and their ways
-    pass at once.
+    Every operation is priced as if all workers began it at once over idle connections; what a worker waits for a slower
+    one is real. Concurrent operations share the line: their bytes leave one after the other, their latencies overlap.
 
-        leaves = max(begun, the word before has left) + line        answered = leaves + way
+        leaves = max(begun, the operation before has left) + line        answered = leaves + way
 
-    What does not pass through words, such as a script's own collectives, is not slowed.
+    Collectives of the user's script do not pass here and are not slowed.
     """
 
     def __init__(self, inner: Transport, network: Network, collective: Chosen = DEFAULT) -> None:
@@ -83,7 +82,7 @@ class ThrottledTransport:
         self._inner.close()
 
     def _price(self, op: CollectiveOp) -> Price:
-        """The same words come again step after step."""
+        """The same operations come again step after step."""
         form = op.map(_size)  # all that a price depends on
         if form not in self._prices:
             whole, way = (
@@ -94,15 +93,14 @@ class ThrottledTransport:
 
 
 class Price(NamedTuple):
-    """What a word takes alone: the time in which nothing else can leave, and what passes whatever else leaves.
+    """What an operation takes alone.
 
-    way: what the same word takes with hardly a byte in it; line: what its bytes add. A line that a connection does not
-    fill, because of loss or as it starts, counts as full. A large mean that takes a way of more hops than a small one
-    would has those on the line, too.
+    A line that a connection does not fill, because of loss or as it starts, counts as full. A large mean that takes
+    more hops than a small one would has their latency on the line, too.
     """
 
-    line_seconds: float
-    way_seconds: float
+    line_seconds: float  # in which nothing else can leave: what its bytes add
+    way_seconds: float  # which pass whatever else leaves: what it takes with one element of each tensor
 
 
 def _first_entry(tensor: Tensor) -> Tensor:
