@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.checkpoint.pytree import chunks
+from gossamer.core.layout import dtype_name
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Stamp
 from gossamer.errors import MalformedError
@@ -64,7 +65,7 @@ def encode_entry(entry: Entry) -> list[bytes | memoryview]:
             "version": entry.version,
             "rate": entry.lr_factor,
             "about": entry.about,
-            "tensors": [(str(each.dtype).removeprefix("torch."), each.shape) for each in entry.payload],
+            "tensors": [(dtype_name(each.dtype), each.shape) for each in entry.payload],
         }
     ).encode()
     body: list[bytes | memoryview] = [HEADER_LENGTH.pack(len(header)) + header]

@@ -246,15 +246,9 @@ class MeshTransport:
             ) from failure
 
 
-def _is_served(op: AllReduceMean | AllGather | AllToAll | NeighborAllGather) -> bool:
-    """Whether the loops can answer it: numbers that they know, in this machine's own memory."""
-    match op:
-        case AllReduceMean(tensor):
-            return tensor.device.type == "cpu" and tensor.dtype in FORMATS
-        case AllToAll(parts):
-            return all(map(_is_here, parts))
-        case AllGather(payload) | NeighborAllGather(payload):
-            return _is_here(payload)
+def _is_served(op: CollectiveOp) -> bool:
+    """Whether the compiled loops can answer it: formats that they know, in this machine's own memory."""
+    return _is_here(op.tensors()) and (not isinstance(op, AllReduceMean) or op.tensor.dtype in FORMATS)
 
 
 def _is_here(payload: Sequence[Tensor]) -> bool:
