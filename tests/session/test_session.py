@@ -34,7 +34,7 @@ def test_the_large_batch_law_catches_a_missing_exchange() -> None:
             optimizer.zero_grad()
             with session.no_sync():
                 mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            session._synchronizer.finished = True  # type: ignore[union-attr]  # the twin forgets to exchange
+            session._synchronizer.finished = True  # type: ignore[attr-defined]  # the twin forgets to exchange
             optimizer.step()
         return parameters(model)
 
@@ -162,8 +162,7 @@ def test_a_forked_child_is_inert() -> None:
         model = network(0)
         optimizer = sgd(model)
         session = worker.attach(model, optimizer)
-        session._pid += 1
-        assert session._synchronizer is not None
+        session._group.pid += 1
         session._synchronizer._pid += 1
         inputs, targets = batch(0, worker.rank)
         mse_loss(model(inputs), targets).backward()
@@ -171,7 +170,7 @@ def test_a_forked_child_is_inert() -> None:
         assert session.steps == 0
         session.close()  # does nothing in a child
         assert session in open_sessions()
-        session._pid -= 1
+        session._group.pid -= 1
         return parameters(model)
 
     results = cluster(work, 2)

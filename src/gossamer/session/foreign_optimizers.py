@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -87,6 +87,16 @@ class ForeignOptimizerGuard:
             else f"{recipe} has put the momentum of the attached one into gradients: another's would come on top of it"
         )
 
+    def refuse_unaveraged(self, attached: Optimizer) -> None:
+        """Raise LoopError where the attached optimizer trains a parameter that is not averaged."""
+        held = {id(p) for group in attached.param_groups for p in group["params"] if p.requires_grad}
+        if not held <= self._averaged:
+            raise LoopError(
+                "the optimizer trains a parameter that was frozen, or not there, at attach, and nobody averages its "
+                "gradient. Call session.close() and gossamer.attach(...) again after adding or thawing it; after "
+                "resizing one, session.reset(name)."
+            )
+
     def check(self, other: Optimizer, *, local: bool) -> None:
         """Raise LoopError where `other` is about to make a step that no other rank would hear of, or not rightly.
 
@@ -134,14 +144,3 @@ def _parts(optimizer: Optimizer) -> Iterator[Optimizer]:
     for value in vars(optimizer).values():
         several = value if isinstance(value, (list, tuple)) else [value]
         yield from (each for each in several if isinstance(each, Optimizer))
-
-
-def refuse_strangers(optimizer: Optimizer, averaged: Set[int]) -> None:
-    """Refuse parameters, by id, that the optimizer trains and nobody averages."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    if not held <= averaged:
-        raise LoopError(
-            "the optimizer trains a parameter that was frozen, or not there, at attach, and nobody averages its "
-            "gradient. Call session.close() and gossamer.attach(...) again after adding or thawing it; after resizing "
-            "one, session.reset(name)."
-        )

@@ -61,11 +61,10 @@ def _rider_bytes(
     return (averaged_bytes([*buffers, *momenta[0]]), *map(averaged_bytes, momenta[1:]))
 
 
-def ended(model: nn.Module, steps: int, synchronizer: Synchronizer | None) -> events.Closed:
-    """The digest is of what the recipe merges, where that is not the model as it is. exchange: None alone."""
-    agreed = None if synchronizer is None else synchronizer.agreed
+def ended(model: nn.Module, steps: int, synchronizer: Synchronizer) -> events.Closed:
+    """The digest is of what the recipe merges, where that is not the model as it is."""
+    agreed, buckets = synchronizer.agreed, synchronizer.buckets
     merged = model.parameters() if agreed is None else [agreed[name] for name in sorted(agreed)]
-    buckets = () if synchronizer is None else synchronizer.buckets
     return events.Closed(
         steps=steps,
         digest=checkpoint.digest(merged),
