@@ -1,6 +1,6 @@
-"""Optimizers beside the attached one: whether their steps in its parameters mean the same on every rank.
+"""Foreign optimizers: refuses steps of other optimizers in attached parameters that would differ between ranks.
 
-One hook hears of every optimizer's step in this process while sessions are open.
+One global hook runs before every optimizer's step in this process while sessions are open.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[A
 
 
 class ForeignOptimizerGuard:
-    """What other optimizers may do to the parameters of one session.
+    """Guards the parameters of one session against other optimizers' steps.
 
-    Gradients that are averaged in every backward pass are so for whoever uses them. What happens around the attached
+    Gradients that are averaged in every backward pass are so for any optimizer. Averaging around the attached
     optimizer's steps does not happen around another's, and momentum that a compressor applies is the attached one's.
     """
 
@@ -98,7 +98,7 @@ class ForeignOptimizerGuard:
             )
 
     def check(self, other: Optimizer, *, local: bool) -> None:
-        """Raise LoopError where `other` is about to make a step that no other rank would hear of, or not rightly.
+        """Raise LoopError where `other` is about to make a step that would not reach the other ranks, or not rightly.
 
         local: the gradients are those of this rank, since nothing was averaged after a backward pass in no_sync().
         """
@@ -131,7 +131,7 @@ class ForeignOptimizerGuard:
 
 
 def acts_around_steps(stage: Stage) -> bool:
-    """Whether something other than gradients is agreed upon."""
+    """Whether parameters instead of gradients are averaged."""
     return stage.apart or stage.serving is not None
 
 

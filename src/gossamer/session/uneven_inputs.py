@@ -1,4 +1,4 @@
-"""Ranks that ran out of data early catch up with those that did not."""
+"""Uneven inputs: copies parameters and optimizer state to ranks that ran out of data early, at an epoch's end."""
 
 from __future__ import annotations
 
