@@ -26,9 +26,10 @@ from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.parent_watchdog import OrphanReaper, left
 from gossamer.launch.peer_launcher import launch_peers
+from gossamer.launch.ports import PORTS, free_endpoints
 from gossamer.launch.process import ManagedProcess
-from gossamer.launch.rendezvous import PORTS, free_endpoints, serve_store
-from gossamer.launch.standby import Spare
+from gossamer.launch.rendezvous import serve_store
+from gossamer.launch.standby import StandbyProcess
 from gossamer.launch.supervisor import Supervisor
 
 # Starts in no time, unlike one that imports torch; of the real one there is a test below
@@ -94,7 +95,7 @@ class Run:
         options = {"worker_module": "tiny", "settings": {"PYTHONPATH": str(self.directory)}} | job
         return launch_peers(
             Job(script=self.directory / "script.py", logs=self.directory / "logs", **options),
-            Serving(**({"servers": 1, "command": command, "spare": ()} | (serving or {}))),
+            Serving(**({"servers": 1, "command": command, "standby": ()} | (serving or {}))),
             self.private,
             show=lambda rank, line: self.lines.append((rank, line)),
             note=self.notes.append,
@@ -290,7 +291,7 @@ for server in (1, 0):
 def check_the_spare_takes_any_servers_place(run: Run) -> None:
     (run.directory / "spare.py").write_text(SPARE)
     command = (sys.executable, "-S", "-u", str(run.directory / "spare.py"))
-    assert run(KILL_SERVERS, workers=1, serving={"servers": 2, "spare": command}) == Outcome()
+    assert run(KILL_SERVERS, workers=1, serving={"servers": 2, "standby": command}) == Outcome()
     assert run.lines == [(0, "1 1 2 True"), (0, "0 0 2 True")]
     pids = (run.directory / "waits").read_text().split()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a spare outlived its run"
@@ -302,9 +303,9 @@ def test_a_spare_takes_the_place_of_any_server(run: Run, monkeypatch: pytest.Mon
 
 
 def test_the_check_of_spares_notices_who_does_not_end_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Spare] = []
+    kept: list[StandbyProcess] = []
     monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
-    monkeypatch.setattr(Spare, "close", lambda self: kept.append(self))
+    monkeypatch.setattr(StandbyProcess, "close", lambda self: kept.append(self))
     try:
         with pytest.raises(AssertionError, match="a spare outlived"):
             check_the_spare_takes_any_servers_place(run)
@@ -324,7 +325,7 @@ def test_on_hosts_of_their_own_each_server_has_a_spare_of_its_own(run: Run, monk
             time.sleep(0.01)
     """
     prefix = ("env", "HOST=${local_rank}")
-    assert run(script, workers=1, prefix=prefix, serving={"servers": 2, "spare": command}) == Outcome()
+    assert run(script, workers=1, prefix=prefix, serving={"servers": 2, "standby": command}) == Outcome()
     assert sorted(path.name for path in run.private.glob("spare-?.txt")) == ["spare-1.txt", "spare-2.txt"]
 
 
@@ -352,7 +353,7 @@ def test_a_server_that_served_and_then_failed_is_started_again(run: Run, monkeyp
 
 @pytest.mark.parametrize("first", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
 def test_a_signal_ends_everyone(run: Run, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.3)
     waiting = iter([signal.SIGINT])
 
     def tick() -> None:
@@ -366,7 +367,7 @@ def test_a_signal_ends_everyone(run: Run, first: str, monkeypatch: pytest.Monkey
 
 
 def test_who_asks_twice_does_not_wait_for_the_patient(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 60.0)
     run.tick = lambda: os.kill(os.getpid(), signal.SIGTERM if run.lines else 0)
     began = time.monotonic()
     outcome = run("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(60)")
@@ -413,10 +414,10 @@ def test_the_secret_is_in_its_file_and_nowhere_else(run: Run) -> None:
 
 def test_the_check_of_secrets_notices_one_in_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def tells(*arguments: Any) -> dict[str, str]:
-        return dict(surroundings(*arguments)) | {"TOLD": (run.private / "token").read_bytes().hex()}
+        return dict(shared_environment(*arguments)) | {"TOLD": (run.private / "token").read_bytes().hex()}
 
-    surroundings = peer_launcher._surroundings
-    monkeypatch.setattr(peer_launcher, "_surroundings", tells)
+    shared_environment = peer_launcher._shared_environment
+    monkeypatch.setattr(peer_launcher, "_shared_environment", tells)
     with pytest.raises(AssertionError):
         check_nobody_has_the_secret(run)
 
@@ -468,7 +469,7 @@ def test_places_for_servers_differ_and_are_not_handed_out_to_who_dials() -> None
 def test_a_taken_place_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("gossamer.launch.rendezvous.PORTS", range(port, port + 1))
+        monkeypatch.setattr("gossamer.launch.ports.PORTS", range(port, port + 1))
         assert free_endpoints("127.0.0.1", 1) == ()
 
 

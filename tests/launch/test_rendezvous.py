@@ -6,7 +6,8 @@ import pytest
 
 from gossamer.errors import ConnectError
 from gossamer.launch import rendezvous
-from gossamer.launch.rendezvous import check_free, free_endpoint, reach, split_endpoint
+from gossamer.launch.ports import free_endpoint
+from gossamer.launch.rendezvous import check_free, reach, split_endpoint
 
 
 def test_a_free_endpoint_can_be_listened_on() -> None:
@@ -31,7 +32,7 @@ def test_addresses_of_version_six_keep_their_colons() -> None:
 
 
 def test_an_address_of_another_machine_is_refused_on_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_call", lambda host, port, seconds: TimeoutError("timed out"))
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: TimeoutError("timed out"))
     with pytest.raises(ConnectError, match=r"does not lead to this machine \(timed out\).*--node-rank 0"):
         check_free(free_endpoint())
 
@@ -51,13 +52,13 @@ def test_who_comes_late_finds_the_first_machine() -> None:
     ],
 )
 def test_in_vain_it_says_where_how_and_why(monkeypatch: pytest.MonkeyPatch, problem: OSError, cause: str) -> None:
-    monkeypatch.setattr(rendezvous, "_call", lambda host, port, seconds: problem)
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: problem)
     with pytest.raises(ConnectError, match=f"machine 0 at 127.0.0.1:9, interface .+: {problem}.*{cause}"):
         reach("127.0.0.1:9", seconds=0.0)
 
 
 def test_a_first_machine_that_is_not_up_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([ConnectionRefusedError(), ConnectionRefusedError(), None])
-    monkeypatch.setattr(rendezvous, "_call", lambda host, port, seconds: next(answers))
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: next(answers))
     reach("127.0.0.1:9", seconds=5.0)
     assert next(answers, "all asked") == "all asked"

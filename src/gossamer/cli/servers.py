@@ -77,6 +77,6 @@ def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
     return replace(
         serving,
         endpoints=tuple(f"{host.address}:{PORT + 1}" for host in hosts),
-        meeting=f"{hosts[0].address}:{PORT}",
+        store_endpoint=f"{hosts[0].address}:{PORT}",
         network=DIRECTORY / hosts[0].namespace,
     )
