@@ -495,8 +495,8 @@ def test_the_store_listens_where_it_was_asked_to_and_nowhere_else() -> None:
 LAUNCHER = """
 import subprocess, sys
 sys.path.insert(0, sys.argv[2])  # without the rest of the package, which takes seconds
-from parent_watchdog import Guard
-with Guard() as guard:
+from parent_watchdog import OrphanReaper
+with OrphanReaper() as guard:
     child = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]], start_new_session=True)
     {}
     print(child.pid, flush=True)
