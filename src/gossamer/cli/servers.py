@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gossamer.cli.emulation import PORT, Emulation
+from gossamer.cli.options import Machines
 from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.environment.run_token import check_token_file
 from gossamer.errors import ConnectError
@@ -47,13 +48,13 @@ def check_certificates(context: click.Context, option: click.Parameter, folder: 
     return folder if folder is None else folder.resolve()
 
 
-def read_serving(servers: int, token_file: Path | None, nnodes: int, rendezvous: str | None) -> Serving | None:
-    """None where there are no servers of their own."""
+def read_serving(servers: int, token_file: Path | None, machines: Machines) -> Serving | None:
+    """The dedicated servers of a run, if it has any."""
     if servers == 0:
         if token_file is not None:
             raise click.UsageError("--token-file is what servers and workers know each other by: add --servers 1.")
         return None
-    for option, given in (("--nnodes", nnodes > 1), ("--rendezvous", rendezvous is not None)):
+    for option, given in (("--nnodes", machines.nnodes > 1), ("--rendezvous", machines.rendezvous is not None)):
         if given:
             raise click.UsageError(ONE_MACHINE.format(option=option))
     return Serving(servers=servers, token_file=token_file)
