@@ -22,7 +22,7 @@ Command = Callable[..., Any]
 
 
 def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """A recipe that cannot be read is refused here once, instead of by every worker."""
+    """Refuse a recipe that cannot be parsed here once, instead of in every worker."""
     if text is not None:
         try:
             resolve(text)
@@ -46,7 +46,7 @@ def check_interface(context: click.Context, option: click.Parameter, name: str |
 
 
 def check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """A file that could not be written is missed before the run, not after it."""
+    """Refuse a file that could not be written before the run, not after it."""
     if path is not None and not path.parent.is_dir():
         raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
     if path is not None and not os.access(path.parent, os.W_OK):

@@ -1,4 +1,4 @@
-"""`gossamer run`: a script on several workers, watched, recorded, and explained where it fails."""
+"""`gossamer run`: runs a script on several workers, records it, and explains a failure."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _explain_failure(job: Job, failure: Failure) -> None:
 
 
 def _new_logs() -> Path:
-    """A directory that no other run has: runs/TIME, with a number where two runs start in the same second."""
+    """Make a directory for this run's logs: runs/TIME, with a number where two runs start in the same second."""
     stem = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [stem, *(stem.with_name(f"{stem.name}_{number}") for number in range(2, 100))]
     for name in names:
