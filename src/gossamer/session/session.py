@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import weakref
@@ -37,7 +36,7 @@ from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, check_nor
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.lifecycle_events import numbers
 from gossamer.session.momentum_transfer import take_over
-from gossamer.session.startup_checks import NO_BATCH, FirstBatch, compare, fingerprint, hand_out
+from gossamer.session.startup_checks import NO_BATCH, FirstBatch, check_ranks_alike
 from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, StepCosts, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
@@ -116,14 +115,11 @@ class Session:
         return "" if self._stages.now.apart else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
 
     def _check_ranks_alike(self) -> None:
-        """Compare what ranks train with, then give all of them rank 0's parameters and buffers."""
         if self._transport.world == 1:
             return
         options = f"clip_norm={self.clip_norm}, scaler={self._current_scale() is not None}, seed={self._seed}"
-        shown = fingerprint(recipe=repr(self.recipe), layout=self._layout, optimizer=self.optimizer, options=options)
-        compare(self._group.all_gather_text(json.dumps(shown)))
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        hand_out(tensors, self._group.all_gather_text, self._group.broadcast_)
+        about = {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
+        check_ranks_alike(self.model, self.optimizer, self._group, **about)
         self._buffers.see_constants()
 
     def _adopt(self, parameters: dict[str, Parameter]) -> None:
@@ -184,8 +180,7 @@ class Session:
 
     def _catch_up(self, missed: int) -> None:
         parts = [self.optimizer, *([self.scaler] if self.scaler is not None else [])]
-        group = self._group
-        uneven_inputs.catch_up(self.model, parts, missed, self._transport.rank, group.all_gather_text, group.broadcast_)
+        uneven_inputs.catch_up(self.model, parts, missed, self._group)
 
     @contextmanager
     def merged(self, model: nn.Module) -> Iterator[nn.Module]:

@@ -21,6 +21,7 @@ from gossamer.core import rng
 from gossamer.errors import MismatchError
 from gossamer.events import notice
 from gossamer.reducer.optimizer_settings import by_value
+from gossamer.session.group_calls import GroupCalls
 from gossamer.version import __version__
 
 NOT_SEEN, NO_BATCH = 0, -1
@@ -36,6 +37,12 @@ MEANING = {
     "options": "what else attach was given (pass the same everywhere)",
     "optimizer": "a hash of the optimizer's state and settings (load its state on every rank, before attach)",
 }
+
+
+def check_ranks_alike(model: nn.Module, optimizer: Optimizer, group: GroupCalls, **about: str) -> None:
+    """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers. about: see fingerprint."""
+    compare(group.all_gather_text(json.dumps(fingerprint(optimizer=optimizer, **about))))
+    hand_out([*model.parameters(), *model.buffers()], group.all_gather_text, group.broadcast_)
 
 
 def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, options: str = "") -> dict[str, str]:
