@@ -240,7 +240,7 @@ def run_beside_servers(
     (directory / "train.py").write_text(script)
     monkeypatch.chdir(directory)
     stand_in = (sys.executable, "-S", "-u", "-c", server)
-    monkeypatch.setattr(servers, "Serving", partial(Serving, command=stand_in, spare=()))
+    monkeypatch.setattr(servers, "Serving", partial(Serving, command=stand_in, standby=()))
     result = CliRunner().invoke(gossamer, ["run", *options, "train.py"])
     return result.exit_code, str(result.output)
 

@@ -128,7 +128,7 @@ def test_a_lost_worker_is_started_again_alone_as_often_as_allowed(run: Run) -> N
 
 @pytest.mark.parametrize("first", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
 def test_a_signal_ends_everyone(run: Run, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.3)
     waiting = iter([signal.SIGINT])
 
     def tick() -> None:
@@ -142,7 +142,7 @@ def test_a_signal_ends_everyone(run: Run, first: str, monkeypatch: pytest.Monkey
 
 
 def test_who_asks_twice_does_not_wait_for_the_patient(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 60.0)
     run.tick = lambda: os.kill(os.getpid(), signal.SIGTERM if run.lines else 0)
     began = time.monotonic()
     outcome = run("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(60)")

@@ -35,8 +35,8 @@ def test_the_check_of_secrets_notices_one_in_the_environment(run: Run, monkeypat
     def tells(*arguments: Any) -> dict[str, str]:
         return dict(surroundings(*arguments)) | {"TOLD": (run.private / "token").read_bytes().hex()}
 
-    surroundings = peer_launcher._surroundings
-    monkeypatch.setattr(peer_launcher, "_surroundings", tells)
+    surroundings = peer_launcher._shared_environment
+    monkeypatch.setattr(peer_launcher, "_shared_environment", tells)
     with pytest.raises(AssertionError):
         check_nobody_has_the_secret(run)
 

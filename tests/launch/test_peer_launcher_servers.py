@@ -15,7 +15,7 @@ from gossamer.launch import standby, supervisor
 from gossamer.launch.failure import Outcome
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.process import ManagedProcess
-from gossamer.launch.standby import Spare
+from gossamer.launch.standby import StandbyProcess
 
 pytestmark = pytest.mark.processes
 KILL_SERVER = """
@@ -81,7 +81,7 @@ for server in (1, 0):
 def check_the_spare_takes_any_servers_place(run: Run) -> None:
     (run.directory / "spare.py").write_text(SPARE)
     command = (sys.executable, "-S", "-u", str(run.directory / "spare.py"))
-    assert run(KILL_SERVERS, workers=1, serving={"servers": 2, "spare": command}) == Outcome()
+    assert run(KILL_SERVERS, workers=1, serving={"servers": 2, "standby": command}) == Outcome()
     assert run.lines == [(0, "1 1 2 True"), (0, "0 0 2 True")]
     pids = (run.directory / "waits").read_text().split()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a spare outlived its run"
@@ -93,9 +93,9 @@ def test_a_spare_takes_the_place_of_any_server(run: Run, monkeypatch: pytest.Mon
 
 
 def test_the_check_of_spares_notices_who_does_not_end_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Spare] = []
+    kept: list[StandbyProcess] = []
     monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
-    monkeypatch.setattr(Spare, "close", lambda self: kept.append(self))
+    monkeypatch.setattr(StandbyProcess, "close", lambda self: kept.append(self))
     try:
         with pytest.raises(AssertionError, match="a spare outlived"):
             check_the_spare_takes_any_servers_place(run)
@@ -115,7 +115,7 @@ def test_on_hosts_of_their_own_each_server_has_a_spare_of_its_own(run: Run, monk
             time.sleep(0.01)
     """
     prefix = ("env", "HOST=${local_rank}")
-    assert run(script, workers=1, prefix=prefix, serving={"servers": 2, "spare": command}) == Outcome()
+    assert run(script, workers=1, prefix=prefix, serving={"servers": 2, "standby": command}) == Outcome()
     assert sorted(path.name for path in run.private.glob("spare-?.txt")) == ["spare-1.txt", "spare-2.txt"]
 
 

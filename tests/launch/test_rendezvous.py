@@ -9,15 +9,8 @@ from torch.distributed import TCPStore
 
 from gossamer.errors import ConnectError
 from gossamer.launch import rendezvous
-from gossamer.launch.rendezvous import (
-    PORTS,
-    check_free,
-    free_endpoint,
-    free_endpoints,
-    reach,
-    serve_store,
-    split_endpoint,
-)
+from gossamer.launch.ports import PORTS, free_endpoint, free_endpoints
+from gossamer.launch.rendezvous import check_free, reach, serve_store, split_endpoint
 
 
 def test_a_free_endpoint_can_be_listened_on() -> None:
@@ -42,7 +35,7 @@ def test_addresses_of_version_six_keep_their_colons() -> None:
 
 
 def test_an_address_of_another_machine_is_refused_on_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_call", lambda host, port, seconds: TimeoutError("timed out"))
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: TimeoutError("timed out"))
     with pytest.raises(ConnectError, match=r"does not lead to this machine \(timed out\).*--node-rank 0"):
         check_free(free_endpoint())
 
@@ -62,14 +55,14 @@ def test_who_comes_late_finds_the_first_machine() -> None:
     ],
 )
 def test_in_vain_it_says_where_how_and_why(monkeypatch: pytest.MonkeyPatch, problem: OSError, cause: str) -> None:
-    monkeypatch.setattr(rendezvous, "_call", lambda host, port, seconds: problem)
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: problem)
     with pytest.raises(ConnectError, match=f"machine 0 at 127.0.0.1:9, interface .+: {problem}.*{cause}"):
         reach("127.0.0.1:9", seconds=0.0)
 
 
 def test_a_first_machine_that_is_not_up_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([ConnectionRefusedError(), ConnectionRefusedError(), None])
-    monkeypatch.setattr(rendezvous, "_call", lambda host, port, seconds: next(answers))
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: next(answers))
     reach("127.0.0.1:9", seconds=5.0)
     assert next(answers, "all asked") == "all asked"
 
@@ -85,7 +78,7 @@ def test_places_for_servers_differ_and_are_not_handed_out_to_who_dials() -> None
 def test_a_taken_place_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("gossamer.launch.rendezvous.PORTS", range(port, port + 1))
+        monkeypatch.setattr("gossamer.launch.ports.PORTS", range(port, port + 1))
         assert free_endpoints("127.0.0.1", 1) == ()
 
 

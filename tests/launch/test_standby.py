@@ -13,7 +13,7 @@ import pytest
 
 from gossamer.launch import standby
 from gossamer.launch.parent_watchdog import OrphanReaper
-from gossamer.launch.standby import Spare
+from gossamer.launch.standby import StandbyProcess
 
 PYTHON = (sys.executable, "-S", "-u", "-c")
 WAITS = """
@@ -50,9 +50,9 @@ class Waiting:
     directory: Path
     groups: Groups = field(default_factory=Groups)
 
-    def made(self, *command: str) -> Spare:
+    def made(self, *command: str) -> StandbyProcess:
         files = [self.directory / name for name in ("spare.txt", "spare-boot.txt")]
-        return Spare(command, COMMON, *files, cast(OrphanReaper, self.groups))
+        return StandbyProcess(command, COMMON, *files, cast(OrphanReaper, self.groups))
 
     def pid(self) -> int:
         """Of the one that waits, once it does."""
@@ -63,7 +63,7 @@ class Waiting:
         path = self.directory / name
         return path.read_text().split() if path.exists() else []
 
-    def took(self, kept: Spare) -> list[str]:
+    def took(self, kept: StandbyProcess) -> list[str]:
         """What a process with this environment printed; and no more is heard of it."""
         process = kept.take((*PYTHON, BEGINS), MINE, self.directory / "out.txt", self.directory / "boot.txt")
         assert process.wait(20) == 0
@@ -102,13 +102,13 @@ def test_the_one_that_waits_takes_the_place_with_its_environment(waiting: Waitin
 
 
 def test_the_check_of_spares_notices_one_that_is_not_used(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = Spare.take
+    take = StandbyProcess.take
 
-    def forgets(self: Spare, *given: object) -> object:
+    def forgets(self: StandbyProcess, *given: object) -> object:
         self.close()
         return take(self, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Spare, "take", forgets)
+    monkeypatch.setattr(StandbyProcess, "take", forgets)
     with pytest.raises(AssertionError):
         check_the_one_that_waits_is_used(waiting)
 

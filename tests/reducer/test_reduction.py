@@ -66,7 +66,6 @@ def trained(recipe: str, wrap: Any = lambda transport: transport) -> Tensor:
         session = worker.attach(model, optimizer, recipe)
         for step in range(8):
             train_step(model, optimizer, step, worker.rank)
-        assert session._synchronizer is not None
         assert len(session._synchronizer.buckets) == 6
         return parameters(model)
 

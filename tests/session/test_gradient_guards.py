@@ -134,7 +134,7 @@ def test_a_closed_session_says_so(tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
         model = network(0)
         session = worker.attach(model, sgd(model))
-        session._comm_thread.close()
+        session._group.comm_thread.close()
         with pytest.raises(LoopError, match=r"attach\(\.\.\.\) again"):
             session.save(tmp_path)
 

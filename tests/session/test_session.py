@@ -32,7 +32,7 @@ def test_the_large_batch_law_catches_a_missing_exchange() -> None:
             optimizer.zero_grad()
             with session.no_sync():
                 loss_of(model, step, worker.rank).backward()
-            session._synchronizer.finished = True  # type: ignore[union-attr]  # the twin forgets to exchange
+            session._synchronizer.finished = True  # type: ignore[attr-defined]  # the twin forgets to exchange
             optimizer.step()
         return parameters(model)
 
@@ -155,15 +155,14 @@ def test_everyone_stops_after_the_same_step(world: int) -> None:
 def test_a_forked_child_is_inert() -> None:
     def work(worker: Worker) -> Tensor:
         model, optimizer, session = worker.start(network(0), sgd)
-        session._pid += 1
-        assert session._synchronizer is not None
+        session._group.pid += 1
         session._synchronizer._pid += 1
         loss_of(model, 0, worker.rank).backward()
         optimizer.step()
         assert session.steps == 0
         session.close()  # does nothing in a child
         assert session in open_sessions()
-        session._pid -= 1
+        session._group.pid -= 1
         return parameters(model)
 
     results = cluster(work, 2)

@@ -125,7 +125,6 @@ def test_compiled_models_keep_their_names() -> None:
         compiled = torch.compile(model, backend="aot_eager")
         optimizer = sgd(model)
         session = worker.attach(compiled, optimizer, "TopK(0.5)")  # type: ignore[arg-type]
-        assert session._synchronizer is not None
         for step in range(2):
             train_step(compiled, optimizer, step, worker.rank)
         return parameters(model), session._synchronizer.buckets[0].layout.names

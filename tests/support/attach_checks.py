@@ -57,7 +57,7 @@ class Training:
 
     def end(self) -> None:
         """All ranks hold the same bits, and these moved with every step."""
-        digests = self.session._tell(digest(self.model.parameters()))
+        digests = self.session._group.all_gather_text(digest(self.model.parameters()))
         assert len(set(digests)) == 1, f"ranks hold different bits after {self.session.steps} steps"
         self.session.close()
 

@@ -74,7 +74,7 @@ class Run:
         options = {"worker_module": "tiny", "settings": {"PYTHONPATH": str(self.directory)}} | job
         return launch_peers(
             Job(script=self.directory / "script.py", logs=self.directory / "logs", **options),
-            Serving(**({"servers": 1, "command": command, "spare": ()} | (serving or {}))),
+            Serving(**({"servers": 1, "command": command, "standby": ()} | (serving or {}))),
             self.private,
             show=lambda rank, line: self.lines.append((rank, line)),
             note=self.notes.append,

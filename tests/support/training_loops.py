@@ -115,7 +115,6 @@ def _gradients(model: nn.Module) -> Tensor:
 def owed_and_in_flight(trace: Trace) -> Tensor:
     """What a worker did and the others have not got yet: (n,), in the model's order."""
     session, state = trace.session, trace.session.state_dict()
-    assert session._synchronizer is not None
     found = {name: torch.zeros_like(parameter) for name, parameter in trace.model.named_parameters()}
     for name, kept in state["state"].items():
         for key, tensor in kept.items():

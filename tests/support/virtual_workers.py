@@ -71,9 +71,8 @@ def cluster(
             for session in worker.sessions:
                 for hook in session._hooks:
                     hook.remove()
-                if session._synchronizer is not None:
-                    session._synchronizer.close()
-                session._comm_thread.close()
+                session._synchronizer.close()
+                session._group.comm_thread.close()
         return result
 
     return in_threads(run, world)

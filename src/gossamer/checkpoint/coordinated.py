@@ -1,4 +1,4 @@
-"""A checkpoint is complete when every rank says so."""
+"""Coordinated checkpoints: all ranks save or load together, and a step is complete on every rank or on none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gossamer.checkpoint import reshard
 from gossamer.checkpoint.state import AGREED_KEY, Stateful, random_state, set_random_state
 from gossamer.errors import CheckpointError
 
-Tell = Callable[[str], list[str]]
+AllGatherText = Callable[[str], list[str]]
 
 
 def save(
@@ -23,16 +23,15 @@ def save(
     rank: int,
     tree: Mapping[str, Any],
     about: Mapping[str, str],
-    tell: Tell,
+    all_gather_text: AllGatherText,
 ) -> None:
     """Write this rank's part, and declare the step complete once all ranks have written theirs.
 
-    tell: says a text to all ranks and returns everyone's, by rank. Where one rank fails, all
-    raise CheckpointError.
+    all_gather_text: returns every rank's text, by rank. Where one rank fails, all raise CheckpointError.
     """
     try:
-        digests = _together(tell, step, lambda: checkpoint.stage(directory, step, rank, tree))
-        _together(tell, step, partial(_complete, directory, step, rank, digests, about))
+        digests = _on_all_ranks(all_gather_text, step, lambda: checkpoint.stage(directory, step, rank, tree))
+        _on_all_ranks(all_gather_text, step, partial(_complete, directory, step, rank, digests, about))
     except CheckpointError:
         checkpoint.abandon(directory, step, rank)
         raise
@@ -45,17 +44,19 @@ def _complete(
     return "complete"
 
 
-def _together(tell: Tell, step: int, act: Callable[[], str], wish: str = "could be written") -> list[str]:
-    """Do something on every rank; returns what it gave, by rank, or raises on all of them where one failed."""
+def _on_all_ranks(
+    all_gather_text: AllGatherText, step: int, act: Callable[[], str], failing: str = "could be written"
+) -> list[str]:
+    """Act on every rank; returns the results by rank, or raises on all ranks where one failed."""
     try:
         told = "done " + act()
     except (CheckpointError, OSError, RuntimeError) as failure:
         told = f"lost {failure}"
-    answers = tell(told)
+    answers = all_gather_text(told)
     lost = [f"rank {who}: {text[5:]}" for who, text in enumerate(answers) if text.startswith("lost ")]
     if lost:
         raise CheckpointError(
-            f"the checkpoint of step {step} was given up, since not every rank's part {wish}: {'; '.join(lost)}. "
+            f"the checkpoint of step {step} was given up, since not every rank's part {failing}: {'; '.join(lost)}. "
             "Others in the same directory are as they were."
         )
     return [text[5:] for text in answers]
@@ -63,21 +64,22 @@ def _together(tell: Tell, step: int, act: Callable[[], str], wish: str = "could 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint. tree: this rank's, or one for it where another number of workers wrote theirs; sessions: the part
-    of that name, then of all of them, by rank; news: what then became of it."""
+    """A checkpoint as this rank loads it."""
 
-    tree: Mapping[str, Any]
-    sessions: Sequence[Mapping[str, Any]]
-    news: str | None = None
+    tree: Mapping[str, Any]  # this rank's, or one for it where another number of workers wrote theirs
+    sessions: Sequence[Mapping[str, Any]]  # the tree's "session", of all writers by rank where they were others
+    news: str | None = None  # what resharding did, in one line
 
 
-def load(directory: str | os.PathLike[str], rank: int, world: int, tell: Tell) -> LoadedCheckpoint | None:
+def load(
+    directory: str | os.PathLike[str], rank: int, world: int, all_gather_text: AllGatherText
+) -> LoadedCheckpoint | None:
     """The newest checkpoint that every rank can go on from; None where there is none at all.
 
-    It needs its own part, and the parts of all where another number of workers wrote them.
+    Each needs its own part, and all parts where another number of workers wrote them.
     """
     usable, others = _usable(directory, rank, world)
-    answers = [json.loads(text) for text in tell(json.dumps([usable, others]))]
+    answers = [json.loads(text) for text in all_gather_text(json.dumps([usable, others]))]
     steps = [{(step, writers) for step, writers in usable} for usable, _ in answers]
     if any(steps) and not all(steps):
         without = ", ".join(str(who) for who, theirs in enumerate(steps) if not theirs)
@@ -95,14 +97,16 @@ def load(directory: str | os.PathLike[str], rank: int, world: int, tell: Tell) -
         )
     for step, writers in sorted(set.intersection(*steps), reverse=True):
         found: list[LoadedCheckpoint] = []
-        digests = _together(tell, step, partial(_read, directory, step, rank, world, writers, found), "could be read")
+        digests = _on_all_ranks(
+            all_gather_text, step, partial(_read, directory, step, rank, world, writers, found), "could be read"
+        )
         if len(set(digests)) == 1 and digests[0]:  # else a crash left parts of two saves of one step
             return found[0]
     return None
 
 
 def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """([(step, how many wrote it)] that this rank could go on from, other numbers of workers that wrote here)."""
+    """([(step, its number of writers)] that this rank could go on from, other numbers of writers in here)."""
     complete = {each: set(checkpoint.complete_steps(directory, each)) for each in (0, rank)}
     usable: list[tuple[int, int]] = []
     others: list[int] = []
@@ -119,7 +123,7 @@ def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[l
 def _read(
     directory: str | os.PathLike[str], step: int, rank: int, world: int, writers: int, found: list[LoadedCheckpoint]
 ) -> str:
-    """The digests of all parts, or nothing where those that were read are not of one save."""
+    """Append a checkpoint to `found`; returns the digests of all parts, or "" where the parts read differ in them."""
     if writers == world:
         tree, manifest = checkpoint.read(directory, step, rank)
         found.append(LoadedCheckpoint(tree, [tree["session"]]))
@@ -145,12 +149,12 @@ def _read(
 
 
 def states(parts: Mapping[str, Stateful]) -> dict[str, Any]:
-    """What these are, and where the global random generators stand."""
+    """The state of each part, and of the global random generators."""
     return {**{name: part.state_dict() for name, part in parts.items()}, "random": random_state()}
 
 
 def put_back(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> None:
-    """Make them what they were, those that the tree knows; the generators first, since the world's shards draw."""
+    """Restore the parts that the tree has; the generators first, since the world's shards draw."""
     set_random_state(tree["random"])
     for name, part in parts.items():
         if tree.get(name):

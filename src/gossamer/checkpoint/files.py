@@ -1,4 +1,4 @@
-"""Steps on disk: staged, completed, pruned, read back."""
+"""Checkpoint files: stages, completes, prunes and reads one rank's part of a step on disk."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _temporary(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _all_or_nothing(directory: str | os.PathLike[str], step: int, rank: int) -> Iterator[None]:
-    """Leave no temporary behind where writing fails."""
+    """Remove temporary files where writing fails, and raise CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -150,7 +150,7 @@ def complete(
 def _prune(directory: Path, step: int, rank: int, world: int, keep: int) -> None:
     """Of this rank's files: leave the `keep` newest complete steps up to this one, and no temporary.
 
-    Rank 0 sees to those of ranks that there are no more.
+    Rank 0 also removes the files of ranks beyond the world size.
     """
     kept = [other for other in complete_steps(directory, rank) if other <= step][-keep:]
     for other in _steps(directory):
@@ -190,7 +190,7 @@ def complete_steps(directory: str | os.PathLike[str], rank: int) -> list[int]:
 
 
 def writers(directory: str | os.PathLike[str], step: int, rank: int) -> int | None:
-    """How many workers wrote this step, by this rank's manifest; None where there is none that can be read."""
+    """The world size that wrote this step, by this rank's manifest; None where none can be read."""
     path = _manifest(_folder(directory, step), rank)
     try:
         return int(_read_manifest(path)["world"]) if path.is_file() else None

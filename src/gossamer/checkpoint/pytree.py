@@ -1,4 +1,4 @@
-"""A tree of plain values and tensors, as one text and the tensors by name."""
+"""Pytree: flattens a tree of plain values and tensors into JSON and named tensors, and digests tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 24
 DIGEST_BYTES = 16
-# What every release of the format knows; other dtypes are stored as bytes, and the tree says what they are.
+# Known to every release of safetensors; other dtypes are stored as bytes, with their name in the tree.
 FORMAT_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -32,7 +32,7 @@ FORMAT_DTYPES = {
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """The elements in row-major order as uint8, without a copy where they lie so: (nbytes,)."""
+    """The elements in row-major order as uint8, (nbytes,), without a copy where the tensor is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 
@@ -52,10 +52,10 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 class _Writer:
-    """Turns a tree into JSON, and sets its tensors aside by name.
+    """Encodes a tree as JSON, and collects its tensors by name.
 
-    None, bool, int, str, finite floats and lists stand for themselves; everything else is an object with one key
-    that says what it is.
+    None, bool, int, str, finite floats and lists stand for themselves; everything else is an object whose first key
+    is its kind.
     """
 
     def __init__(self) -> None:
@@ -142,5 +142,5 @@ def flatten(tree: Any) -> tuple[str, dict[str, Tensor]]:
 
 
 def unflatten(text: str, tensors: Mapping[str, Tensor]) -> Any:
-    """The tree that `flatten` took apart."""
+    """The inverse of `flatten`."""
     return _decode(json.loads(text), tensors)

@@ -1,5 +1,7 @@
-"""Going on with another number of workers, or with other wrappers: nothing that was still to be sent is lost, and the
-epoch goes on."""
+"""Resharding: converts the state of a checkpoint to another world size or other wrappers in the recipe.
+
+Nothing that was still to be sent is lost, and the epoch goes on.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ from gossamer.core.term import Term
 from gossamer.errors import CheckpointError, RecipeError
 from gossamer.recipes.recipe import resolve
 
-State = Mapping[str, Any]  # what Session.state_dict gives
-Remembered = dict[str, Tensor]  # about one parameter, by key
+State = Mapping[str, Any]  # a Session.state_dict
+Remembered = dict[str, Tensor]  # one parameter's state, by key
 
 
 def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
-    """What a worker whose state is now `mine` begins with, after the workers whose `states` these are, by rank.
+    """The state that a new worker, whose own is `mine`, begins with; `states`: of the workers before, by rank.
 
     residual' = mean over workers of residual + sum over workers of owed, the same on every new worker; owed' = 0
     law:    mean residual + owed stays what it was
@@ -57,11 +59,11 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
 
 
 def taken_up(own: State, mine: State) -> State:
-    """What a worker whose state is now `mine` begins with, after its own of as many workers.
+    """The state that a worker, whose own is `mine`, begins with after its saved one, `own`, of the same world size.
 
-    Wrappers that were chosen for the number of workers may differ where both remember the same by the same names: what
-    waits in a residual is a part of this worker's own gradients with any of them, and goes on bit for bit. Says so on
-    rank 0. Raises CheckpointError where one of them remembers more.
+    Wrappers that were chosen for the world size may differ where both keep the same state under the same names: a
+    residual is a part of this worker's own gradients with any of them, and goes on bit for bit. Says so on rank 0.
+    Raises CheckpointError where one of them keeps more.
     """
     if own["recipe"] == mine["recipe"] or not _alike(own["recipe"], mine["recipe"]):
         return own  # nothing to do, or another recipe, which the session refuses
@@ -81,20 +83,19 @@ def taken_up(own: State, mine: State) -> State:
 
 
 def agreed(states: Sequence[State]) -> Remembered:
-    """Parameters that workers who trained apart begin with, by name: the mean of what those before agreed on, or of
-    what each of them had. `states`: of all of them."""
+    """Parameters, by name, to begin with after local training: the mean over `states` of the agreed ones."""
     names = [name for name, remembered in states[0]["state"].items() if AGREED_KEY in remembered]
     return {name: _mean([state["state"][name][AGREED_KEY] for state in states]) for name in names}
 
 
 def _grounded(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """What was under way is given up, and so is what each worker did since: all go on from what they agreed on."""
+    """Progress without rounds in flight and local steps since: all workers go on from the agreed parameters."""
     flights = {"flights": [], "weights": [0.0] * len(progress["weights"])} if "flights" in progress else {}
     return {**progress, **flights}
 
 
 def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:
-    """Where a worker's shards go on after those of `worlds`, the states of worlds by rank.
+    """Positions at which a worker's shards go on after those of `worlds`, the states of worlds by rank.
 
     n workers draw the first entries of one common order in turns, so that what they drew together is its beginning,
     whatever n. Not so where world.shard was told to stratify, in the middle of an epoch: only the number is right then.
@@ -106,7 +107,7 @@ def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -
 
 
 def describe(directory: str, step: int, writers: int, world: int, *, recipe: str, apart: bool) -> str:
-    """What folding did, in one line. apart: the workers had trained apart, as their `recipe` says."""
+    """What resharding did, in one line. apart: the workers had trained apart, as their `recipe` says."""
     who, them = ("one worker", "it") if writers == 1 else (f"{writers} workers", f"the {writers}")
     if writers == 1:
         fate = "it had nothing left to send"
@@ -126,14 +127,14 @@ def describe(directory: str, step: int, writers: int, world: int, *, recipe: str
 
 
 def _in_one_node(recipe: str, world: int) -> bool:
-    """Whether all workers are one node now, where only what travels between nodes leaves anything to be sent later."""
+    """Whether all workers are one node now, while only traffic between nodes leaves a residual."""
     nodes = [term for term in resolve(recipe).compressor.held() if isinstance(term, Hierarchical)]
     inside = any(isinstance(term, Feedback) for node in nodes[:1] for term in node.held())
     return inside and prod(node.per_node for node in nodes) >= world
 
 
 def _alike(written: str, now: str) -> bool:
-    """Whether recipes differ in nothing but what is chosen by the number of workers."""
+    """Whether recipes differ in nothing but wrappers chosen by the world size."""
     try:
         return written == now or _plain(written) == _plain(now)
     except RecipeError:  # another version wrote it
@@ -141,7 +142,7 @@ def _alike(written: str, now: str) -> bool:
 
 
 def _plain(text: str) -> Sequence[Term]:
-    """A recipe without Sharded and SparseSum, which keep what waits in the same residual as what they hold."""
+    """A recipe without Sharded and SparseSum, whose residual is that of the compressor inside."""
     return [_unsharded(term) for term in resolve(text).terms]
 
 
@@ -159,7 +160,7 @@ def _unsharded(term: Term) -> Term:
 
 
 def _begun(mine: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> Remembered:
-    """What one parameter's memory begins with; `mine`: as large as it has to be."""
+    """One parameter's state to begin with; `mine`: in its new shapes."""
     begun: Remembered = {}
     for key, tensor in mine.items():
         theirs = [part[key] for part in parts if key in part]

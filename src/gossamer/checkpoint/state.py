@@ -1,4 +1,4 @@
-"""State that a checkpoint holds beside the model's: what can give and take its state, random generators, keys."""
+"""Checkpoint state: the protocol of parts that have one, global random generators, and keys."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gossamer.strategies import AGREED
 
 
 class Stateful(Protocol):
-    """What can be part of a checkpoint; the world, for one."""
+    """A part of a checkpoint: model, optimizer, scaler, world."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
 
 
 def random_state() -> dict[str, Any]:
-    """Where torch's and Python's global generators stand."""
+    """The state of torch's and Python's global generators."""
     kind, numbers, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
@@ -29,7 +29,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put them back there."""
+    """Restore the generators."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -37,7 +37,5 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((kind, tuple(numbers), gauss))
 
 
-MERGING_PREFIX = "merging."  # before the keys of what a strategy remembers, beside what a compressor does
-
-
+MERGING_PREFIX = "merging."  # of the keys of a strategy's state, beside the compressor's
 AGREED_KEY = MERGING_PREFIX + AGREED

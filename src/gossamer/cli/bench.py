@@ -32,8 +32,7 @@ from gossamer.bench import (
     remarks,
     roster,
 )
-from gossamer.cli.options import check_parent
-from gossamer.cli.run import OUTPUT_FILE
+from gossamer.cli.options import output_option
 from gossamer.compressors import Compressor
 from gossamer.version import __version__
 
@@ -59,7 +58,7 @@ def bench() -> None:
 @click.option("--repeat", type=click.IntRange(1), default=7, show_default=True, help="Rounds, after one that warms up.")
 @click.option("--compressor", "names", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
 @click.option("--processes", type=click.IntRange(1, 2), default=1, show_default=True, help="2: two at once, over one.")
-@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Also write every time there.")
+@output_option("json", "Also write every time there.")
 def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: int, json_file: Path | None) -> None:
     """Time every compressor on one core: encoding with feedback, and decoding what 1, 4 and 64 workers sent.
 

@@ -17,8 +17,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.cli.options import check_parent
-from gossamer.cli.run import OUTPUT_FILE
+from gossamer.cli.options import output_option
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError, RecipeError
 from gossamer.estimate.profile_runs import measure
@@ -69,9 +68,9 @@ def _different(context: click.Context, option: click.Parameter, recipes: tuple[s
 @click.option("--foretell/--no-foretell", "foretelling", default=True, help="Foretell each step before its run.")
 @click.option("--price-per-hour", type=float, help="Of one worker.")
 @click.option("--egress-price-per-gb", type=float, help="Of a sent gigabyte.")
-@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Write everything there.")
-@click.option("--plot", "plot_file", type=OUTPUT_FILE, callback=check_parent, help="Draw the curves (PNG).")
-@click.option("--page", "page_file", type=OUTPUT_FILE, callback=check_parent, help="Write a page for a browser (HTML).")
+@output_option("json", "Write everything there.")
+@output_option("plot", "Draw the curves (PNG).")
+@output_option("page", "Write a page for a browser (HTML).")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def compare_command(

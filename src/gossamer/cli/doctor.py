@@ -18,8 +18,7 @@ from rich.text import Text
 
 from gossamer import doctor as package
 from gossamer.cli.emulation import Emulation, emulate, enter
-from gossamer.cli.options import check_interface, check_parent
-from gossamer.cli.run import OUTPUT_FILE, check_machines
+from gossamer.cli.options import Machines, emulation_option, machine_options, output_option
 from gossamer.doctor import (
     VERSIONS,
     DoctorReport,
@@ -33,7 +32,6 @@ from gossamer.doctor import (
 )
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.job import Job
-from gossamer.network import read_network
 from gossamer.observe.units import bytes_text, seconds_text
 from gossamer.version import __version__
 
@@ -46,11 +44,8 @@ ONLY_PACED = (
 
 @click.command("doctor")
 @click.option("--workers", type=click.IntRange(1), help="On this machine.  [default: 2; 1 on each of several machines]")
-@click.option("--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML.")
-@click.option("--interface", callback=check_interface, help="The network interface to use, such as eth0.")
-@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines.")
-@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is.")
-@click.option("--rendezvous", metavar="HOST:PORT", help="Where the machines meet: on machine 0.")
+@emulation_option
+@machine_options
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600, min_open=True),
@@ -58,14 +53,11 @@ ONLY_PACED = (
     show_default=True,
     help="Of sending in all; every pair has 0.4 at least.",
 )
-@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Also write what was found there.")
+@output_option("json", "Also write what was found there.")
 def doctor(
     workers: int | None,
     network_text: str | None,
-    interface: str | None,
-    nnodes: int,
-    node_rank: int,
-    rendezvous: str | None,
+    machines: Machines,
     seconds: float,
     json_file: Path | None,
 ) -> None:
@@ -73,13 +65,10 @@ def doctor(
 
     Measured over TCP on the interface that training would use. Ends with 1 where a pair cannot talk.
     """
-    check_machines(nnodes, node_rank, rendezvous)
-    workers = workers or (2 if nnodes == 1 else 1)
-    if workers * nnodes < 2:
+    workers = workers or (2 if machines.nnodes == 1 else 1)
+    if workers * machines.nnodes < 2:
         raise click.UsageError("One worker has nobody to talk to: say --workers 2, or more.")
-    network = read_network(network_text, workers) if network_text is not None else None
-    if network is not None and (nnodes > 1 or interface is not None):
-        raise click.UsageError("--network emulates all machines on this one: leave out --nnodes and --interface.")
+    network = machines.emulated(network_text, workers)
     planned = enter(network, ())
     if network is not None and planned is not None and planned.emulation == "paced":
         raise click.ClickException(ONLY_PACED.format(network=network.text, reason=planned.reason))
@@ -88,10 +77,7 @@ def doctor(
             script=WORKER,
             arguments=(str(Path(folder, "report.json")), f"--seconds={seconds}"),
             workers=workers,
-            nodes=nnodes,
-            node_rank=node_rank,
-            rendezvous=rendezvous,
-            interface=interface,
+            **machines.job_settings(),
             logs=Path(folder, "logs"),
         )
         with emulate(network, planned, say) as emulation:

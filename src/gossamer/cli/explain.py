@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from gossamer.cli.options import check_parent
-from gossamer.cli.run import OUTPUT_FILE
+from gossamer.cli.options import output_option
 from gossamer.errors import GossamerError
 from gossamer.estimate.profile_runs import assume, measure
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
@@ -78,7 +77,7 @@ def _first_positional(args: list[str], start: int) -> int:
     is_flag=True,
     help="Each worker has a machine like this one.  [default: all share this one, as with gossamer run]",
 )
-@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Also write it here.")
+@output_option("json", "Also write it here.")
 def explain(
     recipe: str,
     script: Path | None,

@@ -1,4 +1,4 @@
-"""The entry point of `gossamer`."""
+"""Entry point: the command group `gossamer`."""
 
 from __future__ import annotations
 

@@ -1,20 +1,28 @@
-"""Options of several commands, checked alike."""
+"""Options that several commands share, and their checks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gossamer.errors import RecipeError
 from gossamer.launch.job import interfaces
+from gossamer.launch.rendezvous import split_endpoint
+from gossamer.network import Network, read_network
 from gossamer.recipes.recipe import resolve
 from gossamer.transports.mesh.collective_selector import AUTO, check_wish
 
+Command = Callable[..., Any]
+
 
 def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """A recipe that cannot be read is refused here once, instead of by every worker."""
+    """Refuse a recipe that cannot be parsed here once, instead of in every worker."""
     if text is not None:
         try:
             resolve(text)
@@ -38,9 +46,76 @@ def check_interface(context: click.Context, option: click.Parameter, name: str |
 
 
 def check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """A file that could not be written is missed before the run, not after it."""
+    """Refuse a file that could not be written before the run, not after it."""
     if path is not None and not path.parent.is_dir():
         raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
     if path is not None and not os.access(path.parent, os.W_OK):
         raise click.BadParameter(f"{path.parent} cannot be written, so there would be no {path.name}: name another")
     return path
+
+
+def output_option(name: str, help_text: str) -> Callable[[Command], Command]:
+    """An option --NAME for a file to write, which the command takes as `NAME_file`."""
+    file = click.Path(dir_okay=False, writable=True, path_type=Path)
+    return click.option(f"--{name}", f"{name}_file", type=file, callback=check_parent, help=help_text)
+
+
+emulation_option = click.option(
+    "--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML."
+)
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machines of a run, as the command line has them. Raises where they contradict each other."""
+
+    interface: str | None
+    nnodes: int
+    node_rank: int
+    rendezvous: str | None
+
+    def __post_init__(self) -> None:
+        if self.nnodes > 1 and self.rendezvous is None:
+            raise click.UsageError(
+                "Several machines need a place to meet: add --rendezvous HOST:PORT, the same on all."
+            )
+        if self.node_rank >= self.nnodes:
+            raise click.UsageError(
+                f"--node-rank counts from 0 to {self.nnodes - 1} for --nnodes {self.nnodes}, not {self.node_rank}."
+            )
+        if self.rendezvous is not None:
+            split_endpoint(self.rendezvous)
+
+    def emulated(self, network_text: str | None, hosts: int) -> Network | None:
+        """The network to emulate between `hosts` hosts on this machine, if any."""
+        network = read_network(network_text, hosts) if network_text is not None else None
+        if network is not None and (self.nnodes > 1 or self.interface is not None):
+            raise click.UsageError("--network emulates all machines on this one: leave out --nnodes and --interface.")
+        return network
+
+    def job_settings(self) -> dict[str, Any]:
+        """As arguments of Job."""
+        names = {"nodes": self.nnodes, "node_rank": self.node_rank, "rendezvous": self.rendezvous}
+        return names | {"interface": self.interface}
+
+
+MACHINE_OPTIONS = (
+    click.option("--interface", callback=check_interface, help="The network interface to use, such as eth0."),
+    click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines."),
+    click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is."),
+    click.option("--rendezvous", metavar="HOST:PORT", help="Where the machines meet: on machine 0."),
+)
+
+
+def machine_options(command: Command) -> Command:
+    """The options --interface, --nnodes, --node-rank and --rendezvous, which the command takes as `machines`."""
+
+    @wraps(command)
+    def with_machines(
+        *, interface: str | None, nnodes: int, node_rank: int, rendezvous: str | None, **others: Any
+    ) -> Any:
+        return command(machines=Machines(interface, nnodes, node_rank, rendezvous), **others)
+
+    for option in reversed(MACHINE_OPTIONS):
+        with_machines = option(with_machines)
+    return with_machines

@@ -1,4 +1,4 @@
-"""gossamer recipes: everything a recipe can be made of."""
+"""`gossamer recipes`: lists strategies, topologies, compressors and presets, a copyable line each."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ import click
 
 from gossamer import rehearsal
 from gossamer.cli.emulation import enter
-from gossamer.cli.options import check_parent
-from gossamer.cli.run import OUTPUT_FILE, run
+from gossamer.cli.options import output_option
+from gossamer.cli.run import run
 from gossamer.errors import GossamerError, RecipeError
 from gossamer.estimate.profile_runs import measure
 from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time, is_predictable
@@ -113,7 +113,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     default=FORWARD_SHARE,
     help="The part of a step before its backward pass.  [default: a third]",
 )
-@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Also write it here.")
+@output_option("json", "Also write it here.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def rehearse(
     where: str,

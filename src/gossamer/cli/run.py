@@ -1,4 +1,4 @@
-"""`gossamer run`: a script on several workers, watched, recorded, and explained where it fails."""
+"""`gossamer run`: runs a script on several workers, records it, and explains a failure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ import click
 from rich.console import Console
 
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
-from gossamer.cli.options import check_collective, check_interface, check_parent, check_recipe
+from gossamer.cli.options import (
+    Machines,
+    check_collective,
+    check_recipe,
+    emulation_option,
+    machine_options,
+    output_option,
+)
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
 from gossamer.launch.failure import Failure, Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.follow import log_path
-from gossamer.launch.rendezvous import split_endpoint
-from gossamer.network import Network, read_network
+from gossamer.network import Network
 from gossamer.observe import record as records
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
@@ -36,8 +42,6 @@ NEVER_ATTACHED = (
     "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
     "training loop: session = gossamer.attach(model, optimizer)"
 )
-
-OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -52,8 +56,8 @@ OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 )
 @click.option("--recipe", callback=check_recipe, help="How the workers talk; beats the script's own.")
 @click.option("--collective", callback=check_collective, help=f"How means are taken: {', '.join(WISHES)}.")
-@click.option("--json", "json_file", type=OUTPUT_FILE, callback=check_parent, help="Write the run's record there.")
-@click.option("--plot", "plot_file", type=OUTPUT_FILE, callback=check_parent, help="Draw the run's curves (PNG).")
+@output_option("json", "Write the run's record there.")
+@output_option("plot", "Draw the run's curves (PNG).")
 @click.option(
     "--logs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -78,12 +82,9 @@ OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     callback=check_certificates,
     help="Encrypt talks with servers and single neighbours: a folder with cert.pem, key.pem, ca.pem.",
 )
-@click.option("--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML.")
+@emulation_option
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
-@click.option("--interface", callback=check_interface, help="The network interface to use, such as eth0.")
-@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines.")
-@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is.")
-@click.option("--rendezvous", metavar="HOST:PORT", help="Where the machines meet: on machine 0.")
+@machine_options
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -99,10 +100,7 @@ def run(
     tls: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
-    interface: str | None,
-    nnodes: int,
-    node_rank: int,
-    rendezvous: str | None,
+    machines: Machines,
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
@@ -111,12 +109,9 @@ def run(
     With --network each worker and server has a host of its own on an emulated network. Faults (cut, slow, stop, kill)
     happen to hosts and workers by number, servers after the workers, in seconds after training began.
     """
-    check_machines(nnodes, node_rank, rendezvous)
-    serving = read_serving(servers, token_file, nnodes, rendezvous)
+    serving = read_serving(servers, token_file, machines)
     faults = tuple(read_fault(text, workers + servers) for text in fault_texts)
-    network = read_network(network_text, workers + servers) if network_text is not None else None
-    if network is not None and (nnodes > 1 or interface is not None):
-        raise click.UsageError("--network emulates all machines on this one: leave out --nnodes and --interface.")
+    network = machines.emulated(network_text, workers + servers)
     if plot_file is not None:
         check_matplotlib()
     planned = enter(network, faults)
@@ -124,10 +119,7 @@ def run(
         script=script,
         arguments=arguments,
         workers=workers,
-        nodes=nnodes,
-        node_rank=node_rank,
-        rendezvous=rendezvous,
-        interface=interface,
+        **machines.job_settings(),
         recipe=recipe,
         max_restarts=max_restarts,
         logs=logs or _new_logs(),
@@ -141,21 +133,12 @@ def run(
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The network that a run is given, if any, how it will be emulated, what will happen in it, and its servers."""
+    """Network, faults and servers of a run."""
 
-    network: Network | None
-    planned: EmulationPlan | None
+    network: Network | None  # to emulate, if any
+    planned: EmulationPlan | None  # how
     faults: tuple[Fault, ...]
-    serving: Serving | None
-
-
-def check_machines(nnodes: int, node_rank: int, rendezvous: str | None) -> None:
-    if nnodes > 1 and rendezvous is None:
-        raise click.UsageError("Several machines need a place to meet: add --rendezvous HOST:PORT, the same on all.")
-    if node_rank >= nnodes:
-        raise click.UsageError(f"--node-rank counts from 0 to {nnodes - 1} for --nnodes {nnodes}, not {node_rank}.")
-    if rendezvous is not None:
-        split_endpoint(rendezvous)
+    serving: Serving | None  # dedicated servers, if any
 
 
 def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
@@ -250,7 +233,7 @@ def _explain_failure(job: Job, failure: Failure) -> None:
 
 
 def _new_logs() -> Path:
-    """A directory that no other run has: runs/TIME, with a number where two runs start in the same second."""
+    """Make a directory for this run's logs: runs/TIME, with a number where two runs start in the same second."""
     stem = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [stem, *(stem.with_name(f"{stem.name}_{number}") for number in range(2, 100))]
     for name in names:

@@ -1,4 +1,4 @@
-"""Dedicated servers beside the workers of a run: what the command line says of them, and where they run."""
+"""Dedicated servers of a run: their options, and the hosts they run on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gossamer.cli.emulation import PORT, Emulation
+from gossamer.cli.options import Machines
 from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.environment.run_token import check_token_file
 from gossamer.errors import ConnectError
@@ -28,7 +29,7 @@ ONE_MACHINE = (
 
 
 def check_token(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """A secret that would protect nothing is refused before anything starts."""
+    """Refuse a token file that would protect nothing before anything starts."""
     if path is not None:
         try:
             return check_token_file(path)
@@ -38,7 +39,7 @@ def check_token(context: click.Context, option: click.Parameter, path: Path | No
 
 
 def check_certificates(context: click.Context, option: click.Parameter, folder: Path | None) -> Path | None:
-    """A folder that encrypts nothing is refused before anything starts."""
+    """Refuse a folder without certificates before anything starts."""
     if folder is not None and (missing := [name for name in CERTIFICATES if not (folder / name).is_file()]):
         raise click.BadParameter(
             f"{', '.join(missing)} missing in {folder}. It needs this machine's certificate and key, and its "
@@ -47,29 +48,29 @@ def check_certificates(context: click.Context, option: click.Parameter, folder: 
     return folder if folder is None else folder.resolve()
 
 
-def read_serving(servers: int, token_file: Path | None, nnodes: int, rendezvous: str | None) -> Serving | None:
-    """None where there are no servers of their own."""
+def read_serving(servers: int, token_file: Path | None, machines: Machines) -> Serving | None:
+    """The dedicated servers of a run, if it has any."""
     if servers == 0:
         if token_file is not None:
             raise click.UsageError("--token-file is what servers and workers know each other by: add --servers 1.")
         return None
-    for option, given in (("--nnodes", nnodes > 1), ("--rendezvous", rendezvous is not None)):
+    for option, given in (("--nnodes", machines.nnodes > 1), ("--rendezvous", machines.rendezvous is not None)):
         if given:
             raise click.UsageError(ONE_MACHINE.format(option=option))
     return Serving(servers=servers, token_file=token_file)
 
 
 def starter(job: Job, serving: Serving | None, emulation: Emulation) -> Start:
-    """How to start this job where the emulation wants it. Takes what is left of `launch`'s arguments."""
+    """The launcher of this job, on the emulation's hosts. Takes the remaining arguments of `launch`."""
     if serving is None:
         return partial(launch, emulation.place(job))
     return partial(launch_peers, emulation.place(job), place_servers(job, serving, emulation))
 
 
 def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
-    """The same servers on the lab's hosts that follow the workers', of which the first is the meeting point.
+    """The same servers on the lab's hosts after the workers'. The first host has the store, too.
 
-    So that the loss of a worker's host is the loss of a worker and no more.
+    So the loss of a worker's host is the loss of a worker and no more.
     """
     if emulation.lab is None:
         return serving
@@ -77,6 +78,6 @@ def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
     return replace(
         serving,
         endpoints=tuple(f"{host.address}:{PORT + 1}" for host in hosts),
-        meeting=f"{hosts[0].address}:{PORT}",
+        store_endpoint=f"{hosts[0].address}:{PORT}",
         network=DIRECTORY / hosts[0].namespace,
     )

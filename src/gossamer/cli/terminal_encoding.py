@@ -1,4 +1,4 @@
-"""What stands for a letter where the terminal's encoding has none for it, such as ASCII in a C locale."""
+"""Terminal encoding: replaces characters that the output's encoding lacks, such as ASCII in a C locale."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import codecs
 from io import TextIOWrapper
 from typing import TextIO
 
-# The marks of a schedule stay five, and every stand-in is as wide as what it stands for
+# The marks of a schedule stay five, and every replacement is as wide as its character
 STAND_INS = {"·": "-", "▲": "^", "═": "=", "▼": "v", "◆": "*", "µ": "u", "…": "."}
-SPINNER = range(0x2800, 0x2900)  # what turns before a line that changes
+SPINNER = range(0x2800, 0x2900)  # Braille patterns, before a line that changes
 BYTES_KEPT = range(0xDC80, 0xDD00)  # of a file's name that is no text: Python's surrogates for them
 ERRORS = "gossamer.plain"
 
 
 def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
-    """For `codecs`: what to write for the first letter that cannot be encoded, and where to go on."""
+    """An error handler for `codecs`: the replacement of the first character, and where to go on."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letter = error.object[error.start]
@@ -26,8 +26,8 @@ def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def write_plainly(*streams: TextIO) -> None:
-    """Let these never fail for a letter that they cannot encode; all others are written as they are."""
+    """Let these streams replace characters that they cannot encode instead of failing."""
     codecs.register_error(ERRORS, stand_in)
     for stream in streams:
-        if isinstance(stream, TextIOWrapper):  # what a test or a notebook puts in its place has no encoding
+        if isinstance(stream, TextIOWrapper):  # the replacement that a test or a notebook installs has no encoding
             stream.reconfigure(errors=ERRORS)

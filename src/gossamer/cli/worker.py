@@ -1,4 +1,4 @@
-"""One worker of `gossamer run`: the launcher's shim, with a recorder listening."""
+"""Worker of `gossamer run`: the launcher's worker, with a recorder subscribed to its events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
     recorder = Recorder(
         Path(os.environ[RUN_DIRECTORY]),
         int(os.environ["RANK"]),
-        steps_live=os.environ["LOCAL_RANK"] == "0" or bool(run_name()),  # where rank 0 may be lost, others speak
+        steps_live=os.environ["LOCAL_RANK"] == "0" or bool(run_name()),  # where rank 0 may be lost, others report
         interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
     )
     events.subscribe(recorder)
@@ -33,12 +33,12 @@ def main() -> None:
 
 
 def _counter(header_bytes: str | None) -> Callable[[], int] | None:
-    """Of what this worker's host has sent, where it has a host of its own."""
+    """A counter of the bytes that this worker's host has sent, where it has a host of its own."""
     return None if header_bytes is None else partial(sent_bytes, int(header_bytes))
 
 
 def _watch_for_the_end(rank: int) -> None:
-    """One rank asks all to stop where a target is reached or time is up."""
+    """Let rank 0 ask all ranks to stop where a target is reached or time is up."""
     target, seconds = os.environ.get(UNTIL), os.environ.get(SECONDS)
     if rank == 0 and (target or seconds):
         events.subscribe(

@@ -1,4 +1,14 @@
-"""Which job am I in, and how do its workers find each other."""
+"""Environment: which job this process is in, how its workers rendezvous, and what the launcher told them.
+
+launcher_env.py        rank and world size from torchrun's, mpirun's or srun's variables
+rendezvous.py          joins the process group, or says within seconds which ranks are missing and why
+network_interfaces.py  IPv4 interfaces, and the one that leads to the other workers
+store.py               a key-value store at the rendezvous, before any process group
+worker_registry.py     addresses of workers, for those that come back
+run_settings.py        servers, TLS and names from GOSSAMER_* variables
+run_token.py           the run's secret: made, checked and read
+host_info.py           processor, cores and versions of this machine
+"""
 
 from gossamer.environment.launcher_env import JobEnvironment, detect, here
 from gossamer.environment.network_interfaces import choose_interface, interface_towards, interfaces

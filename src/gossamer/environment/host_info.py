@@ -1,4 +1,4 @@
-"""Host information: processor, cores and versions, beside whatever was measured on it."""
+"""Host information: processor, cores and versions of the machine on which something was measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def machine() -> dict[str, str | int]:
 
 
 def processor(table: Path = Path("/proc/cpuinfo")) -> str:
-    """Its name where the system tells one, else its architecture."""
+    """The processor's name where the system tells it, else its architecture."""
     if table.exists():
         for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")

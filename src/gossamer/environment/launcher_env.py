@@ -1,4 +1,4 @@
-"""What launchers leave in the environment: torchrun, mpirun, srun; nothing means a world of one."""
+"""Launcher environment: reads rank and world size from torchrun's, mpirun's or srun's variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_PORT = 29500
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """This worker's place: `rank` of `world` workers, `local_rank` of `local_world` on this machine."""
+    """`rank` of `world` workers, `local_rank` of `local_world` on this machine; by default a world of one."""
 
     rank: int = 0
     world: int = 1
@@ -30,16 +30,12 @@ class JobEnvironment:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundVariables:
-    """A place in a job, and what its launcher tells about the meeting point.
-
-    host: the machine of rank 0, where known; identity: a text common to all ranks of this job and no other;
-    remedy: what to type when the meeting point is missing.
-    """
+    """A job environment, and what its launcher tells about the rendezvous."""
 
     job: JobEnvironment
-    host: str | None = None
-    identity: str | None = None
-    remedy: str
+    host: str | None = None  # the machine of rank 0, where known
+    identity: str | None = None  # a text common to all ranks of this job and no other
+    remedy: str  # what to type when the rendezvous address is missing
 
 
 def _number(environ: Mapping[str, str], *names: str) -> int | None:
@@ -187,7 +183,7 @@ def _find(environ: Mapping[str, str]) -> FoundVariables:
 
 
 def _port(identity: str | None) -> int:
-    """A port that all ranks of a job agree on without talking, below those that systems hand out."""
+    """A port that all ranks of a job derive alike without communication, below the ephemeral ports."""
     return DEFAULT_PORT if identity is None else 20000 + rng.address("port", identity) % 9000
 
 
@@ -209,7 +205,7 @@ def detect(environ: Mapping[str, str]) -> JobEnvironment:
 
 
 def here() -> JobEnvironment:
-    """This process's job. A process group that exists already has the last word on rank and size."""
+    """This process's job. A process group that exists already decides rank and size."""
     if not dist.is_initialized():
         return detect(os.environ)
     return replace(_find(os.environ).job, rank=dist.get_rank(), world=dist.get_world_size())

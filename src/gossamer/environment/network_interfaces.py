@@ -1,4 +1,4 @@
-"""Which network interface leads to the other workers."""
+"""Network interfaces: lists those with an IPv4 address and chooses the one towards the other workers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ def interfaces() -> dict[str, str]:
         return {}
     import fcntl
 
-    get_flags, get_address, up_and_running = (
-        0x8913,
-        0x8915,
-        0x41,
-    )  # SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP | IFF_RUNNING
+    get_flags, get_address, up_and_running = 0x8913, 0x8915, 0x41  # SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP | IFF_RUNNING
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

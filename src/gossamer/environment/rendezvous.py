@@ -1,4 +1,4 @@
-"""Bring the process group up, or say within seconds who is missing and why."""
+"""Rendezvous: joins the process group, or raises within seconds, naming the missing ranks and the cause."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ BLOCKED = (
 
 
 def _taken() -> str:
-    """Why somebody is there already. `_inheriting` is how multiprocessing knows that it imports the script again; its
+    """Why this rank is taken already. `_inheriting` is how multiprocessing knows that it imports the script again; its
     parent_process() is set only after that."""
     return SPAWNED if getattr(multiprocessing.current_process(), "_inheriting", False) else TAKEN
 
 
 def _reach(job: JobEnvironment, address: str, port: int, deadline: float) -> None:
-    """Wait until somebody listens at the meeting point.
+    """Wait until the rendezvous address accepts connections.
 
     A plain socket, because torch's own client prints stack traces and cannot say which of the causes it was.
     """
@@ -83,7 +83,7 @@ def _reach(job: JobEnvironment, address: str, port: int, deadline: float) -> Non
 
 
 def _open_store(job: JobEnvironment, seconds: float) -> Store:
-    """The key-value store at the meeting point: served by rank 0, or by the launcher where it offers one."""
+    """The rendezvous store: served by rank 0, or by the launcher where it offers one."""
     address, port = job.master_address, job.master_port
     if address is None or port is None:
         raise _failure(job, "no meeting point is known", "Set MASTER_ADDR and MASTER_PORT for every worker.")
@@ -97,13 +97,13 @@ def _open_store(job: JobEnvironment, seconds: float) -> Store:
     except RuntimeError as error:
         cause = _taken() if "EADDRINUSE" in str(error) else SILENT
         raise _failure(job, str(error).splitlines()[0], cause) from error
-    # The launcher's store outlives a restart of its workers: what the dead ones wrote must not be read again.
+    # The launcher's store outlives a restart of its workers: keys of the dead ones must not be read again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"gossamer/{attempt}", store)
 
 
 def _everyone(store: Store, job: JobEnvironment, topic: str, value: str, seconds: float) -> list[str]:
-    """Everybody's value under this topic, by rank, within `seconds`, or an error naming who is missing."""
+    """All-gather `value` under this topic within `seconds`, or raise, naming the missing ranks."""
     keys = [f"{topic}/{rank}" for rank in range(job.world)]
     deadline = time.monotonic() + seconds
     try:
@@ -122,7 +122,7 @@ def _everyone(store: Store, job: JobEnvironment, topic: str, value: str, seconds
 
 
 def _meet(store: Store, job: JobEnvironment, address: str | None, seconds: float) -> set[str]:
-    """Say hello, then call the next rank's own address: a blocked network shows here, not as a hang later.
+    """Exchange addresses, then dial the next rank: a blocked network shows here, not as a hang later.
 
     Returns the kinds of device that the workers compute on.
     """
@@ -157,8 +157,8 @@ def device_for(job: JobEnvironment) -> torch.device:
 def join(job: JobEnvironment, seconds: float = 10.0) -> str:
     """Join this job's process group and return its backend; a group that exists already is used as it is.
 
-    Whoever is missing or unreachable within `seconds` is a ConnectError. Collectives keep torch's timeouts. A worker
-    that takes a lost one's place finds no group to join, since nobody meets twice, and has NO_GROUP.
+    Ranks missing or unreachable within `seconds` are a ConnectError. Collectives keep torch's timeouts. A restarted
+    worker finds no group to join, since the others have formed theirs, and has NO_GROUP.
     """
     if dist.is_initialized():
         return dist.get_backend()
@@ -183,7 +183,7 @@ def join(job: JobEnvironment, seconds: float = 10.0) -> str:
 
 
 def comebacks() -> int:
-    """How often this worker was lost and came back, while the others went on."""
+    """How often this worker was restarted alone while the others went on."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "1")) if returns() else 0
 
 

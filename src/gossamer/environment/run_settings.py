@@ -1,4 +1,4 @@
-"""What the environment says of servers: where they are, and the secret by which a run's processes know each other."""
+"""Run settings: servers, TLS and the run's name from GOSSAMER_* variables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from gossamer.environment.network_interfaces import interfaces
 from gossamer.errors import ConnectError
 
-LARGEST_FRAME_BYTES = 2**31  # of servers that hear of the model after they have begun to listen
+LARGEST_FRAME_BYTES = 2**31  # of servers, which learn the model after they have begun to listen
 Address = tuple[str, int]
 
 
 def dedicated_servers() -> tuple[Address, ...]:
-    """Where the servers of this run listen that hold parameters and nothing else; none where they live beside workers.
+    """Addresses of this run's dedicated servers; none where each worker hosts its part of the parameters.
 
     Raises ConnectError for what is no list of HOST:PORT.
     """
@@ -30,10 +30,10 @@ def dedicated_servers() -> tuple[Address, ...]:
 
 
 def run_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """What encrypts talks with servers and with single neighbours: where this process dials, and where it accepts.
+    """TLS contexts of connections to servers and gossip neighbors: for dialing and for accepting.
 
     None unless GOSSAMER_TLS names a folder with cert.pem, key.pem and ca.pem. Both ends show a certificate of that
-    authority; who they are they prove by the run's token, so names in certificates do not count. Raises ConnectError.
+    authority; their identity is proved by the run's token, so names in certificates do not count. Raises ConnectError.
     """
     if not (name := os.environ.get("GOSSAMER_TLS")):
         return None
@@ -55,12 +55,12 @@ def run_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
 
 
 def run_name() -> str:
-    """Which run this is: processes of different runs refuse each other."""
+    """The run's name: processes of different runs refuse each other."""
     return os.environ.get("GOSSAMER_RUN", "")
 
 
 def returns() -> bool:
-    """Whether this process takes the place of a worker that was lost, while the others go on."""
+    """Whether this process replaces a lost worker while the others go on."""
     return os.environ.get("GOSSAMER_REJOIN") == "1"
 
 

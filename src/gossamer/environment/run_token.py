@@ -1,4 +1,4 @@
-"""Run token: the secret of a job's connections, made by the launcher and read by its workers."""
+"""Run token: a secret file by which a run's processes prove that they belong to it; made, checked and read here."""
 
 from __future__ import annotations
 
@@ -10,31 +10,11 @@ from pathlib import Path
 
 from gossamer.errors import ConnectError
 
-TOKEN_BYTES = 32
-
-
-def run_token() -> bytes | None:
-    """The run's secret in 32 bytes; None where the launcher made none. Raises ConnectError."""
-    name = os.environ.get("GOSSAMER_TOKEN_FILE")
-    if not name:
-        return None
-    try:
-        token = Path(name).read_bytes()
-    except OSError as problem:
-        raise ConnectError(
-            f"The run's token cannot be read from {name} ({problem.strerror}), so no server would talk to this "
-            "process. Name a file that it may read: --token-file FILE."
-        ) from None
-    if len(token) < TOKEN_BYTES:
-        raise ConnectError(
-            f"The token in {name} has {len(token)} bytes, and one that can be guessed protects nothing. Write: "
-            f"head -c {TOKEN_BYTES} /dev/urandom > {name}"
-        )
-    return hashlib.sha256(token).digest()
+TOKEN_BYTES = 32  # at least, in a file; a digest has as many
 
 
 def make_token_file(directory: Path) -> Path:
-    """A new file of random bytes that its owner alone may read."""
+    """Make a token file that its owner alone may read."""
     path = directory / "token"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
@@ -43,7 +23,7 @@ def make_token_file(directory: Path) -> Path:
 
 
 def check_token_file(path: Path) -> Path:
-    """The absolute path of a file that can serve as the secret; ConnectError says what is wrong with it."""
+    """The absolute path of the user's token file. Raises ConnectError where it would protect nothing."""
     make = f"Make one: (umask 077; head -c {TOKEN_BYTES} /dev/urandom > {path})"
     try:
         found = path.stat()
@@ -62,3 +42,23 @@ def check_token_file(path: Path) -> Path:
             f"the run. Write: chmod 600 {path}"
         )
     return path.resolve()
+
+
+def run_token() -> bytes | None:
+    """The SHA-256 of this run's token file; None where the launcher named none. Raises ConnectError."""
+    name = os.environ.get("GOSSAMER_TOKEN_FILE")
+    if not name:
+        return None
+    try:
+        token = Path(name).read_bytes()
+    except OSError as problem:
+        raise ConnectError(
+            f"The run's token cannot be read from {name} ({problem.strerror}), so no server would talk to this "
+            "process. Name a file that it may read: --token-file FILE."
+        ) from None
+    if len(token) < TOKEN_BYTES:
+        raise ConnectError(
+            f"The token in {name} has {len(token)} bytes, and one that can be guessed protects nothing. Write: "
+            f"head -c {TOKEN_BYTES} /dev/urandom > {name}"
+        )
+    return hashlib.sha256(token).digest()

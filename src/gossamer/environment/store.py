@@ -1,4 +1,4 @@
-"""A board at the meeting point, where every rank pins texts that all can read: there before ranks reach each other."""
+"""Rendezvous store: a key-value store of texts for all ranks, there before they reach each other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RendezvousStore:
         self._store.set(topic, text)
 
     def read(self, topic: str, seconds: float) -> str:
-        """What was pinned there, waiting for it; TimeoutError after so long."""
+        """The text under this topic, waiting for it; TimeoutError after `seconds`."""
         try:
             self._store.wait([topic], timedelta(seconds=seconds))
             return str(self._store.get(topic).decode())
@@ -43,7 +43,7 @@ class RendezvousStore:
             raise TimeoutError(f"nothing about {topic} came to {self._where} within {seconds:g} s") from error
 
     def everyone(self, topic: str, rank: int, world: int, text: str, seconds: float) -> list[str]:
-        """All ranks' texts; ConnectError where some are missing, naming them."""
+        """All-gather a text; ConnectError where ranks are missing, naming them."""
         keys = [f"{topic}/{each}" for each in range(world)]
         self.pin(keys[rank], text)
         try:
@@ -60,4 +60,4 @@ class RendezvousStore:
         try:
             return self._store.check([key])
         except RuntimeError:
-            return False  # the board itself is gone
+            return False  # the store itself is gone

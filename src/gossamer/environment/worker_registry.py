@@ -1,4 +1,4 @@
-"""Where a run's workers listen, for whoever comes back: nobody meets twice, but the launcher's store stays."""
+"""Worker registry: addresses of a run's workers in the launcher's store, for restarted workers to find."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PLACES, ENDED, TRAINS = "gossamer/places", "ended", "trains-"
 
 
 def publish(rank: int, place: Address) -> None:
-    """Say where this worker listens; to nobody where the launcher keeps no such list."""
+    """Enter this worker's address; does nothing where the launcher keeps no registry."""
     store = _store()
     if store is not None:
         store.set(str(rank), json.dumps(place))
 
 
 def published(world: int) -> dict[int, Address]:
-    """Where each worker said last that it listens; those that never did are left out. Raises ConnectError."""
+    """Each worker's latest address, by rank, of those that have one. Raises ConnectError."""
     store = _store()
     if store is None:
         raise ConnectError(
@@ -36,34 +36,34 @@ def published(world: int) -> dict[int, Address]:
 
 
 def mark_end() -> None:
-    """Say that this worker has come to the end, and with it the run."""
-    with suppress(ConnectError, RuntimeError):  # the launcher is gone, and nobody will come back
+    """Mark that this worker has finished, and with it the run."""
+    with suppress(ConnectError, RuntimeError):  # the launcher is gone, and no worker will come back
         store = _store()
         if store is not None:
             store.set(ENDED, "1")
 
 
 def has_ended() -> bool:
-    """Whether somebody has come to the end, so that nobody trains any more."""
+    """Whether a worker has finished, so that none trains any more."""
     store = _store()
     return store is not None and store.check([ENDED])
 
 
 def mark_training(rank: int, attempt: int) -> None:
-    """Say that this worker has parameters to go on from, and that the others know where it is."""
+    """Mark that this worker has parameters to go on from and is connected to the others."""
     store = _store()
     if store is not None:
         store.set(f"{TRAINS}{rank}", str(attempt))
 
 
 def trains(store: Store, rank: int, attempt: int) -> bool:
-    """Whether this start of a worker has said so. store: the launcher's own."""
+    """Whether this attempt of a worker has marked that it trains. store: the launcher's own."""
     store, key = PrefixStore(PLACES, store), f"{TRAINS}{rank}"
     return store.check([key]) and int(store.get(key)) == attempt
 
 
 def _store() -> Store | None:
-    """The launcher's, where it starts lost workers again, each alone."""
+    """The launcher's store, where it restarts lost workers one by one."""
     if not run_name() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

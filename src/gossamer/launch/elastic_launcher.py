@@ -1,4 +1,4 @@
-"""Run a job's workers on this machine, on PyTorch's own elastic launcher where the loss of one ends all."""
+"""Elastic launcher: runs a job's workers on this machine by PyTorch's own launcher; the loss of one ends all."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from gossamer.launch.logs.follow import Follower, Show
 from gossamer.launch.logs.run_files import RunFiles, read_json
 from gossamer.launch.peer_launcher import launch_peers
 from gossamer.launch.periodic import PeriodicTask
+from gossamer.launch.ports import free_endpoint
 from gossamer.launch.reaper import Reaper
-from gossamer.launch.rendezvous import check_free, free_endpoint, reach
+from gossamer.launch.rendezvous import check_free, reach
 
 REAPER_SECONDS = 0.02
 MONITOR_SECONDS = 0.2
-MEETING_SECONDS = 300
+RENDEZVOUS_SECONDS = 300
 PORTS_TRIED = 4
 
 
@@ -56,7 +57,7 @@ def launch(
     if job.outlives_losses:
         return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
     if job.rendezvous is not None:
-        _prepare_meeting(job, job.rendezvous, note)
+        _check_rendezvous(job, job.rendezvous, note)
     attempts = Attempts(job, RunFiles(directory), show, note)
 
     def look() -> None:
@@ -70,21 +71,21 @@ def launch(
         attempts.close()
 
 
-def _prepare_meeting(job: Job, endpoint: str, note: Callable[[str], None]) -> None:
-    """The engine waits for minutes, and says nothing, where an address is wrong."""
+def _check_rendezvous(job: Job, endpoint: str, note: Callable[[str], None]) -> None:
+    """Find a wrong address at once: the engine would wait for minutes, and say nothing."""
     if job.node_rank:
         reach(endpoint)
         return
     check_free(endpoint)
     if job.nodes > 1:
         others = "machine 1" if job.nodes == 2 else f"machines 1 to {job.nodes - 1}"
-        note(f"waiting for {others} to come to {endpoint}, {MEETING_SECONDS // 60} minutes at most")
+        note(f"waiting for {others} to come to {endpoint}, {RENDEZVOUS_SECONDS // 60} minutes at most")
 
 
 def _run(job: Job, attempts: Attempts) -> Outcome:
     try:
         with _signals(attempts.reaper):
-            _meet_and_run(job, attempts)
+            _rendezvous_and_run(job, attempts)
     except ChildFailedError as failed:
         exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         return Outcome(failure=cause(attempts.failures(exit_codes)), restarts=attempts.number)
@@ -95,7 +96,7 @@ def _run(job: Job, attempts: Attempts) -> Outcome:
     return Outcome(restarts=attempts.number)
 
 
-def _meet_and_run(job: Job, attempts: Attempts) -> None:
+def _rendezvous_and_run(job: Job, attempts: Attempts) -> None:
     """On one machine any free port will do: when somebody else was faster, take another."""
     for tried in range(1, PORTS_TRIED + 1):
         endpoint = job.rendezvous or free_endpoint()
@@ -109,7 +110,7 @@ def _meet_and_run(job: Job, attempts: Attempts) -> None:
             if job.rendezvous is None and tried < PORTS_TRIED and "EADDRINUSE" in str(problem):
                 continue
             raise ConnectError(
-                f"The {job.nodes} machines could not meet at {endpoint} within {MEETING_SECONDS} seconds "
+                f"The {job.nodes} machines could not meet at {endpoint} within {RENDEZVOUS_SECONDS} seconds "
                 f"({str(problem).splitlines()[0]}). Start the same command on every machine, with "
                 "--node-rank 0 on the one that has this address, and let its firewall pass the port."
             ) from problem
@@ -123,7 +124,7 @@ def _config(job: Job, attempts: Attempts, endpoint: str) -> LaunchConfig:
         run_id="gossamer",
         rdzv_backend="static",
         rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": job.node_rank, "timeout": MEETING_SECONDS},
+        rdzv_configs={"rank": job.node_rank, "timeout": RENDEZVOUS_SECONDS},
         max_restarts=job.max_restarts,
         monitor_interval=MONITOR_SECONDS,
         signals_to_handle="SIGQUIT",  # the others are handled here
@@ -133,7 +134,7 @@ def _config(job: Job, attempts: Attempts, endpoint: str) -> LaunchConfig:
 
 @dataclass(eq=False)
 class Attempts(LogsSpecs):
-    """What belongs to one start of all workers, which the engine announces by asking for their files."""
+    """The current start of all workers. The engine announces each start by asking for its log files (`reify`)."""
 
     job: Job
     files: RunFiles
@@ -170,7 +171,7 @@ class Attempts(LogsSpecs):
         )
 
     def failures(self, exit_codes: Mapping[int, int]) -> list[Failure]:
-        """What this attempt's workers reported, or the exit codes of those that could not; logged."""
+        """The failures that this attempt's workers reported, else their exit codes; all are logged."""
         self.follower.drain()
         failures = list(self._failures(exit_codes))
         for failure in failures:

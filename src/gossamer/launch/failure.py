@@ -1,4 +1,4 @@
-"""Why a run failed: of all that went wrong, the first that is not a consequence of something else."""
+"""Failures: of all that went wrong in a run, finds the first that is not a consequence of another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from gossamer.errors import PeerLost
 
-# What the engines say when somebody else's process ended; they have no error class of their own for it
+# Messages of Gloo and NCCL when another process ended; they have no error class of their own for it
 ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 
 
@@ -29,18 +29,18 @@ FAULTS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.S
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One worker's end. exit_code is negative for a signal's number; moment is in seconds since the epoch."""
+    """One worker's end."""
 
     rank: int
-    exit_code: int
-    moment: float
+    exit_code: int  # negative for a signal's number
+    moment: float  # in seconds since the epoch
     origin: Origin
-    summary: str = ""
+    summary: str = ""  # the error's last line
     traceback: str = ""
 
     @property
     def shell_code(self) -> int:
-        """What a shell would report."""
+        """The exit code that a shell would report."""
         return 128 - self.exit_code if self.exit_code < 0 else self.exit_code or 1
 
     @property
@@ -78,7 +78,7 @@ def is_echo(error: BaseException) -> bool:
 
 
 def from_report(report: Mapping[str, Any]) -> Failure:
-    """What the worker wrote about itself."""
+    """The failure that a worker reported."""
     return Failure(
         rank=report["rank"],
         exit_code=report["exit_code"],
@@ -90,7 +90,7 @@ def from_report(report: Mapping[str, Any]) -> Failure:
 
 
 def from_exit(rank: int, exit_code: int, moment: float, stopped: bool) -> Failure:
-    """What is known of a worker that wrote nothing. stopped: the launcher ended it because of another."""
+    """The failure of a worker that reported none. stopped: the launcher ended it because of another."""
     origin = Origin.ENDED
     if stopped or exit_code in (-signal.SIGTERM, -signal.SIGINT):
         origin = Origin.STOPPED

@@ -1,4 +1,4 @@
-"""What is to be run, and the environment its workers find."""
+"""Job: the script, processes and machines of a run, its dedicated servers, and its workers' environment."""
 
 from __future__ import annotations
 
@@ -17,27 +17,21 @@ from gossamer.recipes.recipe import resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """`workers` processes on each of `nodes` machines run `script`; this is machine `node_rank` of them.
-
-    rendezvous: HOST:PORT where the machines meet, None for one machine; interface: the network interface to
-    use, None for the default; logs: a directory for one log file a rank; worker_module: `python -m` runs it;
-    prefix: what comes before every worker's command, with ${local_rank} for its number here; settings: what is added to
-    its environment.
-    """
+    """`workers` processes on each of `nodes` machines run `script`; this is machine `node_rank` of them."""
 
     script: Path
-    arguments: tuple[str, ...] = ()
-    workers: int = 2
+    arguments: tuple[str, ...] = ()  # the script's
+    workers: int = 2  # on this machine
     nodes: int = 1
     node_rank: int = 0
-    rendezvous: str | None = None
-    interface: str | None = None
-    recipe: str | None = None
+    rendezvous: str | None = None  # HOST:PORT where the machines meet; None for one machine
+    interface: str | None = None  # the network interface to use; None for the default
+    recipe: str | None = None  # the command line's
     max_restarts: int = 0
-    logs: Path
-    worker_module: str = "gossamer.launch.worker"
-    prefix: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
+    logs: Path  # a directory for one log file a rank
+    worker_module: str = "gossamer.launch.worker"  # `python -m` runs it
+    prefix: tuple[str, ...] = ()  # before every worker's command, with ${local_rank} for its number here
+    settings: Mapping[str, str] = field(default_factory=dict)  # added to the workers' environment
 
     def __post_init__(self) -> None:
         require(self.workers >= 1, f"workers is a count of at least 1, not {self.workers}")
@@ -54,8 +48,10 @@ class Job:
 
     @property
     def outlives_losses(self) -> bool:
-        """Whether workers that go on can do without one that is lost, and take it back: where each averages with single
-        neighbours. Only what the command line says is known here, and a lab's workers have no store to meet at."""
+        """Whether the others go on without a lost worker and take it back, as with pairwise gossip.
+
+        Only the command line's recipe is known here, and a lab's workers have no store to rendezvous at.
+        """
         if self.recipe is None or self.workers == 1 or self.rendezvous is not None or self.prefix:
             return False
         try:
@@ -74,7 +70,7 @@ class Job:
         return ("-u", "-m", self.worker_module, str(self.script), *self.arguments)
 
     def environment(self, directory: Path, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """What to add to the `given` environment for every worker."""
+        """Variables to add to the `given` environment for every worker."""
         added = {RUN_DIRECTORY: str(directory), "GOSSAMER_LAUNCHER_PID": str(os.getpid())}
         if self.recipe is not None:
             added["GOSSAMER_RECIPE"] = self.recipe
@@ -101,22 +97,18 @@ SERVER = (sys.executable, "-u", "-m", "gossamer.parameter_server")
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """`servers` processes beside a job's workers, which hold the parameters; none where those need nobody else.
+    """`servers` processes that hold the parameters, beside a job's workers.
 
-    token_file: the run's secret, None for a new one; command: what a server runs; spare: what a process runs that waits
-    to take a lost server's place, nothing where none shall; endpoints: HOST:PORT of each server, none for free ports on
-    the job's interface, which is loopback unless it names one; meeting: HOST:PORT where the launcher serves the store,
-    in the namespace `network` (its file; None: the launcher's own). With a prefix in the job, server k runs where
-    ${local_rank} is workers + k.
+    With a prefix in the job, server k runs where ${local_rank} is workers + k.
     """
 
     servers: int
-    token_file: Path | None = None
-    command: tuple[str, ...] = SERVER
-    spare: tuple[str, ...] = (*SERVER, "--spare")
-    endpoints: tuple[str, ...] = ()
-    meeting: str | None = None
-    network: Path | None = None
+    token_file: Path | None = None  # the run's secret; None for a new one
+    command: tuple[str, ...] = SERVER  # what a server runs
+    standby: tuple[str, ...] = (*SERVER, "--spare")  # what a standby process runs; empty for none
+    endpoints: tuple[str, ...] = ()  # HOST:PORT of each server; empty for free ports on the job's interface or loopback
+    store_endpoint: str | None = None  # HOST:PORT where the launcher serves the store
+    network: Path | None = None  # the file of the store's network namespace; None for the launcher's own
 
     def __post_init__(self) -> None:
         require(self.servers >= 0, f"servers is a count of at least 0, not {self.servers}")

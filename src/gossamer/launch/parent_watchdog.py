@@ -1,4 +1,4 @@
-"""Who stays when the launcher is killed, and ends what it had started.
+"""Parent watchdog: a process that outlives a killed launcher and kills the process groups it had started.
 
 This file is also the program: `python -I -S parent_watchdog.py` reads +PID and -PID, a line each, and kills the process
 groups that are left when nobody writes any more. Killed, because what stands still or is stuck in native code hears
@@ -17,7 +17,7 @@ from types import TracebackType
 
 
 class OrphanReaper:
-    """`with Guard() as guard`: groups that were added and not removed do not outlive this process, however it ends."""
+    """Context manager: groups that were added and not removed do not outlive this process, however it ends."""
 
     def __enter__(self) -> OrphanReaper:
         # A session of its own: what a terminal sends to the launcher is not meant for it
@@ -44,7 +44,7 @@ class OrphanReaper:
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # somebody ended the guard; the run does not depend on it
+        with contextlib.suppress(BrokenPipeError):  # the watchdog was killed; the run does not depend on it
             if self._process.stdin is not None:
                 self._process.stdin.write(line.encode())
 

@@ -1,4 +1,4 @@
-"""Run a job whose workers and servers come and go: the loss of one does not end the others."""
+"""Peer launcher: runs a job whose workers and servers are lost and restarted one by one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from gossamer.launch.logs.follow import Show
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.periodic import PeriodicTask
-from gossamer.launch.rendezvous import free_endpoints, serve_store
+from gossamer.launch.ports import free_endpoints
+from gossamer.launch.rendezvous import serve_store
 from gossamer.launch.supervisor import Supervisor
 
 LOOPBACK = "127.0.0.1"
-# What an outer launcher, or a run that this one is part of, may have left here
+# Variables that an outer launcher, or a run that this one is part of, may have set
 FOREIGN = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"),
     *("GOSSAMER_SERVER", "GOSSAMER_JOURNAL", "GOSSAMER_REJOIN"),
@@ -47,17 +48,19 @@ def launch_peers(
     A worker that a signal ends is lost: `note` says so and the others go on; job.max_restarts is how often each may be
     started again, alone, with GOSSAMER_REJOIN=1. A worker that ends with an error ends the run, and so does the loss of
     all, or, where no server has the parameters, of the last that has any. A server that ends is started again at the
-    same address with the same journal, at most SERVER_RESTARTS times, by a spare process that waits for that; PeerLost
-    is raised where that does not help.
+    same address with the same journal, at most SERVER_RESTARTS times, by a standby process; PeerLost is raised where
+    that does not help.
     """
     require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
-    with heard() as signals, OrphanReaper() as guard:
-        store, meeting = serve_store(serving.meeting or f"{_host(job)}:0", serving.network)
+    with stop_signals() as signals, OrphanReaper() as orphan_reaper:
+        store, store_endpoint = serve_store(serving.store_endpoint or f"{_host(job)}:0", serving.network)
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
         token = check_token_file(serving.token_file) if serving.token_file else make_token_file(directory)
-        surroundings = _surroundings(job, directory, meeting, endpoints, token)
+        shared_environment = _shared_environment(job, directory, store_endpoint, endpoints, token)
         trains = partial(worker_registry.trains, store)
-        supervisor = Supervisor(job, serving, RunFiles(directory), guard, surroundings, trains, show, note)
+        supervisor = Supervisor(
+            job, serving, RunFiles(directory), orphan_reaper, shared_environment, trains, show, note
+        )
 
         def look() -> None:
             supervisor.look()
@@ -82,9 +85,11 @@ def _host(job: Job) -> str:
     return address
 
 
-def _surroundings(job: Job, directory: Path, meeting: str, endpoints: Sequence[str], token: Path) -> Mapping[str, str]:
-    """The environment of every process of this run, as far as it is the same. Of the secret it has the place only."""
-    address, _, port = meeting.rpartition(":")
+def _shared_environment(
+    job: Job, directory: Path, store_endpoint: str, endpoints: Sequence[str], token: Path
+) -> Mapping[str, str]:
+    """The environment that all processes of this run share. Of the secret it holds the path only."""
+    address, _, port = store_endpoint.rpartition(":")
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     return inherited | job.environment(directory) | {
         "WORLD_SIZE": str(job.workers),
@@ -99,8 +104,8 @@ def _surroundings(job: Job, directory: Path, meeting: str, endpoints: Sequence[s
 
 
 @contextmanager
-def heard() -> Iterator[list[int]]:
-    """The signals that ask to stop, as they come: they wait to be looked at, and never interrupt a start or an end."""
+def stop_signals() -> Iterator[list[int]]:
+    """A list that grows by each signal that asks to stop: signals are polled, and interrupt no start or end."""
     signals: list[int] = []
 
     def hear(number: int, frame: FrameType | None) -> None:

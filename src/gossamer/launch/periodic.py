@@ -1,4 +1,4 @@
-"""Do something every few milliseconds beside the main thread, which the engine needs for itself."""
+"""Periodic task: calls an action every few milliseconds in a thread, since the engine needs the main one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One place of a run, worker or server, and the processes that hold it one after another."""
+"""Managed process: one worker or server of a run, over all its restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spawn(
     boot: Path,
     given: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A process that leads a group of its own. output, boot: files for its two streams; given: its standard input."""
+    """Start a process that leads a group of its own. output, boot: files for stdout and stderr; given: its stdin."""
     with output.open("wb", buffering=0) as out, boot.open("wb", buffering=0) as errors:
         return subprocess.Popen(
             command, env=environment, stdin=given, stdout=out, stderr=errors, start_new_session=True
@@ -34,7 +34,7 @@ def spawn(
 
 
 def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
-    """The command where the prefix puts the member of this number."""
+    """The command after its prefix, for the process of this number."""
     return [*(part.replace("${local_rank}", str(number)) for part in prefix), *command]
 
 
@@ -49,7 +49,7 @@ class ManagedProcess:
         self,
         number: int,
         files: RunFiles,
-        guard: OrphanReaper,
+        orphan_reaper: OrphanReaper,
         command: Sequence[str],
         environment: Callable[[int], Mapping[str, str]],
         prefix: Sequence[str] = (),
@@ -58,7 +58,7 @@ class ManagedProcess:
         self.number = number
         self.attempt = -1
         self._files = files
-        self._guard = guard
+        self._orphan_reaper = orphan_reaper
         self._command = placed(number, prefix, command)
         self._environment = environment
         self._begin = begin
@@ -67,7 +67,7 @@ class ManagedProcess:
 
     @property
     def lives(self) -> bool:
-        """Until its end has been taken notice of."""
+        """Whether it was started and its end has not been seen."""
         return self._process is not None
 
     @property
@@ -80,17 +80,17 @@ class ManagedProcess:
         self._began = time.monotonic()
         output, boot = (path(self.number, self.attempt) for path in (self._files.output, self._files.boot))
         self._process = self._begin(self._command, self._environment(self.attempt), output, boot)
-        self._guard.add(self._process.pid)
-        # Whoever lets faults happen finds the process there
+        self._orphan_reaper.add(self._process.pid)
+        # Where fault injection finds the process
         started = {"pid": self._process.pid, "host": socket.gethostname(), "moment": time.time()}
         write_json(self._files.started(self.number, self.attempt), started)
 
     def ended(self) -> int | None:
-        """The exit code, negative for a signal's number, told once; None while it lives or is not there."""
+        """The exit code, negative for a signal's number, once; None while it lives or was not started."""
         if self._process is None or (exit_code := self._process.poll()) is None:
             return None
         self._signal(signal.SIGKILL)  # its helpers
-        self._guard.remove(self._process.pid)
+        self._orphan_reaper.remove(self._process.pid)
         self._process = None
         return exit_code
 
@@ -112,22 +112,22 @@ class ManagedProcess:
                 os.killpg(self._process.pid, number)
 
 
-def end_all(members: Sequence[ManagedProcess], patience_seconds: float, hurried: Callable[[], bool]) -> dict[int, int]:
-    """Ask politely, kill whoever is still there after `patience_seconds` or when `hurried()`; exit codes by number."""
-    alive = [member for member in members if member.lives]
-    for member in alive:
-        member.ask_to_end()
+def end_all(processes: Sequence[ManagedProcess], grace_seconds: float, hurried: Callable[[], bool]) -> dict[int, int]:
+    """Send SIGTERM, kill what is left after `patience_seconds` or when `hurried()`; exit codes by number."""
+    alive = [process for process in processes if process.lives]
+    for process in alive:
+        process.ask_to_end()
     exit_codes: dict[int, int] = {}
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + grace_seconds
     while alive and time.monotonic() < deadline and not hurried():
-        ended = {member.number: exit_code for member in alive if (exit_code := member.ended()) is not None}
-        alive = [member for member in alive if member.lives]
+        ended = {process.number: exit_code for process in alive if (exit_code := process.ended()) is not None}
+        alive = [process for process in alive if process.lives]
         exit_codes |= ended
         if not ended:
             time.sleep(POLL_SECONDS)
-    for member in alive:
-        member.kill()
-    for member in alive:
-        exit_code = member.wait()
-        exit_codes[member.number] = -signal.SIGKILL if exit_code is None else exit_code
+    for process in alive:
+        process.kill()
+    for process in alive:
+        exit_code = process.wait()
+        exit_codes[process.number] = -signal.SIGKILL if exit_code is None else exit_code
     return exit_codes

@@ -1,4 +1,4 @@
-"""Ends the workers that do not end by themselves once the run is over."""
+"""Reaper: kills the workers that have not ended a grace period after the run was over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gossamer.launch.logs.run_files import RunFiles, read_json
 
-PATIENCE_SECONDS = 2.5
+GRACE_SECONDS = 2.5
 POLL_SECONDS = 0.02
 
 
@@ -24,43 +24,43 @@ class Reaper:
     def __init__(
         self,
         files: RunFiles,
-        patience_seconds: float = PATIENCE_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
-        self._patience_seconds = patience_seconds
+        self._grace_seconds = grace_seconds
         self._clock = clock
         self._lock = threading.RLock()  # the engine's thread begins and ends, others look and watch
         self._deadline: float | None = None
         self._attempt = 0
         self._pids: dict[int, int] = {}
         self._watchers: dict[int, threading.Thread] = {}
-        self._waiting: set[int] = set()
+        self._not_started: set[int] = set()
         self._ended: set[int] = set()
         self.died: dict[int, tuple[int, float]] = {}
         self.killed: set[int] = set()
 
     def begin(self, attempt: int, ranks: range) -> None:
-        """A new attempt: nobody of the one before stays."""
+        """A new attempt: kill what is left of the one before."""
         with self._lock:
             self.end()
             self._deadline = None
             self._attempt = attempt
             self._pids = {}
             self._watchers = {}
-            self._waiting = set(ranks)
+            self._not_started = set(ranks)
             self._ended = set()
             self.died = {}
             self.killed = set()
 
     def stop(self) -> None:
-        """From now on the workers are expected to end."""
+        """Begin the grace period."""
         if self._deadline is None:
-            self._deadline = self._clock() + self._patience_seconds
+            self._deadline = self._clock() + self._grace_seconds
 
     def look(self) -> None:
         with self._lock:
-            self._learn()
+            self._find_started()
             if any(self._files.failure(rank, self._attempt).exists() for rank in self._pids):
                 self.stop()
             if self._deadline is not None and self._clock() > self._deadline:
@@ -68,21 +68,21 @@ class Reaper:
                 self.end()
 
     def end(self) -> None:
-        """Kill what is left, helpers whose worker has ended already among it."""
+        """Kill what is left, and helpers of workers that have ended."""
         with self._lock:
-            self._learn()
+            self._find_started()
             for pid in self._pids.values():
                 try:
                     os.killpg(pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
                     continue
 
-    def _learn(self) -> None:
-        for rank in tuple(self._waiting):
+    def _find_started(self) -> None:
+        for rank in tuple(self._not_started):
             started = read_json(self._files.started(rank, self._attempt))
             if started is not None:
                 self._pids[rank] = started["pid"]
-                self._waiting.discard(rank)
+                self._not_started.discard(rank)
                 watcher = threading.Thread(target=self._watch, args=(rank, started["pid"], self._attempt), daemon=True)
                 self._watchers[rank] = watcher
                 watcher.start()

@@ -1,4 +1,4 @@
-"""Where the machines of a job meet."""
+"""Rendezvous: reaches the endpoint where a job's machines meet, and serves the launcher's key-value store."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import contextlib
 import ctypes
 import errno
 import os
-import random
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,17 +22,14 @@ from gossamer.errors import ConnectError
 REACH_SECONDS = 10.0
 SELF_REACH_SECONDS = 2.0
 POLL_SECONDS = 0.1
-LIKELY: dict[type[OSError], str] = {
+NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET
+ERRORS_ONLY = 2
+LIKELY_CAUSES: dict[type[OSError], str] = {
     socket.gaierror: "The name means nothing to this machine: write the address instead.",
     ConnectionRefusedError: "That machine answers, but nothing listens there: it has not been started, or is over.",
 }
 
-
-def free_endpoint() -> str:
-    """A port on this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+T = TypeVar("T")
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -68,7 +63,7 @@ def check_free(endpoint: str) -> None:
                 f"Take another one on all machines: --rendezvous {endpoint.rpartition(':')[0]}:{port + 1}; "
                 f"`ss -ltnp sport = :{port}` shows who has it."
             ) from None
-        if (failure := _call(host, port, SELF_REACH_SECONDS)) is not None:
+        if (failure := _dial(host, port, SELF_REACH_SECONDS)) is not None:
             raise ConnectError(
                 f"{endpoint} does not lead to this machine ({failure}), and machine 0 is where the others come to. "
                 "Write this machine's own address in --rendezvous, or --node-rank 0 on the machine that has this one."
@@ -79,18 +74,18 @@ def reach(endpoint: str, seconds: float = REACH_SECONDS) -> None:
     """Wait until the first machine listens; the error says where it was sought, by which interface, and why in vain."""
     host, port = split_endpoint(endpoint)
     deadline = time.monotonic() + seconds
-    while (problem := _call(host, port, deadline - time.monotonic())) is not None:
+    while (problem := _dial(host, port, deadline - time.monotonic())) is not None:
         if isinstance(problem, socket.gaierror) or time.monotonic() + POLL_SECONDS >= deadline:
             interface = interface_towards(host) or "the system's choice"
             raise ConnectError(
-                f"No connection to machine 0 at {endpoint}, interface {interface}: {problem}. {_likely(problem)} "
+                f"No connection to machine 0 at {endpoint}, interface {interface}: {problem}. {_likely_cause(problem)} "
                 "Machine 0 starts first, with --node-rank 0 and the same --rendezvous; it then waits for the others."
             )
         time.sleep(POLL_SECONDS)
 
 
-def _call(host: str, port: int, seconds: float) -> OSError | None:
-    """What went wrong, if anything did."""
+def _dial(host: str, port: int, seconds: float) -> OSError | None:
+    """The error of one attempt to connect, if any."""
     try:
         socket.create_connection((host, port), max(seconds, POLL_SECONDS)).close()
     except OSError as problem:
@@ -98,41 +93,10 @@ def _call(host: str, port: int, seconds: float) -> OSError | None:
     return None
 
 
-def _likely(problem: OSError) -> str:
-    return LIKELY.get(type(problem), "Nobody answers: the address is wrong, its machine is off, or a firewall is shut.")
-
-
-# Below what systems hand out by themselves: who dials such a port while its server is away may be given the very same
-# one to dial from, reaches itself, and keeps the port
-PORTS = range(20000, 32000)
-
-
-NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET
-
-
-ERRORS_ONLY = 2
-
-
-T = TypeVar("T")
-
-
-def free_endpoints(host: str, count: int) -> tuple[str, ...]:
-    """Places at `host` where nobody listens now, all different, as HOST:PORT."""
-    candidates = random.SystemRandom().sample(PORTS, len(PORTS))
-    return tuple(islice((f"{host}:{port}" for port in candidates if _is_free(host, port)), count))
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((host, port))
-        except OSError as problem:
-            if problem.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False
-            raise ConnectError(
-                f"Servers cannot listen at {host} ({problem}). Name another interface: --interface NAME"
-            ) from None
-    return True
+def _likely_cause(problem: OSError) -> str:
+    return LIKELY_CAUSES.get(
+        type(problem), "Nobody answers: the address is wrong, its machine is off, or a firewall is shut."
+    )
 
 
 def serve_store(endpoint: str, network: Path | None = None) -> tuple[Store, str]:
@@ -144,8 +108,8 @@ def serve_store(endpoint: str, network: Path | None = None) -> tuple[Store, str]
     host, _, port = endpoint.rpartition(":")
     if network is None:
         return _serve(host, int(port))
-    _hush()
-    return _within(network, lambda: _serve(host, int(port)))
+    _silence_store()
+    return _in_namespace(network, lambda: _serve(host, int(port)))
 
 
 def _serve(host: str, port: int) -> tuple[Store, str]:
@@ -162,7 +126,7 @@ def _serve(host: str, port: int) -> tuple[Store, str]:
     return store, f"{host}:{port}"
 
 
-def _hush() -> None:
+def _silence_store() -> None:
     """Let the engine's store not warn of every peer whose address has no name, as in a lab none has.
 
     The engine reads TORCH_CPP_LOG_LEVEL while it is imported, which is over. Where it keeps the level elsewhere, it
@@ -174,13 +138,13 @@ def _hush() -> None:
             ctypes.c_int.in_dll(engine, "FLAGS_caffe2_log_level").value = ERRORS_ONLY
 
 
-def _within(network: Path, action: Callable[[], T]) -> T:
-    """Sockets belong to the namespace of the thread that made them: a thread goes there and ends."""
+def _in_namespace(network: Path, action: Callable[[], T]) -> T:
+    """Act in a network namespace, in a short-lived thread: sockets belong to the namespace of their thread."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_there, network, action).result()
+        return thread.submit(_enter_namespace, network, action).result()
 
 
-def _there(network: Path, action: Callable[[], T]) -> T:
+def _enter_namespace(network: Path, action: Callable[[], T]) -> T:
     with network.open("rb") as file:
         library = ctypes.CDLL(None, use_errno=True)
         if library.setns(file.fileno(), NETWORK_NAMESPACE):

@@ -1,4 +1,4 @@
-"""A process that has imported everything and waits to be told whose place it takes."""
+"""Standby: a server process that has imported everything and waits to take a lost server's place."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import spawn
 
-# Whoever starts at this moment has more use for the processor
+# Processes that start at this moment have more use for the CPU
 DELAY_SECONDS = 1.0
 
 
-class Spare:
+class StandbyProcess:
     """At most one process that waits on its standard input for a line of JSON: the environment it does not have yet.
 
     A server that is started from nothing imports for five seconds on an idle machine, and for fifteen on a busy one,
@@ -31,10 +31,15 @@ class Spare:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path, guard: OrphanReaper
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path,
+        boot: Path,
+        orphan_reaper: OrphanReaper,
     ) -> None:
         self._command, self._environment, self._output, self._boot = command, environment, output, boot
-        self._guard = guard
+        self._orphan_reaper = orphan_reaper
         self._process: subprocess.Popen[bytes] | None = None
         self._due = 0.0
         self._delay()
@@ -46,7 +51,7 @@ class Spare:
         self._delay()
         with contextlib.suppress(OSError):  # no memory, perhaps: training goes on without one
             self._process = spawn(self._command, self._environment, self._output, self._boot, given=subprocess.PIPE)
-            self._guard.add(self._process.pid)
+            self._orphan_reaper.add(self._process.pid)
 
     def take(
         self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path
@@ -76,7 +81,7 @@ class Spare:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        self._guard.remove(process.pid)
+        self._orphan_reaper.remove(process.pid)
 
     def _delay(self) -> None:
         self._due = time.monotonic() + DELAY_SECONDS

@@ -1,4 +1,4 @@
-"""One worker: runs the user's script as `python script.py` would, and leaves word if it fails.
+"""Worker: runs the user's script as `python script.py` would, and reports its failure to the launcher.
 
 Started as `python -u -m gossamer.launch.worker SCRIPT ARGS...`.
 """
@@ -31,24 +31,24 @@ Finish = Callable[[], None]
 def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) -> None:
     """Run the script; `finish` writes this rank's record, whether it ended well or not."""
     script, *rest = arguments or sys.argv[1:]
-    post = FailureReporter(RunFiles(Path(os.environ[RUN_DIRECTORY])), int(os.environ["RANK"]))
+    reporter = FailureReporter(RunFiles(Path(os.environ[RUN_DIRECTORY])), int(os.environ["RANK"]))
     os.dup2(1, 2)  # one file for both streams, so that their order is kept
-    post.started()
-    _end_with(int(os.environ["GOSSAMER_LAUNCHER_PID"]))
+    reporter.started()
+    _end_with_launcher(int(os.environ["GOSSAMER_LAUNCHER_PID"]))
     try:
-        exit_code = _run(script, rest, post)
+        exit_code = _run(script, rest, reporter)
     except BaseException as error:
-        exit_code = post.raised(error, script)
+        exit_code = reporter.raised(error, script)
     finish()
     if exit_code:
         raise SystemExit(exit_code)
-    post.finished()
+    reporter.finished()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class FailureReporter:
-    """What one worker writes for its launcher."""
+    """Writes one worker's start, end and failure reports for its launcher."""
 
     def __init__(self, files: RunFiles, rank: int) -> None:
         self._rank = rank
@@ -91,13 +91,13 @@ class FailureReporter:
         write_json(self._files.failure(self._rank, self._attempt), report)
 
 
-def _run(script: str, arguments: Sequence[str], post: FailureReporter) -> int:
+def _run(script: str, arguments: Sequence[str], reporter: FailureReporter) -> int:
     try:
         _run_script(script, arguments)
     except Stopped:
         pass
     except SystemExit as end:
-        exit_code = post.ended(end.code)
+        exit_code = reporter.ended(end.code)
         if exit_code:
             return exit_code
     _close_sessions()
@@ -112,7 +112,7 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
 
 
 def _close_sessions() -> None:
-    """Sessions that the script left open."""
+    """Close the sessions that the script left open."""
     for session in open_sessions():
         session.close()
 
@@ -126,7 +126,7 @@ def _from_script(error: BaseException, script: str) -> TracebackType | None:
     return at if at is not None or unread else error.__traceback__
 
 
-def _end_with(launcher: int) -> None:
+def _end_with_launcher(launcher: int) -> None:
     """End this worker and its helpers when the launcher is gone, however it went."""
 
     def watch() -> None:

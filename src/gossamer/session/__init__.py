@@ -1,1 +1,16 @@
-"""TODO map of session."""
+"""Session: the training loop's one stateful object, which synchronizes a model around its optimizer's steps.
+
+attach.py              gossamer.attach: checks what it is given, then opens a session
+session.py             Session: hooks around forward and step, epochs, weights, stopping, saving
+session_checkpoint.py  its part of a checkpoint; what a reset keeps
+group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
+startup_checks.py      fingerprints compared before step one; rank 0's parameters handed out; equal first batches
+validation.py          models and optimizers that cannot be served
+transport_setup.py     which transport this job uses
+gradient_guards.py     clipping, and runs of non-finite gradients
+momentum_transfer.py   SGD's or Adam's momentum applied by the compressor
+foreign_optimizers.py  other optimizers that step in the same parameters
+uneven_inputs.py       parameters and optimizer state for ranks that missed steps
+lifecycle_events.py    the events Attached and Closed, and logged numbers
+average.py, ddp_hook.py  gossamer.average_ and gossamer.ddp_hook, without a session
+"""

@@ -1,4 +1,4 @@
-"""The doors: attach a recipe to a training loop, give DistributedDataParallel a hook, average tensors."""
+"""Attach: checks a model and an optimizer, resolves the recipe and opens the session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.session.gradient_guards import Scaler
 from gossamer.session.session import Session
 from gossamer.session.transport_setup import transport_for
-from gossamer.session.validation import refuse, refuse_other_kinds, refuse_strangers
+from gossamer.session.validation import refuse, refuse_foreign_parameters, refuse_other_kinds
 from gossamer.world import World, current
 
 
@@ -35,12 +35,11 @@ def attach(
     """
     refuse(model)
     refuse_other_kinds(optimizer)
-    refuse_strangers(optimizer, model)
+    refuse_foreign_parameters(optimizer, model)
     world = current()
     resolved = resolve(_chosen(recipe, world), world.size)
     transport = transport_for(world, resolved)
-    session = Session(model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm)
-    return session
+    return Session(model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm)
 
 
 def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe | Terms | Term | str | None:

@@ -1,4 +1,4 @@
-"""Averaging of tensors by a plain function call, without a session."""
+"""Averaging: gossamer.average_ takes the mean of tensors over all workers in one call, without a session."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gossamer.world import current
 
 
 class AverageState:
-    """What a compressor remembers about many tensors, by name, however they are put together from call to call."""
+    """A compressor's state about many tensors, kept by name while their layout changes from call to call."""
 
     def __init__(self, compressor: Compressor, transport: Transport) -> None:
         self.compressor, self.transport, self.step = compressor, transport, 0
-        self._states: dict[str, State] = {}  # by the fingerprint of what lies side by side
+        self._states: dict[str, State] = {}  # by the layout's fingerprint
 
     def average_(self, x: FlatTensors) -> None:
         """Overwrite x with the mean over the group, or with NaN on every rank where one of them is not finite."""
@@ -42,7 +42,7 @@ class AverageState:
             self._states[x.layout.fingerprint()] = staged.next_state.after(state)
 
     def _state(self, x: FlatTensors, at: AggregationContext) -> State:
-        """The state for this layout; tensors that lay elsewhere before bring theirs along."""
+        """The state for this layout; that of tensors which were in another layout before moves along."""
         key = x.layout.fingerprint()
         if key not in self._states:
             state = self.compressor.init(x, at)
@@ -62,7 +62,7 @@ def _names(state: State) -> set[str]:
 
 
 def _without(names: set[str], state: State) -> State:
-    """What a settled state remembers about other tensors: about each, there is one memory only."""
+    """A settled state without those tensors, so that each has one state only."""
     others = _names(state) - names
     return State({key: packed.restrict(others) for key, packed in state.items() if not is_owed(key)})
 
@@ -82,7 +82,7 @@ def _move(old: State, new: State) -> None:
 def _voted(
     compressor: Compressor, x: FlatTensors, state: State, at: AggregationContext
 ) -> Generator[CollectiveOp, Any, tuple[AggregationResult, bool]]:
-    """Aggregate, then ask whether every rank's numbers were finite."""
+    """Aggregate, then all-gather whether every rank's numbers were finite."""
     lost: list[bool] = []
     staged: AggregationResult = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
     flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8, device="cpu")

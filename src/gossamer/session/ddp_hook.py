@@ -1,4 +1,4 @@
-"""Communication hook for DistributedDataParallel."""
+"""DDP communication hook: compresses the buckets of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gossamer.world import current
 
 
 class DdpState:
-    """What ddp_hook's hook needs: names, memory and a lane."""
+    """The hook's state: parameter names, the compressor's state and a communication thread."""
 
     def __init__(self, model: nn.Module, compressor: Compressor) -> None:
         parameters = trainable(model)
@@ -37,7 +37,7 @@ class DdpState:
 
 
 def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, Any]:
-    """What DistributedDataParallel needs to compress: ddp.register_comm_hook(*gossamer.ddp_hook(model, compressor)).
+    """State and hook that compress for DDP: ddp.register_comm_hook(*gossamer.ddp_hook(model, compressor)).
 
     State is kept by parameter name, so it survives DDP's regrouping of buckets after the first step. With a GradScaler
     residuals would be in units of its changing scale: use gossamer.attach(..., scaler=scaler) instead of DDP there.

@@ -1,13 +1,13 @@
-"""Optimizers beside the attached one: whether their steps in its parameters mean the same on every rank.
+"""Foreign optimizers: refuses steps of other optimizers in attached parameters that would differ between ranks.
 
-One hook hears of every optimizer's step in this process while sessions are open.
+One global hook runs before every optimizer's step in this process while sessions are open.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -66,9 +66,9 @@ def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[A
 
 
 class ForeignOptimizerGuard:
-    """What other optimizers may do to the parameters of one session.
+    """Guards the parameters of one session against other optimizers' steps.
 
-    Gradients that are averaged in every backward pass are so for whoever uses them. What happens around the attached
+    Gradients that are averaged in every backward pass are so for any optimizer. Averaging around the attached
     optimizer's steps does not happen around another's, and momentum that a compressor applies is the attached one's.
     """
 
@@ -87,8 +87,18 @@ class ForeignOptimizerGuard:
             else f"{recipe} has put the momentum of the attached one into gradients: another's would come on top of it"
         )
 
+    def refuse_unaveraged(self, attached: Optimizer) -> None:
+        """Raise LoopError where the attached optimizer trains a parameter that is not averaged."""
+        held = {id(p) for group in attached.param_groups for p in group["params"] if p.requires_grad}
+        if not held <= self._averaged:
+            raise LoopError(
+                "the optimizer trains a parameter that was frozen, or not there, at attach, and nobody averages its "
+                "gradient. Call session.close() and gossamer.attach(...) again after adding or thawing it; after "
+                "resizing one, session.reset(name)."
+            )
+
     def check(self, other: Optimizer, *, local: bool) -> None:
-        """Raise LoopError where `other` is about to make a step that no other rank would hear of, or not rightly.
+        """Raise LoopError where `other` is about to make a step that would not reach the other ranks, or not rightly.
 
         local: the gradients are those of this rank, since nothing was averaged after a backward pass in no_sync().
         """
@@ -121,7 +131,7 @@ class ForeignOptimizerGuard:
 
 
 def acts_around_steps(stage: Stage) -> bool:
-    """Whether something other than gradients is agreed upon."""
+    """Whether parameters instead of gradients are averaged."""
     return stage.apart or stage.serving is not None
 
 
@@ -134,14 +144,3 @@ def _parts(optimizer: Optimizer) -> Iterator[Optimizer]:
     for value in vars(optimizer).values():
         several = value if isinstance(value, (list, tuple)) else [value]
         yield from (each for each in several if isinstance(each, Optimizer))
-
-
-def refuse_strangers(optimizer: Optimizer, averaged: Set[int]) -> None:
-    """Refuse parameters, by id, that the optimizer trains and nobody averages."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    if not held <= averaged:
-        raise LoopError(
-            "the optimizer trains a parameter that was frozen, or not there, at attach, and nobody averages its "
-            "gradient. Call session.close() and gossamer.attach(...) again after adding or thawing it; after resizing "
-            "one, session.reset(name)."
-        )

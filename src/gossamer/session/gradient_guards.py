@@ -1,4 +1,4 @@
-"""What a session watches for around the optimizer's step."""
+"""Gradient guards: clips averaged gradients, and ends a run whose numbers stay non-finite."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gossamer.checkpoint.state import Stateful
 from gossamer.errors import LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
 
-PATIENCE = 5  # steps in a row that may be skipped without a GradScaler, which needs more to find its scale
+MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which needs more to find its scale
 
 
 class Scaler(Stateful, Protocol):
-    """What is needed of torch.amp.GradScaler."""
+    """The methods of torch.amp.GradScaler that a session uses."""
 
     def get_scale(self) -> float: ...
     def is_enabled(self) -> bool: ...
@@ -42,10 +42,10 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, optimizer: Opti
 
 
 class NonFiniteMonitor:
-    """Says whose numbers were not finite, and ends the run where that goes on. Exchanges and passes count apart."""
+    """Reports the rank and tensor of non-finite numbers, and ends the run where they stay. Counts by kind of event."""
 
     def __init__(self) -> None:
-        self._in_a_row: dict[str, int] = {}
+        self._in_a_row: dict[str, int] = {}  # by "exchange" or "pass"
 
     def judge(self, what: str, blame: tuple[int | None, str] | None, step: int, *, scaled: bool) -> None:
         """blame: (rank, tensor) where it was not; no rank where only the mean was not. scaled: a GradScaler may still
@@ -55,7 +55,7 @@ class NonFiniteMonitor:
             return
         rank, tensor = blame
         emit(Skipped(step=step, rank=rank, tensor=tensor, scaled=scaled))
-        if self._in_a_row[what] >= PATIENCE and not scaled:
+        if self._in_a_row[what] >= MAX_SKIPPED_STEPS and not scaled:
             raise never_finite(self._in_a_row[what], rank, tensor)
 
 

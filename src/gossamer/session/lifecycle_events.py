@@ -1,4 +1,4 @@
-"""What a session tells its listeners when it begins and when it ends."""
+"""Lifecycle events: builds Attached and Closed, which open and end a run's record, and checks logged numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def begun(
 def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
 ) -> tuple[int, ...]:
-    """What is averaged along with each fragment, in float32 or wider."""
+    """Bytes of the state averaged with each fragment, in float32 or wider."""
     buffers = ModelBuffers(model).averaged()
     kinds = 0
     if optimizer is not None and stage.merging is not None and stage.merging.on_merge == AVERAGE:
@@ -61,11 +61,10 @@ def _rider_bytes(
     return (averaged_bytes([*buffers, *momenta[0]]), *map(averaged_bytes, momenta[1:]))
 
 
-def ended(model: nn.Module, steps: int, synchronizer: Synchronizer | None) -> events.Closed:
-    """The digest is of what the recipe merges, where that is not the model as it is. exchange: None alone."""
-    agreed = None if synchronizer is None else synchronizer.agreed
+def ended(model: nn.Module, steps: int, synchronizer: Synchronizer) -> events.Closed:
+    """The digest is of what the recipe merges, where that is not the model as it is."""
+    agreed, buckets = synchronizer.agreed, synchronizer.buckets
     merged = model.parameters() if agreed is None else [agreed[name] for name in sorted(agreed)]
-    buckets = () if synchronizer is None else synchronizer.buckets
     return events.Closed(
         steps=steps,
         digest=checkpoint.digest(merged),
@@ -82,7 +81,7 @@ def _holds(model: nn.Module, agreed: Mapping[str, Tensor]) -> bool:
 
 
 def last_word_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
-    """Payload bytes of the report that ends an exchange of a stage; a merge says nothing of gradients and buffers."""
+    """Payload bytes of the report that ends a sync round; one of parameters holds nothing on gradients and buffers."""
     if stage.serving:
         return 0
     if stage.merging:
@@ -91,7 +90,7 @@ def last_word_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) ->
 
 
 def numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """What was logged, as numbers by name. Raises TypeError for what is none."""
+    """Logged metrics as numbers by name. Raises TypeError for anything else."""
     return {name: _number(name, value) for name, value in metrics.items()}
 
 

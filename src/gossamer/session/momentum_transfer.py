@@ -1,7 +1,7 @@
-"""Momentum that moves from the optimizer into the compressor, and back.
+"""Momentum transfer: lets the compressor apply SGD's or Adam's momentum in the optimizer's place.
 
-The user's groups are never written: schedulers and checkpoints see their own numbers. While the optimizer makes its
-step, groups made for that step stand in their place, in which the parameters whose momentum has moved have none.
+The user's parameter groups are never written: schedulers and checkpoints see their own numbers. During the optimizer's
+step, temporary groups replace them, in which the parameters whose momentum has moved have none.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gossamer.reducer.bucket import slot_of
 
 Group = dict[str, Any]
 
-LEAST_VARIANCE = 0.5  # of what it tends to, or else the user hears of it
+LEAST_VARIANCE = 0.5  # share of its limit that a warm-up should find; below it the user is warned
 
 
 class Momentum(ABC):
-    """Who applies momentum. `before` and `after` stand around every step of the optimizer."""
+    """Division of momentum between optimizer and compressor. `before` and `after` surround every optimizer step."""
 
     @abstractmethod
     def now(self) -> tuple[float, bool]:
@@ -36,9 +36,9 @@ class Momentum(ABC):
 
     @abstractmethod
     def before(self, steps: int, *, closure: bool = False, touched: bool = False) -> None:
-        """The optimizer is about to use what `steps` exchanges brought, or a closure's gradients.
+        """The optimizer is about to use the gradients of step `steps`, or a closure's.
 
-        touched: somebody wrote to them in between.
+        touched: they were written to since they were averaged.
         """
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Momentum(ABC):
 
 
 class KeepMomentum(Momentum):
-    """The optimizer applies all of it."""
+    """The optimizer applies all momentum."""
 
     def now(self) -> tuple[float, bool]:
         return 0.0, False
@@ -60,9 +60,9 @@ class KeepMomentum(Momentum):
 
 
 class MomentumTransfer(Momentum):
-    """The compressor applies that of the parameters in `owned`, once `start` exchanges were committed.
+    """The compressor applies the momentum of the parameters in `owned`, after `start` steps.
 
-    warns: whether to tell the user, once, of a loop that does not go with it.
+    warns: whether to tell the user, once, of gradients that were changed after averaging.
     """
 
     def __init__(self, optimizer: Optimizer, owned: Mapping[str, Parameter], start: int, *, warns: bool) -> None:
@@ -71,10 +71,10 @@ class MomentumTransfer(Momentum):
         self._groups: list[Group] = []
         self._warns = warns
         optimizer.register_state_dict_pre_hook(lambda _: self.after())  # what raised within a step left its groups
-        self._refuse_strangers(owned)
+        self._refuse_unheld(owned)
         self.now()
 
-    def _refuse_strangers(self, owned: Mapping[str, Parameter]) -> None:
+    def _refuse_unheld(self, owned: Mapping[str, Parameter]) -> None:
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         for name, parameter in owned.items():
             if id(parameter) not in held:
@@ -93,17 +93,17 @@ class MomentumTransfer(Momentum):
         """A group's momentum as `now` gives it."""
 
     @abstractmethod
-    def told(self) -> Iterable[str]:
-        """What the user should know about it."""
+    def notices(self) -> Iterable[str]:
+        """Lines for the user: which momentum moves, and when."""
 
     @abstractmethod
     def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
-        """Do for parameters that were exchanged what the optimizer will not; what is left for it to do."""
+        """Do the optimizer's work on parameters whose momentum has moved; returns the groups left for it."""
 
     def now(self) -> tuple[float, bool]:
-        for group in self._touched():
+        for group in self._owning_groups():
             self.check(group)
-        found = sorted({self.read(group) for group in self._touched()})
+        found = sorted({self.read(group) for group in self._owning_groups()})
         if len(found) > 1:
             raise AttachError(
                 f"the optimizer's groups have different momenta, {found}, and what the compressor adds up and sends "
@@ -148,12 +148,12 @@ class MomentumTransfer(Momentum):
             self.optimizer.param_groups[:] = self._groups
             self._groups = []
 
-    def _touched(self) -> list[Group]:
+    def _owning_groups(self) -> list[Group]:
         return [group for group in self.optimizer.param_groups if any(id(p) in self.names for p in group["params"])]
 
 
 class SGDMomentumTransfer(MomentumTransfer):
-    """Gradients arrive with their momentum in them. Weight decay has momentum of its own, alike on every rank.
+    """SGD: gradients arrive with their momentum in them; weight decay has momentum of its own, alike on every rank.
 
     By linearity: momentum of (gradient + decay) is that of both. The decay's stays in the optimizer's momentum_buffer.
     """
@@ -164,7 +164,7 @@ class SGDMomentumTransfer(MomentumTransfer):
     def read(self, group: Group) -> tuple[float, bool]:
         return float(group["momentum"]), bool(group["nesterov"])
 
-    def told(self) -> Iterable[str]:
+    def notices(self) -> Iterable[str]:
         yield (
             f"the momentum of {len(self.names)} tensors moved out of the optimizer and is applied before they travel, "
             "as the optimizer's groups have it at each step; weight decay stays"
@@ -189,7 +189,7 @@ class SGDMomentumTransfer(MomentumTransfer):
 
 
 class AdamMomentumTransfer(MomentumTransfer):
-    """Variance stands still: p -= lr m / (sqrt(v) + eps) without bias correction, and only where v is not 0."""
+    """Adam with frozen variance: p -= lr m / (sqrt(v) + eps) without bias correction, and only where v is not 0."""
 
     def check(self, group: Group) -> None:
         _refuse(group, "amsgrad", "maximize")
@@ -197,12 +197,12 @@ class AdamMomentumTransfer(MomentumTransfer):
     def read(self, group: Group) -> tuple[float, bool]:
         return float(group["betas"][0]), False
 
-    def told(self) -> Iterable[str]:
+    def notices(self) -> Iterable[str]:
         yield (
             f"the momentum of {len(self.names)} tensors will move out of the optimizer and travel, and their variance "
             f"stand still, after {self.start} steps"
         )
-        found = min((1 - group["betas"][1] ** self.start for group in self._touched()), default=1.0)
+        found = min((1 - group["betas"][1] ** self.start for group in self._owning_groups()), default=1.0)
         if found < LEAST_VARIANCE:
             yield (
                 f"a warm-up of {self.start} steps finds {found:.0%} of the variance, so the frozen one makes steps "
@@ -278,7 +278,7 @@ def take_over(
     first = at.rank == 0  # the user hears of it once a job
     mine = {name: parameters[name] for name in owned}
     taken = SOURCES[owner.optimizer](optimizer, mine, owner.start, warns=first)
-    for line in taken.told() if first else ():
+    for line in taken.notices() if first else ():
         notice(f"{compressor!r}: {line}")
     return taken
 

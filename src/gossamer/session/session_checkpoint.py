@@ -1,18 +1,106 @@
-"""Session checkpoint: what of a session is saved, and what may be loaded into it."""
+"""Session checkpoint: writes and restores one rank's part of a checkpoint, and its state across a reset."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from gossamer.errors import CheckpointError
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer import events
+from gossamer.checkpoint import coordinated, reshard
+from gossamer.checkpoint.coordinated import LoadedCheckpoint
+from gossamer.compressors.sharded import is_owed
+from gossamer.errors import AttachError, CheckpointError, LayoutError
+from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.bucket import copy_state
+from gossamer.reducer.parameter_views import copy_parameters
+from gossamer.runtime.transport import Transport
+from gossamer.synchronizers.base import NamedState, Synchronizer
+from gossamer.version import __version__
+
+SessionState = Mapping[str, Any]
 
 
-def refuse_misfit(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Refuse a session's saved state that belongs to another run."""
+def session_state(recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer) -> dict[str, Any]:
+    return {
+        "rank": transport.rank,
+        "world": transport.world,
+        "recipe": repr(recipe),
+        "layout": layout,
+        "links": transport.links,
+        "step": synchronizer.step,
+        "passes": synchronizer.passes,
+        "state": synchronizer.remembered(),
+        "progress": synchronizer.progress(),
+    }
+
+
+def restore(
+    states: Sequence[SessionState], mine: SessionState, transport: Transport, synchronizer: Synchronizer
+) -> None:
+    """Go on from `states`: this rank's own, or those of all ranks of another world size. mine: the state as it is."""
+    own = own_state(states, transport)
+    state = reshard.taken_up(own, mine) if own["world"] == mine["world"] else reshard.fold(states, mine)
+    refuse_misfit(state, mine)
+    transport.links = state.get("links", "")
+    if state["progress"]:
+        synchronizer.resume(state["progress"], state["state"])
+    else:
+        synchronizer.begin_at(state["step"])  # saved by a world of one
+
+
+def own_state(states: Sequence[SessionState], transport: Transport) -> SessionState:
+    """This rank's state; the first where another number of workers wrote them."""
+    return states[transport.rank if len(states) == transport.world else 0]
+
+
+def refuse_misfit(state: SessionState, mine: SessionState) -> None:
+    """Raise CheckpointError for a session's saved state that belongs to another run."""
     for key in ("recipe", "layout", "world", "rank"):
         if state[key] != mine[key]:
             raise CheckpointError(
                 f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}: what was remembered "
                 "would not fit. Run with what it was written with, or begin in an empty directory."
             )
+
+
+def save(directory: str | os.PathLike[str], tree: Mapping[str, Any], tell: Callable[[str], list[str]]) -> None:
+    """Write this rank's `tree`, in which "session" is a session_state, as a part of the coordinated checkpoint."""
+    session = tree["session"]
+    about = {"gossamer": __version__, "recipe": session["recipe"], "layout": session["layout"]}
+    coordinated.save(directory, session["step"], session["rank"], tree, about, tell)
+    events.emit(events.Saved(step=session["step"], directory=os.fspath(directory)))
+
+
+def restart_resharded(
+    found: LoadedCheckpoint, parameters: Mapping[str, Parameter], synchronizer: Synchronizer, rank: int
+) -> None:
+    """After another world size wrote `found`: begin with the parameters that its workers agreed on, and say so."""
+    if not found.news:
+        return
+    agreed = reshard.agreed(found.sessions)
+    copy_parameters(agreed, {name: parameter for name, parameter in parameters.items() if name in agreed})
+    synchronizer.restart()
+    if rank == 0:
+        events.notice(found.news)
+
+
+def refuse_unnamed(
+    names: Collection[str], parameters: Mapping[str, Parameter], shapes: Mapping[str, torch.Size]
+) -> None:
+    """Raise where `names`, given to reset, are not all parameters whose shape is no longer the one in `shapes`."""
+    if unknown := [name for name in names if name not in parameters]:
+        raise AttachError(f"the model has no trainable parameters {unknown}")
+    changed = [name for name, p in parameters.items() if name not in names and p.shape != shapes.get(name)]
+    if changed:
+        raise LayoutError(f"{changed} have other shapes now, too. Name them in the same call: reset('a', 'b').")
+
+
+def copy_kept(old: Mapping[str, Mapping[str, Tensor]], new: NamedState, without: Collection[str]) -> None:
+    """Copy what `old` holds about parameters into `new`, except those in `without` and all rounding debts."""
+    kept = {name: state for name, state in new.items() if name not in without}
+    copy_state(old, {name: {key: state[key] for key in state if not is_owed(key)} for name, state in kept.items()})

@@ -1,4 +1,4 @@
-"""Ranks that are not alike are found before the first step, by value and by name."""
+"""Startup checks: compares fingerprints of all ranks before the first step, and hands out rank 0's parameters."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gossamer.core import rng
 from gossamer.errors import MismatchError
 from gossamer.events import notice
 from gossamer.reducer.optimizer_settings import by_value
+from gossamer.session.group_calls import GroupCalls
 from gossamer.version import __version__
 
 NOT_SEEN, NO_BATCH = 0, -1
@@ -38,8 +39,14 @@ MEANING = {
 }
 
 
+def check_ranks_alike(model: nn.Module, optimizer: Optimizer, group: GroupCalls, **about: str) -> None:
+    """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers. about: see fingerprint."""
+    compare(group.all_gather_text(json.dumps(fingerprint(optimizer=optimizer, **about))))
+    hand_out([*model.parameters(), *model.buffers()], group.all_gather_text, group.broadcast_)
+
+
 def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, options: str = "") -> dict[str, str]:
-    """What must be alike on every rank."""
+    """Versions, script, recipe, layout, options and optimizer, which must be alike on every rank."""
     return {
         "gossamer": __version__,
         "torch": torch.__version__,
@@ -70,9 +77,9 @@ def compare(texts: Sequence[str]) -> None:
 def hand_out(
     tensors: Sequence[Tensor], tell: Callable[[str], list[str]], broadcast: Callable[[Sequence[Tensor], int], None]
 ) -> None:
-    """Give all ranks what rank 0 has of tensors that are not alike everywhere. tell: everyone's text by rank.
+    """Broadcast rank 0's values of the tensors that differ between ranks. tell: all-gathers a text.
 
-    A script that seeds every rank alike, or loads one file, has nothing to send: hashes travel instead.
+    Hashes are compared first: a script that seeds every rank alike, or loads one file, has nothing to send.
     """
     mine = [tensor.detach() for tensor in tensors]
     forms, *hashes = zip(*(text.split() for text in tell(_described(mine))), strict=False)
@@ -87,13 +94,13 @@ def hand_out(
 
 
 def _described(tensors: Sequence[Tensor]) -> str:
-    """A hash of what they are like, then one of each one's values."""
+    """A hash of all shapes and dtypes, then one of each tensor's values."""
     form = repr([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
     return " ".join([f"{rng.address(form):x}", *(digest([tensor]) for tensor in tensors)])
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """Without the repetitions of `expand`, into which nobody may write."""
+    """Without the repetitions of `expand`, which cannot be written to."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -143,7 +150,7 @@ class FirstBatch:
 
     @staticmethod
     def compare(batches: Sequence[tuple[int, float]]) -> None:
-        """Notice equal hashes among everyone's (hash, weight)."""
+        """Notice equal hashes among all ranks' (hash, weight)."""
         hashes = [batch for batch, weight in batches if weight > 0 and batch not in (NOT_SEEN, NO_BATCH)]
         if len(set(hashes)) < len(hashes):
             notice(

@@ -1,4 +1,4 @@
-"""Transport setup: which transport a session of this job uses."""
+"""Transport setup: chooses the transport of a session from the world, the recipe and the environment."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gossamer.world import World
 
 
 def transport_for(world: World, recipe: Recipe) -> Transport:
+    """The transport of a new session. Raises AttachError for a restarted worker whose recipe moves in step."""
     if world.size == 1:
         return SimulatedGroup(1).transports[0]
     if returns():
@@ -39,14 +40,14 @@ def transport_for(world: World, recipe: Recipe) -> Transport:
 
 
 def _takes_back(stage: Stage) -> bool:
-    """Whether somebody who is here has what a worker needs to go on, and nobody waits for it at a step."""
+    """Whether a restarted worker finds parameters to go on from, and no rank waits for it at a step."""
     if stage.serving is not None:
         return bool(dedicated_servers())
     return stage.mixing is not None and not stage.mixing.in_lock_step
 
 
 def group_transport(world: World, wish: str) -> Transport:
-    """The process group, with a mesh of its own where everyone's tensors live on processors."""
+    """The process group, with Gossamer's own TCP mesh where all tensors live on CPUs."""
     return mesh_transport(
         ProcessGroupTransport(), _listening_address(), ENGINE if world.device.type == "cuda" else wish
     )

@@ -1,9 +1,9 @@
-"""Ranks that ran out of data early catch up with those that did not."""
+"""Uneven inputs: copies parameters and optimizer state to ranks that ran out of data early, at an epoch's end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,29 +12,23 @@ from torch import Tensor, nn
 from gossamer import checkpoint
 from gossamer.checkpoint.state import Stateful
 from gossamer.core.layout import dtype_name, dtype_of
+from gossamer.session.group_calls import GroupCalls
 
 
-def catch_up(
-    model: nn.Module,
-    parts: Sequence[Stateful],
-    missed: int,
-    rank: int,
-    tell: Callable[[str], list[str]],
-    broadcast: Callable[[Sequence[Tensor], int], None],
-) -> None:
+def catch_up(model: nn.Module, parts: Sequence[Stateful], missed: int, group: GroupCalls) -> None:
     """Give ranks that missed steps the parameters, buffers and `parts` (optimizer, scaler) of the first rank that
     missed none."""
-    everyone = [int(text) for text in tell(str(missed))]
-    if not any(everyone):
+    missed_by_rank = [int(text) for text in group.all_gather_text(str(missed))]
+    if not any(missed_by_rank):
         return
-    source = everyone.index(0)
+    source, rank = missed_by_rank.index(0), group.transport.rank
     text, tensors = checkpoint.flatten([part.state_dict() for part in parts])
     specs = {key: _spec(tensor) for key, tensor in tensors.items()}
-    theirs = json.loads(tell(json.dumps({"tree": text, "tensors": specs}))[source])
+    theirs = json.loads(group.all_gather_text(json.dumps({"tree": text, "tensors": specs}))[source])
     if rank != source:
         tensors = {key: _blank(spec) for key, spec in theirs["tensors"].items()}
     own = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
-    broadcast([*own, *(tensors[key] for key in sorted(tensors))], source)
+    group.broadcast_([*own, *(tensors[key] for key in sorted(tensors))], source)
     if rank != source:
         for part, state in zip(parts, checkpoint.unflatten(theirs["tree"], tensors), strict=True):
             part.load_state_dict(state)

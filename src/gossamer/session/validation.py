@@ -1,4 +1,4 @@
-"""Validation of what attach is given: models and optimizers that cannot be served are refused."""
+"""Validation: refuses models and optimizers that attach cannot serve, with the line to write instead."""
 
 from __future__ import annotations
 
@@ -17,54 +17,11 @@ from gossamer.runtime.open_sessions import open_sessions
 
 def refuse(model: nn.Module) -> None:
     """Raise AttachError for models that cannot be served, with the line to write instead."""
-    if isinstance(model, DistributedDataParallel):
-        raise AttachError(
-            "this model is wrapped in DistributedDataParallel, which averages gradients itself. Attach the module "
-            "inside it (model.module), or keep DDP: ddp.register_comm_hook(*gossamer.ddp_hook(ddp, compressor))."
-        )
-    refuse_unmade(model)
-    for module in model.modules():
-        if getattr(module, "sparse", False) is True:
-            raise AttachError(
-                f"{type(module).__name__} was built with sparse=True, and sparse gradients have no place in a bucket. "
-                "Build it with sparse=False; TopK() sends few entries anyway."
-            )
-    parameters = trainable(model)
-    if not parameters:
-        raise AttachError(
-            "the model has no trainable parameter, so there is nothing to average. Call model.requires_grad_(True), or "
-            "thaw the part that you train, before attach."
-        )
-    for name, buffer in model.named_buffers():
-        if buffer.layout != torch.strided or buffer.is_quantized:
-            raise AttachError(
-                f'"{name}" is a sparse or quantised buffer, whose numbers cannot be compared and handed out as they '
-                "lie in memory. Hold its parts as buffers (indices and values, or integers and scale), or the whole "
-                "as a plain attribute that every rank makes alike."
-            )
-    held = {id(parameter) for session in open_sessions() for parameter in session.model.parameters()}
-    if any(id(parameter) in held for parameter in parameters.values()):
-        raise AttachError(
-            "this model is attached already, and two sessions would average each gradient twice. Call session.close() "
-            "on the first, or go on with it."
-        )
-    for name, parameter in parameters.items():
-        if _is_sharded(parameter):
-            raise AttachError(
-                f'"{name}" is a DTensor: it is sharded already, by FSDP or tensor parallelism. Attach a model whose '
-                "parameters are whole on every worker."
-            )
-        if parameter.is_complex():
-            raise AttachError(
-                f'"{name}" is complex, and compressors know real numbers only. Hold torch.view_as_real(...) as the '
-                "parameter and torch.view_as_complex it in forward."
-            )
-        if getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise AttachError(
-                f'"{name}" has a post-accumulate-gradient hook, so something acts on its gradient before it is '
-                "averaged: an optimizer that steps inside backward, perhaps. Remove the hook and call optimizer.step() "
-                "after backward()."
-            )
+    for check in MODEL_CHECKS:
+        check(model)
+    for name, parameter in trainable(model).items():
+        for check_parameter in PARAMETER_CHECKS:
+            check_parameter(name, parameter)
 
 
 def refuse_unmade(model: nn.Module) -> None:
@@ -82,14 +39,91 @@ def refuse_unmade(model: nn.Module) -> None:
             )
 
 
-def _is_sharded(parameter: nn.Parameter) -> bool:
-    """Whether this is a DTensor; their module takes half a second to import, and without it there are none."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(parameter, module.DTensor)
+def _refuse_ddp(model: nn.Module) -> None:
+    if isinstance(model, DistributedDataParallel):
+        raise AttachError(
+            "this model is wrapped in DistributedDataParallel, which averages gradients itself. Attach the module "
+            "inside it (model.module), or keep DDP: ddp.register_comm_hook(*gossamer.ddp_hook(ddp, compressor))."
+        )
+
+
+def _refuse_sparse_gradients(model: nn.Module) -> None:
+    for module in model.modules():
+        if getattr(module, "sparse", False) is True:
+            raise AttachError(
+                f"{type(module).__name__} was built with sparse=True, and sparse gradients have no place in a bucket. "
+                "Build it with sparse=False; TopK() sends few entries anyway."
+            )
+
+
+def _refuse_untrainable(model: nn.Module) -> None:
+    if not trainable(model):
+        raise AttachError(
+            "the model has no trainable parameter, so there is nothing to average. Call model.requires_grad_(True), or "
+            "thaw the part that you train, before attach."
+        )
+
+
+def _refuse_odd_buffers(model: nn.Module) -> None:
+    for name, buffer in model.named_buffers():
+        if buffer.layout != torch.strided or buffer.is_quantized:
+            raise AttachError(
+                f'"{name}" is a sparse or quantised buffer, whose numbers cannot be compared and handed out as they '
+                "lie in memory. Hold its parts as buffers (indices and values, or integers and scale), or the whole "
+                "as a plain attribute that every rank makes alike."
+            )
+
+
+def _refuse_attached(model: nn.Module) -> None:
+    held = {id(parameter) for session in open_sessions() for parameter in session.model.parameters()}
+    if any(id(parameter) in held for parameter in trainable(model).values()):
+        raise AttachError(
+            "this model is attached already, and two sessions would average each gradient twice. Call session.close() "
+            "on the first, or go on with it."
+        )
+
+
+def _refuse_sharded(name: str, parameter: nn.Parameter) -> None:
+    module = sys.modules.get(
+        "torch.distributed.tensor"
+    )  # takes half a second to import; without it there is no DTensor
+    if module is not None and isinstance(parameter, module.DTensor):
+        raise AttachError(
+            f'"{name}" is a DTensor: it is sharded already, by FSDP or tensor parallelism. Attach a model whose '
+            "parameters are whole on every worker."
+        )
+
+
+def _refuse_complex(name: str, parameter: nn.Parameter) -> None:
+    if parameter.is_complex():
+        raise AttachError(
+            f'"{name}" is complex, and compressors know real numbers only. Hold torch.view_as_real(...) as the '
+            "parameter and torch.view_as_complex it in forward."
+        )
+
+
+def _refuse_hooked(name: str, parameter: nn.Parameter) -> None:
+    if getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise AttachError(
+            f'"{name}" has a post-accumulate-gradient hook, so something acts on its gradient before it is '
+            "averaged: an optimizer that steps inside backward, perhaps. Remove the hook and call optimizer.step() "
+            "after backward()."
+        )
+
+
+MODEL_CHECKS = (
+    _refuse_ddp,
+    refuse_unmade,
+    _refuse_sparse_gradients,
+    _refuse_untrainable,
+    _refuse_odd_buffers,
+    _refuse_attached,
+)
+PARAMETER_CHECKS = (_refuse_sharded, _refuse_complex, _refuse_hooked)
 
 
 def refuse_other_kinds(optimizer: Optimizer) -> None:
-    """Raise AttachError for an optimizer whose steps cannot be heard of."""
+    """Raise AttachError for an optimizer without step hooks."""
     if not isinstance(optimizer, Optimizer):
         raise AttachError(
             f"{type(optimizer).__name__} is no torch.optim.Optimizer, whose hooks say when a step is made. Subclass "
@@ -97,7 +131,7 @@ def refuse_other_kinds(optimizer: Optimizer) -> None:
         )
 
 
-def refuse_strangers(optimizer: Optimizer, model: nn.Module) -> None:
+def refuse_foreign_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise AttachError for an optimizer that holds parameters which are not the model's."""
     known = {id(parameter) for parameter in model.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -26,6 +26,7 @@ from gossamer.synchronizers.hierarchical import HierarchicalLocalSGD
 from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
 from gossamer.synchronizers.parameter_averaging import ParameterAveraging
 from gossamer.synchronizers.parameter_server import ServerSynchronizer
+from gossamer.synchronizers.solo import SoloSynchronizer
 
 Fragments = Sequence[Sequence[Bucket]]
 Parameters = Mapping[str, Parameter]
@@ -73,10 +74,10 @@ class StageSequence:
     def fragments(self, parameters: Parameters) -> Fragments:
         return bucket_fragments(self.now, parameters, self.recipe.compressor, self.at(self.transport))
 
-    def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer | None:
-        """Go on with parameters as they are, alike on every rank. None alone: plain training, bit for bit."""
+    def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
+        """Go on with parameters as they are, alike on every rank; alone with plain training, bit for bit."""
         if self.transport.world == 1:
-            return None
+            return SoloSynchronizer(self.loop.ended)
         exchange = self._made(parameters, fragments)
         later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
         exchange.until = min(later, default=None)
@@ -123,7 +124,6 @@ class StageSequence:
         for parameter in parameters.values():
             parameter.grad = None  # they lie in buckets that go
         following = self.begin(parameters, self.fragments(parameters))
-        assert following is not None
         following.follow(before)
         return following
 
@@ -132,6 +132,8 @@ class StageSequence:
         return self._after(passes) != self.now
 
     def _after(self, passes: int) -> Stage:
+        if self.transport.world == 1:
+            return self.now  # plain training has one stage
         *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
         return stage
 

@@ -12,7 +12,7 @@ from gossamer.core.ops import AllReduceMean
 from gossamer.errors import PeerLost
 from gossamer.kernels.library import library
 from gossamer.runtime.comm_thread import CommThread
-from gossamer.session.session import leave
+from gossamer.session.group_calls import leave
 from gossamer.transports.mesh import native_mesh
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")

@@ -1,4 +1,4 @@
-"""Follow growing files: complete lines as they appear, and a log file a rank."""
+"""Log following: reads growing output files by complete lines, and writes one log file per rank."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Show = Callable[[int, str], None]
 
 
 class LineReader:
-    """Complete lines that were appended to a file since the last look; the file need not exist yet.
+    """Reader of the complete lines appended to a file since the last call; the file need not exist yet.
 
-    Splitting is done on bytes, so a letter whose bytes arrive in two reads stays whole. Of a line that is
+    Splitting is done on bytes, so a character whose bytes arrive in two reads stays whole. Of a line that is
     rewritten with carriage returns, as progress bars do, the last version counts.
     """
 
@@ -63,14 +63,14 @@ def _text(line: bytes) -> str:
 
 
 class RankLog:
-    """One rank's log file: where, what and when, then every line with the time it was read."""
+    """One rank's log file: a header, then every line with the time it was read."""
 
     def __init__(self, path: Path, command: str) -> None:
         self._file = path.open("w", buffering=1, encoding="utf-8")
         self._command = command
 
     def header(self, rank: int, attempt: int, started: Mapping[str, Any]) -> None:
-        """started: what the worker said of itself; nothing, if it never came that far."""
+        """started: the worker's start report, empty if it never wrote one."""
         restarted = f" attempt {attempt + 1}" if attempt else ""
         host, pid = started.get("host", socket.gethostname()), started.get("pid", "unknown")
         moment = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(started.get("moment")))
@@ -102,7 +102,7 @@ class Follower:
         self._headed: set[int] = set()
 
     def begin(self, attempt: int) -> None:
-        """The files of the attempt before are complete: hand on what is left of them."""
+        """Hand on the rest of the previous attempt's files, which are complete now, and follow the new ones."""
         with self._lock:
             self.drain()
             self._attempt = attempt
@@ -128,7 +128,7 @@ class Follower:
                     self._hand_on(rank, reader.rest())
 
     def note(self, rank: int, text: str) -> None:
-        """Put into a rank's log what its worker did not print itself."""
+        """Add a text to a rank's log that its worker did not print."""
         with self._lock:
             if rank in self._logs:
                 self._head(rank)

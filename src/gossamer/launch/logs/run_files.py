@@ -1,4 +1,4 @@
-"""Where the processes of one run leave word for each other: a file per matter, rank and attempt."""
+"""Run files: the reports that a run's processes leave for each other, one file per kind, rank and attempt."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class RunFiles:
     directory: Path
 
     def output(self, rank: int, attempt: int) -> Path:
-        """What the worker prints, both streams in one file, so that their order is kept."""
+        """The worker's stdout and stderr in one file, so that their order is kept."""
         return self.directory / f"output-{attempt}-{rank}.txt"
 
     def boot(self, rank: int, attempt: int) -> Path:
-        """What the worker prints to stderr before it has joined its two streams."""
+        """The worker's stderr before it has joined its two streams."""
         return self.directory / f"boot-{attempt}-{rank}.txt"
 
     def started(self, rank: int, attempt: int) -> Path:
         return self.directory / f"started-{attempt}-{rank}.json"
 
     def newest_start(self, rank: int) -> dict[str, Any] | None:
-        """What the rank's worker of the latest attempt said of itself; None before the first has."""
+        """The start report of the rank's latest attempt; None before the first."""
         attempts = [int(path.name.split("-")[1]) for path in self.directory.glob(f"started-*-{rank}.json")]
         return read_json(self.started(rank, max(attempts))) if attempts else None
 

@@ -1,4 +1,4 @@
-"""What workers and servers that start one by one print, followed each for itself."""
+"""Process logs: follows the output of workers and servers that start one by one, each for itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.launch.logs.run_files import RunFiles
 
 
 class ProcessLog(Protocol):
-    """Hands on what one place of a run prints, over all its processes. Lines are read when somebody looks."""
+    """The log of one worker or server over all its restarts. Lines are read when `look` is called."""
 
     def begin(self, attempt: int) -> None: ...
     def look(self) -> None: ...
@@ -40,7 +40,7 @@ class WorkerLog:
         self._follower.look()
 
     def note(self, text: str) -> None:
-        """Put into the log what the worker did not print, after all that it did."""
+        """Add a text to the log that the worker did not print, after all that it did."""
         self._follower.drain()
         self._follower.note(self._rank, text)
 
