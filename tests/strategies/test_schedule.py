@@ -11,12 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.strategies import (
+    AveragingStage,
     DelayedAveraging,
     DiLoCo,
     EveryStep,
+    Gossip,
+    GossipStage,
+    GradientStage,
     LocalSGD,
+    ParameterServer,
     PeriodicSchedule,
     PostLocalSGD,
+    ServerStage,
     Stage,
     Strategy,
     SyncRound,
@@ -95,18 +101,20 @@ def test_the_check_catches_uneven_and_drifting_turns(twin: PeriodicSchedule) -> 
 
 
 STAGES: list[tuple[Strategy, tuple[Stage, ...]]] = [
-    (EveryStep(), (Stage(0, averages=True),)),
-    (EveryStep(accumulate=4), (Stage(0, averages=True, accumulate=4),)),
-    (EveryStep(delay=2), (Stage(0, averages=True, delay=2),)),
-    (LocalSGD(4), (Stage(0, merging=LocalSGD(4)),)),
-    (LocalSGD(4, per_site=2), (Stage(0, averages=True, per_site=2, merging=LocalSGD(4, per_site=2)),)),
-    (PostLocalSGD(4, start=10), (Stage(0, averages=True), Stage(10, merging=LocalSGD(4)))),
+    (EveryStep(), (GradientStage(0),)),
+    (EveryStep(accumulate=4), (GradientStage(0, accumulate=4),)),
+    (EveryStep(delay=2), (GradientStage(0, delay=2),)),
+    (LocalSGD(4), (AveragingStage(0, LocalSGD(4)),)),
+    (LocalSGD(4, per_site=2), (AveragingStage(0, LocalSGD(4, per_site=2), per_site=2),)),
+    (PostLocalSGD(4, start=10), (GradientStage(0), AveragingStage(10, LocalSGD(4)))),
     (
         PostLocalSGD(4, start=1, optimizer_state="reset"),
-        (Stage(0, averages=True), Stage(1, merging=LocalSGD(4, optimizer_state="reset"))),
+        (GradientStage(0), AveragingStage(1, LocalSGD(4, optimizer_state="reset"))),
     ),
-    (DiLoCo(9), (Stage(0, merging=DiLoCo(9)),)),
-    (DelayedAveraging(3), (Stage(0, merging=DelayedAveraging(3)),)),
+    (DiLoCo(9), (AveragingStage(0, DiLoCo(9)),)),
+    (DelayedAveraging(3), (AveragingStage(0, DelayedAveraging(3)),)),
+    (Gossip(period=2), (GossipStage(0, Gossip(period=2)),)),
+    (ParameterServer(), (ServerStage(0, ParameterServer()),)),
 ]
 
 

@@ -25,9 +25,7 @@ from gossamer.estimate.user_script import attached_by
 from gossamer.events import Attached
 from gossamer.network import read_network
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.strategies import PeriodicSchedule
-from gossamer.strategies.base import cycle_of, schedule_of
-from gossamer.synchronizers.stages import site_size
+from gossamer.strategies import AveragingStage, PeriodicSchedule
 from gossamer.transports.mesh.collective_selector import AUTO
 
 ASSUMED_PARAMETERS = 10_000_000
@@ -186,18 +184,17 @@ def _cycle(said: TrafficEstimate) -> str:
 def _batch(recipe: Recipe, workers: int) -> str:
     """How many samples a step of the optimizer sees, at first."""
     stage, loop = recipe.strategy.stages[0], "the batch your loop draws on each"
-    if not stage.averages or stage.merging is None:
-        passes = f"{stage.accumulate} backward passes x " * (stage.accumulate > 1)
-        return f"{workers} workers x {passes}{loop}" + ", apart" * stage.apart
-    size = site_size(stage, workers) if workers > 1 else 1
-    return f"{size} workers x {loop}, in {workers // size} sites apart"
+    if isinstance(stage, AveragingStage) and stage.per_site is not None:
+        size = stage.site_size(workers) if workers > 1 else 1
+        return f"{size} workers x {loop}, in {workers // size} sites apart"
+    passes = f"{stage.passes_per_step} backward passes x " * (stage.passes_per_step > 1)
+    return f"{workers} workers x {passes}{loop}" + ", apart" * stage.local_parameters
 
 
 def _batches(recipe: Recipe, workers: int) -> int:
     """How many of the loop's batches one step of the optimizer sees, at first."""
     stage = recipe.strategy.stages[0]
-    together = workers if stage.per_site is None else min(workers, stage.per_site)
-    return stage.accumulate * together if stage.averages else 1
+    return stage.passes_per_step * stage.gradient_group(workers)
 
 
 def _rate_lines(batches: int) -> Iterator[str]:
@@ -214,7 +211,7 @@ def _schedule_lines(recipe: Recipe) -> Iterator[str]:
     *_, lasting = stages = recipe.strategy.stages
     if len(stages) > 1:
         yield f"schedule    until backward pass {lasting.start:,} {at_once}"
-    elif lasting.averages and schedule_of(lasting) == PeriodicSchedule(1):
+    elif lasting.averages_gradients_at_once and lasting.schedule == PeriodicSchedule(1):
         yield f"schedule    {at_once}"
         return
     drawing = draw(lasting)
@@ -286,7 +283,7 @@ def _record(recipe: Recipe, model: str, said: TrafficEstimate, foretold: StepTim
         ]
         + [{"where": other.where, "word": other.op, "bytes_sent": other.bytes_sent} for other in said.others],
         "period": said.passes,
-        "schedule": [turn._asdict() for turn in cycle_of(recipe.strategy.stages[-1])],
+        "schedule": [turn._asdict() for turn in recipe.strategy.steady_stage.cycle],
         "bytes_sent_per_period": said.cycle_bytes_sent,
         "bytes_sent_per_step": said.bytes_sent,
         "dense_bytes_sent_per_step": said.dense_bytes_sent,

@@ -61,6 +61,6 @@ def assumed(parameters: int, recipe: Recipe) -> Attached:
         name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta"))
         for name, shape in assumed_shapes(parameters).items()
     }
-    fragments = bucket_fragments(recipe.strategy.stages[-1], model, recipe.compressor, AggregationContext())
+    fragments = bucket_fragments(recipe.strategy.steady_stage, model, recipe.compressor, AggregationContext())
     alone = SimulatedGroup(1).transports[0]
     return begun(nn.ParameterList(model.values()), AdamW(model.values()), recipe, fragments, alone)

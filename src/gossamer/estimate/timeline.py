@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from gossamer.strategies import PeriodicSchedule, Stage
-from gossamer.strategies.base import schedule_of
 
 FEWEST_PASSES = 24
 MOST_COLUMNS = 72
@@ -31,7 +30,7 @@ class Drawing:
 
 def draw(stage: Stage) -> Drawing:
     """At least two periods of a stage, from the table that it runs by; long periods have several passes a column."""
-    schedule = schedule_of(stage)
+    schedule = stage.schedule
     periods = max(2, -(-FEWEST_PASSES // schedule.period))
     passes = periods * schedule.period + schedule.delay
     width = next(width for width in _round_numbers() if -(-passes // width) <= MOST_COLUMNS)
@@ -60,7 +59,7 @@ def _axis(start: int, columns: int, width: int) -> str:
 
 
 def _site_rows(stage: Stage, columns: int) -> Iterator[tuple[str, str]]:
-    if stage.merging is not None and stage.averages:
+    if stage.per_site is not None:
         yield "gradients, by site", AT_ONCE * columns
 
 
@@ -74,7 +73,7 @@ def _rows(stage: Stage, schedule: PeriodicSchedule, passes: int, width: int) -> 
 
 
 def _name(stage: Stage, schedule: PeriodicSchedule, fragment: int) -> str:
-    if not stage.apart:
+    if not stage.local_parameters:
         return "gradients"
     return "parameters" if schedule.fragments == 1 else f"fragment {fragment}"
 
@@ -100,9 +99,9 @@ def _marks(flights: Sequence[tuple[int, int]], columns: int, nothing: str) -> st
 
 
 def _legend(stage: Stage, rows: Sequence[str]) -> str:
-    apart = stage.apart and not stage.averages
+    apart = stage.local_parameters and stage.per_site is None
     meanings = {
-        TRAINS: "trains apart" if apart else "adds up" if stage.accumulate > 1 else "trains",
+        TRAINS: "trains apart" if apart else "adds up" if stage.passes_per_step > 1 else "trains",
         LEAVES: "leaves",
         TRAVELS: "travels",
         LANDS: "lands",

@@ -58,7 +58,7 @@ WEIGHTS = Slot("weight", (1024, 1024), 0, (1024, 1))
 def check_pair(strategy: Strategy, compressor: Compressor) -> None:
     """Whether a compressor that applies the optimizer's momentum gets what it applies it to: gradients, at once."""
     owned = compressor.owns_momentum(WEIGHTS)
-    if owned is None or not any(stage.apart or stage.delay for stage in strategy.stages):
+    if owned is None or not any(stage.scheduled for stage in strategy.stages):
         return
     raise RecipeError(
         f"{compressor!r} applies the optimizer's momentum to gradients on their way, and with {strategy!r} "

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.errors import LoopError
 from gossamer.recipes.recipe import Recipe
 from gossamer.session.momentum_transfer import ownership
-from gossamer.strategies import Stage
+from gossamer.strategies import GradientStage, Stage
 
 LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
 
@@ -122,7 +122,7 @@ class ForeignOptimizerGuard:
 
 def acts_around_steps(stage: Stage) -> bool:
     """Whether something other than gradients is agreed upon."""
-    return stage.apart or stage.serving is not None
+    return not isinstance(stage, GradientStage)
 
 
 def steps_through(outer: Optimizer, inner: Optimizer, depth: int = 3) -> bool:

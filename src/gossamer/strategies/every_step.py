@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossamer.errors import require
-from gossamer.strategies.base import Stage, Strategy
+from gossamer.strategies.base import GradientStage, Stage, Strategy
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,4 +35,4 @@ class EveryStep(Strategy):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage(0, averages=True, accumulate=self.accumulate, delay=self.delay),)
+        return (GradientStage(0, self.accumulate, self.delay),)

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gossamer.errors import require
-from gossamer.strategies.base import AGREED, AVERAGE, KEEP, RESET, AveragingStrategy, Memory, Stage, Strategy
+from gossamer.strategies.base import (
+    AGREED,
+    AVERAGE,
+    KEEP,
+    RESET,
+    AveragingStage,
+    AveragingStrategy,
+    GradientStage,
+    Memory,
+    Stage,
+    Strategy,
+)
 from gossamer.strategies.schedule import PeriodicSchedule
 
 OPTIMIZER_STATES = (KEEP, AVERAGE, RESET)
@@ -41,7 +52,7 @@ class LocalSGD(AveragingStrategy):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage(0, averages=self.per_site is not None, per_site=self.per_site, merging=self),)
+        return (AveragingStage(0, self, self.per_site),)
 
     @property
     def on_merge(self) -> str:
@@ -83,7 +94,7 @@ class PostLocalSGD(Strategy):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return Stage(0, averages=True), Stage(self.start, merging=self.local)
+        return GradientStage(0), AveragingStage(self.start, self.local)
 
 
 def check_optimizer_state(value: str) -> None:

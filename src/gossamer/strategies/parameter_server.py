@@ -11,7 +11,7 @@ from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Slot
 from gossamer.errors import RecipeError, require
-from gossamer.strategies.base import Stage, Strategy
+from gossamer.strategies.base import ServerStrategy
 from gossamer.topologies import Complete, Topology
 
 SYNC, ASYNC, STALE = "sync", "async", "stale"
@@ -20,7 +20,7 @@ MOST_LOST = 1.01  # of a difference's square, or the next difference would be la
 
 
 @dataclass(frozen=True, repr=False)
-class ParameterServer(Strategy):
+class ParameterServer(ServerStrategy):
     """Servers hold the parameters and the optimizer; workers push gradients and pull parameters.
 
     sync:  w <- optimizer(w, weighted mean of g_i), once all but `backup` workers have pushed
@@ -90,10 +90,6 @@ class ParameterServer(Strategy):
         """How many rounds a worker may be ahead of the slowest."""
         return 4 if self.mode == STALE and self.staleness is None else self.staleness or 0
 
-    @property
-    def agrees_on_means(self) -> bool:
-        return False
-
     def check(self, compressor: Compressor, topology: Topology) -> None:
         for each in (compressor, self.push, self.pull):
             if each is not None and each.owns_momentum(MATRIX) is not None:
@@ -116,10 +112,6 @@ class ParameterServer(Strategy):
                 f"pull={self.pull!r} loses {lost:.1f} times what it is given on random numbers, so differences that "
                 "are sent again and again would grow without end. Write pull=Int8(), or pull=TopK(density=0.01)."
             )
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage(0, serving=self),)
 
 
 def share_lost(compressor: Compressor) -> float:
