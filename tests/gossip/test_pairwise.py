@@ -303,7 +303,7 @@ def missing(seed: int, counted: bool = True) -> float:
     schedule.receipts = [each for each in schedule.receipts if each[0].to.number and each[0].stamp.worker]
     schedule.calls = [call if rank and call and call[1].to.number else None for rank, call in enumerate(schedule.calls)]
     for each in alive:
-        each.gone.add(0)
+        each.mark_gone(0)
         each.abandon(0)
     half_done = sum(dead.abandon(peer) for peer in dead.open)
     schedule.finish()
@@ -525,16 +525,16 @@ def test_neighbours_are_drawn_by_seed_rank_and_step() -> None:
 
 def test_who_left_is_not_asked_and_who_owes_an_answer_comes_first() -> None:
     one = partner(0, [0.0])
-    one.gone.add(4)
+    one.mark_gone(4)
     assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1}
-    one.gone.add(1)
+    one.mark_gone(1)
     assert one.neighbor(Ring(), 5, 0) is None
-    one.gone.discard(4)
-    one.gone.discard(1)
+    one.mark_here(4)
+    one.mark_here(1)
     assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1, 4}
     one.ask(4, 0)
     assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {4}
-    one.gone.add(4)
+    one.mark_gone(4)
     assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1}
     assert one.abandon(4)
     assert not one.abandon(4)

@@ -23,8 +23,9 @@ from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerEvent, Peer
 from gossamer.errors import AttachError, ConnectError, LoopError, NonFiniteError, PeerLost, RecipeError, Stopped
 from gossamer.estimate.traffic import estimate_traffic
 from gossamer.gossip import state_transfer, termination
+from gossamer.gossip.final_mean import FinalMean, RunningMean
 from gossamer.gossip.pairwise import NO_EXCHANGE, Partner
-from gossamer.gossip.termination import FinalMean, RunningMean, TerminationProtocol
+from gossamer.gossip.termination import TerminationProtocol
 from gossamer.recipes.recipe import resolve
 from gossamer.session.lifecycle_events import begun
 from gossamer.session.session import Session
@@ -306,7 +307,7 @@ def check_taken(rule: type[TerminationProtocol]) -> None:
     distance, mean = torch.tensor([2.5], dtype=torch.float64), start_of(1)
     for payload in (distance, mean[:2]), (), (mean,), (distance.float(), mean), (mean, mean), (distance, mean):
         assert one._agreed is None
-        op = Push(to=Peer(WORKER, 0), key=termination.AGREED, stamp=Stamp(1, 0), payload=payload)
+        op = Push(to=Peer(WORKER, 0), key=termination.FINAL_MEAN, stamp=Stamp(1, 0), payload=payload)
         reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=op))
         assert reply == Reply(token=1, answer=Receipt(version=0))
         assert next(script) == Await()
@@ -443,7 +444,13 @@ class Returns:
             optimizer.step()
             settle(session)
         session.close()
-        return shown, exchange(session)._partner.life_of(2), parameters(model), buffers, model.weight.detach()
+        return (
+            shown,
+            exchange(session)._partner.newest_incarnation(2),
+            parameters(model),
+            buffers,
+            model.weight.detach(),
+        )
 
 
 def check_returns(patch: pytest.MonkeyPatch) -> None:
@@ -481,7 +488,7 @@ def test_who_comes_back_to_something_else_is_found(name: str, broken: Any, monke
 def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the others have come to the end, nothing is left to be done; else all is lost."""
     returns = Returns(monkeypatch)
-    monkeypatch.setattr(state_transfer, "ROLL_SECONDS", 0.05)
+    monkeypatch.setattr(state_transfer, "STATUS_SECONDS", 0.05)
     monkeypatch.setattr(state_transfer, "SEARCH_SECONDS", 0.1)
     monkeypatch.setattr(pairwise_gossip, "has_ended", lambda: over)
     returns.lives.count = 1
@@ -524,8 +531,8 @@ def outlived(worker: Worker) -> Tensor | None:
     tell = ending._tell
 
     def only_to_the_last(me: Any, peers: Iterable[int], key: str, payload: tuple[Tensor, ...] = ()) -> Any:
-        handles = tell(me, [2] if key == termination.AGREED else peers, key, payload)
-        if key == termination.AGREED:
+        handles = tell(me, [2] if key == termination.FINAL_MEAN else peers, key, payload)
+        if key == termination.FINAL_MEAN:
             handles[2].wait(PATIENCE_SECONDS)
             raise Died
         return handles
