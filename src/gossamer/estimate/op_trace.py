@@ -36,10 +36,5 @@ def on_meta(layout: Layout, dtype: torch.dtype) -> FlatTensors:
     return FlatTensors(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
 
 
-def dtype_of(text: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, text.removeprefix("torch."))
-    return found
-
-
 def _control(nbytes: int) -> Script:
     yield AllGather((torch.empty(nbytes, dtype=torch.uint8, device="meta"),))

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from gossamer.core.layout import Layout
+from gossamer.core.layout import Layout, dtype_of
 from gossamer.core.ops import AllGather, AllReduceMean, CollectiveOp, NeighborAllGather
 from gossamer.errors import GossamerError
-from gossamer.estimate.op_trace import dtype_of, trace_ops
+from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.schedule_simulator import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
 from gossamer.estimate.step_simulator import BucketJob, run_step
 from gossamer.estimate.traffic import mean_neighbors, neighbor_payload

@@ -14,9 +14,9 @@ from gossamer.compressors import Compressor
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype, dtype_of
 from gossamer.core.ops import Payload, payload_bytes
-from gossamer.estimate.op_trace import dtype_of, on_meta
+from gossamer.estimate.op_trace import on_meta
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.events import Attached
 from gossamer.parameter_server.client.traffic import server_traffic
