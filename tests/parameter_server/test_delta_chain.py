@@ -22,6 +22,7 @@ from gossamer.compressors import (
     TwoBit,
     Warmup,
 )
+from gossamer.compressors.distortion import relative_error
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.threshold import Threshold
@@ -30,7 +31,6 @@ from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import MalformedError
 from gossamer.parameter_server.delta_chain import DeltaChain, Public, Replica, Snapshot
-from gossamer.strategies.parameter_server import share_lost
 
 PULLS: list[Compressor] = [
     Dense(dtype="bfloat16"),
@@ -87,7 +87,7 @@ def test_copies_are_what_is_public(pull: Compressor) -> None:
     costs = check_copies(pull)
     whole = sum(4 * len(block.flat) for block in blocks(torch.float32))
     assert max(costs) <= whole
-    assert share_lost(pull) <= 1.01
+    assert relative_error(pull, "lost") <= 1.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

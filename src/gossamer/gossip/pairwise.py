@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, point_to_point
+from gossamer.compressors.distortion import has_memory, relative_error
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.core.layout import FlatTensors, accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import WORKER, Peer, Pulled, Push, Receipt, Stamp
 from gossamer.errors import MalformedError, NotFinite, RecipeError
@@ -23,7 +24,6 @@ from gossamer.topologies import Topology
 
 AVERAGE = "average"
 NO_EXCHANGE = Receipt(version=-1)
-SAMPLE = Layout.of({"weight": (64, 64)})
 MOST_LOST = 0.01  # of the parameters' square, by one message
 
 
@@ -287,13 +287,10 @@ def refuse_loss(compressor: Compressor) -> None:
 
 
 def _refuse_loss(term: Compressor, compressor: Compressor) -> None:
-    numbers = torch.randn(SAMPLE.numel, generator=rng.generator("lost by a letter"), device="cpu")
-    x, at = FlatTensors(numbers, SAMPLE), AggregationContext()
-    state = point_to_point.begin(term, x, at)
-    lost = (numbers - point_to_point.encode(term, x, state, at).own()).square().sum() / numbers.square().sum()
-    if state or lost > MOST_LOST:
+    lost = relative_error(term, "lost by a letter")
+    if has_memory(term) or lost > MOST_LOST:
         raise RecipeError(
-            f"pairwise gossip sends whole parameters, and {compressor!r} leaves {float(lost):.2g} of their square out "
+            f"pairwise gossip sends whole parameters, and {compressor!r} leaves {lost:.2g} of their square out "
             "or to be sent later, so that workers never agree on them. Write Gossip() with it, whose differences to "
             "public copies make up for that, or Gossip('pairwise') + Dense(dtype='bfloat16'), or + Int8()."
         )

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-
-from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum, point_to_point
-from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum
+from gossamer.compressors.distortion import relative_error
 from gossamer.errors import RecipeError, require
 from gossamer.gossip.pairwise import refuse_loss
 from gossamer.gossip.rules import Averaging, Choco, MixingRule, PushSum
@@ -19,7 +15,6 @@ from gossamer.topologies import Topology
 
 SYMMETRIC, PUSH_SUM, PAIRWISE = "symmetric", "push-sum", "pairwise"
 MANY = 64  # workers: of so many every topology shows whether its edges change
-SAMPLE = Layout.of({"weight": (64, 64)})
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,11 +104,5 @@ def safe_step_size(compressor: Compressor) -> float:
 def kept_share(compressor: Compressor) -> float:
     """1 - |x - C(x)|^2 / |x|^2 of a Gaussian matrix x: of the worst that it holds, since a term may send other tensors
     by that, or begin to later."""
-    return min(_kept(term) for term in compressor.held() if isinstance(term, Compressor))
-
-
-def _kept(compressor: Compressor) -> float:
-    numbers = torch.randn(SAMPLE.numel, generator=rng.generator("share kept by a letter"), device="cpu")
-    x, at = FlatTensors(numbers, SAMPLE), AggregationContext()
-    own = point_to_point.encode(compressor, x, point_to_point.begin(compressor, x, at), at).own()
-    return 1 - float((numbers - own).double().square().sum() / numbers.double().square().sum())
+    held = (term for term in compressor.held() if isinstance(term, Compressor))
+    return min(1 - relative_error(term, "share kept by a letter") for term in held)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from gossamer.compressors import Compressor, Dense, Feedback, point_to_point
-from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Slot
+from gossamer.compressors import Compressor, Dense, Feedback
+from gossamer.compressors.distortion import relative_error
+from gossamer.core.layout import Slot
 from gossamer.errors import RecipeError, require
 from gossamer.strategies.base import ServerStrategy
 from gossamer.topologies import Complete, Topology
@@ -106,19 +103,9 @@ class ParameterServer(ServerStrategy):
             raise RecipeError(
                 f"with {self!r} workers talk to servers only, so {topology!r} would change nothing. Leave it out."
             )
-        lost = 0.0 if self.pull is None else share_lost(self.pull)
+        lost = 0.0 if self.pull is None else relative_error(self.pull, "lost")
         if not lost <= MOST_LOST:
             raise RecipeError(
                 f"pull={self.pull!r} loses {lost:.1f} times what it is given on random numbers, so differences that "
                 "are sent again and again would grow without end. Write pull=Int8(), or pull=TopK(density=0.01)."
             )
-
-
-def share_lost(compressor: Compressor) -> float:
-    """|x - C(x)|^2 / |x|^2 for random x."""
-    x, at = (
-        FlatTensors.pack({"weight": torch.randn(MATRIX.shape, generator=rng.generator("lost"), device="cpu")}),
-        AggregationContext(),
-    )
-    own = point_to_point.encode(compressor, x, point_to_point.begin(compressor, x, at), at).own()
-    return float((x.flat - own).square().sum() / x.flat.square().sum())

@@ -1,0 +1,27 @@
+"""Distortion: how much of a random input a compressor loses when it encodes it once."""
+
+from __future__ import annotations
+
+import torch
+
+from gossamer.compressors import point_to_point
+from gossamer.compressors.base import Compressor
+from gossamer.core import rng
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors, Layout
+
+SAMPLE = Layout.of({"weight": (64, 64)})
+
+
+def relative_error(compressor: Compressor, sample: str) -> float:
+    """|x - C(x)|^2 / |x|^2 of a Gaussian matrix x, in a first message. sample: the address of x's draws."""
+    numbers = torch.randn(SAMPLE.numel, generator=rng.generator(sample), device="cpu")
+    x, at = FlatTensors(numbers, SAMPLE), AggregationContext()
+    own = point_to_point.encode(compressor, x, point_to_point.begin(compressor, x, at), at).own()
+    return float((numbers - own).double().square().sum() / numbers.double().square().sum())
+
+
+def has_memory(compressor: Compressor) -> bool:
+    """Whether a compressor remembers anything from one message to the next, such as what it will send later."""
+    x = FlatTensors.zeros(SAMPLE, dtype=torch.float32, device=torch.device("cpu"))
+    return bool(point_to_point.begin(compressor, x, AggregationContext()))
