@@ -28,7 +28,7 @@ def drawn(text):
 )
 def test_every_stage_has_a_schedule(text, schedule, cycle):
     assert lasting(text).schedule == schedule
-    assert lasting(text).cycle == cycle
+    assert lasting(text).period_rounds == cycle
 
 
 def test_fragments_take_turns():
@@ -115,7 +115,7 @@ def test_a_drawing_is_the_table_that_runs(text):
     stage = lasting(text)
     drawing = draw(stage)
     columns = len(drawing.rows[0][1])
-    turns = list(stage.schedule.plan(columns))
+    turns = list(stage.schedule.rounds_until(columns))
     marks = "".join(marks for _, marks in drawing.rows)
     assert drawing.passes_per_column == 1
     assert marks.count("▲") == len(turns)

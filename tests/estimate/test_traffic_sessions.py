@@ -94,7 +94,7 @@ def test_the_forecast_is_what_sessions_send(strategy, compressor):
         assert (
             ring(4 * whole, 3)
             < said.cycle_bytes_sent
-            < ring(4 * whole, 3) + 200 * len(recipe.strategy.steady_stage.schedule.cycle)
+            < ring(4 * whole, 3) + 200 * len(recipe.strategy.steady_stage.schedule.period_rounds)
         )
 
 

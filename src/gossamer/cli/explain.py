@@ -283,7 +283,7 @@ def _record(recipe: Recipe, model: str, said: TrafficEstimate, foretold: StepTim
         ]
         + [{"where": other.where, "word": other.op, "bytes_sent": other.bytes_sent} for other in said.others],
         "period": said.passes,
-        "schedule": [turn._asdict() for turn in recipe.strategy.steady_stage.cycle],
+        "schedule": [turn._asdict() for turn in recipe.strategy.steady_stage.period_rounds],
         "bytes_sent_per_period": said.cycle_bytes_sent,
         "bytes_sent_per_step": said.bytes_sent,
         "dense_bytes_sent_per_step": said.dense_bytes_sent,

@@ -64,7 +64,7 @@ def _site_rows(stage: Stage, columns: int) -> Iterator[tuple[str, str]]:
 
 
 def _rows(stage: Stage, schedule: PeriodicSchedule, passes: int, width: int) -> Iterator[tuple[str, str]]:
-    turns = list(islice(schedule.plan(passes), MOST_TURNS))
+    turns = list(islice(schedule.rounds_until(passes), MOST_TURNS))
     for fragment in range(schedule.fragments):
         flights = [((t.launch - 1) // width, (t.landing - 1) // width) for t in turns if t.fragment == fragment]
         for place, apart in enumerate(_apart(flights)):

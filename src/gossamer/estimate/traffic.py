@@ -167,7 +167,7 @@ def _of_a_step(model: Attached, workers: int, *, remembers: bool) -> Iterator[Tr
 
 def _scheduled(stage: GradientStage | AveragingStage, model: Attached, workers: int) -> Iterator[TrafficItem]:
     """Every scheduled round begins with a participation poll and ends with a report."""
-    rounds = len(stage.schedule.cycle)
+    rounds = len(stage.schedule.period_rounds)
     yield TrafficItem("meetings", "Gather", float(rounds * (workers - 1) * POLL_BYTES))
     yield TrafficItem("control", "Gather", float(rounds * (workers - 1) * model.control_bytes))
     yield TrafficItem("averaged along", "Mean", _mean_bytes(sum(model.rider_bytes), workers))

@@ -172,11 +172,11 @@ class _AnyStage(ABC):
         """When rounds leave and land; gradients that nothing delays do both within one backward pass."""
 
     @property
-    def cycle(self) -> list[SyncRound]:
+    def period_rounds(self) -> list[SyncRound]:
         """One period of its schedule, in backward passes since the training began."""
         return [
             each._replace(launch=each.launch + self.start, landing=each.landing + self.start)
-            for each in self.schedule.cycle
+            for each in self.schedule.period_rounds
         ]
 
     @property

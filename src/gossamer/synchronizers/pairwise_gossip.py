@@ -187,7 +187,7 @@ class PairwiseGossip(Synchronizer):
 
     @property
     def _next(self) -> SyncRound:
-        return self._strategy.schedule.turn(self._number)
+        return self._strategy.schedule.sync_round(self._number)
 
     def _tell(self) -> None:
         sent = self._all_sent_bytes()
