@@ -161,7 +161,7 @@ def site_plan(measured: WorkloadProfile, size: int) -> list[BucketJob]:
 
 
 def trips(recipe: Recipe, measured: WorkloadProfile, workers: int) -> list[Trip]:
-    """A scheduled round of each fragment."""
+    """One scheduled round of each fragment."""
     stage = recipe.strategy.steady_stage
     if isinstance(stage, GossipStage):
         return [_gossip_round(recipe, measured, workers)]

@@ -56,7 +56,7 @@ def _layer_shapes(width: int) -> dict[str, tuple[int, ...]]:
 
 
 def assumed(parameters: int, recipe: Recipe) -> Attached:
-    """What a session would announce of a model with the assumed shapes, and of AdamW."""
+    """The Attached event of a session with a model of the assumed shapes, and AdamW."""
     model = {
         name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta"))
         for name, shape in assumed_shapes(parameters).items()

@@ -1,4 +1,4 @@
-"""Recipes: one grammar in Python and as text, and what a recipe means once it is complete."""
+"""Recipe: one strategy, one compressor and one topology; `resolve` completes what a user wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.topologies import Complete, Topology
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """One of each: when to talk, what travels, who talks to whom. Its repr is text that `parse` reads."""
+    """A strategy, a compressor and a topology. Its repr is text that `parse` reads."""
 
     strategy: Strategy = field(default=EveryStep())
     compressor: Compressor = field(default=Dense())

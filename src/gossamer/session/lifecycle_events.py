@@ -1,4 +1,4 @@
-"""What a session tells its listeners when it begins and when it ends."""
+"""Lifecycle events: builds Attached and Closed, which open and end a run's record, and checks logged numbers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> 
 def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
 ) -> tuple[int, ...]:
-    """What is averaged along with each fragment, in float32 or wider."""
+    """Bytes of the state averaged with each fragment, in float32 or wider."""
     buffers = ModelBuffers(model).averaged()
     kinds = 0 if optimizer is None or not stage.averages_optimizer_state else len(optimizer_state_keys(optimizer))
     momenta = [kinds * [p for bucket in each for p in bucket.parameters.values()] for each in fragments]
@@ -94,7 +94,7 @@ def _holds(model: nn.Module, agreed: Mapping[str, Tensor]) -> bool:
 
 
 def numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """What was logged, as numbers by name. Raises TypeError for what is none."""
+    """Logged metrics as numbers by name. Raises TypeError for anything else."""
     return {name: _number(name, value) for name, value in metrics.items()}
 
 

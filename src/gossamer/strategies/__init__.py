@@ -1,4 +1,14 @@
-"""When to talk."""
+"""Strategies: when workers synchronize, and whether gradients, parameters or neither are averaged by all of them.
+
+base               Strategy, its families, and the stages of a training: gradient, averaging, gossip, server
+schedule           tables of sync rounds: when a fragment leaves and lands
+every_step         EveryStep: synchronous data parallelism, accumulated or delayed
+local_sgd          LocalSGD, PostLocalSGD
+diloco             DiLoCo, Streaming DiLoCo
+delayed_averaging  DelayedAveraging (DGA)
+gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
+parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
+"""
 
 from gossamer.strategies.base import (
     AGREED,

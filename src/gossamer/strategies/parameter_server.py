@@ -1,4 +1,4 @@
-"""Parameters live on servers; workers bring gradients and take parameters."""
+"""ParameterServer: servers hold the parameters and the optimizer; workers push gradients and pull parameters."""
 
 from __future__ import annotations
 
@@ -30,22 +30,20 @@ class ParameterServer(ServerStrategy):
     source: Li et al. 2014, OSDI (servers); Dean et al. 2012, NIPS (async); Ho et al. 2013, NIPS (stale); Chen et al.
             2016, arXiv:1604.00981 (backup); Zhang et al. 2016, IJCAI (damping)
 
-    staleness: for "stale" only, in rounds; 4 where nothing is said. backup: for "sync" only, so many gradients of a
-    round may come too late, and are dropped. shards: over how many servers the parameters are spread; None: one per
-    worker where servers live beside them, else one per server. push: what gradients travel by; None: the recipe's
-    compressor. pull: what parameters travel by, as differences to what all workers know; None: as they are. damping:
-    for "async" only, the learning rate is divided by a gradient's age in versions. The optimizer is the one given to
-    attach, made again on each shard: its rule must be elementwise. A gradient that is None counts as zero, since a
-    server steps whole blocks: a parameter that had no part in a loss is still moved by momentum and weight decay.
+    The optimizer is the one given to attach, made again on each shard: its rule must be elementwise. A gradient that is
+    None counts as zero, since a server steps whole blocks: a parameter that had no part in a loss is still moved by
+    momentum and weight decay.
     """
 
     mode: str = ASYNC
-    staleness: int | None = None
-    backup: int = 0
-    shards: int | None = None
-    push: Compressor | None = None
-    pull: Compressor | None = None
-    damping: bool = False
+    staleness: int | None = None  # rounds, for "stale" only; None: 4
+    backup: int = 0  # gradients of a round that may come too late, and are dropped; for "sync" only
+    shards: int | None = None  # servers that share the parameters; None: one per worker beside them, else all servers
+    push: Compressor | None = None  # of gradients; None: the recipe's compressor
+    pull: Compressor | None = (
+        None  # of differences to the parameters that all workers know; None: parameters as they are
+    )
+    damping: bool = False  # the learning rate is divided by a gradient's age in versions; for "async" only
 
     def __post_init__(self) -> None:
         require(
@@ -84,7 +82,7 @@ class ParameterServer(ServerStrategy):
 
     @property
     def rounds_ahead(self) -> int:
-        """How many rounds a worker may be ahead of the slowest."""
+        """Staleness bound: how many rounds a worker may be ahead of the slowest."""
         return 4 if self.mode == STALE and self.staleness is None else self.staleness or 0
 
     def check(self, compressor: Compressor, topology: Topology) -> None:
