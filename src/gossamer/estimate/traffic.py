@@ -1,4 +1,4 @@
-"""Traffic estimate: what a step sends and keeps, before any worker starts, by the real aggregations on meta tensors."""
+"""Traffic estimate: bytes that a step sends and keeps, by the real aggregations on meta tensors."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class TrafficItem:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficEstimate:
-    """What one of the workers sends and keeps in a steady cycle, which repeats itself; bytes are payload."""
+    """Payload bytes that one of the workers sends and keeps in a steady cycle, which repeats itself."""
 
     workers: int
     parameters: int
     tensors: int
     passes: int  # backward passes in a cycle
-    steps: int  # what they count as
+    steps: int  # in a cycle
     buckets: tuple[tuple[OpCost, ...], ...]  # the operations of each bucket in a cycle
     others: tuple[TrafficItem, ...]  # everything else that is sent in it
     dense_bytes_sent: float  # of a ring, for all gradients in float32, after one backward pass
@@ -187,16 +187,16 @@ def _within_sites(stage: AveragingStage, model: Attached, workers: int) -> Itera
 
 
 def _of_gossip(strategy: GossipStrategy, recipe: Recipe, model: Attached, workers: int) -> _Cycle:
-    told = mean_neighbors(recipe.topology, workers)
+    neighbors = mean_neighbors(recipe.topology, workers)
     kept = sum(_nbytes(strategy.rule(recipe.compressor).begin(flat).values()) for flat in _flats(model))
-    others = _of_a_round(strategy, recipe.compressor, model, workers, told)
-    return _Cycle(_told(told, recipe, model), [*others], _remembered_alone(recipe.compressor, model), kept)
+    others = _of_a_round(strategy, recipe.compressor, model, workers, neighbors)
+    return _Cycle(_sent_to(neighbors, recipe, model), [*others], _remembered_alone(recipe.compressor, model), kept)
 
 
 def _of_pairwise_gossip(strategy: GossipStrategy, recipe: Recipe, model: Attached, workers: int) -> _Cycle:
-    """A worker begins one exchange in a round and answers one, on average, and that is all. It keeps what it shows and
-    owes, its message under way, and its last answer to each neighbor."""
-    buckets = _told(float(2 * (workers > 1)), recipe, model)
+    """A worker begins one exchange in a round and answers one, on average. It keeps two copies of its parameters, shown
+    and owed, its message in flight, and its last answer to each neighbor."""
+    buckets = _sent_to(float(2 * (workers > 1)), recipe, model)
     answers = 1 + max(len(recipe.topology.peers(rank, workers)) for rank in range(workers))
     kept = sum(
         2 * layout.numel * accumulation_dtype(dtype).itemsize
@@ -206,7 +206,7 @@ def _of_pairwise_gossip(strategy: GossipStrategy, recipe: Recipe, model: Attache
     return _Cycle(buckets, (), _remembered_alone(recipe.compressor, model), kept)
 
 
-def _told(neighbors: float, recipe: Recipe, model: Attached) -> list[tuple[OpCost, ...]]:
+def _sent_to(neighbors: float, recipe: Recipe, model: Attached) -> list[tuple[OpCost, ...]]:
     payloads = [neighbor_payload(recipe, layout, dtype) for dtype, layout in _layouts(model)]
     return [(OpCost("Mix", neighbors * payload_bytes(payload)),) for payload in payloads]
 
@@ -218,18 +218,18 @@ def _remembered_alone(compressor: Compressor, model: Attached) -> list[tuple[str
 
 
 def _of_a_round(
-    strategy: GossipStrategy, compressor: Compressor, model: Attached, workers: int, told: float
+    strategy: GossipStrategy, compressor: Compressor, model: Attached, workers: int, neighbors: float
 ) -> Iterator[TrafficItem]:
     """A header goes before the numbers; all workers hear of each other in some of the rounds."""
-    along = 0
+    state_bytes = 0
     if nbytes := sum(model.rider_bytes):
         numbers = torch.empty(nbytes // 4, device="meta")
         rule, packed = strategy.rule(compressor).along, FlatTensors(numbers, Layout.of({"buffers": numbers}))
         offer = rule.offer(packed, rule.begin(numbers), State(), AggregationContext(), told=1)
-        along = payload_bytes(offer.payload)
-    yield TrafficItem("control", "Mix", told * model.control_bytes)
+        state_bytes = payload_bytes(offer.payload)
+    yield TrafficItem("control", "Mix", neighbors * model.control_bytes)
     yield TrafficItem("meetings", "Gather", (workers - 1) * model.control_bytes / strategy.rounds_apart(workers))
-    yield TrafficItem("mixed along", "Mix", told * along)
+    yield TrafficItem("mixed along", "Mix", neighbors * state_bytes)
 
 
 def neighbor_payload(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payload:
@@ -252,7 +252,7 @@ def mean_neighbors(topology: Topology, workers: int) -> float:
 
 
 def _of_servers(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
-    """With a server beside each worker, or beside some: what stays within a process is not sent."""
+    """With a server in each worker's process, or in some: traffic within a process is not sent."""
     codecs = push_pull_codecs(recipe)
     dtypes = {slot.name: dtype for dtype, layout in _layouts(model) for slot in layout}
     shapes = {slot.name: slot.shape for _, layout in model.layouts for slot in layout}
@@ -260,15 +260,12 @@ def _of_servers(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
     servers = server_traffic(codecs, shapes, dtypes, count, AggregationContext(step=STEADY))
     elsewhere = (workers - 1) / workers
     sent = [
-        each
-        for number, server in enumerate(servers)
-        for each in (
-            TrafficItem(f"server {number}", "Push", elsewhere * server.pushed_bytes),
-            TrafficItem(f"server {number}", "Reply", elsewhere * server.pulled_bytes),
-        )
+        TrafficItem(f"server {number}", op, elsewhere * nbytes)
+        for number, server in enumerate(servers if workers > 1 else ())
+        for op, nbytes in (("Push", server.pushed_bytes), ("Reply", server.pulled_bytes))
     ]
     memory = [each for server in servers for each in _remembered(server.remembered)]
-    return _Cycle((), sent if workers > 1 else (), memory, 2 * _nbytes(_flats(model)))
+    return _Cycle((), sent, memory, 2 * _nbytes(_flats(model)))
 
 
 # -- tensors and their bytes -------------------------------------------------------------------------------------------

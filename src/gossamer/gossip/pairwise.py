@@ -279,7 +279,7 @@ class Partner:
 
 @lru_cache(maxsize=64)
 def refuse_loss(compressor: Compressor) -> None:
-    """What travels are whole parameters, so what messages lose of them, workers that agree would lose as well: those of
+    """Whole parameters travel, so whatever messages lose of them, workers that agree would lose as well: messages of
     any compressor that it holds, by which it may send other tensors, or begin to later."""
     for term in compressor.held():
         if isinstance(term, Compressor):

@@ -30,7 +30,7 @@ class GossipOffer:
     """A worker's part in a round."""
 
     payload: Payload  # for each neighbor told
-    own: Payload = ()  # what of it counts here, only read
+    own: Payload = ()  # this worker's contribution to its own update, only read
     next_state: State = field(default_factory=State)  # the compressor's, once it was sent
 
 

@@ -111,7 +111,7 @@ class TerminationProtocol:
                 self._changed.notify_all()
 
     def _answer(self, heard: PeerEvent) -> Reply | None:
-        """None for what the partner answers."""
+        """None where the partner answers."""
         match heard:
             case Arrived(token=token, op=Push(key=key)) if key == HELLO:
                 return Reply(token=token, answer=Receipt(version=0, about=self._status().encoded()))
@@ -215,7 +215,7 @@ class TerminationProtocol:
             self._catch_up(peer, decode_status(receipt.about))
 
     def wait(self, handle: PeerThread, peer: int) -> Any:
-        """What the script returned that talks to `peer`; None where that has left. Raises what the script raised."""
+        """The result of a script that asks `peer`; None where that has left. Raises the script's errors."""
         while not self._partner.is_gone(peer):
             with suppress(TimeoutError):
                 return handle.wait(GLANCE_SECONDS)

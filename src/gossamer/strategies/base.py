@@ -1,4 +1,4 @@
-"""Strategies: what a strategy is, its three families, and the four kinds of stages that a training passes through."""
+"""Strategy, its three families, and the stages that a training passes through, each of one of four kinds."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Strategy(Term, ABC):
 
     @property
     def resends_losses(self) -> bool:
-        """Whether what a compressor leaves out is offered again anyway, to each receiver by itself: a recipe then adds
-        neither Feedback nor Sharded."""
+        """Whether a compressor's losses are offered again anyway, to each receiver by itself: recipes then add neither
+        Feedback nor Sharded."""
         return False
 
     @property
@@ -60,9 +60,9 @@ class Strategy(Term, ABC):
 class AveragingStrategy(Strategy):
     """Local training with parameter averaging: all workers agree on parameters from time to time.
 
-    Its rules see flat tensors (n,), the parameters of one bucket side by side. What travels are pseudo-gradients,
-    differences to something that all workers know, since those are small and may be compressed; subtracting the mean
-    difference is averaging the parameters.
+    Its rules see flat tensors (n,), the parameters of one bucket side by side. Pseudo-gradients travel, differences to
+    parameters that all workers know, since those are small and may be compressed; subtracting the mean difference is
+    averaging the parameters.
     """
 
     @property
@@ -81,7 +81,7 @@ class AveragingStrategy(Strategy):
 
     @property
     def on_merge(self) -> str:
-        """What becomes of the optimizer's momenta of parameters that land: KEEP, AVERAGE or RESET."""
+        """The fate of the optimizer's momenta when parameters land: KEEP, AVERAGE or RESET."""
         return KEEP
 
     @property
@@ -160,7 +160,7 @@ class ServerStrategy(Strategy):
 
 @dataclass(frozen=True)
 class _AnyStage(ABC):
-    """What every kind of stage is asked."""
+    """Properties that every kind of stage has."""
 
     start: int  # its first backward pass
 
@@ -211,7 +211,7 @@ class _AnyStage(ABC):
 
     def gradient_group(self, world: int) -> int:
         """How many of `world` workers average their gradients in a step; 1: each uses its own."""
-        return 1
+        return 1 if self.per_site is None else min(world, self.per_site)
 
 
 @dataclass(frozen=True)
@@ -257,9 +257,6 @@ class AveragingStage(_AnyStage):
     @property
     def averages_optimizer_state(self) -> bool:
         return self.strategy.on_merge == AVERAGE
-
-    def gradient_group(self, world: int) -> int:
-        return 1 if self.per_site is None else min(world, self.per_site)
 
     def site_size(self, world: int) -> int:
         """How many workers average their gradients. Raises AttachError where sites would have different sizes."""
