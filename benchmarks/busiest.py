@@ -19,7 +19,6 @@ from torch.nn import Parameter
 from gossamer.compressors import Compressor, Dense, OneBit, TopK
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors
-from gossamer.core.op_semantics import meta_answer
 from gossamer.core.ops import CollectiveOp, NeighborAllGather, Script
 from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
 from gossamer.errors import RecipeError
@@ -58,7 +57,7 @@ def said(script: Script, world: int, rank: int) -> Iterable[CollectiveOp]:
         except StopIteration:
             return
         yield op
-        answer = meta_answer(op, world, rank)
+        answer = op.meta_answer(world, rank)
 
 
 def carried(ops: Sequence[Iterable[CollectiveOp]]) -> Through:

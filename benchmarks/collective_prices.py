@@ -28,8 +28,8 @@ from gossamer.network.cost.cheapest_collective import (
     AS_FAST,
     candidates,
     fastest,
+    ranks_per_site,
     rested_seconds,
-    sites_of,
     table_seconds,
 )
 from gossamer.network.cost.message_schedule import Moves
@@ -78,7 +78,7 @@ def rows(specs: Iterable[str], workers: Iterable[int]) -> Iterator[str]:
             except GossamerError as problem:
                 print(f"left out: {problem}", file=sys.stderr)
                 continue
-            nodes = f", sites of {sites_of(network)}" if sites_of(network) else ""
+            nodes = f", sites of {ranks_per_site(network)}" if ranks_per_site(network) else ""
             for size, nbytes in SIZES.items():
                 yield f"| {count}, {Path(spec).name}{nodes} | {size} | {' | '.join(cells(nbytes, network))} |"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext, AggregationResult
-from gossamer.core.ops import CollectiveOp, bytes_sent
+from gossamer.core.ops import CollectiveOp
 from gossamer.errors import NotFinite
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
@@ -82,7 +82,7 @@ class Workers:
                 op = script.send(answer)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
-            self.bytes_sent += bytes_sent(op, at.world, at.rank) / at.world
+            self.bytes_sent += op.bytes_sent(at.world, at.rank) / at.world
             answer = yield op
 
     def loss(self) -> float | None:

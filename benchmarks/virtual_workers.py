@@ -17,7 +17,7 @@ from benchmarks.tasks import Task
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.ops import CollectiveOp, bytes_sent
+from gossamer.core.ops import CollectiveOp
 from gossamer.errors import NonFiniteError, PeerLost
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.transport import Transport
@@ -64,11 +64,11 @@ class Counting:
         return self._answered + sum(part.bytes_sent for part in self._parts)
 
     def answer(self, op: CollectiveOp) -> Any:
-        self._answered += bytes_sent(op, self.world, self.rank)
+        self._answered += op.bytes_sent(self.world, self.rank)
         return self._inner.answer(op)
 
     def begin(self, op: CollectiveOp) -> Callable[[], Any]:
-        self._answered += bytes_sent(op, self.world, self.rank)
+        self._answered += op.bytes_sent(self.world, self.rank)
         return self._inner.begin(op)
 
     def make_progress(self) -> bool:

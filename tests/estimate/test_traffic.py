@@ -9,7 +9,6 @@ from support.foretold import WORKERS, other, ring
 
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import AllGather, AllReduceMean, Coalesced, bytes_sent
 from gossamer.errors import AttachError
 from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.synthetic_shapes import assumed, assumed_shapes
@@ -113,7 +112,7 @@ def test_the_forecast_is_what_real_tensors_send(text):
                 op = script.send(answer)
             except StopIteration as stop:
                 return stop.value
-            sent.append(bytes_sent(op, WORKERS, rank))
+            sent.append(op.bytes_sent(WORKERS, rank))
             answer = yield op
 
     simulate([worker(rank) for rank in range(WORKERS)])
@@ -125,21 +124,11 @@ def test_a_conversation_is_what_is_priced(text):
     recipe, layout = resolve(text), Layout.of(SHAPES)
     ops = trace_ops(recipe, layout, torch.float32, WORKERS)
     priced = said_of(text).buckets[0]
-    assert sum(bytes_sent(op, WORKERS) for op in ops) == sum(op.bytes_sent for op in priced)
+    assert sum(op.bytes_sent(WORKERS) for op in ops) == sum(op.bytes_sent for op in priced)
     with_control = trace_ops(recipe, layout, torch.float32, WORKERS, control_bytes=23)
     assert len(with_control) == len(ops)
-    assert bytes_sent(with_control[0], WORKERS) == bytes_sent(ops[0], WORKERS) + 3 * 23
-    assert all(tensor.is_meta for tensor in tensors_of(ops[0]))
-
-
-def tensors_of(op):
-    match op:
-        case AllReduceMean(tensor):
-            return [tensor]
-        case AllGather(payload):
-            return list(payload)
-        case Coalesced(ops):
-            return [tensor for each in ops for tensor in tensors_of(each)]
+    assert with_control[0].bytes_sent(WORKERS) == ops[0].bytes_sent(WORKERS) + 3 * 23
+    assert all(tensor.is_meta for tensor in ops[0].tensors())
 
 
 def test_a_warm_up_is_over_when_a_step_is_priced():

@@ -1,9 +1,8 @@
 import pytest
 
 from gossamer.network import Path
-from gossamer.network.cost.cheapest_collective import order_of, sites_of
-from gossamer.network.site_detection import measured
-from gossamer.network.site_detection import sites_of as sites_in
+from gossamer.network.cost.cheapest_collective import order_of, ranks_per_site
+from gossamer.network.site_detection import measured, sites_of
 
 NEAR, FAR = 0.0002, 0.08
 
@@ -96,7 +95,7 @@ def test_round_trips_are_seconds(bad):
 
 
 def test_choices_are_made_from_measurements():
-    assert sites_of(network_of(matrix("wwee"), 1e9)) == 2
+    assert ranks_per_site(network_of(matrix("wwee"), 1e9)) == 2
     assert order_of(network_of(matrix("wewe"), 1e9)) == (0, 2, 1, 3)
 
 
@@ -123,5 +122,5 @@ def test_other_lines_are_noticed(broken):
 
 
 def test_sites_are_hosts_by_number():
-    assert sites_in(matrix("wewe")) == [[0, 2], [1, 3]]
-    assert sites_in(matrix("www")) == [[0, 1, 2]]
+    assert sites_of(matrix("wewe")) == [[0, 2], [1, 3]]
+    assert sites_of(matrix("www")) == [[0, 1, 2]]

@@ -19,7 +19,7 @@ from laws.laws import in_threads
 from gossamer.compressors import PowerSGD
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout
-from gossamer.core.ops import AllGather, CollectiveOp, bytes_sent
+from gossamer.core.ops import AllGather, CollectiveOp
 from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.step_simulator import AnswerTimes, BucketJob, run_step
 from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
@@ -170,7 +170,7 @@ class OneLine:
     free: float = 0.0
 
     def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
-        self.free = max(self.free, *starts) + 8 * bytes_sent(ops[0], WORLD) / self.case.bits_per_second
+        self.free = max(self.free, *starts) + 8 * ops[0].bytes_sent(WORLD) / self.case.bits_per_second
         return [self.free + self.case.round_trip_seconds] * len(starts)
 
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]:

@@ -14,7 +14,7 @@ from gossamer.compressors import Dense, point_to_point
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import NeighborAllGather, Payload, bytes_sent
+from gossamer.core.ops import NeighborAllGather, Payload
 from gossamer.errors import AttachError, MismatchError, RecipeError
 from gossamer.gossip.rules import (
     HAT,
@@ -525,8 +525,8 @@ def test_edges_may_go_one_way() -> None:
     scripts = [say((ones[r],), (((r - 1) % 3, 0.5), (r, 0.5)), ((r + 1) % 3,)) for r in range(3)]
     heard = simulate(scripts)
     assert [[int(tensor[0]) for (tensor,) in each] for each in heard] == [[2, 0], [0, 1], [1, 2]]
-    assert bytes_sent(NeighborAllGather((ones[0],), ((2, 0.5), (0, 0.5)), (1,)), 3, 0) == 12
-    assert bytes_sent(NeighborAllGather((ones[0],), ((2, 0.5), (1, 0.5), (0, 0.5))), 3, 0) == 24
+    assert NeighborAllGather((ones[0],), ((2, 0.5), (0, 0.5)), (1,)).bytes_sent(3, 0) == 12
+    assert NeighborAllGather((ones[0],), ((2, 0.5), (1, 0.5), (0, 0.5))).bytes_sent(3, 0) == 24
 
 
 def test_edges_with_one_end_are_refused() -> None:

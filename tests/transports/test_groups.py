@@ -9,7 +9,7 @@ import torch
 from laws.laws import in_threads
 
 from gossamer.core.coalesce import coalesce
-from gossamer.core.op_semantics import answer_all, meta_answer
+from gossamer.core.op_semantics import answer_all
 from gossamer.core.ops import (
     AllGather,
     AllReduceMean,
@@ -19,7 +19,6 @@ from gossamer.core.ops import (
     InGroup,
     NeighborAllGather,
     Script,
-    bytes_sent,
     in_group,
 )
 from gossamer.errors import MismatchError
@@ -140,8 +139,8 @@ def test_over_transports_that_meet_in_this_process() -> None:
     [AllReduceMean(torch.zeros(6)), AllGather((torch.zeros(6),)), AllToAll(((torch.zeros(6),), (torch.zeros(2),)))],
 )
 def test_bytes_are_those_of_the_group(op: AllReduceMean | AllGather | AllToAll) -> None:
-    assert [bytes_sent(InGroup(ODD, op), 4, rank) for rank in ODD] == [bytes_sent(op, 2, place) for place in range(2)]
-    assert [each.bytes_sent for each in price(said(InGroup(ODD, op)), 4, 3)] == [bytes_sent(op, 2, 1)]
+    assert [InGroup(ODD, op).bytes_sent(4, rank) for rank in ODD] == [op.bytes_sent(2, place) for place in range(2)]
+    assert [each.bytes_sent for each in price(said(InGroup(ODD, op)), 4, 3)] == [op.bytes_sent(2, 1)]
 
 
 def said(op: CollectiveOp) -> Script:
@@ -150,8 +149,8 @@ def said(op: CollectiveOp) -> Script:
 
 def test_meta_answers_are_the_groups() -> None:
     small, large = (torch.empty(2, device="meta"),), (torch.empty(3, device="meta"),)
-    assert meta_answer(InGroup((1, 5), AllToAll((small, large))), 8, 5) == [large, large]
-    assert meta_answer(InGroup((1, 5), AllGather(small)), 8, 1) == [small, small]
+    assert InGroup((1, 5), AllToAll((small, large))).meta_answer(8, 5) == [large, large]
+    assert InGroup((1, 5), AllGather(small)).meta_answer(8, 1) == [small, small]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,20 +18,10 @@ from torch import Tensor
 from gossamer.compressors.base import Compressor, Decoder, sums_stay_finite
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import (
-    AllGather,
-    AllReduceMean,
-    AllToAll,
-    Coalesced,
-    CollectiveOp,
-    InGroup,
-    NeighborAllGather,
-    Payload,
-)
+from gossamer.core.identity import Itself
+from gossamer.core.layout import FlatTensors, Layout, LayoutPart
+from gossamer.core.ops import CollectiveOp, Payload
 from gossamer.errors import MalformedError
-
-T = TypeVar("T")
 
 
 class EncodedMessage(NamedTuple):
@@ -56,9 +45,8 @@ def encode(compressor: Compressor, x: FlatTensors, state: State, at: Aggregation
     said: list[Tensor] = []
 
     def hear_oneself(op: CollectiveOp) -> Any:
-        spoken = _spoken(op)
-        said.extend(spoken)
-        return _heard(op, iter(spoken))
+        said.extend(op.tensors())
+        return op.answer_alone(lambda payload: payload)
 
     staged = _alone(compressor.aggregate(x, state, _by_itself(at)), hear_oneself)
     return EncodedMessage(tuple(said), staged.own_contribution, staged.next_state)
@@ -89,24 +77,6 @@ class MessagePart(NamedTuple):
     start: int | None
 
 
-class Itself(Generic[T]):
-    """One object, whatever else it equals. To hash what a layout of many tensors holds takes as long as a small letter.
-
-    Who remembers something by it keeps the object, so that no other can take its place.
-    """
-
-    __slots__ = ("item",)
-
-    def __init__(self, item: T) -> None:
-        self.item = item
-
-    def __hash__(self) -> int:
-        return id(self.item)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and other.item is self.item
-
-
 @lru_cache(maxsize=256)
 def _parts_of(
     compressor: Itself[Compressor], layout: Itself[Layout], dtype: torch.dtype
@@ -122,16 +92,10 @@ def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[
     if found is None:
         return None
     return tuple(
-        MessagePart(decoder, part, decoder.tensors(part, dtype), _start(part, layout))
+        MessagePart(decoder, part, decoder.tensors(part, dtype), LayoutPart.of(layout, part.names).start)
         for decoder, part in found
         if len(part)
     )
-
-
-def _start(part: Layout, whole: Layout) -> int | None:
-    """Where the slots of `part` begin in `whole`, where they lie side by side in the same order."""
-    places = [whole.by_name[name] for name in part.names]
-    return places[0].offset if all(a.end == b.offset for a, b in pairwise(places)) else None
 
 
 def _decode(parts: Sequence[MessagePart], payload: Payload, layout: Layout, out: Tensor) -> None:
@@ -155,7 +119,7 @@ def _read_by_script(
     device = torch.device("meta") if compressor.decodes_without_input else out.device
     x = FlatTensors.zeros(layout, dtype=out.dtype, device=device)
     script = compressor.aggregate(x, begin(compressor, x, at), _by_itself(at), out)
-    staged = _alone(script, lambda op: _heard(op, rest))
+    staged = _alone(script, lambda op: op.answer_alone(lambda payload: _taken(payload, rest)))
     left = len(list(rest))
     _check_count(compressor, len(payload), len(payload) - left)
     return staged.finite
@@ -179,46 +143,6 @@ def _alone(script: Aggregation, answered: Callable[[CollectiveOp], Any]) -> Aggr
         except StopIteration as stop:
             staged: AggregationResult = stop.value
             return staged
-
-
-def _spoken(op: CollectiveOp) -> Payload:
-    """The tensors in a word, in order."""
-    match op:
-        case AllReduceMean(tensor):
-            return (tensor,)
-        case AllGather(payload) | NeighborAllGather(payload):
-            return payload
-        case AllToAll(parts):
-            return tuple(tensor for part in parts for tensor in part)
-        case InGroup(_, inner):
-            return _spoken(inner)
-        case Coalesced(ops):
-            return tuple(tensor for each in ops for tensor in _spoken(each))
-
-
-def _heard(op: CollectiveOp, said: Iterator[Tensor]) -> Any:
-    """The answer to a word in a group of one that has `said` these tensors."""
-    match op:
-        case AllReduceMean(tensor, out):
-            (heard,) = _taken((tensor,), said)
-            if heard.shape != tensor.shape or heard.dtype != tensor.dtype:
-                raise MalformedError(
-                    f"{tuple(tensor.shape)} numbers of {tensor.dtype} were due, and {tuple(heard.shape)} of "
-                    f"{heard.dtype} came"
-                )
-            return heard.clone() if out is None else _into(heard, out)
-        case AllGather(payload) | NeighborAllGather(payload):
-            return [_taken(payload, said)]
-        case AllToAll(parts):
-            return [_taken(part, said) for part in parts]
-        case InGroup(_, inner):
-            return _heard(inner, said)
-        case Coalesced(ops):
-            return [_heard(each, said) for each in ops]
-
-
-def _into(heard: Tensor, out: Tensor) -> Tensor:
-    return heard if out.is_meta and not heard.is_meta else out.copy_(heard)
 
 
 def _taken(like: Payload, said: Iterator[Tensor]) -> Payload:

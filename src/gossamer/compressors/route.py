@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -12,7 +13,8 @@ from gossamer.compressors.base import Compressor, Decoder, Ownership
 from gossamer.compressors.dense import Dense
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.coalesce import coalesce
-from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
+from gossamer.core.identity import Itself
+from gossamer.core.layout import FlatTensors, Layout, LayoutPart, Slot, accumulation_dtype
 from gossamer.errors import require
 from gossamer.kernels import scratch_for, scratch_like
 
@@ -49,11 +51,12 @@ class Route(Compressor):
         return all(way.decodes_without_input for way in self.ways)
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
-        parts = [way.decoders(part) for way, part in zip(self.ways, self._parts(layout), strict=True) if len(part)]
+        parts = [self.ways[way].decoders(part.layout) for way, part in self._parts(layout)]
         return None if None in parts else [each for part in parts if part is not None for each in part]
 
-    def _parts(self, layout: Layout) -> list[Layout]:
-        return [layout.restrict(names) for names in self._names(layout)]
+    def _parts(self, layout: Layout) -> Sequence[tuple[int, LayoutPart]]:
+        """Which tensors go by which way: (place in `ways`, part), without ways that no tensor takes."""
+        return _divided(Itself(self), Itself(layout))
 
     @property
     def ways(self) -> tuple[Compressor, Compressor]:
@@ -67,45 +70,38 @@ class Route(Compressor):
     def owns_momentum(self, slot: Slot) -> Ownership | None:
         return self.ways[self.group(slot)].owns_momentum(slot)
 
-    def _names(self, layout: Layout) -> list[list[str]]:
-        return [[slot.name for slot in layout if self.group(slot) == way] for way in range(len(self.ways))]
-
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
         return State(
             {
                 f"{way}.{key}": value
-                for way, (compressor, names) in enumerate(zip(self.ways, self._names(like.layout), strict=True))
-                if names
-                for key, value in compressor.init(like.restrict(names), at).items()
+                for way, part in self._parts(like.layout)
+                for key, value in self.ways[way].init(part.gather(like.flat), at).items()
             }
         )
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         mean = scratch_like(x.flat) if out is None else out
-        taken = [
-            (way, compressor, x.restrict(names), FlatTensors(mean, x.layout).restrict(names))
-            for way, (compressor, names) in enumerate(zip(self.ways, self._names(x.layout), strict=True))
-            if names
-        ]
+        taken = [(way, part, part.gather(mean)) for way, part in self._parts(x.layout)]
         parts: list[AggregationResult] = yield from coalesce(
-            [compressor.aggregate(part, state.part(f"{way}."), at, into.flat) for way, compressor, part, into in taken]
+            [
+                self.ways[way].aggregate(part.gather(x.flat), state.part(f"{way}."), at, into.flat)
+                for way, part, into in taken
+            ]
         )
-        for *_, into in taken:
-            for name, view in into.items():
-                target = x.layout.by_name[name].view(mean)
-                if target.data_ptr() != view.data_ptr():
-                    target.copy_(view)
-        layouts = [part.layout for _, _, part, _ in taken]
+        for _, part, into in taken:
+            if part.start is None:
+                part.scatter(into.flat, mean)
+        places = [part for _, part, _ in taken]
         return AggregationResult(
             mean=mean,
             own_contribution=lambda: _joined(
-                x.layout, [FlatTensors(part.own, at) for part, at in zip(parts, layouts, strict=True)]
+                x.layout, [(part, staged.own) for part, staged in zip(places, parts, strict=True)]
             ),
-            owes=_joint_debt(x.layout, list(zip(parts, layouts, strict=True))),
+            owes=_joint_debt(x.layout, list(zip(places, parts, strict=True))),
             next_state=State(
                 {
                     f"{way}.{key}": value
-                    for (way, *_), staged in zip(taken, parts, strict=True)
+                    for (way, _, _), staged in zip(taken, parts, strict=True)
                     for key, value in staged.next_state.items()
                 }
             ),
@@ -113,19 +109,27 @@ class Route(Compressor):
         )
 
 
-def _joined(layout: Layout, parts: Sequence[FlatTensors]) -> Tensor:
+@lru_cache(maxsize=256)
+def _divided(route: Itself[Route], layout: Itself[Layout]) -> tuple[tuple[int, LayoutPart], ...]:
+    """Found once: the same objects come again at every step."""
+    named: tuple[list[str], list[str]] = [], []
+    for slot in layout.item:
+        named[route.item.group(slot)].append(slot.name)
+    return tuple((way, LayoutPart.of(layout.item, names)) for way, names in enumerate(named) if names)
+
+
+def _joined(layout: Layout, parts: Sequence[tuple[LayoutPart, Tensor]]) -> Tensor:
     """The parts' tensors in the places that they have in `layout`: (n,)."""
-    flat = parts[0].flat
+    flat = parts[0][1]
     whole = scratch_for(layout.numel, accumulation_dtype(flat.dtype), flat.device)
-    if sum(part.layout.numel for part in parts) < layout.numel:
+    if sum(part.layout.numel for part, _ in parts) < layout.numel:
         whole.zero_()
-    for part in parts:
-        for name, view in part.items():
-            layout.by_name[name].view(whole).copy_(view)
+    for part, tensors in parts:
+        part.scatter(tensors, whole)
     return whole
 
 
-def _joint_debt(whole: Layout, parts: Sequence[tuple[AggregationResult, Layout]]) -> Callable[[], Tensor] | None:
+def _joint_debt(whole: Layout, parts: Sequence[tuple[LayoutPart, AggregationResult]]) -> Callable[[], Tensor] | None:
     """Computes what the parts owe together, in the places that it has in `whole`; None where they owe nothing."""
-    owing = [(staged.owes, layout) for staged, layout in parts if staged.owes is not None]
-    return (lambda: _joined(whole, [FlatTensors(owes(), layout) for owes, layout in owing])) if owing else None
+    owing = [(part, staged.owes) for part, staged in parts if staged.owes is not None]
+    return (lambda: _joined(whole, [(part, owes()) for part, owes in owing])) if owing else None

@@ -1,4 +1,4 @@
-"""Aggregations: what a compressor is given (context, state) and what it returns."""
+"""Aggregation records: what a compressor is given (state, context) and what it returns (result)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gossamer.core.ops import CollectiveOp
 
 
 class State(dict[str, FlatTensors]):
-    """What a compressor remembers between steps, and scratch memory for what it will remember after the next.
+    """A compressor's memory between steps, and scratch memory for its memory after the next step.
 
-    Nothing is overwritten before a step is committed. So two buffers of a kind take turns: `scratch` gives the one that
-    was remembered before, and nobody needs its contents.
+    Nothing is overwritten before a step is committed. So two buffers of a kind take turns: `scratch` gives the one of
+    the step before, whose contents are not needed any more.
     """
 
     def __init__(self, items: Mapping[str, FlatTensors] | None = None) -> None:
@@ -52,49 +52,47 @@ class State(dict[str, FlatTensors]):
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationContext:
-    """Where an aggregation stands. Randomness is addressed by it, and no hyperparameter differs between ranks.
+    """Step, rank and settings of an aggregation. Random numbers are addressed by it; hyperparameters are the group's.
 
-    momentum, nesterov: the optimizer's at this moment (Adam's first beta), for compressors that apply it in its place.
-    A rank that has run out of data may give old ones, so nothing that all ranks remember alike may follow from them.
+    A rank that has run out of data may give an old momentum, so no state that all ranks have alike may follow from it.
     """
 
     step: int = 0
     seed: int = 0
     rank: int = 0
     world: int = 1
-    momentum: float = 0.0
-    nesterov: bool = False
+    momentum: float = 0.0  # the optimizer's now (Adam's first beta), for compressors that apply it in its place
+    nesterov: bool = False  # likewise
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationResult:
     """What an aggregation returns; nothing is committed until the whole step is.
 
-    mean        what the group agreed on, the same bits on every rank
-    mine        computes `own`, this worker's part in it: as large as the input, and not everyone asks for it
-    owes        computes `owed`, this worker's share of what the group still owes itself because of rounding after the
-                exchange, in units of the mean: the shares of all workers add up; None means nothing
-    next_state  the state to commit
-    finite      False where the group agreed on a number that is not finite, for instance because one left a format's
-                range; the same on every rank, and the step must then be skipped
-
     LAW: mean over workers of own = mean + sum over workers of (owed' - owed).
     """
 
+    #: The result of the group, the same bits on every rank.
     mean: Tensor
+    #: Computes the part of the mean that this worker contributed, in full size; called only where it is needed.
     own_contribution: Callable[[], Tensor]
+    #: Computes this worker's share of the rounding debt: what rounding after the exchange has not given back yet, in
+    #: units of the mean; the shares of all workers add up. None: no debt.
     owes: Callable[[], Tensor] | None = None
+    #: The state to commit.
     next_state: State = field(default_factory=State)
+    #: False where the mean holds a non-finite number, for instance because one left a format's range; the same on every
+    #: rank, and the step must then be skipped.
     finite: bool = True
 
     @property
     def own(self) -> Tensor:
-        """This worker's part in the mean. Ask before the input, or the state it came from, is written again."""
+        """This worker's contribution. Ask before the input, or the state it came from, is written again."""
         return self.own_contribution()
 
     @property
     def owed(self) -> Tensor | None:
-        """This worker's share of what is owed; None means nothing. To be asked as early as `own`."""
+        """This worker's share of the rounding debt; None: no debt. To be asked as early as `own`."""
         return None if self.owes is None else self.owes()
 
 

@@ -1,4 +1,4 @@
-"""Names, shapes and places: many tensors side by side in one flat buffer."""
+"""Layouts: names, shapes and places of many tensors side by side in one flat buffer."""
 
 from __future__ import annotations
 
@@ -154,12 +154,41 @@ class FlatTensors:
 
     def restrict(self, names: Iterable[str]) -> FlatTensors:
         """Only these tensors: a view where they lie side by side, a copy where they do not."""
-        part = self.layout.restrict(names)
-        places = [self.layout.by_name[name] for name in part.names]
-        if all(a.end == b.offset for a, b in pairwise(places)):
-            start = places[0].offset if places else 0
-            return FlatTensors(self.flat[start : start + part.numel], part)
-        return FlatTensors(torch.cat([place.flat_view(self.flat) for place in places]), part)
+        return LayoutPart.of(self.layout, names).gather(self.flat)
+
+
+@dataclass(frozen=True)
+class LayoutPart:
+    """Some tensors of a whole layout: their own layout, and where they lie in the whole."""
+
+    layout: Layout
+    slots: tuple[Slot, ...]  # the same tensors' in the whole
+
+    @classmethod
+    def of(cls, whole: Layout, names: Iterable[str]) -> LayoutPart:
+        part = whole.restrict(names)
+        return cls(part, tuple(whole.by_name[name] for name in part.names))
+
+    @cached_property
+    def start(self) -> int | None:
+        """The offset of the first where they lie side by side in the whole; None where they lie apart."""
+        if any(a.end != b.offset for a, b in pairwise(self.slots)):
+            return None
+        return self.slots[0].offset if self.slots else 0
+
+    def gather(self, flat: Tensor) -> FlatTensors:
+        """Only these tensors of a whole buffer: a view where they lie side by side, a copy where they lie apart."""
+        if self.start is not None:
+            return FlatTensors(flat[self.start : self.start + self.layout.numel], self.layout)
+        return FlatTensors(torch.cat([slot.flat_view(flat) for slot in self.slots]), self.layout)
+
+    def scatter(self, flat: Tensor, into: Tensor) -> None:
+        """Copy a buffer of these tensors to where they lie in a whole one."""
+        if self.start is not None:
+            into[self.start : self.start + self.layout.numel].copy_(flat)
+            return
+        for slot, place in zip(self.layout, self.slots, strict=True):
+            place.view(into).copy_(slot.view(flat))
 
 
 def first_nonfinite(x: FlatTensors) -> str | None:

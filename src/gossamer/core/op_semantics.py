@@ -1,4 +1,4 @@
-"""Reference semantics of the collective operations: what each rank hears, computed in one place."""
+"""Reference semantics of the collective operations: the answers of all ranks, computed in one place."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gossamer.errors import MismatchError
 
 
 def answer_all(ops: Sequence[CollectiveOp]) -> list[Any]:
-    """What each rank hears when rank r said words[r]. Ranks that say different things are refused."""
+    """The answer of each rank when rank r asks for ops[r]. Ranks that ask for different operations are refused."""
     kinds = [type(op).__name__ for op in ops]
     if len(set(kinds)) > 1:
         raise MismatchError(
-            f"the ranks said different words at once: {', '.join(kinds)}. Scripts in lock step must say the same "
-            "words in the same order: nothing a rank alone knows may decide what it asks."
+            f"the ranks asked for different operations at once: {', '.join(kinds)}, by rank. Scripts in lock step must "
+            "ask for the same operations in the same order: nothing a rank alone knows may decide what it asks for."
         )
     match ops[0]:
         case AllReduceMean():
@@ -56,14 +56,14 @@ def _mixed(ops: Sequence[NeighborAllGather]) -> list[list[Payload]]:
     if heard != told:
         edges = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(heard ^ told))
         raise MismatchError(
-            f"only one end of some edges means to use them ({edges}), and whoever waits there would wait for ever. "
+            f"only one end of some edges means to use them ({edges}), and a rank that waits there would wait for ever. "
             "Both ends must compute the same edges: from (rank, world, round, seed), and from nothing else."
         )
     return [[ops[peer].payload for peer in op.hears] for op in ops]
 
 
 def _among(ops: Sequence[InGroup]) -> list[Any]:
-    """Each group answers its own word."""
+    """Each group answers its own operation."""
     heard: list[Any] = [None] * len(ops)
     for rank, op in enumerate(ops):
         ranks = op.ranks
@@ -71,9 +71,9 @@ def _among(ops: Sequence[InGroup]) -> list[Any]:
         if not fits or any(ops[peer].ranks != ranks for peer in ranks):
             groups = "; ".join(f"rank {each} among {other.ranks}" for each, other in enumerate(ops))
             raise MismatchError(
-                f"ranks spoke in groups that are not each other's ({groups}), and whoever waits there would wait for "
-                "ever. A group is ascending, holds whoever names it, and is named alike by all of it: compute it from "
-                "(rank, world), and from nothing else."
+                f"ranks named groups that are not each other's ({groups}), and would wait there for ever. A group is "
+                "ascending, holds each rank that names it, and is named alike by all of them: compute it from (rank, "
+                "world), and from nothing else."
             )
         if rank == ranks[0]:
             for peer, answer in zip(ranks, answer_all([ops[each].op for each in ranks]), strict=True):
@@ -82,7 +82,7 @@ def _among(ops: Sequence[InGroup]) -> list[Any]:
 
 
 def rank_order_mean(tensors: Sequence[Tensor]) -> Tensor:
-    """The mean by rank order: one division after the sum; half precision is summed in float32 and rounded once."""
+    """The mean, summed by rank order and divided once; half precision is summed in float32 and rounded once."""
     first = tensors[0]
     total = first.to(torch.promote_types(first.dtype, torch.float32), copy=True)
     for tensor in tensors[1:]:
@@ -91,17 +91,5 @@ def rank_order_mean(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def meta_answer(op: CollectiveOp, world: int, rank: int) -> Any:
-    """An answer of the right shapes: everyone is taken to say what this rank says."""
-    match op:
-        case AllReduceMean(tensor, out):
-            return tensor if out is None else out
-        case AllGather(payload):
-            return [payload] * world
-        case AllToAll(parts):
-            return [parts[rank]] * world
-        case NeighborAllGather(payload, edges):
-            return [payload] * len(edges)
-        case InGroup(ranks, inner):
-            return meta_answer(inner, len(ranks), ranks.index(rank))
-        case Coalesced(ops):
-            return [meta_answer(each, world, rank) for each in ops]
+    """An answer of the right shapes: every rank is taken to send what this one sends."""
+    return op.meta_answer(world, rank)

@@ -1,69 +1,204 @@
-"""The words an algorithm may say, and where it stands when it says them.
+"""Collective operations: what an algorithm may ask of its group, and what each operation says about itself.
 
-An algorithm is a generator: it yields a word ("I need the mean of this tensor") and receives the answer. It never
-touches a network. Everything that runs algorithms (a process group, a simulation, a price list) only answers words.
+An algorithm is a generator: it yields an operation ("the mean of this tensor over the group") and receives the answer.
+It never touches a network. Everything that runs algorithms (a process group, a simulation, a price list) only answers
+operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
+from gossamer.errors import MalformedError
+
 Payload = tuple[Tensor, ...]
+Split = Callable[[Any], list[Any]]
+
+
+def payload_bytes(payload: Payload) -> int:
+    return sum(tensor.nbytes for tensor in payload)
+
+
+class Operation(ABC):
+    """A collective operation, with all that pricing, recording, coalescing and encoding need to know of it."""
+
+    name: ClassVar[str]  # in what explain prints and records
+
+    @abstractmethod
+    def tensors(self) -> Payload:
+        """What this rank sends, in order."""
+
+    @abstractmethod
+    def map(self, f: Callable[[Tensor], Any]) -> Self:
+        """The same operation over f of each tensor; it has no `out`."""
+
+    @abstractmethod
+    def bytes_sent(self, world: int, rank: int = 0) -> float:
+        """Payload bytes that one of `world` workers sends to have it answered; headers are not counted."""
+
+    @abstractmethod
+    def meta_answer(self, world: int, rank: int) -> Any:
+        """An answer of the right shapes: every rank is taken to send what this one sends."""
+
+    @abstractmethod
+    def answer_alone(self, receive: Callable[[Payload], Payload]) -> Any:
+        """The answer in a group of one, which receives `receive(payload)` for each payload that it sends."""
+
+    @abstractmethod
+    def coalescing_key(self) -> tuple[Hashable, ...]:
+        """Operations of equal keys can be joined."""
+
+    @abstractmethod
+    def join(self, ops: Sequence[Any]) -> tuple[CollectiveOp, Split]:
+        """One operation for all of `ops`, which begin with this one; and how its answer is split again."""
+
+    @property
+    def label(self) -> str:
+        """What a price list calls it."""
+        return self.name
+
+    def concurrent(self) -> Iterator[CollectiveOp]:
+        """The operations that it consists of, none of which waits for another."""
+        yield self  # type: ignore[misc]
+
+    def within(self, ranks: tuple[int, ...]) -> CollectiveOp:
+        """What of a group of as many as `ranks` it is among these of a larger one."""
+        return InGroup(ranks, self)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class AllReduceMean:
-    """Ask for the elementwise mean of `tensor` over the group, in the tensor's shape and dtype.
+class AllReduceMean(Operation):
+    """All-reduce: the elementwise mean of `tensor` over the group, in the tensor's shape and dtype.
 
-    Half-precision tensors travel as they are, are summed in float32 and rounded once (NCCL sums them its own way). The
-    answer is written to `out`
-    where one is given; `out` may be `tensor` itself.
+    Half-precision tensors travel as they are, are summed in float32 and rounded once (NCCL sums them its own way).
     """
 
-    name: ClassVar[str] = "Mean"  # in what explain prints and records
+    name: ClassVar[str] = "Mean"
 
     tensor: Tensor
-    out: Tensor | None = None
+    out: Tensor | None = None  # where the answer is written, if given; may be `tensor` itself
+
+    def tensors(self) -> Payload:
+        return (self.tensor,)
+
+    def map(self, f: Callable[[Tensor], Any]) -> Self:
+        return replace(self, tensor=f(self.tensor), out=None)
+
+    def bytes_sent(self, world: int, rank: int = 0) -> float:
+        """A reduce-scatter's and an all-gather's, on average over the workers: 2 (n-1)/n of the tensor's bytes."""
+        return 2 * (world - 1) * self.tensor.nbytes / world
+
+    def meta_answer(self, world: int, rank: int) -> Tensor:
+        return self.tensor if self.out is None else self.out
+
+    def answer_alone(self, receive: Callable[[Payload], Payload]) -> Tensor:
+        due, (heard,) = self.tensor, receive((self.tensor,))
+        if heard.shape != due.shape or heard.dtype != due.dtype:
+            raise MalformedError(
+                f"{tuple(due.shape)} numbers of {due.dtype} were due, and {tuple(heard.shape)} of {heard.dtype} came"
+            )
+        if self.out is None:
+            return heard.clone()
+        return heard if self.out.is_meta and not heard.is_meta else self.out.copy_(heard)
+
+    def coalescing_key(self) -> tuple[Hashable, ...]:
+        return AllReduceMean, self.tensor.dtype, self.tensor.device
+
+    def join(self, ops: Sequence[AllReduceMean]) -> tuple[CollectiveOp, Split]:
+        sizes = [op.tensor.numel() for op in ops]
+        flat = torch.cat([op.tensor.reshape(-1) for op in ops])
+
+        def split(answer: Tensor) -> list[Any]:
+            parts = [part.view(op.tensor.shape) for op, part in zip(ops, answer.split(sizes), strict=True)]
+            return [part if op.out is None else op.out.copy_(part) for op, part in zip(ops, parts, strict=True)]
+
+        return AllReduceMean(flat, out=flat), split
 
 
 @dataclass(frozen=True)
-class AllGather:
-    """Ask for everyone's `payload`, by rank. Shapes and dtypes are the same on every rank."""
+class AllGather(Operation):
+    """All-gather: each rank's `payload`, by rank. Shapes and dtypes are the same on every rank."""
 
-    name: ClassVar[str] = "Gather"  # in what explain prints and records
+    name: ClassVar[str] = "Gather"
 
     payload: Payload
 
+    def tensors(self) -> Payload:
+        return self.payload
+
+    def map(self, f: Callable[[Tensor], Any]) -> Self:
+        return replace(self, payload=tuple(f(tensor) for tensor in self.payload))
+
+    def bytes_sent(self, world: int, rank: int = 0) -> float:
+        return float((world - 1) * payload_bytes(self.payload))
+
+    def meta_answer(self, world: int, rank: int) -> list[Payload]:
+        return [self.payload] * world
+
+    def answer_alone(self, receive: Callable[[Payload], Payload]) -> list[Payload]:
+        return [receive(self.payload)]
+
+    def coalescing_key(self) -> tuple[Hashable, ...]:
+        return AllGather, _devices(self.payload)
+
+    def join(self, ops: Sequence[AllGather]) -> tuple[CollectiveOp, Split]:
+        return _join_payloads(ops)
+
 
 @dataclass(frozen=True)
-class AllToAll:
-    """Send `parts[j]` to rank j; ask for what each rank addressed to me.
+class AllToAll(Operation):
+    """All-to-all: send `parts[j]` to rank j; the answer is what each rank addressed to this one, by rank.
 
-    What is addressed to rank j has the same shapes and dtypes whoever sends it.
+    What is addressed to rank j has the same shapes and dtypes on every sender.
     """
 
-    name: ClassVar[str] = "Exchange"  # in what explain prints and records
+    name: ClassVar[str] = "Exchange"
 
     parts: tuple[Payload, ...]
 
+    def tensors(self) -> Payload:
+        return tuple(tensor for part in self.parts for tensor in part)
+
+    def map(self, f: Callable[[Tensor], Any]) -> Self:
+        return replace(self, parts=tuple(tuple(f(tensor) for tensor in part) for part in self.parts))
+
+    def bytes_sent(self, world: int, rank: int = 0) -> float:
+        return float(sum(payload_bytes(part) for peer, part in enumerate(self.parts) if peer != rank))
+
+    def meta_answer(self, world: int, rank: int) -> list[Payload]:
+        return [self.parts[rank]] * world
+
+    def answer_alone(self, receive: Callable[[Payload], Payload]) -> list[Payload]:
+        return [receive(part) for part in self.parts]
+
+    def coalescing_key(self) -> tuple[Hashable, ...]:
+        return AllToAll, _devices(self.parts[0])
+
+    def join(self, ops: Sequence[AllToAll]) -> tuple[CollectiveOp, Split]:
+        parts = tuple(sum((op.parts[peer] for op in ops), ()) for peer in range(len(self.parts)))
+        return AllToAll(parts), _splitting([len(op.parts[0]) for op in ops])
+
 
 @dataclass(frozen=True)
-class NeighborAllGather:
-    """Ask for the payloads of those whom I hear, in the order of `edges` = ((peer, weight), ...); I may hear myself.
+class NeighborAllGather(Operation):
+    """Neighbor all-gather: send `payload` to the peers `told`, receive one from each peer in `edges`, in that order.
 
-    tells: whom mine goes to; None: the same peers. i tells j exactly where j hears i. Shapes and dtypes are the same on
-    every rank. The weights are for the asker: a transport reads only the peers.
+    Send and receive lists must match: j is told by i exactly where j hears i. A rank may hear itself. Shapes and dtypes
+    are the same on every rank. The weights are the asker's own: a transport reads only the peers.
     """
 
-    name: ClassVar[str] = "Mix"  # in what explain prints and records
+    name: ClassVar[str] = "Mix"
 
     payload: Payload
-    edges: tuple[tuple[int, float], ...]
-    tells: tuple[int, ...] | None = None
+    edges: tuple[tuple[int, float], ...]  # ((peer, weight), ...) of the peers to receive from
+    tells: tuple[int, ...] | None = None  # the peers to send to; None: the same peers
 
     @property
     def hears(self) -> tuple[int, ...]:
@@ -71,26 +206,48 @@ class NeighborAllGather:
 
     @property
     def told(self) -> tuple[int, ...]:
-        """Whom the payload goes to."""
+        """The peers that the payload goes to."""
         return self.hears if self.tells is None else self.tells
+
+    def tensors(self) -> Payload:
+        return self.payload
+
+    def map(self, f: Callable[[Tensor], Any]) -> Self:
+        return replace(self, payload=tuple(f(tensor) for tensor in self.payload))
+
+    def bytes_sent(self, world: int, rank: int = 0) -> float:
+        return float(sum(peer != rank for peer in self.told) * payload_bytes(self.payload))
+
+    def meta_answer(self, world: int, rank: int) -> list[Payload]:
+        return [self.payload] * len(self.edges)
+
+    def answer_alone(self, receive: Callable[[Payload], Payload]) -> list[Payload]:
+        return [receive(self.payload)]
+
+    def coalescing_key(self) -> tuple[Hashable, ...]:
+        return NeighborAllGather, self.edges, self.tells, _devices(self.payload)
+
+    def join(self, ops: Sequence[NeighborAllGather]) -> tuple[CollectiveOp, Split]:
+        return _join_payloads(ops)
 
 
 @dataclass(frozen=True)
-class InGroup:
-    """Ask for `word`, said only by `ranks`: ascending, this one among them. Within it, ranks are places in `ranks`.
+class InGroup(Operation):
+    """Run `op` within a sub-group. Within it, ranks are places in `ranks`.
 
-    Everyone says an Among at the same moment, in groups that do not overlap, and each group its own word.
+    Collective over the whole group: every rank asks for an InGroup at the same point, in sub-groups that do not
+    overlap, and each sub-group may ask for an operation of its own.
     """
 
-    name: ClassVar[str] = "Among"  # in what explain prints and records
+    name: ClassVar[str] = "Among"
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # ascending, this one among them
     op: AllReduceMean | AllGather | AllToAll | NeighborAllGather
 
     def group_of(self, rank: int, world: int) -> tuple[int, ...]:
-        """Those among whom `rank` speaks meanwhile, if all groups are alike: blocks of neighbours, or every k-th rank.
+        """The sub-group of `rank`, if all sub-groups are alike: blocks of neighbors, or every k-th rank.
 
-        Alone, where there is no such group left for it.
+        The rank alone, where there is no such group left for it.
         """
         if rank in self.ranks:
             return self.ranks
@@ -100,63 +257,103 @@ class InGroup:
         group = tuple(range(first, first + reach, step))
         return group if group[-1] < world and not set(group) & set(self.ranks) else (rank,)
 
+    def tensors(self) -> Payload:
+        return self.op.tensors()
+
+    def map(self, f: Callable[[Tensor], Any]) -> Self:
+        return replace(self, op=self.op.map(f))
+
+    def bytes_sent(self, world: int, rank: int = 0) -> float:
+        return self.op.bytes_sent(len(self.ranks), self.ranks.index(rank))
+
+    def meta_answer(self, world: int, rank: int) -> Any:
+        return self.op.meta_answer(len(self.ranks), self.ranks.index(rank))
+
+    def answer_alone(self, receive: Callable[[Payload], Payload]) -> Any:
+        return self.op.answer_alone(receive)
+
+    def coalescing_key(self) -> tuple[Hashable, ...]:
+        return InGroup, self.ranks, *self.op.coalescing_key()
+
+    def join(self, ops: Sequence[InGroup]) -> tuple[CollectiveOp, Split]:
+        inner: list[Any] = [each.op for each in ops]
+        joint, split = self.op.join(inner)
+        return replace(self, op=joint), split  # type: ignore[arg-type]
+
+    @property
+    def label(self) -> str:
+        return f"{self.op.name} among {len(self.ranks)}"
+
+    def within(self, ranks: tuple[int, ...]) -> CollectiveOp:
+        return InGroup(tuple(ranks[place] for place in self.ranks), self.op)
+
 
 @dataclass(frozen=True)
-class Coalesced:
-    """Ask for several words at once, none of which waits for another; the answers come in the same order."""
+class Coalesced(Operation):
+    """Several operations at once, none of which waits for another; the answers come in the same order."""
 
-    name: ClassVar[str] = "Together"  # in what explain prints and records
+    name: ClassVar[str] = "Together"
 
     ops: tuple[AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup, ...]
 
+    def tensors(self) -> Payload:
+        return tuple(tensor for op in self.ops for tensor in op.tensors())
+
+    def map(self, f: Callable[[Tensor], Any]) -> Self:
+        return replace(self, ops=tuple(op.map(f) for op in self.ops))
+
+    def bytes_sent(self, world: int, rank: int = 0) -> float:
+        return sum(op.bytes_sent(world, rank) for op in self.ops)
+
+    def meta_answer(self, world: int, rank: int) -> list[Any]:
+        return [op.meta_answer(world, rank) for op in self.ops]
+
+    def answer_alone(self, receive: Callable[[Payload], Payload]) -> list[Any]:
+        return [op.answer_alone(receive) for op in self.ops]
+
+    def coalescing_key(self) -> tuple[Hashable, ...]:
+        return Coalesced, id(self)
+
+    def join(self, ops: Sequence[Coalesced]) -> tuple[CollectiveOp, Split]:
+        raise AssertionError("a Coalesced is joined with no other: its key is its own")
+
+    def concurrent(self) -> Iterator[CollectiveOp]:
+        for op in self.ops:
+            yield from op.concurrent()
+
+    def within(self, ranks: tuple[int, ...]) -> CollectiveOp:
+        return Coalesced(tuple(op.within(ranks) for op in self.ops))  # type: ignore[misc]
+
 
 CollectiveOp = AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup | Coalesced
-
-
-def payload_bytes(payload: Payload) -> int:
-    return sum(tensor.nbytes for tensor in payload)
-
-
-def bytes_sent(op: CollectiveOp, world: int, rank: int = 0) -> float:
-    """Payload bytes that one of `world` workers sends to have `word` answered; headers are not counted.
-
-    A mean costs what a reduce-scatter and an all-gather cost, on average over the workers: 2 (n-1)/n of its bytes.
-    """
-    match op:
-        case AllReduceMean(tensor):
-            return 2 * (world - 1) * tensor.nbytes / world
-        case AllGather(payload):
-            return float((world - 1) * payload_bytes(payload))
-        case AllToAll(parts):
-            return float(sum(payload_bytes(part) for peer, part in enumerate(parts) if peer != rank))
-        case NeighborAllGather(payload):
-            return float(sum(peer != rank for peer in op.told) * payload_bytes(payload))
-        case InGroup(ranks, inner):
-            return bytes_sent(inner, len(ranks), ranks.index(rank))
-        case Coalesced(ops):
-            return sum(bytes_sent(each, world, rank) for each in ops)
-
-
 Script = Generator[CollectiveOp, Any, Any]
 
 
 def in_group(ranks: tuple[int, ...], script: Script) -> Script:
-    """What a group of as many as `ranks` says, said among these of a larger one."""
+    """The script of a group of as many as `ranks`, run among these of a larger one."""
     answer: Any = None
     while True:
         try:
             op = script.send(answer)
         except StopIteration as stop:
             return stop.value
-        answer = yield _among(ranks, op)
+        answer = yield op.within(ranks)
 
 
-def _among(ranks: tuple[int, ...], op: CollectiveOp) -> CollectiveOp:
-    """Groups within groups are groups, and an Among holds one word."""
-    match op:
-        case Coalesced(ops):
-            return Coalesced(tuple(_among(ranks, each) for each in ops))  # type: ignore[misc]
-        case InGroup(places, inner):
-            return InGroup(tuple(ranks[place] for place in places), inner)
-        case _:
-            return InGroup(ranks, op)
+def _devices(payload: Payload) -> frozenset[torch.device]:
+    return frozenset(tensor.device for tensor in payload)
+
+
+def _join_payloads(ops: Sequence[AllGather] | Sequence[NeighborAllGather]) -> tuple[CollectiveOp, Split]:
+    payload = tuple(tensor for op in ops for tensor in op.payload)
+    return replace(ops[0], payload=payload), _splitting([len(op.payload) for op in ops])
+
+
+def _splitting(counts: Sequence[int]) -> Split:
+    """Splits payloads that several others were joined to, `counts` tensors each."""
+    ends = list(accumulate(counts))
+
+    def split(heard: Sequence[Payload]) -> list[Any]:
+        return [[payload[end - count : end] for payload in heard] for count, end in zip(counts, ends, strict=True)]
+
+    return split

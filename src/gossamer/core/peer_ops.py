@@ -1,8 +1,7 @@
-"""The words of peers that do not move in step, and what they hear.
+"""Peer operations: push, pull, await and reply, for peers that do not move in step.
 
-A peer's script yields a word and receives the answer, as an algorithm in lock step does. Whoever runs it (sockets, a
-simulation in virtual time) delivers a word at least once and with identical bytes, so that who hears it twice must not
-act on it twice.
+A peer's script yields an operation and receives the answer, as an algorithm in lock step does. Its runner (sockets, a
+simulation in virtual time) delivers a message at least once and with identical bytes, so a receiver must be idempotent.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ WORKER, SERVER = "worker", "server"
 
 
 class Peer(NamedTuple):
-    """Who takes part: a worker that trains, or a server that holds parameters; numbered from 0 in each kind."""
+    """A worker that trains, or a server that holds parameters; numbered from 0 in each kind."""
 
     kind: str
     number: int
@@ -27,43 +26,34 @@ class Peer(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """Which contribution this is: of `worker`, its `step`-th, computed from parameters of version `known`.
-
-    Steps of a worker ascend. What was taken once is never taken again.
-    """
+    """A contribution's identity. Steps of a worker ascend; what was taken once is never taken again."""
 
     worker: int
     step: int
-    known: int = 0
+    known: int = 0  # the version of the parameters that it was computed from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """Hand `payload` to a peer; answered by a Receipt. about: what else it must know, as JSON.
-
-    within_seconds: raise PeerLost in the script where nobody answered by then; None keeps trying.
-    """
+    """Hand a payload to a peer; answered by a Receipt."""
 
     to: Peer
     key: str
     stamp: Stamp
     payload: Payload = ()
-    about: str = ""
-    within_seconds: float | None = None
+    about: str = ""  # what else the peer must know, as JSON
+    within_seconds: float | None = None  # raise PeerLost in the script without an answer by then; None keeps trying
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """Ask for what a peer has under `key` beyond version `known`; answered by Pulled, once clock `at_least` is reached.
-
-    within_seconds: as in Push; waiting for a clock counts.
-    """
+    """Ask for what a peer has under `key` beyond a version; answered by Pulled."""
 
     of: Peer
     key: str
-    known: int = -1
-    at_least: int = 0
-    within_seconds: float | None = None
+    known: int = -1  # the version that this peer has
+    at_least: int = 0  # answered once this clock is reached
+    within_seconds: float | None = None  # as in Push; waiting for the clock counts
 
 
 Ask = Push | Pull
@@ -71,37 +61,34 @@ Ask = Push | Pull
 
 @dataclass(frozen=True)
 class AtOnce:
-    """Say several words at once, none of which waits for another; the answers come in the same order."""
+    """Several operations at once, none of which waits for another; the answers come in the same order."""
 
     ops: tuple[Ask, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Await:
-    """Wait for what others say, come or go, until the clock shows `until` seconds; None waits for ever."""
+    """Wait until a message comes, or a peer comes or goes."""
 
-    until: float | None = None
+    until: float | None = None  # at most until the clock shows so many seconds; None waits for ever
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """A Push arrived, now or before. version: what it was applied to became; -1 where it was too late to count.
+    """A Push arrived, now or before."""
 
-    payload: what a peer gives in exchange.
-    """
-
-    version: int
-    payload: Payload = ()
+    version: int  # of what it was applied to, afterwards; -1 where it was too late to count
+    payload: Payload = ()  # what the peer gives in exchange
     about: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled:
-    """What was asked for. version: which it brings the asker to; about: how to read the payload, as JSON."""
+    """The answer to a Pull."""
 
-    version: int
+    version: int  # to which it brings the asker
     payload: Payload = ()
-    about: str = ""
+    about: str = ""  # how to read the payload, as JSON
 
 
 Answer = Receipt | Pulled
@@ -109,7 +96,7 @@ Answer = Receipt | Pulled
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """Answer the word that arrived under `token`. Answered at once, by None; an asker that left hears nothing."""
+    """Answer the message that arrived under `token`. Answered at once, by None; an asker that left gets nothing."""
 
     token: int
     answer: Answer
@@ -117,14 +104,14 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerEvent:
-    """What Await hears. moment: the clock's, in seconds, comparable to Await.until only."""
+    """What Await is answered by."""
 
-    moment: float
+    moment: float  # of the clock, in seconds; comparable to Await.until only
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived(PeerEvent):
-    """`sender` said `word`; it waits for the Reply to `token`. Tokens are unique, also where a word comes twice."""
+    """`sender` asks for `op` and waits for the Reply to `token`. Tokens are unique, also of repeated messages."""
 
     token: int
     sender: Peer
@@ -133,21 +120,21 @@ class Arrived(PeerEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class PeerJoined(PeerEvent):
-    """A peer can be heard, for the first time or again."""
+    """A peer can be reached, for the first time or again."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerLeft(PeerEvent):
-    """A peer was not heard for so long that it counts as gone."""
+    """A peer was silent for so long that it counts as gone."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elapsed(PeerEvent):
-    """Nothing else happened until the time that was asked for."""
+    """Nothing else happened until Await.until."""
 
 
 PeerOp = Push | Pull | AtOnce | Await | Reply

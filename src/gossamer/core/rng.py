@@ -1,4 +1,4 @@
-"""Randomness is a function of where it is used: the same address gives the same draws, on every rank and machine."""
+"""Addressed random numbers: the same address gives the same draws, on every rank and machine."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import torch
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.coalesce import coalesce
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.op_semantics import meta_answer
 from gossamer.core.ops import AllGather, CollectiveOp, Script
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.recipes.recipe import Recipe
@@ -29,7 +28,7 @@ def trace_ops(
             issued.append(script.send(answer))
         except StopIteration:
             return issued
-        answer = meta_answer(issued[-1], workers, 0)
+        answer = issued[-1].meta_answer(workers, 0)
 
 
 def on_meta(layout: Layout, dtype: torch.dtype) -> FlatTensors:

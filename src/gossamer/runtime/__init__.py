@@ -1,1 +1,10 @@
-"""TODO map of runtime."""
+"""Running scripts: who asks a transport for the operations that algorithms yield, in which thread and order.
+
+transport       the Transport protocol: answers the operations of one worker in a lock-step group
+runner          runs a script over a transport, all workers' scripts in one process, or only its price
+comm_thread     the communication thread: a queue of jobs, executed in order
+pipeline        several scripts at once over one transport, in an order that is the same on every rank
+pipeline_tuner  auto-tuning of how many scripts go on at once
+peer_thread     scripts of peers that do not move in step, each in a thread of its own
+open_sessions   the sessions of this process that are not closed
+"""

@@ -1,7 +1,7 @@
-"""One lane: a queue and a thread that does all the talking, in the order in which jobs were handed in.
+"""Communication thread: a queue of jobs, executed by one thread in the order in which they were submitted.
 
-Collectives must be issued in the same order on every rank. Whoever issues them from completion callbacks or from
-several threads gives that up; one queue keeps it.
+Collectives must be issued in the same order on every rank. Completion callbacks and several threads give that up; one
+queue keeps it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CommThread:
     """
 
     def __init__(self, device: torch.device, meanwhile: Callable[[], bool] = lambda: False) -> None:
-        """meanwhile: what the thread does while nothing is queued, in short turns until it says False."""
+        """meanwhile: called again and again while nothing is queued, for a moment each, until it returns False."""
         self.device, self._meanwhile = device, meanwhile
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._queue: SimpleQueue[Work[object] | None] = SimpleQueue()
@@ -83,7 +83,7 @@ class CommThread:
         self._thread.start()
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
-        """Queue a job; `on_failure` hears, on the lane, why it failed or was never tried."""
+        """Queue a job; `on_failure` is called in the thread with the reason why it failed or was never tried."""
         if self._closed:
             raise LoopError("the session is closed, so nothing can be sent any more. Call gossamer.attach(...) again.")
         ticket = Work(job, self._stream, on_failure)
@@ -91,13 +91,13 @@ class CommThread:
         return ticket
 
     def _work(self) -> None:
-        torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is no part of anybody's graph
+        torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is part of no graph
         while (ticket := self._next()) is not None:
             try:
                 if self._failure is not None:
                     raise self._failure
                 ticket.run()
-            except BaseException as failure:  # whoever waits for the ticket gets it, whatever it is
+            except BaseException as failure:  # raised by ticket.wait(), whatever it is
                 self._failure = failure
                 ticket.fail(failure)
 
@@ -105,22 +105,22 @@ class CommThread:
         try:
             while self._queue.empty() and self._meanwhile():
                 pass
-        except BaseException as failure:  # without this thread, whoever waits for a ticket would wait for ever
+        except BaseException as failure:  # without this thread, ticket.wait() would wait for ever
             self._failure = failure
         return self._queue.get()
 
     @property
     def is_here(self) -> bool:
-        """Whether this is asked in the lane's own thread, or in that of one beside it."""
+        """Whether the caller runs in this thread, or in that of one beside it."""
         return threading.current_thread() is self._thread or any(comm_thread.is_here for comm_thread in self._beside)
 
     def beside(self) -> CommThread:
-        """Another one, for a group of its own, that ends with this one at the latest."""
+        """A sibling for a group of its own, which ends with this one at the latest."""
         self._beside.append(CommThread(self.device))
         return self._beside[-1]
 
     def close(self) -> None:
-        """End the thread after what is queued; waits but a moment, since a peer may have left it waiting for ever."""
+        """End the thread after what is queued; waits only a moment, since a peer may have left it waiting for ever."""
         for comm_thread in self._beside:
             comm_thread.close()
         self._closed = True

@@ -1,4 +1,4 @@
-"""Registry of open sessions: those of this process that nobody closed, so that who runs a script can close them."""
+"""Registry of open sessions: those of this process that are not closed, so that a launcher can close them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 class OpenSession(Protocol):
-    """What is asked of a session by those who did not make it."""
+    """What the registry's users ask of a session."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -23,7 +23,7 @@ _open: weakref.WeakSet[OpenSession] = weakref.WeakSet()
 
 
 def register(session: OpenSession) -> None:
-    """Add a session; it leaves by `unregister`, or when nobody holds it any more."""
+    """Add a session; it leaves by `unregister`, or when it is garbage."""
     _open.add(session)
 
 

@@ -1,4 +1,4 @@
-"""Peers' scripts, run by threads, through anything that answers their words."""
+"""Peer threads: each runs the script of a peer that does not move in step, over any endpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.errors import GossamerError
 
 class PeerAnswers(Protocol):
     def answer(self, op: PeerOp) -> Any:
-        """Say one word and wait for its answer. May be called by any thread."""
+        """Perform one operation and wait for its answer. May be called by any thread."""
 
 
 class PeerTraffic(Protocol):
@@ -29,7 +29,7 @@ class PeerEndpoint(PeerAnswers, Protocol):
     address: tuple[str, int]  # (host, port) at which it listens
 
     def meet(self, addresses: Mapping[Peer, tuple[str, int]]) -> None:
-        """Learn where peers listen; connections are made when something is said to them."""
+        """Learn where peers listen; connections are made with the first message to them."""
 
     def start(self, script: PeerScript) -> PeerThread:
         """Run a script in a thread of its own."""
@@ -38,7 +38,7 @@ class PeerEndpoint(PeerAnswers, Protocol):
         """What went to each peer so far."""
 
     def close(self, why: GossamerError | None = None) -> None:
-        """Go; whoever waits for an answer hears why."""
+        """Leave; pending operations raise `why`."""
 
 
 class PeerThread:
@@ -73,7 +73,7 @@ class PeerThread:
 
 
 def run_peer_script(script: PeerScript, endpoint: PeerAnswers) -> Any:
-    """Run a script in the calling thread and return its result. What goes wrong with a word is raised at its yield."""
+    """Run a script in the calling thread and return its result. A failing operation raises at its yield."""
     try:
         op = next(script)
         while True:
@@ -82,6 +82,6 @@ def run_peer_script(script: PeerScript, endpoint: PeerAnswers) -> Any:
             except GossamerError as failure:
                 op = script.throw(failure)
             else:
-                op, heard = script.send(heard), None  # what was heard is the script's alone
+                op, heard = script.send(heard), None  # the answer is the script's alone
     except StopIteration as done:
         return done.value

@@ -1,18 +1,18 @@
-"""Several conversations at once, over one transport: whose turn it is, as a table of (script, round).
+"""Pipelining: issues the collectives of several buckets interleaved, in the order of a table of (script, round).
 
     begun as    1st  2nd  3rd  4th  5th  6th
-    bucket 0    r0        r1                     a bucket's first word is begun before the second of the one before it,
-    bucket 1         r0             r1           so that words travel beside each other, and while the next bucket is
-    bucket 2                   r0        r1      encoded; answers are waited for in the same order
+    bucket 0    r0        r1                     a bucket's first operation begins before the second of the one before
+    bucket 1         r0             r1           it, so that operations travel beside each other, and while the next
+    bucket 2                   r0        r1      bucket is encoded; answers are waited for in the same order
 
-Every rank must begin the same words in the same order, whatever is ready there and whatever has arrived. So the order
-follows from nothing but how many scripts were begun, and how many words each of them has said. Answers are waited
-for in an order that is as fixed: what a word sends in its second hop may leave only when somebody waits for it.
+Every rank must begin the same operations in the same order, whatever is ready there and whatever has arrived. So the
+order follows from nothing but how many scripts were begun, and how many operations each of them has asked for. Answers
+are waited for in an order that is as fixed: an operation's second hop may leave only while its answer is waited for.
 
-What that saves and costs depends on what no rank knows beforehand. Where words take long, to begin bucket 1 before
-bucket 0 goes on saves half a step; where backward takes long, bucket 0 could have gone on meanwhile, and now
-does so when everyone waits for it, which costs up to an eighth. So both are tried (Trials). Sums are the same bits in
-any order, and no checkpoint says which it was.
+What that saves and costs is not known beforehand. Where operations take long, to begin bucket 1 before bucket 0 goes on
+saves half a step; where backward takes long, bucket 0 could have gone on meanwhile, and now does so when backward is
+over, which costs up to an eighth. So both are tried (PipelineTuner). Sums are the same bits in any order, and no
+checkpoint says which it was.
 """
 
 from __future__ import annotations
@@ -27,19 +27,16 @@ DEPTH = 2
 
 
 def issue_slot(script: int, round_: int, window: int) -> tuple[int, int]:
-    """When a word's turn is, before or after others': its script's `round_`-th, from 0.
-
-    moment = (script + (window - 1) round, round)
-    """
+    """The place of a script's `round_`-th operation among all: (script + (window - 1) round, round), from 0."""
     return script + (window - 1) * round_, round_
 
 
 def issue_order(rounds: Sequence[int], window: int = DEPTH) -> list[tuple[int, int]]:
-    """Which words are begun one after another, as (script, round), where script s says rounds[s] words.
+    """The operations in the order in which they begin, as (script, round), where script s asks for rounds[s] of them.
 
-    A word's answer is waited for when the turn of the next round comes, and the last one's when there would be one.
+    An answer is waited for when the turn of the next round comes, and the last one's when there would be one.
 
-    >>> order([2, 2, 2])
+    >>> issue_order([2, 2, 2])
     [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (2, 1)]
     """
     ops = [(script, round_) for script, count in enumerate(rounds) for round_ in range(count)]
@@ -47,33 +44,33 @@ def issue_order(rounds: Sequence[int], window: int = DEPTH) -> list[tuple[int, i
 
 
 class Advancing(Protocol):
-    """A conversation that goes on word by word."""
+    """A script that runs operation by operation."""
 
     def advance(self) -> bool:
-        """Wait for the answer to what was said last, if anything was, and begin to say the next; False at the end."""
+        """Wait for the answer to the last operation, if there was one, and begin the next; False at the end."""
 
 
 class Pipeline:
-    """Lets conversations go on in the order of the table above; each may have any number of words.
+    """Advances scripts in the order of the table above; each may ask for any number of operations.
 
-    window: a word's answer is waited for once the first words of so many - 1 later scripts were begun; 1: each script
-    runs to its end before the next begins. What was put in last is not waited for before more is put in, or `finish`
-    is called. After a failure nothing may be put in any more: who hears what is open.
+    window: an answer is waited for once the first operations of so many - 1 later scripts were begun; 1: each script
+    runs to its end before the next begins. The script that was put in last is not waited for before more is put in, or
+    `finish` is called. After a failure nothing may be put in any more: which answer belongs to which script is open.
     """
 
     def __init__(self, window: int = DEPTH) -> None:
         require(window >= 1, f"window counts the scripts that go on at once, at least 1, not {window}")
         self._window, self._count = window, 0
-        self._turns: list[tuple[tuple[int, int], int, Advancing]] = []  # a heap; no two moments are equal
+        self._turns: list[tuple[tuple[int, int], int, Advancing]] = []  # a heap; no two slots are equal
 
     def put(self, going: Advancing) -> None:
-        """Let another one begin, and those before it go on as far as their turns have come."""
+        """Begin another script, and advance those before it as far as their turns have come."""
         script, self._count = self._count, self._count + 1
         heappush(self._turns, (issue_slot(script, 0, self._window), script, going))
         self._run_until(script)
 
     def finish(self) -> None:
-        """Let all of them go on to their ends."""
+        """Advance all scripts to their ends."""
         while self._turns:
             ((now, _), _, _) = self._turns[0]
             self._run_until(now)

@@ -1,49 +1,42 @@
-"""The ways to run scripts: over a transport, for all workers at once in this process, or only to know their cost."""
+"""Script runners: over a transport, for all workers at once in this process, or only for the price."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from gossamer.core.op_semantics import answer_all, meta_answer
-from gossamer.core.ops import Coalesced, CollectiveOp, InGroup, Script, bytes_sent
+from gossamer.core.op_semantics import answer_all
+from gossamer.core.ops import CollectiveOp, Script
 from gossamer.runtime.transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCost:
-    """A script's result and what it took: seconds before the first word, for answers, and after; bytes sent.
-
-    wire: seconds in which the thread that runs scripts could do nothing but say this one's words and wait for their
-    answers. While it encodes or decodes another script, that is what is counted, and what travels meanwhile costs
-    nothing: so all scripts' seconds add up to no more than the thread has spent.
-    """
+    """A script's result and cost. The seconds of all scripts add up to no more than their thread has spent."""
 
     result: Any
-    encode_seconds: float
-    wire_seconds: float
-    decode_seconds: float
+    encode_seconds: float  # of computing before the first operation
+    wire_seconds: float  # in which the thread did nothing but begin this script's operations and wait for answers
+    decode_seconds: float  # of computing after the first operation
     bytes_sent: float
 
 
 class ScriptRun:
-    """One worker's script on its way over a transport, word by word."""
+    """One worker's script over a transport, operation by operation."""
 
     def __init__(self, script: Script, transport: Transport) -> None:
         self._script, self._transport = script, transport
-        self._said: CollectiveOp | None = (
-            None  # it belongs to the transport, so it must live as long as it is under way
-        )
+        self._said: CollectiveOp | None = None  # kept while it is under way: its tensors are the transport's
         self._answered: Callable[[], Any] = _nothing
         self._result: Any = None
         self._encode = self._wire = self._decode = self._sent = 0.0
 
     def advance(self) -> bool:
-        """Wait for the answer to the word under way, if there is one, and begin the next; False where none follows."""
+        """Wait for the operation under way, if there is one, and begin the next; False where none follows."""
         asked = time.perf_counter()
         answer = self._answered()
         heard = time.perf_counter()
@@ -58,7 +51,7 @@ class ScriptRun:
         self._compute(computed - heard)
         self._said, self._answered = op, self._transport.begin(op)
         self._wire += time.perf_counter() - computed
-        self._sent += bytes_sent(op, self._transport.world, self._transport.rank)
+        self._sent += op.bytes_sent(self._transport.world, self._transport.rank)
         return True
 
     def _compute(self, seconds: float) -> None:
@@ -80,7 +73,7 @@ class ScriptRun:
 
 
 def _nothing() -> None:
-    """What a script hears before it has said anything."""
+    """The answer that a script is started with."""
 
 
 def run_script(script: Script, transport: Transport) -> ScriptCost:
@@ -115,20 +108,22 @@ def simulate(scripts: Sequence[Script]) -> list[Any]:
         if asked:
             replies = answer_all(asked)
     if len(results) != len(scripts):
-        raise AssertionError(f"{len(results)} of {len(scripts)} workers ended while the others still spoke")
+        raise AssertionError(
+            f"{len(results)} of {len(scripts)} workers ended while the others still asked for operations"
+        )
     return results
 
 
 @dataclass(frozen=True)
 class OpCost:
-    """One word and the payload bytes that one worker sends to have it answered."""
+    """One operation and the payload bytes that one worker sends to have it answered."""
 
     op: str
     bytes_sent: float
 
 
 def price(script: Script, world: int, rank: int = 0) -> list[OpCost]:
-    """What a script over meta tensors would say and send, without doing it."""
+    """The operations that a script over meta tensors would ask for, and their bytes, without performing them."""
     said: list[OpCost] = []
     answer: Any = None
     while True:
@@ -136,16 +131,5 @@ def price(script: Script, world: int, rank: int = 0) -> list[OpCost]:
             op = script.send(answer)
         except StopIteration:
             return said
-        said.extend(_priced(op, world, rank))
-        answer = meta_answer(op, world, rank)
-
-
-def _priced(op: CollectiveOp, world: int, rank: int) -> Iterator[OpCost]:
-    match op:
-        case Coalesced(ops):
-            for each in ops:
-                yield from _priced(each, world, rank)
-        case InGroup(ranks, inner):
-            yield OpCost(f"{inner.name} among {len(ranks)}", bytes_sent(op, world, rank))
-        case _:
-            yield OpCost(op.name, bytes_sent(op, world, rank))
+        said += [OpCost(each.label, each.bytes_sent(world, rank)) for each in op.concurrent()]
+        answer = op.meta_answer(world, rank)

@@ -1,4 +1,4 @@
-"""For a worker whose group has gone on without it: nobody answers, and nobody needs to."""
+"""Detached transport: of a worker whose group has gone on without it; collective operations are refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from gossamer.errors import PeerLost
 
 
 class DetachedTransport:
-    """Rank `rank` of `world`, which was lost and came back. What ranks have in common it takes from servers or
-    a neighbour.
+    """Rank `rank` of `world`, which was lost and came back. What ranks have in common comes from servers or a neighbor.
 
-    So it is alike with everyone, as far as it is asked, and its tensors stay as they are. Words have no answer.
+    So texts are gathered as if all ranks gave this one's, and a broadcast leaves tensors as they are.
     """
 
     def __init__(self, rank: int, world: int) -> None:
@@ -28,14 +27,14 @@ class DetachedTransport:
         raise self._gone()
 
     def make_progress(self) -> bool:
-        """Nothing is under way."""
+        """There are no pending operations."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """They come from the servers, or from a neighbour, instead."""
+        """They come from the servers, or from a neighbor, instead."""
 
     def all_gather_text(self, text: str) -> list[str]:
-        """Its own text for everyone's."""
+        """Its own text, as if all ranks gave it."""
         return [text] * self.world
 
     def part(self, size: int) -> NoReturn:

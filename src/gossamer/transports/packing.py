@@ -1,4 +1,4 @@
-"""Payloads as one buffer of bytes, and back."""
+"""Packing: payloads as one buffer of bytes, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words answered by torch.distributed: Gloo on processors, NCCL on GPUs."""
+"""Process group transport: collective operations over torch.distributed, by Gloo on processors or NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes
 
 
 class ProcessGroupTransport:
-    """Answers words over a process group of its own, so that nothing of the user's comes between.
+    """Collective operations over a process group of its own, so that nothing of the user's comes between.
 
     Every rank of the default group must make one. Raises PeerLost when the group breaks.
     """
 
     def __init__(self, size: int | None = None) -> None:
-        """size: of the blocks of neighbouring ranks that talk among themselves; all ranks together where it is None."""
+        """size: of the blocks of consecutive ranks that are a group each; None: all ranks together."""
         rank, world = dist.get_rank(), dist.get_world_size()
         self.rank, self.world, self._first = rank, world, 0
         self._group: Any = dist.group.WORLD
@@ -69,20 +69,20 @@ class ProcessGroupTransport:
 
     def _start(self, op: CollectiveOp) -> Callable[[], Any]:
         match op:
-            case AllReduceMean(tensor, out):
-                return self._mean(tensor, out)
-            case AllGather(payload):
-                return self._gather(payload)
-            case AllToAll() | NeighborAllGather():
-                return self._among(range(self.world), op)
-            case InGroup(ranks, inner):
-                return self._among(ranks, inner)
             case Coalesced(ops):
                 waiting = [self._start(each) for each in ops]
                 return lambda: [wait() for wait in waiting]
+            case InGroup(ranks, inner):
+                return self._among(ranks, inner)
+            case AllReduceMean(tensor, out):
+                return self._mean(tensor, out)
+            case AllGather(payload) if payload[0].is_cuda:
+                return self._all_gathered(join(payload), payload)
+            case _:
+                return self._among(range(self.world), op)
 
     def _among(self, ranks: Sequence[int], op: CollectiveOp) -> Callable[[], Any]:
-        """A word of some ranks is a word of all in which most have nothing to say to each other."""
+        """An operation of some ranks, as point-to-point messages of the whole group of which most are empty."""
         match op:
             case AllReduceMean(tensor, out):
                 return self._direct_mean(into(out, tensor), ranks)
@@ -97,12 +97,12 @@ class ProcessGroupTransport:
                 told = {ranks[peer]: joint for peer in op.told}
                 return self._told(told, [ranks[peer] for peer in op.hears], joint, payload)
             case _:
-                raise AssertionError(f"{type(op).__name__} is never said among some")
+                raise AssertionError("InGroup cannot contain Coalesced; build Coalesced((InGroup(...), ...)) instead.")
 
     def _told(
         self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
     ) -> Callable[[], list[Payload]]:
-        """Bytes for some, and bytes as long as `mine` from those who are heard."""
+        """Send told[j] to rank j, and receive as many bytes as `mine` from each of `hears`."""
         heard = {peer: mine if peer == self.rank else torch.empty_like(mine) for peer in hears}
         everyone = range(self.world)
         arrived = self._straight([told.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])
@@ -132,7 +132,7 @@ class ProcessGroupTransport:
         return wait
 
     def _direct_mean(self, mean: Tensor, ranks: Sequence[int]) -> Callable[[], Tensor]:
-        """Each part straight to its owner, who adds up in at least float32 and sends the mean to everyone.
+        """Each part straight to its owner, which adds up in at least float32 and sends the mean to all ranks.
 
         Two hops instead of a ring's many; and the engine's own half-precision sum rounds at every hop, and overflows in
         float16. What travels is the same.
@@ -153,11 +153,6 @@ class ProcessGroupTransport:
             return mean
 
         return wait
-
-    def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
-        if payload[0].is_cuda:
-            return self._all_gathered(join(payload), payload)
-        return self._among(range(self.world), AllGather(payload))
 
     def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
         heard = joint.new_empty(self.world * joint.numel())
@@ -190,7 +185,7 @@ class ProcessGroupTransport:
         return wait
 
     def make_progress(self) -> bool:
-        """The engine's own threads do."""
+        """The process group's own threads do that."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
@@ -206,13 +201,17 @@ class ProcessGroupTransport:
     def all_gather_text(self, text: str) -> list[str]:
         with self._translated():
             data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._device())
-            (lengths,) = zip(*self._gather((torch.tensor([data.numel()], device=data.device),))(), strict=True)
+            (lengths,) = zip(*self._gathered(torch.tensor([data.numel()], device=data.device)), strict=True)
             longest = int(max(lengths))
-            heard = self._gather((torch.nn.functional.pad(data, (0, longest - data.numel())),))()
+            heard = self._gathered(torch.nn.functional.pad(data, (0, longest - data.numel())))
         return [
             bytes(part[: int(length)].tolist()).decode().rstrip("\0")
             for (part,), length in zip(heard, lengths, strict=True)
         ]
+
+    def _gathered(self, tensor: Tensor) -> list[Payload]:
+        heard: list[Payload] = self._start(AllGather((tensor,)))()
+        return heard
 
     def _device(self) -> torch.device:
         """Where small control tensors must live for this group."""

@@ -1,4 +1,4 @@
-"""Words answered inside one process: for all workers at once, or for one thread per worker. No sockets."""
+"""Simulated transport: collective operations answered inside one process, for one thread per worker. No sockets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gossamer.errors import MismatchError, PeerLost
 class SimulatedGroup:
     """`world` transports that meet in this process, each to be used by a thread of its own.
 
-    A worker that lets the others wait for more than `patience_seconds` has left.
+    A worker for which the others wait for more than `patience_seconds` has left.
     """
 
     def __init__(self, world: int, patience_seconds: float = 60.0) -> None:
@@ -32,13 +32,13 @@ class SimulatedGroup:
         self.transports = [SimulatedTransport(self, rank) for rank in range(world)]
 
     def meet(self, rank: int, said: tuple[Callable[[list[Any]], list[Any]], Any]) -> Any:
-        """Wait until every rank has said something; all of them combine it in the same way."""
+        """Wait until every rank has handed in something; all of them combine it in the same way."""
         self._said[rank] = said
         answered = self._answered
         try:
             self._barrier.wait(self._patience_seconds)
         except threading.BrokenBarrierError:
-            if self._answered > answered:  # somebody left right after this round, before this thread awoke
+            if self._answered > answered:  # a worker left right after this round, before this thread awoke
                 return self._heard[rank]
             raise self._failure or PeerLost(f"a worker left while rank {rank} waited for it") from None
         return self._heard[rank]
@@ -82,7 +82,7 @@ class SimulatedTransport:
         return lambda: answer
 
     def make_progress(self) -> bool:
-        """Everything is answered at once."""
+        """Operations are answered at once."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:

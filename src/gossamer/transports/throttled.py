@@ -1,4 +1,4 @@
-"""Words answered as slowly as a network would, where no network can be emulated: approximate, and always possible."""
+"""Throttled transport: answers as slowly as a network would, where none can be emulated; approximate."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gossamer.core.ops import (
-    AllGather,
-    AllReduceMean,
-    AllToAll,
-    Coalesced,
-    CollectiveOp,
-    InGroup,
-    NeighborAllGather,
-    Payload,
-)
+from gossamer.core.ops import CollectiveOp
 from gossamer.network import Network
 from gossamer.network.cost.op_cost import DEFAULT, Chosen, NetworkCost, seconds
 from gossamer.runtime.transport import Transport
@@ -27,13 +18,12 @@ from gossamer.runtime.transport import Transport
 class ThrottledTransport:
     """Asks another transport, and keeps its answers back until `network` would have brought them.
 
-    Every word is priced as if all workers said it at once over idle connections; what a worker waits for a slower one
-    is real. Words under way beside each other share the line: their bytes leave one after the other, and their ways
-    pass at once.
+    Every operation is priced as if all workers began it at once over idle connections; what a worker waits for a slower
+    one is real. Concurrent operations share the line: their bytes leave one after the other, their latencies overlap.
 
-        leaves = max(begun, the word before has left) + line        answered = leaves + way
+        leaves = max(begun, the operation before has left) + line        answered = leaves + way
 
-    What does not pass through words, such as a script's own collectives, is not slowed.
+    Collectives of the user's script do not pass here and are not slowed.
     """
 
     def __init__(self, inner: Transport, network: Network, collective: Chosen = DEFAULT) -> None:
@@ -92,72 +82,33 @@ class ThrottledTransport:
         self._inner.close()
 
     def _price(self, op: CollectiveOp) -> Price:
-        """The same words come again step after step."""
-        form = _form(op)
+        """The same operations come again step after step."""
+        form = op.map(_size)  # all that a price depends on
         if form not in self._prices:
             whole, way = (
-                seconds(each, self._network, collective=self._collective) for each in (op, _with_hardly_a_byte(op))
+                seconds(each, self._network, collective=self._collective) for each in (op, op.map(_first_entry))
             )
             self._prices[form] = Price(line_seconds=max(0.0, whole - way), way_seconds=min(whole, way))
         return self._prices[form]
 
 
 class Price(NamedTuple):
-    """What a word takes alone: the time in which nothing else can leave, and what passes whatever else leaves.
+    """What an operation takes alone.
 
-    way: what the same word takes with hardly a byte in it; line: what its bytes add. A line that a connection does not
-    fill, because of loss or as it starts, counts as full. A large mean that takes a way of more hops than a small one
-    would has those on the line, too.
+    A line that a connection does not fill, because of loss or as it starts, counts as full. A large mean that takes
+    more hops than a small one would has their latency on the line, too.
     """
 
-    line_seconds: float
-    way_seconds: float
+    line_seconds: float  # in which nothing else can leave: what its bytes add
+    way_seconds: float  # which pass whatever else leaves: what it takes with one element of each tensor
 
 
-def _with_hardly_a_byte(op: CollectiveOp) -> CollectiveOp:
-    """The same word about one element of each tensor."""
-    match op:
-        case AllReduceMean(tensor):
-            return AllReduceMean(_first(tensor))
-        case AllGather(payload):
-            return AllGather(_firsts(payload))
-        case AllToAll(parts):
-            return AllToAll(tuple(map(_firsts, parts)))
-        case NeighborAllGather(payload):
-            return replace(op, payload=_firsts(payload))
-        case InGroup(ranks, inner):
-            return InGroup(ranks, _with_hardly_a_byte(inner))  # type: ignore[arg-type]
-        case Coalesced(ops):
-            return Coalesced(tuple(map(_with_hardly_a_byte, ops)))  # type: ignore[arg-type]
-
-
-def _first(tensor: Tensor) -> Tensor:
+def _first_entry(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:1]
 
 
-def _firsts(payload: Payload) -> Payload:
-    return tuple(map(_first, payload))
-
-
-def _form(op: CollectiveOp) -> Hashable:
-    """What of a word its price depends on."""
-    match op:
-        case AllReduceMean(tensor):
-            return "mean", tensor.numel(), tensor.element_size()
-        case AllGather(payload):
-            return "gather", _sizes(payload)
-        case AllToAll(parts):
-            return "exchange", tuple(map(_sizes, parts))
-        case NeighborAllGather(payload):
-            return "mix", _sizes(payload), op.hears, op.told
-        case InGroup(ranks, inner):
-            return "among", ranks, _form(inner)
-        case Coalesced(ops):
-            return "together", tuple(map(_form, ops))
-
-
-def _sizes(payload: Payload) -> Hashable:
-    return tuple(tensor.nbytes for tensor in payload)
+def _size(tensor: Tensor) -> tuple[int, int]:
+    return tensor.numel(), tensor.element_size()
 
 
 def _sleep_until(moment: float) -> None:

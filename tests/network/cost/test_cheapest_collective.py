@@ -8,7 +8,7 @@ from gossamer.network.cost.cheapest_collective import (
     fastest,
     most_others,
     order_of,
-    sites_of,
+    ranks_per_site,
     table_seconds,
     wished,
 )
@@ -156,13 +156,13 @@ def test_connections_that_are_new_or_always_open_are_noticed():
     [("wwee", 2), ("wweewwee", 2), ("wwwee", 3), ("wwee" + "w", 2), ("wweee", 0), ("wewe", 0), ("wwww", 0), ("w", 0)],
 )
 def test_sites_are_nodes_where_they_are_blocks_of_neighbours(names, per_node):
-    assert sites_of(sites(names)) == per_node
+    assert ranks_per_site(sites(names)) == per_node
     nodes = [each.per_node for each in candidates(sites(names)) if each.name == "hierarchical"]
     assert nodes == [per_node] * bool(per_node)
 
 
 def test_a_middle_block_that_is_smaller_is_no_node():
-    assert sites_of(sites("wwwee" + "www")) == 0
+    assert ranks_per_site(sites("wwwee" + "www")) == 0
 
 
 def test_rings_follow_the_nearest_that_is_left():

@@ -142,7 +142,7 @@ def most_others(collective: Collective, world: int) -> int:
 
 def candidates(network: Network) -> tuple[Collective, ...]:
     """What is worth a price on a network; the simplest first."""
-    per_node = sites_of(network)
+    per_node = ranks_per_site(network)
     nodes = (HierarchicalAllReduce(per_node=per_node),) if per_node else ()
     return (DirectAllReduce(), HalvingDoubling(), RingAllReduce(order=order_of(network)), *nodes, TreeAllReduce())
 
@@ -161,7 +161,7 @@ def _distance(network: Network, sender: int, receiver: int) -> tuple[float, floa
     return network.path(sender, receiver).round_trip_seconds, -network.bits_per_second(sender, receiver)
 
 
-def sites_of(network: Network) -> int:
+def ranks_per_site(network: Network) -> int:
     """How many neighbouring ranks each share a site, the last ones perhaps fewer; 0 where that is not so, or no use."""
     first, *others = (len(list(ranks)) for _, ranks in groupby(host.site for host in network.hosts))
     alike = all(size == first for size in others[:-1]) and others[-1:] <= [first]

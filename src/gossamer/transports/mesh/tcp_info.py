@@ -1,41 +1,35 @@
-"""How many packets the kernel has sent over a connection, and how many of them again."""
+"""TCP statistics of the kernel (Linux' struct tcp_info): round trips, and packets sent and retransmitted."""
 
 from __future__ import annotations
 
 import socket
 import struct
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
-SENT_AGAIN, SENT = 100, 156  # where Linux' struct tcp_info has tcpi_total_retrans and tcpi_data_segs_out, of 32 bits
 NUMBER = struct.Struct("=I")
+ROUND_TRIP_MICROSECONDS = 68  # where tcpi_rtt lies in the struct; all numbers read here have 32 bits
+RETRANSMITTED = 100  # tcpi_total_retrans
+SENT = 156  # tcpi_data_segs_out, of Linux 4.6 and later
 
 
 def packets(sockets: Iterable[socket.socket | None]) -> list[tuple[int, int]]:
-    """Of each: sent in all, sent again. (0, 0) where there is no socket, and where the kernel does not say."""
-    return [(0, 0) if each is None else _of(each) for each in sockets]
-
-
-def _of(connection: socket.socket) -> tuple[int, int]:
-    if not hasattr(socket, "TCP_INFO"):
-        return 0, 0
-    try:
-        answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, SENT + NUMBER.size)
-    except OSError:  # what only imitates Linux
-        return 0, 0
-    if len(answer) < SENT + NUMBER.size:  # Linux before 4.6
-        return 0, 0
-    (sent,), (again,) = NUMBER.unpack_from(answer, SENT), NUMBER.unpack_from(answer, SENT_AGAIN)
-    return sent, again
+    """(sent in all, retransmitted) of each; (0, 0) where there is no socket, and where the kernel does not say."""
+    found = (None if each is None else _numbers(each, SENT, RETRANSMITTED) for each in sockets)
+    return [(0, 0) if each is None else (each[0], each[1]) for each in found]
 
 
 def round_trip_seconds(connection: socket.socket) -> float:
-    """tcpi_rtt of Linux' struct tcp_info: eight bytes, then numbers of 32 bits, of which this is the 16th."""
-    if not hasattr(socket, "TCP_INFO"):
-        return 0.0
-    at = 8 + 15 * 4
-    with suppress(OSError):  # kernels that only imitate Linux do not all know it
-        answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 4)
-        return int.from_bytes(answer[at : at + 4], sys.byteorder) / 1e6
-    return 0.0
+    """The kernel's own estimate; 0 where it does not say."""
+    return _numbers(connection, ROUND_TRIP_MICROSECONDS)[0] / 1e6
+
+
+def _numbers(connection: socket.socket, *places: int) -> tuple[int, ...]:
+    """The numbers that lie at these places of the struct; zeros where the kernel does not say."""
+    end = max(places) + NUMBER.size
+    if hasattr(socket, "TCP_INFO"):
+        with suppress(OSError):  # kernels that only imitate Linux do not all know it
+            answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
+            if len(answer) >= end:
+                return tuple(number for place in places for number in NUMBER.unpack_from(answer, place))
+    return (0,) * len(places)
