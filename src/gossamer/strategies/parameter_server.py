@@ -40,9 +40,7 @@ class ParameterServer(ServerStrategy):
     backup: int = 0  # gradients of a round that may come too late, and are dropped; for "sync" only
     shards: int | None = None  # servers that share the parameters; None: one per worker beside them, else all servers
     push: Compressor | None = None  # of gradients; None: the recipe's compressor
-    pull: Compressor | None = (
-        None  # of differences to the parameters that all workers know; None: parameters as they are
-    )
+    pull: Compressor | None = None  # of differences to parameters that all workers know; None: parameters as they are
     damping: bool = False  # the learning rate is divided by a gradient's age in versions; for "async" only
 
     def __post_init__(self) -> None:
