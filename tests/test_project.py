@@ -73,7 +73,7 @@ def test_examples_are_short(path: Path) -> None:
 
 # -- files and names -------------------------------------------------------------------------------
 
-LONG: set[str] = set()  # one event loop, whose every part needs the others
+LONG: set[str] = set()
 
 
 def _long_files(root: Path, *folders: str) -> set[str]:

@@ -1,10 +1,10 @@
-"""The few ways to fail. Every message says what happened, why it matters, and the line to write instead."""
+"""Errors. Every message says what happened, why it matters, and the line to write instead."""
 
 from __future__ import annotations
 
 
 class GossamerError(Exception):
-    """Everything this library raises on purpose, except plain wrong arguments."""
+    """Base of all errors that this library raises on purpose, except plain wrong arguments."""
 
 
 class RecipeError(GossamerError, ValueError):
@@ -32,11 +32,11 @@ class NonFiniteError(GossamerError):
 
 
 class NotFinite(GossamerError):
-    """A number that cannot be sent, found where it would have been encoded. Who aggregates catches it."""
+    """A number that cannot be sent, found where it would have been encoded; the aggregation catches it."""
 
 
 class MalformedError(GossamerError):
-    """A payload that stands for nothing. Nothing was written."""
+    """A payload that cannot be decoded; nothing was written."""
 
 
 class PeerLost(GossamerError):
@@ -44,7 +44,7 @@ class PeerLost(GossamerError):
 
 
 class Stopped(BaseException):
-    """Not an error: somebody asked the run to end after this step, on every rank.
+    """Not an error: the run was asked to end after this step, on every rank.
 
     The block `with gossamer.attach(...)` ends it; without one, gossamer run does.
     """

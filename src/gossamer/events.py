@@ -1,7 +1,4 @@
-"""Frozen records of what happened, and the one place to listen for them.
-
-The library emits; observers subscribe. Nothing below the observers knows whether anybody listens.
-"""
+"""Events: frozen records that the library emits and observers subscribe to, without knowing of each other."""
 
 from __future__ import annotations
 
@@ -15,71 +12,56 @@ from gossamer.core.layout import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """`moment` is time.perf_counter() of this process, in seconds."""
+    """Base of all events."""
 
-    moment: float = field(default_factory=time.perf_counter)
+    moment: float = field(default_factory=time.perf_counter)  # seconds, of this process's time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attached(Event):
-    """A session begins. Emitted before anything is sent, so a listener may still stop it by raising.
+    """A session begins. Emitted before anything is sent, so a listener may still stop it by raising."""
 
-    layouts: one per bucket, with its dtype's name; fragments: whose turn each bucket takes; recipe: the resolved
-    recipe's text; buffer_bytes: what rank 0 sends along each step so that buffers such as BatchNorm statistics agree;
-    rider_bytes: by fragment, what is averaged along with parameters instead; control_bytes: payload of the last word;
-    site_control_bytes: of the one within a site in each step; period: after how many steps the schedule repeats itself.
-    """
-
-    recipe: str
-    layouts: tuple[tuple[str, Layout], ...]
+    recipe: str  # the resolved recipe's text
+    layouts: tuple[tuple[str, Layout], ...]  # by bucket, with its dtype's name
     parameters: int
-    buffer_bytes: int
-    control_bytes: int
+    buffer_bytes: int  # broadcast by rank 0 in each step, so that buffers such as BatchNorm statistics agree
+    control_bytes: int  # payload of the report that ends a round
     rank: int
     world: int
-    fragments: tuple[int, ...] = ()
-    rider_bytes: tuple[int, ...] = ()
-    period: int = 1
-    site_control_bytes: int = 0
+    fragments: tuple[int, ...] = ()  # by bucket
+    rider_bytes: tuple[int, ...] = ()  # by fragment, of the state averaged along with parameters
+    period: int = 1  # steps after which the schedule repeats itself
+    site_control_bytes: int = 0  # payload of the report within a site in each step
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepEnded(Event):
-    """One exchange was committed or skipped. Seconds are of this worker.
-
-    seconds: since the previous exchange ended; waiting: the training thread's wait for the lane; encode, wire, decode:
-    spent on the lane, hidden behind computing or not; bytes_sent: payload bytes of this worker; bytes_pulled: payload
-    bytes that it had from parameter servers.
-    """
+    """One step was committed or skipped. Seconds and bytes are of this worker."""
 
     step: int
-    seconds: float
-    waiting_seconds: float = 0.0
-    encode_seconds: float = 0.0
-    wire_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    bytes_sent: float = 0.0
-    bytes_pulled: float = 0.0
+    seconds: float  # since the previous step ended
+    waiting_seconds: float = 0.0  # the training thread's, for the communication thread
+    encode_seconds: float = 0.0  # of the communication thread, hidden behind computing or not
+    wire_seconds: float = 0.0  # likewise
+    decode_seconds: float = 0.0  # likewise
+    bytes_sent: float = 0.0  # payload
+    bytes_pulled: float = 0.0  # payload, from parameter servers
     skipped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped(Event):
-    """A step was skipped on every rank because a gradient was not finite: whose, and in which tensor.
-
-    rank is None where every rank's was finite and their mean left the range of the format in which it travels; scaled:
-    a GradScaler knows of it, and finds its scale this way.
-    """
+    """A step was skipped on every rank because a gradient was not finite."""
 
     step: int
-    rank: int | None
+    rank: int | None  # None: each rank's was finite, and their mean left the range of the format in which it travels
     tensor: str
-    scaled: bool = False
+    scaled: bool = False  # a GradScaler knows of it, and finds its scale this way
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logged(Event):
-    """The training loop reported metrics after `step` exchanges."""
+    """The training loop reported metrics after `step` steps."""
 
     step: int
     values: Mapping[str, float]
@@ -102,7 +84,7 @@ class Saved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectivePicked(Event):
-    """From now on, means of so many bytes take this way. Emitted by the thread that talks."""
+    """From now on, means of so many bytes go by this collective. Emitted by the communication thread."""
 
     nbytes: int
     collective: str
@@ -110,26 +92,22 @@ class CollectivePicked(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ServersTold(Event):
-    """What parameter servers say at the end, of the shard that knows most: how many contributions were applied, how
-    many came too late, and how many had which age, in versions."""
+    """Counts of contributions at the end, from the parameter server shard that knows most."""
 
     applied: int
-    late: int
-    staleness: Mapping[int, int]
+    late: int  # dropped
+    staleness: Mapping[int, int]  # how many had which age, in versions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Closed(Event):
-    """A session ended. digest: of what the recipe merges (the parameters); equal digests mean equal bits.
-
-    holds_merged: this worker's own model is what was merged, and not what it made of it since.
-    """
+    """A session ended."""
 
     steps: int
-    digest: str
+    digest: str  # of the parameters that the recipe merges; equal digests mean equal bits
     residual_bytes: int
     bucket_bytes: int
-    holds_merged: bool = True
+    holds_merged: bool = True  # whether this worker's own model is what was merged
 
 
 Listener = Callable[[Event], None]
@@ -148,7 +126,7 @@ def emit(event: Event) -> None:
 
 
 def notice(message: str) -> None:
-    """Tell the user something in one sentence: to whoever listens, else to the log."""
+    """Tell the user something in one sentence: by an event, or in the log while nothing listens."""
     emit(Noticed(message=message))
     if not _listeners:
         logging.getLogger("gossamer").warning(message)

@@ -13,7 +13,7 @@ from gossamer import environment
 from gossamer.core import rng
 
 Labels = Iterable[Hashable] | Tensor
-COMEBACK_EPOCHS = 10**6
+COMEBACK_EPOCHS = 10**6  # more than any run makes, so that a worker that comes back draws in a new order
 
 
 class Shard(Sampler[int]):
@@ -27,8 +27,8 @@ class Shard(Sampler[int]):
     Given a sampler instead of a dataset, the ranks deal out what it yields. It draws under torch's global
     generator, seeded for the purpose and restored; randomness of its own must be seeded alike on every rank.
 
-    A worker that was lost and came back begins with an epoch that nobody has seen: how far it had come is not known,
-    and the first samples again would count twice.
+    A worker that was lost and came back begins with an epoch that no worker has drawn: how far it had come is not
+    known, and the first samples again would count twice.
 
     Positions count the indices drawn. A DataLoader with num_workers > 0 draws ahead of training, so a resumed
     run skips what was fetched and not yet trained on; with num_workers=0 it resumes exactly.

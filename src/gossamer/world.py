@@ -1,4 +1,4 @@
-"""Where this worker stands, and which part of the data is its own."""
+"""World: this worker's rank among all workers, and its shards of the data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gossamer import environment
 from gossamer.errors import CheckpointError
 from gossamer.sampler import Labels, Shard
 
-# So many epochs nobody makes, so whoever comes back draws in an order that was not drawn before
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class World:
@@ -28,7 +26,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """True on one worker only: the one that prints and writes."""
+        """True on rank 0 only: the worker that prints and writes."""
         return self.rank == 0
 
     def shard(self, dataset: object, stratify: Labels | None = None, seed: int = 0) -> Shard:
@@ -38,7 +36,7 @@ class World:
         return shard
 
     def _alive(self) -> list[Shard]:
-        # Weak, so that shards made for one evaluation and dropped do not count.
+        # Weak references, so that shards made for one evaluation and dropped do not count.
         return [shard for reference in self._shards if (shard := reference()) is not None]
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from gossamer.observe.recorder import warm_up
 from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.model_shapes import Gradient, Shapes
 from gossamer.rehearsal.worker import SentBytes
-from gossamer.strategies.base import schedule_of
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
 NUMEL = 64 * 1000 + 64 + 64 * 500
@@ -153,10 +152,10 @@ def test_a_network_is_foretold_and_handed_on(shapes, tmp_path, monkeypatch):
     ],
 )
 def test_whole_periods_are_rehearsed(text: str, fewest: int, steps: int) -> None:
-    stage = resolve(text).strategy.stages[-1]
+    stage = resolve(text).strategy.steady_stage
     assert _steps(fewest, stage) == steps
-    exchanges = steps // stage.accumulate
-    assert (exchanges - warm_up(exchanges)) % (schedule_of(stage).period // stage.accumulate) == 0
+    exchanges = steps // stage.passes_per_step
+    assert (exchanges - warm_up(exchanges)) % (stage.schedule.period // stage.passes_per_step) == 0
 
 
 def test_a_step_is_a_backward_pass_for_every_recipe():

@@ -3,11 +3,10 @@ import pytest
 from gossamer.estimate.timeline import MOST_COLUMNS, MOST_ROWS, draw
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies import PeriodicSchedule
-from gossamer.strategies.base import cycle_of, schedule_of
 
 
 def lasting(text):
-    return resolve(text).strategy.stages[-1]
+    return resolve(text).strategy.steady_stage
 
 
 def drawn(text):
@@ -28,8 +27,8 @@ def drawn(text):
     ],
 )
 def test_every_stage_has_a_schedule(text, schedule, cycle):
-    assert schedule_of(lasting(text)) == schedule
-    assert cycle_of(lasting(text)) == cycle
+    assert lasting(text).schedule == schedule
+    assert lasting(text).period_rounds == cycle
 
 
 def test_fragments_take_turns():
@@ -116,7 +115,7 @@ def test_a_drawing_is_the_table_that_runs(text):
     stage = lasting(text)
     drawing = draw(stage)
     columns = len(drawing.rows[0][1])
-    turns = list(schedule_of(stage).plan(columns))
+    turns = list(stage.schedule.rounds_until(columns))
     marks = "".join(marks for _, marks in drawing.rows)
     assert drawing.passes_per_column == 1
     assert marks.count("▲") == len(turns)

@@ -14,7 +14,6 @@ from gossamer.errors import AttachError
 from gossamer.estimate.traffic import estimate_traffic
 from gossamer.events import Attached, StepEnded
 from gossamer.recipes.recipe import resolve
-from gossamer.strategies.base import schedule_of
 
 
 @dataclass
@@ -91,7 +90,7 @@ def test_the_forecast_is_what_sessions_send(strategy, compressor):
         assert (
             ring(4 * whole, 3)
             < said.cycle_bytes_sent
-            < ring(4 * whole, 3) + 200 * len(schedule_of(recipe.strategy.stages[-1]).cycle)
+            < ring(4 * whole, 3) + 200 * len(recipe.strategy.steady_stage.schedule.period_rounds)
         )
 
 

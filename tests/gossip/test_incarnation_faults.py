@@ -39,7 +39,7 @@ class Move(NamedTuple):
     """What one end of an exchange moved by, and in which of its lives."""
 
     rank: int
-    life: int
+    incarnation: int
     difference: Tensor
 
 
@@ -78,7 +78,7 @@ class Noted(Partner):
     def _move(self, theirs: Tensor, sent: Tensor) -> None:
         before = self.shown
         super()._move(theirs, sent)
-        self.book.moves[self.under].append(Move(self.rank, self.life, self.shown - before))
+        self.book.moves[self.under].append(Move(self.rank, self.incarnation, self.shown - before))
 
 
 # -- rules that are wrong ------------------------------------------------------------------------------------------
@@ -88,11 +88,11 @@ class Reuses(Noted):
     """Numbers its steps in each life as in the first."""
 
     def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
-        life, self.life = self.life, 0
+        incarnation, self.incarnation = self.incarnation, 0
         try:
             return super().ask(peer, step, within_seconds)
         finally:
-            self.life = life
+            self.incarnation = incarnation
 
 
 class TakesAll(Noted):
@@ -113,11 +113,14 @@ class OldWords(Noted):
     """Listens to what a worker said in the life before."""
 
     def answer(self, stamp: Stamp, payload: tuple[Tensor, ...]) -> Receipt:
-        lives, self._lives = self._lives, {}
+        incarnations, self._incarnations = self._incarnations, {}
         try:
             return super().answer(stamp, payload)
         finally:
-            self._lives = {peer: max(self._lives.get(peer, 0), lives.get(peer, 0)) for peer in {*self._lives, *lives}}
+            self._incarnations = {
+                peer: max(self._incarnations.get(peer, 0), incarnations.get(peer, 0))
+                for peer in {*self._incarnations, *incarnations}
+            }
 
 
 def from_its_own(found: ReceivedState, rank: int) -> Tensor:
@@ -137,18 +140,18 @@ class Machine:
 
     def __init__(self, rank: int, world: int, seed: int, rule: type[Noted], book: Book, begins: Any) -> None:
         self.rank, self.world, self.seed, self.rule, self.book, self.begins = rank, world, seed, rule, book, begins
-        self.life, self.awake, self.trained = -1, False, 0
+        self.incarnation, self.awake, self.trained = -1, False, 0
         self.begun: list[tuple[int, Tensor]] = []
         self.partner: Noted
         self.termination: TerminationProtocol
 
     def live(self) -> PeerScript:
-        self.life += 1
+        self.incarnation += 1
         try:
-            if self.life:
+            if self.incarnation:
                 others = [peer for peer in range(self.world) if peer != self.rank]
                 found: ReceivedState = yield from rejoin(others, (torch.zeros_like(start_of(0)),))
-                self.trained = found.roll.steps
+                self.trained = found.status.steps
                 self.begin(self.begins(found, self.rank))
                 self.begun.append((found.peer, self.start))
             else:
@@ -159,10 +162,10 @@ class Machine:
 
     def begin(self, start: Tensor) -> None:
         self.parameters, self.start, self.given = start.clone(), start, start.clone()
-        one = self.rule(FlatTensors.pack({"weight": start}), self.rank, seed=self.seed, life=self.life)
+        one = self.rule(FlatTensors.pack({"weight": start}), self.rank, seed=self.seed, incarnation=self.incarnation)
         one.book = self.book
-        if self.life:
-            one.gone.update(peer for peer in range(self.world) if peer != self.rank)
+        if self.incarnation:
+            one.mark_gone(*(peer for peer in range(self.world) if peer != self.rank))
         self.termination, self.partner, self.awake = TerminationProtocol(one, self.world), one, True
 
     def born(self) -> PeerScript:
@@ -172,7 +175,7 @@ class Machine:
 
     def train(self, steps: int, moves: bool) -> PeerScript:
         one: Noted = yield from self.born()
-        draw = rng.generator("gradients", self.seed, self.rank, self.life)
+        draw = rng.generator("gradients", self.seed, self.rank, self.incarnation)
         for _ in range(steps):
             yield from compute(0.7 + 0.2 * self.rank)
             gradient = UNIT * torch.randint(-8, 8, (2,), generator=draw).double() * moves
@@ -226,23 +229,30 @@ def check_exchanges(machines: Sequence[Machine], book: Book) -> None:
     """Both ends of an exchange move by as much against each other, each once, in the lives that it was begun in; where
     only one did, the other's life is over."""
     for stamp, moves in book.moves.items():
-        peer, life = book.asked[stamp]
-        ends = {(stamp.worker, incarnation_of(stamp.step)), (peer, life)}
-        moved = [(each.rank, each.life) for each in moves]
+        peer, incarnation = book.asked[stamp]
+        ends = {(stamp.worker, incarnation_of(stamp.step)), (peer, incarnation)}
+        moved = [(each.rank, each.incarnation) for each in moves]
         assert len(set(moved)) == len(moved), f"{stamp} moved somebody twice"
         assert set(moved) <= ends, f"{stamp}, which was begun by {ends}, moved {moved}"
         if len(moved) == 2:
             assert not (moves[0].difference + moves[1].difference).any(), f"{stamp} moved the sum"
         else:
-            assert any(machines[rank].life != life for rank, life in ends), f"{stamp} moved one of two that live"
+            assert any(machines[rank].incarnation != incarnation for rank, incarnation in ends), (
+                f"{stamp} moved one of two that live"
+            )
 
 
 def check_accounts(machines: Sequence[Machine], book: Book) -> None:
     """What a worker has is what it began its life with, its gradients, and what exchanges of this life moved."""
     for each in machines:
-        if each.partner.life != each.life:  # all was over before it had found anybody
+        if each.partner.incarnation != each.incarnation:  # all was over before it had found anybody
             continue
-        mine = [m.difference for ms in book.moves.values() for m in ms if (m.rank, m.life) == (each.rank, each.life)]
+        mine = [
+            m.difference
+            for ms in book.moves.values()
+            for m in ms
+            if (m.rank, m.incarnation) == (each.rank, each.incarnation)
+        ]
         each.partner.drain(each.parameters)
         assert torch.equal(each.parameters, each.given + sum(mine, torch.zeros(2).double()))
         assert each.partner.open == ()
@@ -261,7 +271,7 @@ def check_counted(machines: Sequence[Machine], book: Book) -> None:
         mine = [
             ms
             for stamp, ms in book.moves.items()
-            if (stamp.worker, incarnation_of(stamp.step)) == (each.rank, each.life)
+            if (stamp.worker, incarnation_of(stamp.step)) == (each.rank, each.incarnation)
         ]
         half_made = sum(each.rank not in [move.rank for move in moves] for moves in mine)
         assert half_made <= each.partner.abandoned, "more is missing than was counted"
@@ -297,7 +307,7 @@ def check_every_point(away_seconds: float, **options: Any) -> None:
         machines, book, _ = train(0, lost(at, away_seconds), **options)
         check(machines, book)
         back += bool(machines[1].begun)
-        averaged += any(len(ms) == 2 and (1, 1) in [(m.rank, m.life) for m in ms] for ms in book.moves.values())
+        averaged += any(len(ms) == 2 and (1, 1) in [(m.rank, m.incarnation) for m in ms] for ms in book.moves.values())
     assert len(moments) > 30
     assert back > len(moments) * 0.8
     assert averaged == back, "nobody averages with who came back"
@@ -351,5 +361,5 @@ def test_with_who_came_back_workers_agree_again() -> None:
     """Where nobody trains, all end at one mean: what the lost one had is missing from it, and somebody's is double."""
     machines, _, _ = train(1, lost(1.0, LATE), steps=60, moves=False)
     ends = torch.stack([each.partner.shown for each in machines])
-    assert machines[1].life == 1
+    assert machines[1].incarnation == 1
     assert float((ends - ends.mean(0)).norm()) < 1e-3 * float((start_of(2) - start_of(0)).norm())

@@ -225,16 +225,16 @@ def test_neighbours_are_drawn_by_seed_rank_and_step() -> None:
 
 def test_who_left_is_not_asked_and_who_owes_an_answer_comes_first() -> None:
     one = partner(0, [0.0])
-    one.gone.add(4)
+    one.mark_gone(4)
     assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1}
-    one.gone.add(1)
+    one.mark_gone(1)
     assert one.neighbor(Ring(), 5, 0) is None
-    one.gone.discard(4)
-    one.gone.discard(1)
+    one.mark_here(4)
+    one.mark_here(1)
     assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1, 4}
     one.ask(4, 0)
     assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {4}
-    one.gone.add(4)
+    one.mark_gone(4)
     assert {one.neighbor(Ring(), 5, step) for step in range(50)} == {1}
     assert one.abandon(4)
     assert not one.abandon(4)

@@ -222,7 +222,7 @@ def missing(seed: int, counted: bool = True) -> float:
     schedule.receipts = [each for each in schedule.receipts if each[0].to.number and each[0].stamp.worker]
     schedule.calls = [call if rank and call and call[1].to.number else None for rank, call in enumerate(schedule.calls)]
     for each in alive:
-        each.gone.add(0)
+        each.mark_gone(0)
         each.abandon(0)
     half_done = sum(dead.abandon(peer) for peer in dead.open)
     schedule.finish()

@@ -9,7 +9,7 @@ from gossamer.core.layout import FlatTensors
 from gossamer.core.peer_ops import WORKER, Arrived, Peer, Pull, Push, Stamp
 from gossamer.gossip.incarnation import with_incarnation
 from gossamer.gossip.pairwise import Partner
-from gossamer.gossip.state_transfer import ROLL, PeerStatus, decode_status
+from gossamer.gossip.state_transfer import STATUS, PeerStatus, decode_status
 from gossamer.gossip.termination import TerminationProtocol
 
 
@@ -28,8 +28,8 @@ def check_who_is_done(rule: type[TerminationProtocol]) -> None:
     places: list[tuple[Peer, str]] = []
     next(script)
 
-    def said(key: str, life: int, about: str = "") -> set[int]:
-        push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, with_incarnation(life, 0)), about=about)
+    def said(key: str, incarnation: int, about: str = "") -> set[int]:
+        push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, with_incarnation(incarnation, 0)), about=about)
         script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=push))
         next(script)
         return one._done_here
@@ -52,7 +52,8 @@ def test_who_came_back_is_not_done() -> None:
 def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
     """That a worker is done, and that the run is asked to end."""
     old, new = (
-        TerminationProtocol(Partner(FlatTensors.pack({"weight": start_of(0)}), rank, life=rank), 2) for rank in (0, 1)
+        TerminationProtocol(Partner(FlatTensors.pack({"weight": start_of(0)}), rank, incarnation=rank), 2)
+        for rank in (0, 1)
     )
     old._done, old.steps = True, 17
     old._say_that("stop", 1, 0)
@@ -66,6 +67,8 @@ def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
     assert new.told_to_stop
     assert new._done_here == {0}
     next(script)
-    op = Pull(of=Peer(WORKER, 0), key=ROLL)
+    op = Pull(of=Peer(WORKER, 0), key=STATUS)
     said = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), op=op)).answer
-    assert decode_status(said.about) == PeerStatus(life=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0))
+    assert decode_status(said.about) == PeerStatus(
+        incarnation=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0)
+    )

@@ -88,8 +88,11 @@ def run(directory: Path) -> Seen:
     return Seen(
         record=json.loads((directory / "out.json").read_text()),
         said=done.output,
-        begun={(int(rank), int(life)): (float(w), float(seen), int(steps)) for rank, life, w, seen, steps in begun},
-        ended={(int(rank), int(life)): float(weight) for rank, life, weight in ended},
+        begun={
+            (int(rank), int(incarnation)): (float(w), float(seen), int(steps))
+            for rank, incarnation, w, seen, steps in begun
+        },
+        ended={(int(rank), int(incarnation)): float(weight) for rank, incarnation, weight in ended},
     )
 
 

@@ -45,13 +45,6 @@ def test_how_far_workers_run_ahead() -> None:
     assert [term.rounds_ahead for term in terms] == [0, 4, 0, 0]
 
 
-def test_its_only_stage_is_served() -> None:
-    (stage,) = ParameterServer().stages
-    assert stage.start == 0
-    assert stage.serving == ParameterServer()
-    assert (stage.averages, stage.merging, stage.mixing) == (False, None, None)
-
-
 @pytest.mark.parametrize(
     ("given", "line"),
     [

@@ -11,12 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.strategies import (
+    AveragingStage,
     DelayedAveraging,
     DiLoCo,
     EveryStep,
+    Gossip,
+    GossipStage,
+    GradientStage,
     LocalSGD,
+    ParameterServer,
     PeriodicSchedule,
     PostLocalSGD,
+    ServerStage,
     Stage,
     Strategy,
     SyncRound,
@@ -42,13 +48,13 @@ TABLES = [
 
 @pytest.mark.parametrize(("schedule", "passes", "table"), TABLES, ids=lambda value: str(value)[:50])
 def test_plans_are_these_tables(schedule: PeriodicSchedule, passes: int, table: list[tuple[int, int, int]]) -> None:
-    assert list(schedule.plan(passes)) == table
-    assert schedule.cycle == tuple(SyncRound(*each) for each in schedule.plan(schedule.period))
+    assert list(schedule.rounds_until(passes)) == table
+    assert schedule.period_rounds == tuple(SyncRound(*each) for each in schedule.rounds_until(schedule.period))
 
 
 def check_turns(schedule: PeriodicSchedule, passes: int = 60) -> None:
     """Every fragment exactly once in every period, as evenly as whole passes allow, each `delay` passes on its way."""
-    turns = list(schedule.plan(passes))
+    turns = list(schedule.rounds_until(passes))
     for first in range(passes - schedule.period + 1):
         window = Counter(turn.fragment for turn in turns if first < turn.launch <= first + schedule.period)
         assert window == dict.fromkeys(range(schedule.fragments), 1), f"after {first} passes: {window}"
@@ -72,7 +78,7 @@ def test_every_fragment_has_its_turn_once_a_period(schedule: PeriodicSchedule) -
 class Crowded(PeriodicSchedule):
     """Whole passes between turns, and the rest of the period silent."""
 
-    def turn(self, number: int) -> SyncRound:
+    def sync_round(self, number: int) -> SyncRound:
         periods, fragment = divmod(number, self.fragments)
         launch = periods * self.period + (fragment + 1) * (self.period // self.fragments)
         return SyncRound(fragment, launch, launch + self.delay)
@@ -82,7 +88,7 @@ class Crowded(PeriodicSchedule):
 class Drifting(PeriodicSchedule):
     """Turns so many passes apart, whatever the period is."""
 
-    def turn(self, number: int) -> SyncRound:
+    def sync_round(self, number: int) -> SyncRound:
         launch = (number + 1) * (self.period // self.fragments)
         return SyncRound(number % self.fragments, launch, launch + self.delay)
 
@@ -95,18 +101,20 @@ def test_the_check_catches_uneven_and_drifting_turns(twin: PeriodicSchedule) -> 
 
 
 STAGES: list[tuple[Strategy, tuple[Stage, ...]]] = [
-    (EveryStep(), (Stage(0, averages=True),)),
-    (EveryStep(accumulate=4), (Stage(0, averages=True, accumulate=4),)),
-    (EveryStep(delay=2), (Stage(0, averages=True, delay=2),)),
-    (LocalSGD(4), (Stage(0, merging=LocalSGD(4)),)),
-    (LocalSGD(4, per_site=2), (Stage(0, averages=True, per_site=2, merging=LocalSGD(4, per_site=2)),)),
-    (PostLocalSGD(4, start=10), (Stage(0, averages=True), Stage(10, merging=LocalSGD(4)))),
+    (EveryStep(), (GradientStage(0),)),
+    (EveryStep(accumulate=4), (GradientStage(0, accumulate=4),)),
+    (EveryStep(delay=2), (GradientStage(0, delay=2),)),
+    (LocalSGD(4), (AveragingStage(0, LocalSGD(4)),)),
+    (LocalSGD(4, per_site=2), (AveragingStage(0, LocalSGD(4, per_site=2), per_site=2),)),
+    (PostLocalSGD(4, start=10), (GradientStage(0), AveragingStage(10, LocalSGD(4)))),
     (
         PostLocalSGD(4, start=1, optimizer_state="reset"),
-        (Stage(0, averages=True), Stage(1, merging=LocalSGD(4, optimizer_state="reset"))),
+        (GradientStage(0), AveragingStage(1, LocalSGD(4, optimizer_state="reset"))),
     ),
-    (DiLoCo(9), (Stage(0, merging=DiLoCo(9)),)),
-    (DelayedAveraging(3), (Stage(0, merging=DelayedAveraging(3)),)),
+    (DiLoCo(9), (AveragingStage(0, DiLoCo(9)),)),
+    (DelayedAveraging(3), (AveragingStage(0, DelayedAveraging(3)),)),
+    (Gossip(period=2), (GossipStage(0, Gossip(period=2)),)),
+    (ParameterServer(), (ServerStage(0, ParameterServer()),)),
 ]
 
 
@@ -122,7 +130,7 @@ def test_the_schedules_of_strategies() -> None:
 
 
 def test_a_plan_is_lazy() -> None:
-    assert [turn.launch for turn in islice(PeriodicSchedule(1).plan(10**12), 3)] == [1, 2, 3]
+    assert [turn.launch for turn in islice(PeriodicSchedule(1).rounds_until(10**12), 3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from gossamer.checkpoint import digest
 from gossamer.core.layout import FlatTensors
 from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, Push, Receipt, Reply, Stamp
 from gossamer.gossip import termination
+from gossamer.gossip.final_mean import FinalMean, RunningMean
 from gossamer.gossip.pairwise import Partner
-from gossamer.gossip.termination import FinalMean, RunningMean, TerminationProtocol
+from gossamer.gossip.termination import TerminationProtocol
 
 
 class Norm(nn.Module):
@@ -133,7 +134,7 @@ def check_taken(rule: type[TerminationProtocol]) -> None:
     distance, mean = torch.tensor([2.5], dtype=torch.float64), start_of(1)
     for payload in (distance, mean[:2]), (), (mean,), (distance.float(), mean), (mean, mean), (distance, mean):
         assert one._agreed is None
-        op = Push(to=Peer(WORKER, 0), key=termination.AGREED, stamp=Stamp(1, 0), payload=payload)
+        op = Push(to=Peer(WORKER, 0), key=termination.FINAL_MEAN, stamp=Stamp(1, 0), payload=payload)
         reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=op))
         assert reply == Reply(token=1, answer=Receipt(version=0))
         assert next(script) == Await()

@@ -87,11 +87,11 @@ class Returns:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.places: dict[int, Any] = {}
-        self.back, self.lives = threading.Event(), threading.local()
+        self.back, self.incarnations = threading.Event(), threading.local()
         patch.setattr(peer_endpoints, "run_token", lambda: bytes(range(32)))
         patch.setattr(peer_endpoints, "publish", self.places.__setitem__)
         patch.setattr(peer_endpoints, "published", lambda world: dict(self.places))
-        patch.setattr(pairwise_gossip, "comebacks", lambda: getattr(self.lives, "count", 0))
+        patch.setattr(pairwise_gossip, "comebacks", lambda: getattr(self.incarnations, "count", 0))
 
     def attach(self, worker: Worker, counts: int) -> tuple[Session, Watched, torch.optim.Optimizer]:
         model = Watched(start_of(worker.rank), counts)
@@ -101,7 +101,7 @@ class Returns:
     def lose(self, worker: Worker, session: Session) -> Worker:
         """The worker again, in its next life."""
         die(session)
-        self.lives.count = 1
+        self.incarnations.count = 1
         return Worker(worker.rank, worker.world, DetachedTransport(worker.rank, worker.world), worker.sessions)
 
     def work(self, worker: Worker) -> tuple[Tensor, int, Tensor, list[Tensor], Tensor]:
@@ -127,7 +127,7 @@ class Returns:
             optimizer.step()
             settle(session)
         session.close()
-        return shown, exchange(session)._partner.life_of(2), parameters(model), buffers, model.weight.detach()
+        return shown, exchange(session)._partner.newest_incarnation(2), parameters(model), buffers, model.weight.detach()
 
 
 def check_returns(patch: pytest.MonkeyPatch) -> None:
@@ -165,10 +165,10 @@ def test_who_comes_back_to_something_else_is_found(name: str, broken: Any, monke
 def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the others have come to the end, nothing is left to be done; else all is lost."""
     returns = Returns(monkeypatch)
-    monkeypatch.setattr(state_transfer, "ROLL_SECONDS", 0.05)
+    monkeypatch.setattr(state_transfer, "STATUS_SECONDS", 0.05)
     monkeypatch.setattr(state_transfer, "SEARCH_SECONDS", 0.1)
     monkeypatch.setattr(pairwise_gossip, "has_ended", lambda: over)
-    returns.lives.count = 1
+    returns.incarnations.count = 1
     worker = Worker(2, 3, DetachedTransport(2, 3))
     with heard() as found, pytest.raises(Stopped if over else PeerLost):
         returns.attach(worker, 1)
@@ -180,7 +180,7 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_without_a_launcher_nobody_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     returns = Returns(monkeypatch)
     monkeypatch.setattr(peer_endpoints, "run_token", lambda: None)
-    returns.lives.count = 1
+    returns.incarnations.count = 1
     with pytest.raises(ConnectError, match="without the run's token"):
         returns.attach(Worker(2, 3, DetachedTransport(2, 3)), 1)
 
@@ -208,8 +208,8 @@ def outlived(worker: Worker) -> Tensor | None:
     tell = ending._tell
 
     def only_to_the_last(me: Any, peers: Iterable[int], key: str, payload: tuple[Tensor, ...] = ()) -> Any:
-        handles = tell(me, [2] if key == termination.AGREED else peers, key, payload)
-        if key == termination.AGREED:
+        handles = tell(me, [2] if key == termination.FINAL_MEAN else peers, key, payload)
+        if key == termination.FINAL_MEAN:
             handles[2].wait(PATIENCE_SECONDS)
             raise Died
         return handles

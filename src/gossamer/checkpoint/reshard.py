@@ -22,6 +22,7 @@ from gossamer.compressors.sparse_allreduce import SparseSum
 from gossamer.core.term import Term
 from gossamer.errors import CheckpointError, RecipeError
 from gossamer.recipes.recipe import resolve
+from gossamer.strategies import GossipStage
 
 State = Mapping[str, Any]  # a Session.state_dict
 Remembered = dict[str, Tensor]  # one parameter's state, by key
@@ -116,7 +117,7 @@ def describe(directory: str, step: int, writers: int, world: int, *, recipe: str
         fate = f"what {them} still had to send is dropped, since {alone} alone sends nothing"
     else:
         fate = f"each begins with the mean of what {them} still had to send"
-    if apart and resolve(recipe).strategy.stages[-1].mixing:
+    if apart and isinstance(resolve(recipe).strategy.steady_stage, GossipStage):
         fate += "; parameters are the mean of theirs"
     elif apart:
         fate += "; parameters are those last agreed on, and what each worker did since then is dropped"

@@ -1,4 +1,4 @@
-"""gossamer explain: what a recipe means, sends, remembers and takes, before anything runs."""
+"""gossamer explain: the schedule, traffic, memory and step time of a recipe, before anything runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from gossamer.estimate.user_script import attached_by
 from gossamer.events import Attached
 from gossamer.network import read_network
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.strategies import PeriodicSchedule
-from gossamer.strategies.base import cycle_of, schedule_of
-from gossamer.synchronizers.stages import site_size
+from gossamer.strategies import AveragingStage, PeriodicSchedule
 from gossamer.transports.mesh.collective_selector import AUTO
 
 ASSUMED_PARAMETERS = 10_000_000
@@ -98,7 +96,7 @@ def explain(
     try:
         resolved = resolve(recipe, workers)
         model, attached = _model(resolved, script, arguments, parameters)
-        said = estimate_traffic(resolved, attached, workers=workers)
+        traffic = estimate_traffic(resolved, attached, workers=workers)
         foretold = None
         if network is not None and is_predictable(resolved):
             there = read_network(network, workers)  # before anything is measured, since it may be misspelt
@@ -109,14 +107,14 @@ def explain(
             foretold = estimate_step_time(resolved, measured, there, workers)
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
-    for line in _lines(resolved, model, said):
+    for line in _lines(resolved, model, traffic):
         click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
-    for line in _time_lines(said, foretold) if foretold is not None else ():
+    for line in _time_lines(traffic, foretold) if foretold is not None else ():
         click.echo(line, file=sys.stdout)
     if network is not None and foretold is None:
         click.echo(f"\n{NOT_PREDICTABLE}")
     if json_file is not None:
-        json_file.write_text(json.dumps(_record(resolved, model, said, foretold), indent=2) + "\n")
+        json_file.write_text(json.dumps(_record(resolved, model, traffic, foretold), indent=2) + "\n")
 
 
 def _refuse_contradictions(
@@ -143,64 +141,63 @@ def _refuse_contradictions(
 def _model(
     recipe: Recipe, script: Path | None, arguments: tuple[str, ...], parameters: int | None
 ) -> tuple[str, Attached]:
-    """What is priced, in words and as a session announces it."""
+    """The model to estimate: its description and its Attached event."""
     if script is not None:
         return str(script), attached_by(script, arguments, recipe)
     return "shapes assumed, like a transformer's", assumed(parameters or ASSUMED_PARAMETERS, recipe)
 
 
-def _lines(recipe: Recipe, model: str, said: TrafficEstimate) -> Iterator[str]:
+def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str]:
     yield f"recipe      {recipe!r}"
-    yield f"workers     {said.workers}"
-    yield f"parameters  {said.parameters:,} in {said.tensors:,} tensors ({model})"
-    yield f"batch       {_batch(recipe, said.workers)}"
-    yield from _rate_lines(_batches(recipe, said.workers))
+    yield f"workers     {traffic.workers}"
+    yield f"parameters  {traffic.parameters:,} in {traffic.tensors:,} tensors ({model})"
+    yield f"batch       {_batch(recipe, traffic.workers)}"
+    yield from _rate_lines(_batches(recipe, traffic.workers))
     yield from _schedule_lines(recipe)
     yield ""
-    yield f"{_cycle(said)} sends, in bytes per worker:"
-    for where, word, sent in _table(said):
-        yield f"  {where:<18}{word:<18}{sent:>12,.0f}"
-    if said.passes == 1:
-        yield f"  {'total':<28}{said.bytes_sent:>20,.0f}{_comparison(said)}"
+    yield f"{_cycle(traffic)} sends, in bytes per worker:"
+    for where, op, sent in _table(traffic):
+        yield f"  {where:<18}{op:<18}{sent:>12,.0f}"
+    if traffic.passes == 1:
+        yield f"  {'total':<28}{traffic.bytes_sent:>20,.0f}{_comparison(traffic)}"
     else:
-        yield f"  {'total':<28}{said.cycle_bytes_sent:>20,.0f}"
-        yield f"  {'per backward pass':<28}{said.bytes_sent_per_pass:>20,.0f}{_comparison(said)}"
-    each = "   in every backward pass" * (said.passes > 1)
-    yield f"  {'dense float32 ring':<28}{said.dense_bytes_sent:>20,.0f}{each}"
+        yield f"  {'total':<28}{traffic.cycle_bytes_sent:>20,.0f}"
+        yield f"  {'per backward pass':<28}{traffic.bytes_sent_per_pass:>20,.0f}{_comparison(traffic)}"
+    each = "   in every backward pass" * (traffic.passes > 1)
+    yield f"  {'dense float32 ring':<28}{traffic.dense_bytes_sent:>20,.0f}{each}"
     yield ""
     yield "Between steps each worker remembers, in bytes:"
-    yield f"  {'residuals':<28}{said.residual_bytes:>20,}"
-    yield f"  {'other state':<28}{said.other_state_bytes:>20,}"
-    if said.strategy_bytes:
-        yield f"  {'for the strategy':<28}{said.strategy_bytes:>20,}"
+    yield f"  {'residuals':<28}{traffic.residual_bytes:>20,}"
+    yield f"  {'other state':<28}{traffic.other_state_bytes:>20,}"
+    if traffic.strategy_bytes:
+        yield f"  {'for the strategy':<28}{traffic.strategy_bytes:>20,}"
 
 
-def _cycle(said: TrafficEstimate) -> str:
-    """What the bytes are of."""
-    if said.steps > 1:
-        return f"One period of {said.passes:,} backward passes"
-    return "One step" if said.passes == 1 else f"One exchange of {said.passes:,} backward passes"
+def _cycle(traffic: TrafficEstimate) -> str:
+    """The period that the bytes are counted over."""
+    if traffic.steps > 1:
+        return f"One period of {traffic.passes:,} backward passes"
+    return "One step" if traffic.passes == 1 else f"One exchange of {traffic.passes:,} backward passes"
 
 
 def _batch(recipe: Recipe, workers: int) -> str:
     """How many samples a step of the optimizer sees, at first."""
     stage, loop = recipe.strategy.stages[0], "the batch your loop draws on each"
-    if not stage.averages or stage.merging is None:
-        passes = f"{stage.accumulate} backward passes x " * (stage.accumulate > 1)
-        return f"{workers} workers x {passes}{loop}" + ", apart" * stage.apart
-    size = site_size(stage, workers) if workers > 1 else 1
-    return f"{size} workers x {loop}, in {workers // size} sites apart"
+    if isinstance(stage, AveragingStage) and stage.per_site is not None:
+        size = stage.site_size(workers) if workers > 1 else 1
+        return f"{size} workers x {loop}, in {workers // size} sites apart"
+    passes = f"{stage.passes_per_step} backward passes x " * (stage.passes_per_step > 1)
+    return f"{workers} workers x {passes}{loop}" + ", apart" * stage.local_parameters
 
 
 def _batches(recipe: Recipe, workers: int) -> int:
     """How many of the loop's batches one step of the optimizer sees, at first."""
     stage = recipe.strategy.stages[0]
-    together = workers if stage.per_site is None else min(workers, stage.per_site)
-    return stage.accumulate * together if stage.averages else 1
+    return stage.passes_per_step * stage.gradient_group(workers)
 
 
 def _rate_lines(batches: int) -> Iterator[str]:
-    """Rules for larger batches, which nobody applies here."""
+    """Learning rate rules for larger batches; none is applied here."""
     if batches > 1:
         yield f"advice      for a batch {batches} times as large as one worker's, multiply its learning rate by"
         yield f"            {batches} with SGD, warmed up over the first epochs (Goyal et al. 2017, arXiv:1706.02677),"
@@ -213,7 +210,7 @@ def _schedule_lines(recipe: Recipe) -> Iterator[str]:
     *_, lasting = stages = recipe.strategy.stages
     if len(stages) > 1:
         yield f"schedule    until backward pass {lasting.start:,} {at_once}"
-    elif lasting.averages and schedule_of(lasting) == PeriodicSchedule(1):
+    elif lasting.averages_gradients_at_once and lasting.schedule == PeriodicSchedule(1):
         yield f"schedule    {at_once}"
         return
     drawing = draw(lasting)
@@ -236,12 +233,12 @@ def _colored(text: str) -> str:
     return text
 
 
-def _time_lines(said: TrafficEstimate, foretold: StepTimeEstimate) -> Iterator[str]:
+def _time_lines(traffic: TrafficEstimate, foretold: StepTimeEstimate) -> Iterator[str]:
     inputs = foretold.inputs
     copies = inputs["copies_measured_side_by_side"]
     computing = f"measured in {copies} at once on this machine" if copies else "as given; compressing measured here"
     yield ""
-    what = "A step takes, on average over a period" if said.steps > 1 else f"{_cycle(said)} takes"
+    what = "A step takes, on average over a period" if traffic.steps > 1 else f"{_cycle(traffic)} takes"
     by = "" if inputs["collective"] == AUTO else f", means by {inputs['collective']}"
     yield f"{what}, in seconds, foretold for {inputs['network']}{by}:"
     yield f"  {'computing':<28}{foretold.step_seconds - foretold.waiting_seconds:>20.4f}   {computing}"
@@ -254,46 +251,46 @@ def _time_lines(said: TrafficEstimate, foretold: StepTimeEstimate) -> Iterator[s
     )
 
 
-def _table(said: TrafficEstimate) -> Iterator[tuple[str, str, float]]:
-    """(where, word, bytes); buckets that send the same share their lines."""
-    for words, count in Counter(said.buckets).items():
-        where = f"bucket {said.buckets.index(words)}" if count == 1 else f"{count} buckets, each"
-        for word in words:
-            yield where, word.op, word.bytes_sent
-    for other in said.others:
+def _table(traffic: TrafficEstimate) -> Iterator[tuple[str, str, float]]:
+    """(where, operation, bytes); buckets that send the same share their lines."""
+    for ops, count in Counter(traffic.buckets).items():
+        where = f"bucket {traffic.buckets.index(ops)}" if count == 1 else f"{count} buckets, each"
+        for op in ops:
+            yield where, op.op, op.bytes_sent
+    for other in traffic.others:
         if other.bytes_sent or other.where == "control":
             yield other.where, other.op, other.bytes_sent
 
 
-def _comparison(said: TrafficEstimate) -> str:
-    if said.share_of_dense is None:
+def _comparison(traffic: TrafficEstimate) -> str:
+    if traffic.share_of_dense is None:
         return "   a world of one sends nothing"
-    return f"   {said.share_of_dense:.2%} of the ring's"
+    return f"   {traffic.share_of_dense:.2%} of the ring's"
 
 
-def _record(recipe: Recipe, model: str, said: TrafficEstimate, foretold: StepTimeEstimate | None) -> dict[str, Any]:
-    batches = _batches(recipe, said.workers)
+def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, foretold: StepTimeEstimate | None) -> dict[str, Any]:
+    batches = _batches(recipe, traffic.workers)
     return {
         "recipe": repr(recipe),
         "model": model,
-        "workers": said.workers,
-        "parameters": said.parameters,
+        "workers": traffic.workers,
+        "parameters": traffic.parameters,
         "words": [
-            {"where": f"bucket {number}", "word": word.op, "bytes_sent": word.bytes_sent}
-            for number, words in enumerate(said.buckets)
-            for word in words
+            {"where": f"bucket {number}", "word": op.op, "bytes_sent": op.bytes_sent}
+            for number, ops in enumerate(traffic.buckets)
+            for op in ops
         ]
-        + [{"where": other.where, "word": other.op, "bytes_sent": other.bytes_sent} for other in said.others],
-        "period": said.passes,
-        "schedule": [turn._asdict() for turn in cycle_of(recipe.strategy.stages[-1])],
-        "bytes_sent_per_period": said.cycle_bytes_sent,
-        "bytes_sent_per_step": said.bytes_sent,
-        "dense_bytes_sent_per_step": said.dense_bytes_sent,
-        "share_of_dense": said.share_of_dense,
+        + [{"where": other.where, "word": other.op, "bytes_sent": other.bytes_sent} for other in traffic.others],
+        "period": traffic.passes,
+        "schedule": [each._asdict() for each in recipe.strategy.steady_stage.period_rounds],
+        "bytes_sent_per_period": traffic.cycle_bytes_sent,
+        "bytes_sent_per_step": traffic.bytes_sent,
+        "dense_bytes_sent_per_step": traffic.dense_bytes_sent,
+        "share_of_dense": traffic.share_of_dense,
         "memory_bytes": {
-            "residuals": said.residual_bytes,
-            "other_state": said.other_state_bytes,
-            "strategy": said.strategy_bytes,
+            "residuals": traffic.residual_bytes,
+            "other_state": traffic.other_state_bytes,
+            "strategy": traffic.strategy_bytes,
         },
         "batch": {"times": batches, "learning_rate_times": {"sgd": batches, "adam": batches**0.5}},
         "foretold": None if foretold is None else asdict(foretold) | {"waiting_share": foretold.waiting_share},

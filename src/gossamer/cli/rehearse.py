@@ -31,8 +31,7 @@ from gossamer.observe.units import bytes_text, seconds_text, share_text
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.rehearsal.model_shapes import Shapes, find_shapes
 from gossamer.rehearsal.model_zoo import BUILT_IN
-from gossamer.strategies import Stage
-from gossamer.strategies.base import schedule_of
+from gossamer.strategies import AveragingStage, Stage
 from gossamer.version import __version__
 
 WORKER = Path(rehearsal.__file__).with_name("worker.py")
@@ -72,9 +71,10 @@ def _refuse_stages(recipe: Recipe) -> None:
     """What lasts would be rehearsed only after all that comes before."""
     *before, lasting = recipe.strategy.stages
     if before:
+        assert isinstance(lasting, AveragingStage)
         raise click.BadParameter(
             f"{recipe.strategy!r} does something else for {lasting.start:,} backward passes, and their times would mix "
-            f"with those of what lasts. Rehearse the two apart: EveryStep() and {lasting.merging!r}."
+            f"with those of what lasts. Rehearse the two apart: EveryStep() and {lasting.strategy!r}."
         )
 
 
@@ -223,7 +223,7 @@ def _worker_arguments(plan: RehearsalPlan) -> Iterator[list[str]]:
 
 def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, which: str) -> RehearsalRow:
     """Foretold before it is measured."""
-    stage = recipe.strategy.stages[-1]
+    stage = recipe.strategy.steady_stage
     steps = _steps(plan.steps, stage)
     click.echo(f"gossamer: rehearsing {text} ({which}), {steps} steps", err=True)
     foretold = None
@@ -232,12 +232,12 @@ def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, 
         asleep = replace(measured, crowded=False)  # compressing slows no backward pass that only sleeps
         foretold = estimate_step_time(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)
     record = _record(plan, [*worker, f"--steps={steps}"], text)
-    return RehearsalRow(recipe=text, record=record, foretold=foretold, passes=stage.accumulate)
+    return RehearsalRow(recipe=text, record=record, foretold=foretold, passes=stage.passes_per_step)
 
 
 def _steps(fewest: int, stage: Stage) -> int:
     """So many that what is left after warming up is whole periods, with everything in them that they have."""
-    schedule, counted = schedule_of(stage), stage.accumulate  # what accumulates is recorded once for so many passes
+    schedule, counted = stage.schedule, stage.passes_per_step  # what accumulates is recorded once for so many passes
 
     def suits(steps: int) -> bool:
         left = steps // counted - warm_up(steps // counted)

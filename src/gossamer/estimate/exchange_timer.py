@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import torch
@@ -30,7 +30,15 @@ from gossamer.reducer.reduction import (
     without_own,
 )
 from gossamer.reducer.step_report import NOBODY, Presence, StepReport
-from gossamer.strategies import AveragingStrategy, Memory, Stage
+from gossamer.strategies import (
+    AveragingStage,
+    AveragingStrategy,
+    GossipStage,
+    GradientStage,
+    Memory,
+    ServerStage,
+    Stage,
+)
 from gossamer.synchronizers.in_flight import OutgoingBucket
 from gossamer.synchronizers.stages import Fragments
 
@@ -61,12 +69,16 @@ def time_stage(
 def _once(
     stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
 ) -> list[BucketTiming]:
-    if stage.merging is not None:
-        return [each for buckets in fragments for each in turn(stage.merging, buckets, compressor, workers, fresh)]
-    if stage.mixing is not None:
-        return mix(stage.mixing.rule(compressor), fragments[0], fresh)
-    once = late if stage.delay else exchange
-    return [each for buckets in fragments for each in once(buckets, compressor, workers, fresh)]
+    match stage:
+        case AveragingStage(strategy=strategy):
+            return [each for buckets in fragments for each in turn(strategy, buckets, compressor, workers, fresh)]
+        case GossipStage(strategy=strategy):
+            return mix(strategy.rule(compressor), fragments[0], fresh)
+        case GradientStage() | ServerStage():
+            once = late if stage.scheduled else exchange
+            return [each for buckets in fragments for each in once(buckets, compressor, workers, fresh)]
+        case _:
+            assert_never(stage)
 
 
 def _medians(found: Sequence[BucketTiming]) -> dict[str, Any]:

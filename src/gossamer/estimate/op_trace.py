@@ -1,4 +1,4 @@
-"""Operation trace: the collective operations that one bucket asks for, over meta tensors."""
+"""Operation trace: the collective operations that one bucket issues, over meta tensors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from gossamer.recipes.recipe import Recipe
 def trace_ops(
     recipe: Recipe, layout: Layout, dtype: torch.dtype, workers: int, control_bytes: int = 0
 ) -> list[CollectiveOp]:
-    """The words, over meta tensors, that one bucket asks for, round by round; control travels in the first."""
-    at = AggregationContext(step=STEADY, world=workers)
-    packed = FlatTensors(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
+    """The operations that one bucket issues, round by round; the control report travels with the first."""
+    at, packed = AggregationContext(step=STEADY, world=workers), on_meta(layout, dtype)
     aggregation: Script = recipe.compressor.aggregate(packed, recipe.compressor.init(packed, at), at)
     script = coalesce([aggregation, _control(control_bytes)]) if control_bytes else aggregation
-    said: list[CollectiveOp] = []
+    issued: list[CollectiveOp] = []
     answer: Any = None
     while True:
         try:
-            said.append(script.send(answer))
+            issued.append(script.send(answer))
         except StopIteration:
-            return said
-        answer = said[-1].meta_answer(workers, 0)
+            return issued
+        answer = issued[-1].meta_answer(workers, 0)
+
+
+def on_meta(layout: Layout, dtype: torch.dtype) -> FlatTensors:
+    return FlatTensors(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
 
 
 def _control(nbytes: int) -> Script:

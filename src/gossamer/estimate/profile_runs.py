@@ -125,7 +125,7 @@ def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -
     Gradients appear evenly, by their entries; buckets of equal shapes are measured once, with the threads that each of
     so many workers would have on this machine.
     """
-    stage = recipe.strategy.stages[-1]
+    stage = recipe.strategy.steady_stage
     site = stage.per_site if workers > 1 else None
     with _threads(workers):
         buckets = _assumed_buckets(model, stage, recipe.compressor, step_seconds, workers)

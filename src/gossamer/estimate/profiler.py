@@ -35,11 +35,11 @@ from gossamer.reducer.parameter_views import trainable
 from gossamer.runtime.open_sessions import open_sessions
 from gossamer.session.lifecycle_events import begun
 from gossamer.session.session import Session
-from gossamer.strategies import Stage
+from gossamer.strategies import GradientStage, Stage
 from gossamer.synchronizers.stages import Fragments, bucket_fragments
 from gossamer.transports.simulated import SimulatedGroup
 
-AT_ONCE = Stage(0, averages=True)
+AT_ONCE = GradientStage(0)
 WARM_UP_STEPS = 3
 STEPS = 6
 
@@ -116,7 +116,7 @@ class _Probe:
         self.now = _Times(time.perf_counter(), [0.0] * len(self.buckets))
 
     def _watch(self, session: Session) -> None:
-        self.session, self.stage = session, session.recipe.strategy.stages[-1]
+        self.session, self.stage = session, session.recipe.strategy.steady_stage
         parameters, at = trainable(session.model), AggregationContext(step=STEADY, world=self.workers)
         self.fragments = bucket_fragments(self.stage, parameters, session.recipe.compressor, at)
         if self.stage.per_site is not None:

@@ -49,7 +49,7 @@ def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lin
         if cycle == warm:
             before = _spent(workers)
         for fragment, trip in enumerate(trips):
-            _, launch, landing = schedule.turn(cycle * schedule.fragments + fragment)
+            _, launch, landing = schedule.sync_round(cycle * schedule.fragments + fragment)
             _fly(trip, launch, landing, workers, lines)
         for worker in workers:
             worker.land_until((cycle + 1) * schedule.period)
@@ -82,8 +82,8 @@ def run_sites(
             before = _spent(workers)
         for fragment, trip in enumerate(trips):
             number = cycle * schedule.fragments + fragment
-            launch = schedule.turn(number).launch
-            _steps(launch - (schedule.turn(number - 1).launch if number else 0), jobs, workers, pace, inside)
+            launch = schedule.sync_round(number).launch
+            _steps(launch - (schedule.sync_round(number - 1).launch if number else 0), jobs, workers, pace, inside)
             _fly(trip, launch, launch, workers, lines)
             for worker in workers:
                 worker.land_until(launch)

@@ -1,9 +1,10 @@
-"""How long a step will take on a network: what was measured here, and what its words cost there."""
+"""Step time estimate: seconds of a step on a network, from a profile measured here and the cost of operations there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -23,9 +24,7 @@ from gossamer.network.tcp_model import ETHERNET, Tcp
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.participation import POLL_BYTES
 from gossamer.runtime.pipeline import DEPTH
-from gossamer.strategies import Stage
-from gossamer.strategies.base import schedule_of
-from gossamer.synchronizers.stages import site_size
+from gossamer.strategies import AveragingStage, GossipStage
 from gossamer.transports.mesh.collective_selector import check_wish, requested_collective
 
 NOT_PREDICTABLE = (
@@ -35,16 +34,13 @@ NOT_PREDICTABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeEstimate:
-    """Seconds of one step in the long run, means over workers; `inputs`: the numbers it follows from.
-
-    waiting: the training thread's, for the lane; wire and codec: on the lane, hidden or not.
-    """
+    """Seconds of one step in the long run, means over workers."""
 
     step_seconds: float
-    waiting_seconds: float
-    wire_seconds: float
-    codec_seconds: float
-    inputs: Mapping[str, Any]
+    waiting_seconds: float  # the training thread's, for the communication thread
+    wire_seconds: float  # of the communication thread, hidden behind computing or not
+    codec_seconds: float  # likewise
+    inputs: Mapping[str, Any]  # the numbers that the estimate follows from
 
     @property
     def waiting_share(self) -> float:
@@ -52,17 +48,16 @@ class StepTimeEstimate:
 
 
 def is_predictable(recipe: Recipe) -> bool:
-    """Whether workers of this recipe make their steps together. What others do in a second, only a trial can tell."""
-    stage = recipe.strategy.stages[-1]
-    return stage.serving is None and (stage.mixing is None or stage.mixing.in_lock_step)
+    """Whether workers of this recipe make their steps together. How fast others are, only a trial can tell."""
+    return recipe.strategy.steady_stage.in_lock_step
 
 
 def estimate_step_time(
     recipe: Recipe, measured: WorkloadProfile, network: Network, workers: int, tcp: Tcp = ETHERNET
 ) -> StepTimeEstimate:
-    """What a step of `recipe` takes when `workers` that were measured talk over `network`, once it is under way.
+    """Estimate a steady step of `recipe` with so many measured `workers` on `network`.
 
-    A step is an exchange of gradients, or a backward pass where parameters are averaged: then on average over a period.
+    A step is a reduction of gradients, or a backward pass where parameters are averaged: then on average over a period.
     tcp: how packets are cut; by default as on an Ethernet.
     """
     there = replace(network, hosts=network.hosts[:workers])
@@ -81,16 +76,16 @@ def estimate_step_time(
             "codec_seconds": sum(sum(bucket.computing_seconds) for bucket in measured.buckets),
             "engine_seconds": sum(sum(bucket.engine_seconds) for bucket in measured.buckets),
             "buckets": len(measured.buckets),
-            "backward_passes": schedule_of(recipe.strategy.stages[-1]).period,
+            "backward_passes": recipe.strategy.steady_stage.schedule.period,
             "copies_measured_side_by_side": measured.copies,
         },
     )
 
 
 def wish_of(recipe: Recipe) -> str:
-    """How a session of this recipe would ask for its means to be taken, here. Raises GossamerError for no collective.
+    """The collective that a session of this recipe would ask for, here. Raises GossamerError where there is no such.
 
-    On processors, that is: what lives on a GPU is answered by the engine, whatever is asked for.
+    On processors, that is: what lives on a GPU goes by the process group, whatever is asked for.
     """
     wish = requested_collective(recipe.topology.collective)
     try:
@@ -103,32 +98,30 @@ def wish_of(recipe: Recipe) -> str:
 def _per_step(
     recipe: Recipe, measured: WorkloadProfile, network: Network, workers: int, tcp: Tcp, collective: str
 ) -> PerStep:
-    """By the stage that lasts. Alone there is nobody to talk to."""
-    stage, lines = recipe.strategy.stages[-1], NetworkCost(network, tcp, collective)
-    schedule = schedule_of(stage)
-    if workers > 1 and stage.merging is not None and stage.averages:
-        site = site_size(stage, workers)
-        inside, jobs = _Sites(network, site, tcp, collective), site_plan(measured, site)
-        return run_sites(jobs, trips(recipe, measured, workers), schedule, measured, inside, lines, workers)
-    if workers > 1 and (stage.apart or stage.delay):
-        return run_turns(trips(recipe, measured, workers), schedule, measured, lines, workers)
+    """By the steady stage. A worker alone sends nothing."""
+    stage, cost = recipe.strategy.steady_stage, partial(NetworkCost, network, tcp, collective)
+    if workers > 1 and stage.scheduled:
+        moves = trips(recipe, measured, workers)
+        if not isinstance(stage, AveragingStage) or stage.per_site is None:
+            return run_turns(moves, stage.schedule, measured, cost(), workers)
+        size = stage.site_size(workers)
+        sites = _Sites(network, size, tcp, collective)
+        return run_sites(site_plan(measured, size), moves, stage.schedule, measured, sites, cost(), workers)
     jobs = plan(recipe, measured, workers)
-    windows = (1, DEPTH) if len(jobs) > 1 else (DEPTH,)  # a session tries both, and keeps the faster one
-    found = [
-        _exchanges(jobs, stage, measured, NetworkCost(network, tcp, collective), workers, each) for each in windows
-    ]
+    depths = (1, DEPTH) if len(jobs) > 1 else (DEPTH,)  # a session tries both, and keeps the faster one
+    found = [_reductions(jobs, stage.passes_per_step, measured, cost(), workers, each) for each in depths]
     return min(found, key=lambda each: each.seconds)
 
 
-def _exchanges(
-    jobs: Sequence[BucketJob], stage: Stage, measured: WorkloadProfile, lines: NetworkCost, workers: int, window: int
+def _reductions(
+    jobs: Sequence[BucketJob], passes: int, measured: WorkloadProfile, cost: NetworkCost, workers: int, depth: int
 ) -> PerStep:
-    """Backward passes before an exchange's last talk to nobody, and leave the optimizer nothing to do."""
+    """Backward passes before a step's last send nothing, and leave the optimizer nothing to do."""
     ends: Sequence[float] = [0.0] * workers
     for _ in range(STEPS_UNTIL_STEADY):
         begins = ends
-        last_pass = [begin + (stage.accumulate - 1) * measured.backward_seconds for begin in begins]
-        step = run_step(jobs, measured, lines, last_pass, window)
+        last_pass = [begin + (passes - 1) * measured.backward_seconds for begin in begins]
+        step = run_step(jobs, measured, cost, last_pass, depth)
         ends = step.ends
     return PerStep(
         seconds=fmean(end - begin for end, begin in zip(step.ends, begins, strict=True)),
@@ -139,7 +132,7 @@ def _exchanges(
 
 
 class _Sites:
-    """Lines on which every site talks for itself."""
+    """Costs of collectives within every site by itself."""
 
     def __init__(self, network: Network, size: int, tcp: Tcp, collective: str) -> None:
         ranks = [slice(first, first + size) for first in range(0, len(network.hosts), size)]
@@ -154,46 +147,45 @@ class _Sites:
         return [moment for part, site in self._sites for moment in site.broadcast(nbytes, starts[part])]
 
 
-# -- what the lane has to do -------------------------------------------------------------------------------------------
+# -- work of the communication thread ----------------------------------------------------------------------------------
 
 
 def plan(recipe: Recipe, measured: WorkloadProfile, workers: int) -> list[BucketJob]:
-    """What the lane does in an exchange of gradients. Alone, nothing."""
+    """The communication thread's work in a reduction of gradients. Alone, nothing."""
     return _jobs(recipe, measured.buckets, workers, measured.control_bytes) if workers > 1 else []
 
 
 def site_plan(measured: WorkloadProfile, size: int) -> list[BucketJob]:
-    """What the lane does in a step within a site of so many workers, where gradients travel dense."""
+    """The communication thread's work in a step within a site of so many workers, where gradients travel dense."""
     return _jobs(Recipe(), measured.site_buckets, size, measured.site_control_bytes)
 
 
 def trips(recipe: Recipe, measured: WorkloadProfile, workers: int) -> list[Trip]:
-    """What a turn of each fragment takes: first a meeting; what is averaged along goes before the last bucket."""
-    if recipe.strategy.stages[-1].mixing is not None:
-        return [_round(recipe, measured, workers)]
-    found = []
-    for fragment in range(schedule_of(recipe.strategy.stages[-1]).fragments):
-        buckets = [bucket for bucket in measured.buckets if bucket.fragment == fragment]
-        *before, last = _jobs(recipe, buckets, workers, measured.control_bytes)
-        along = [
-            _word_alone(AllReduceMean(_floats(nbytes)))
-            for nbytes in measured.rider_bytes[fragment : fragment + 1]
-            if nbytes
-        ]
-        trip = Trip(
-            jobs=[_word_alone(AllGather((_floats(POLL_BYTES),))), *before, *along, last],
-            offering_seconds=sum(bucket.offering_seconds for bucket in buckets),
-            landing_seconds=sum(bucket.landing_seconds for bucket in buckets),
-        )
-        found.append(trip)
-    return found
+    """One scheduled round of each fragment."""
+    stage = recipe.strategy.steady_stage
+    if isinstance(stage, GossipStage):
+        return [_gossip_round(recipe, measured, workers)]
+    return [_round(recipe, measured, workers, fragment) for fragment in range(stage.schedule.fragments)]
 
 
-def _round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Trip:
-    """All buckets leave in one word, to the neighbours of the first round; what was heard of each is added alone."""
-    letters = [neighbor_payload(recipe, Layout.of(each.shapes), dtype_of(each.dtype)) for each in measured.buckets]
+def _round(recipe: Recipe, measured: WorkloadProfile, workers: int, fragment: int) -> Trip:
+    """First a participation poll; averaged state goes before the last bucket."""
+    buckets = [bucket for bucket in measured.buckets if bucket.fragment == fragment]
+    *before, last = _jobs(recipe, buckets, workers, measured.control_bytes)
+    state = [nbytes for nbytes in measured.rider_bytes[fragment : fragment + 1] if nbytes]
+    averaged = [_op_alone(AllReduceMean(_floats(nbytes))) for nbytes in state]
+    return Trip(
+        jobs=[_op_alone(AllGather((_floats(POLL_BYTES),))), *before, *averaged, last],
+        offering_seconds=sum(bucket.offering_seconds for bucket in buckets),
+        landing_seconds=sum(bucket.landing_seconds for bucket in buckets),
+    )
+
+
+def _gossip_round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Trip:
+    """All buckets leave in one operation, to the neighbors of the first round; each neighbor's are added alone."""
+    messages = [neighbor_payload(recipe, Layout.of(each.shapes), dtype_of(each.dtype)) for each in measured.buckets]
     payload = (
-        *(part for each in letters for part in each),
+        *(part for each in messages for part in each),
         _floats(measured.control_bytes + sum(measured.rider_bytes)),
     )
     topology = recipe.topology
@@ -210,12 +202,12 @@ def _floats(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes // 4, device="meta")
 
 
-def _word_alone(op: AllGather | AllReduceMean) -> BucketJob:
+def _op_alone(op: AllGather | AllReduceMean) -> BucketJob:
     return BucketJob(rounds=[(0.0, op, 0.0)])
 
 
 def _jobs(recipe: Recipe, buckets: Sequence[BucketProfile], workers: int, control_bytes: int) -> list[BucketJob]:
-    """The last bucket takes the control word along."""
+    """The last bucket takes the control report along."""
     return [_job(recipe, bucket, workers, control_bytes if bucket is buckets[-1] else 0) for bucket in buckets]
 
 

@@ -56,11 +56,11 @@ def _layer_shapes(width: int) -> dict[str, tuple[int, ...]]:
 
 
 def assumed(parameters: int, recipe: Recipe) -> Attached:
-    """What a session would announce of a model with the assumed shapes, and of AdamW."""
+    """The Attached event of a session with a model of the assumed shapes, and AdamW."""
     model = {
         name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta"))
         for name, shape in assumed_shapes(parameters).items()
     }
-    fragments = bucket_fragments(recipe.strategy.stages[-1], model, recipe.compressor, AggregationContext())
+    fragments = bucket_fragments(recipe.strategy.steady_stage, model, recipe.compressor, AggregationContext())
     alone = SimulatedGroup(1).transports[0]
     return begun(nn.ParameterList(model.values()), AdamW(model.values()), recipe, fragments, alone)

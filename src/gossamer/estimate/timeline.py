@@ -1,4 +1,4 @@
-"""Schedules as drawings: backward passes across, what takes its turn down."""
+"""Timeline: draws a stage's schedule, backward passes across and fragments down."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from gossamer.strategies import PeriodicSchedule, Stage
-from gossamer.strategies.base import schedule_of
 
 FEWEST_PASSES = 24
 MOST_COLUMNS = 72
 MOST_ROWS = 16
-MOST_TURNS = 2_000  # beyond, there is no row left for any of them
+MOST_ROUNDS = 2_000  # beyond, there is no row left for any of them
 COLUMNS_PER_TICK = 10
 
 TRAINS, LEAVES, TRAVELS, LANDS, AT_ONCE = "·▲═▼◆"
@@ -20,18 +19,18 @@ TRAINS, LEAVES, TRAVELS, LANDS, AT_ONCE = "·▲═▼◆"
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """axis: numbers of backward passes, each above the end of its column; rows: (what, marks); legend: of the marks."""
+    """A schedule in text."""
 
     passes_per_column: int
-    axis: str
-    rows: tuple[tuple[str, str], ...]
+    axis: str  # numbers of backward passes, each above the end of its column
+    rows: tuple[tuple[str, str], ...]  # (name, marks)
     hidden_rows: int
-    legend: str
+    legend: str  # of the marks
 
 
 def draw(stage: Stage) -> Drawing:
-    """At least two periods of a stage, from the table that it runs by; long periods have several passes a column."""
-    schedule = schedule_of(stage)
+    """Draw at least two periods of a stage's schedule; long periods have several passes a column."""
+    schedule = stage.schedule
     periods = max(2, -(-FEWEST_PASSES // schedule.period))
     passes = periods * schedule.period + schedule.delay
     width = next(width for width in _round_numbers() if -(-passes // width) <= MOST_COLUMNS)
@@ -60,29 +59,31 @@ def _axis(start: int, columns: int, width: int) -> str:
 
 
 def _site_rows(stage: Stage, columns: int) -> Iterator[tuple[str, str]]:
-    if stage.merging is not None and stage.averages:
+    if stage.per_site is not None:
         yield "gradients, by site", AT_ONCE * columns
 
 
 def _rows(stage: Stage, schedule: PeriodicSchedule, passes: int, width: int) -> Iterator[tuple[str, str]]:
-    turns = list(islice(schedule.plan(passes), MOST_TURNS))
+    rounds = list(islice(schedule.rounds_until(passes), MOST_ROUNDS))
     for fragment in range(schedule.fragments):
-        flights = [((t.launch - 1) // width, (t.landing - 1) // width) for t in turns if t.fragment == fragment]
-        for place, apart in enumerate(_apart(flights)):
+        own = [
+            ((each.launch - 1) // width, (each.landing - 1) // width) for each in rounds if each.fragment == fragment
+        ]
+        for place, row in enumerate(_without_overlap(own)):
             name = _name(stage, schedule, fragment) if place == 0 else ""
-            yield name, _marks(apart, -(-passes // width), " " if place else TRAINS)
+            yield name, _marks(row, -(-passes // width), " " if place else TRAINS)
 
 
 def _name(stage: Stage, schedule: PeriodicSchedule, fragment: int) -> str:
-    if not stage.apart:
+    if not stage.local_parameters:
         return "gradients"
     return "parameters" if schedule.fragments == 1 else f"fragment {fragment}"
 
 
-def _apart(flights: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Flights on as few rows as it takes for none to touch another."""
+def _without_overlap(rounds: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Rounds on as few rows as it takes for none to touch another."""
     rows: list[list[tuple[int, int]]] = []
-    for leaves, lands in flights:
+    for leaves, lands in rounds:
         row = next((row for row in rows if row[-1][1] < leaves), None)
         if row is None:
             rows.append(row := [])
@@ -90,9 +91,9 @@ def _apart(flights: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     return rows
 
 
-def _marks(flights: Sequence[tuple[int, int]], columns: int, nothing: str) -> str:
+def _marks(rounds: Sequence[tuple[int, int]], columns: int, nothing: str) -> str:
     line, at = "", 0
-    for leaves, lands in flights:
+    for leaves, lands in rounds:
         line += nothing * (leaves - at)
         line += AT_ONCE if leaves == lands else LEAVES + TRAVELS * (lands - leaves - 1) + LANDS
         at = lands + 1
@@ -100,9 +101,9 @@ def _marks(flights: Sequence[tuple[int, int]], columns: int, nothing: str) -> st
 
 
 def _legend(stage: Stage, rows: Sequence[str]) -> str:
-    apart = stage.apart and not stage.averages
+    apart = stage.local_parameters and stage.per_site is None
     meanings = {
-        TRAINS: "trains apart" if apart else "adds up" if stage.accumulate > 1 else "trains",
+        TRAINS: "trains apart" if apart else "adds up" if stage.passes_per_step > 1 else "trains",
         LEAVES: "leaves",
         TRAVELS: "travels",
         LANDS: "lands",

@@ -1,36 +1,37 @@
-"""What a step will send and remember, before any worker starts: the real aggregations on meta tensors."""
+"""Traffic estimate: bytes that a step sends and keeps, by the real aggregations on meta tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
+from gossamer.compressors import Compressor
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype, dtype_of
 from gossamer.core.ops import Payload, payload_bytes
+from gossamer.estimate.op_trace import on_meta
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.events import Attached
-from gossamer.parameter_server.client.traffic import server_traffic as price_servers
+from gossamer.parameter_server.client.traffic import server_traffic
 from gossamer.parameter_server.from_recipe import push_pull_codecs
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.participation import POLL_BYTES
 from gossamer.reducer.step_report import WEIGHT_BYTES
 from gossamer.runtime.runner import OpCost, price
-from gossamer.strategies import GossipStrategy, Stage
-from gossamer.strategies.base import schedule_of
-from gossamer.synchronizers.stages import site_size
+from gossamer.strategies import AveragingStage, GossipStage, GossipStrategy, GradientStage, ServerStage
 from gossamer.topologies import Topology
 
 
 @dataclass(frozen=True)
 class TrafficItem:
-    """What is no part of a bucket: the payload bytes that one worker sends for it in a cycle."""
+    """Payload bytes that one worker sends in a cycle and that are no part of a bucket."""
 
     where: str
     op: str
@@ -39,24 +40,19 @@ class TrafficItem:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficEstimate:
-    """What one worker of `workers` sends and keeps, once the stage that lasts goes on; bytes are payload.
-
-    A cycle is what repeats itself: so many backward passes, counted as so many steps. buckets: the words of each bucket
-    in a cycle; others: everything else that is sent in it; dense: what a ring would send of all gradients in float32
-    after one backward pass; strategy: what the strategy keeps, also of what is under way.
-    """
+    """Payload bytes that one of the workers sends and keeps in a steady cycle, which repeats itself."""
 
     workers: int
     parameters: int
     tensors: int
-    passes: int
-    steps: int
-    buckets: tuple[tuple[OpCost, ...], ...]
-    others: tuple[TrafficItem, ...]
-    dense_bytes_sent: float
+    passes: int  # backward passes in a cycle
+    steps: int  # in a cycle
+    buckets: tuple[tuple[OpCost, ...], ...]  # the operations of each bucket in a cycle
+    others: tuple[TrafficItem, ...]  # everything else that is sent in it
+    dense_bytes_sent: float  # of a ring, for all gradients in float32, after one backward pass
     residual_bytes: int
     other_state_bytes: int
-    strategy_bytes: int
+    strategy_bytes: int  # kept by the strategy, also of rounds in flight
 
     @property
     def cycle_bytes_sent(self) -> float:
@@ -81,179 +77,224 @@ class TrafficEstimate:
 
 def estimate_traffic(recipe: Recipe, model: Attached, *, workers: int) -> TrafficEstimate:
     """Price one cycle of a resolved recipe over the buckets of a model that is attached with it."""
-    if recipe.strategy.stages[-1].serving is not None:
-        return _of_servers(recipe, model, workers)
-    stage, at = (
-        recipe.strategy.stages[-1],
-        AggregationContext(step=STEADY, world=1 if recipe.strategy.stages[-1].mixing else workers),
-    )
-    kept, buckets = [], list[tuple[OpCost, ...]]()
-    for dtype, layout in model.layouts:
-        flat = torch.empty(layout.numel, dtype=dtype_of(dtype), device="meta")
-        packed = FlatTensors(flat, layout)
-        state = recipe.compressor.init(packed, at)
-        kept.append((flat, state))
-        if stage.mixing is not None:
-            told = mean_neighbors(recipe.topology, workers) if stage.mixing.in_lock_step else float(2 * (workers > 1))
-            buckets.append((OpCost("Mix", told * payload_bytes(neighbor_payload(recipe, layout, flat.dtype))),))
-        else:
-            buckets.append(tuple(price(recipe.compressor.aggregate(packed, state, at), workers)))
+    stage = recipe.strategy.steady_stage
+    found = _cycle(recipe, model, workers)
     parameters = sum(layout.numel for _, layout in model.layouts)
-    memory = [(key, packed.flat.nbytes) for _, state in kept for key, packed in state.items()]
-    residual_bytes = sum(nbytes for key, nbytes in memory if _is_residual(key))
-    period = schedule_of(stage).period
+    residual_bytes = sum(nbytes for key, nbytes in found.memory if _is_residual(key))
     return TrafficEstimate(
         workers=workers,
         parameters=parameters,
         tensors=sum(len(layout) for _, layout in model.layouts),
-        passes=period,
-        steps=period if stage.apart else 1,
-        buckets=tuple(buckets),
-        others=tuple(_others(recipe, stage, model, workers, remembers=bool(memory))),
+        passes=stage.schedule.period,
+        steps=stage.schedule.period if stage.local_parameters else 1,
+        buckets=tuple(found.buckets),
+        others=tuple(found.others),
         dense_bytes_sent=_mean_bytes(4 * parameters, workers),
         residual_bytes=residual_bytes,
-        other_state_bytes=sum(nbytes for _, nbytes in memory) - residual_bytes,
-        strategy_bytes=sum(_kept_by_strategy(recipe, stage, flat) for flat, _ in kept)
-        if stage.mixing is None or stage.mixing.in_lock_step
-        else _kept_by_a_partner(recipe, model, workers),
+        other_state_bytes=sum(nbytes for _, nbytes in found.memory) - residual_bytes,
+        strategy_bytes=found.strategy_bytes,
     )
 
 
-def _of_servers(recipe: Recipe, model: Attached, workers: int) -> TrafficEstimate:
-    """With a server beside each worker, or beside some: what stays within a process is not sent."""
-    ways = push_pull_codecs(recipe)
-    slots = [(slot, dtype_of(dtype)) for dtype, layout in model.layouts for slot in layout]
-    shapes, dtypes = {slot.name: slot.shape for slot, _ in slots}, {slot.name: dtype for slot, dtype in slots}
-    servers = price_servers(
-        ways, shapes, dtypes, min(ways.strategy.shards or workers, workers), AggregationContext(step=STEADY)
+class _Cycle(NamedTuple):
+    """One cycle of a stage, as TrafficEstimate tells of it."""
+
+    buckets: Sequence[tuple[OpCost, ...]]
+    others: Sequence[TrafficItem]
+    memory: Sequence[tuple[str, int]]  # (key, bytes) of what compressors remember
+    strategy_bytes: int
+
+
+def _cycle(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
+    match recipe.strategy.steady_stage:
+        case GradientStage() as stage:
+            return _of_gradients(stage, recipe.compressor, model, workers)
+        case AveragingStage() as stage:
+            return _of_averaging(stage, recipe.compressor, model, workers)
+        case GossipStage(strategy=strategy) if strategy.in_lock_step:
+            return _of_gossip(strategy, recipe, model, workers)
+        case GossipStage(strategy=strategy):
+            return _of_pairwise_gossip(strategy, recipe, model, workers)
+        case ServerStage():
+            return _of_servers(recipe, model, workers)
+        case stage:
+            assert_never(stage)
+
+
+# -- gradients, and parameters averaged by all workers -----------------------------------------------------------------
+
+
+def _of_gradients(stage: GradientStage, compressor: Compressor, model: Attached, workers: int) -> _Cycle:
+    """The strategy keeps sums that are not complete and copies of what is in flight."""
+    buckets, memory = _aggregations(compressor, model, workers)
+    others = _scheduled(stage, model, workers) if stage.delay else _of_a_step(model, workers, remembers=bool(memory))
+    copies = _in_flight(stage) + (stage.accumulate > 1)
+    return _Cycle(buckets, [*others], memory, sum(copies * flat.nbytes for flat in _flats(model)))
+
+
+def _of_averaging(stage: AveragingStage, compressor: Compressor, model: Attached, workers: int) -> _Cycle:
+    """The strategy keeps its memory, and own contributions in flight, where landing asks for these."""
+    buckets, memory = _aggregations(compressor, model, workers)
+    others = [*_scheduled(stage, model, workers), *_within_sites(stage, model, workers)]
+    copies = 2 * _in_flight(stage) if stage.strategy.needs_own else 0
+    kept = sum(copies * flat.nbytes + _nbytes(stage.strategy.begin(flat).values()) for flat in _flats(model))
+    return _Cycle(buckets, others, memory, kept)
+
+
+def _aggregations(
+    compressor: Compressor, model: Attached, workers: int
+) -> tuple[list[tuple[OpCost, ...]], list[tuple[str, int]]]:
+    """The operations of each bucket, and what the compressor remembers of all."""
+    at, buckets, memory = AggregationContext(step=STEADY, world=workers), [], []
+    for packed in _packed(model):
+        state = compressor.init(packed, at)
+        memory += _remembered(state)
+        buckets.append(tuple(price(compressor.aggregate(packed, state, at), workers)))
+    return buckets, memory
+
+
+def _in_flight(stage: GradientStage | AveragingStage) -> int:
+    """How many rounds of a bucket are in flight at once."""
+    return -(-stage.schedule.delay // stage.schedule.period)
+
+
+def _of_a_step(model: Attached, workers: int, *, remembers: bool) -> Iterator[TrafficItem]:
+    """Where something is remembered, the weights of all workers are known before anything leaves."""
+    control_bytes = model.control_bytes + (WEIGHT_BYTES if remembers else 0)
+    yield TrafficItem("control", "Gather", float((workers - 1) * control_bytes))
+    yield TrafficItem("buffers", "broadcast", (workers - 1) * model.buffer_bytes / workers)
+
+
+def _scheduled(stage: GradientStage | AveragingStage, model: Attached, workers: int) -> Iterator[TrafficItem]:
+    """Every scheduled round begins with a participation poll and ends with a report."""
+    rounds = len(stage.schedule.period_rounds)
+    yield TrafficItem("meetings", "Gather", float(rounds * (workers - 1) * POLL_BYTES))
+    yield TrafficItem("control", "Gather", float(rounds * (workers - 1) * model.control_bytes))
+    yield TrafficItem("averaged along", "Mean", _mean_bytes(sum(model.rider_bytes), workers))
+
+
+def _within_sites(stage: AveragingStage, model: Attached, workers: int) -> Iterator[TrafficItem]:
+    """Sites make a step of their own in every backward pass."""
+    if stage.per_site is None or workers == 1:
+        return
+    site, passes = stage.site_size(workers), stage.schedule.period
+    yield TrafficItem("within sites", "Mean", passes * _mean_bytes(_nbytes(_flats(model)), site))
+    yield TrafficItem("within sites", "Gather", float(passes * (site - 1) * model.site_control_bytes))
+    yield TrafficItem("within sites", "broadcast", passes * (site - 1) * model.buffer_bytes / site)
+
+
+# -- gossip ------------------------------------------------------------------------------------------------------------
+
+
+def _of_gossip(strategy: GossipStrategy, recipe: Recipe, model: Attached, workers: int) -> _Cycle:
+    neighbors = mean_neighbors(recipe.topology, workers)
+    kept = sum(_nbytes(strategy.rule(recipe.compressor).begin(flat).values()) for flat in _flats(model))
+    others = _of_a_round(strategy, recipe.compressor, model, workers, neighbors)
+    return _Cycle(_sent_to(neighbors, recipe, model), [*others], _remembered_alone(recipe.compressor, model), kept)
+
+
+def _of_pairwise_gossip(strategy: GossipStrategy, recipe: Recipe, model: Attached, workers: int) -> _Cycle:
+    """A worker begins one exchange in a round and answers one, on average. It keeps two copies of its parameters, shown
+    and owed, its message in flight, and its last answer to each neighbor."""
+    buckets = _sent_to(float(2 * (workers > 1)), recipe, model)
+    answers = 1 + max(len(recipe.topology.peers(rank, workers)) for rank in range(workers))
+    kept = sum(
+        2 * layout.numel * accumulation_dtype(dtype).itemsize
+        + answers * payload_bytes(neighbor_payload(recipe, layout, dtype))
+        for dtype, layout in _layouts(model)
     )
-    apart = (workers - 1) / workers
+    return _Cycle(buckets, (), _remembered_alone(recipe.compressor, model), kept)
+
+
+def _sent_to(neighbors: float, recipe: Recipe, model: Attached) -> list[tuple[OpCost, ...]]:
+    payloads = [neighbor_payload(recipe, layout, dtype) for dtype, layout in _layouts(model)]
+    return [(OpCost("Mix", neighbors * payload_bytes(payload)),) for payload in payloads]
+
+
+def _remembered_alone(compressor: Compressor, model: Attached) -> list[tuple[str, int]]:
+    """By a compressor that every worker runs by itself."""
+    at = AggregationContext(step=STEADY)
+    return [each for packed in _packed(model) for each in _remembered(compressor.init(packed, at))]
+
+
+def _of_a_round(
+    strategy: GossipStrategy, compressor: Compressor, model: Attached, workers: int, neighbors: float
+) -> Iterator[TrafficItem]:
+    """A header goes before the numbers; all workers hear of each other in some of the rounds."""
+    state_bytes = 0
+    if nbytes := sum(model.rider_bytes):
+        numbers = torch.empty(nbytes // 4, device="meta")
+        rule, packed = strategy.rule(compressor).along, FlatTensors(numbers, Layout.of({"buffers": numbers}))
+        offer = rule.offer(packed, rule.begin(numbers), State(), AggregationContext(), told=1)
+        state_bytes = payload_bytes(offer.payload)
+    yield TrafficItem("control", "Mix", neighbors * model.control_bytes)
+    yield TrafficItem("meetings", "Gather", (workers - 1) * model.control_bytes / strategy.rounds_apart(workers))
+    yield TrafficItem("mixed along", "Mix", neighbors * state_bytes)
+
+
+def neighbor_payload(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payload:
+    """The payload of a bucket for one neighbor, over meta tensors."""
+    strategy = recipe.strategy
+    assert isinstance(strategy, GossipStrategy)
+    shown = dtype if strategy.in_lock_step else accumulation_dtype(dtype)
+    x, rule = on_meta(layout, shown), strategy.rule(recipe.compressor)
+    state = recipe.compressor.init(x, AggregationContext())
+    return rule.offer(x, rule.begin(x.flat), state, AggregationContext(step=STEADY), told=1).payload
+
+
+def mean_neighbors(topology: Topology, workers: int) -> float:
+    """How many neighbors a worker sends to in a round, on average over workers and rounds."""
+    rounds = range(topology.rounds(workers))
+    return fmean(len(topology.tells(rank, workers, number)) for number in rounds for rank in range(workers))
+
+
+# -- parameter servers -------------------------------------------------------------------------------------------------
+
+
+def _of_servers(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
+    """With a server in each worker's process, or in some: traffic within a process is not sent."""
+    codecs = push_pull_codecs(recipe)
+    dtypes = {slot.name: dtype for dtype, layout in _layouts(model) for slot in layout}
+    shapes = {slot.name: slot.shape for _, layout in model.layouts for slot in layout}
+    count = min(codecs.strategy.shards or workers, workers)
+    servers = server_traffic(codecs, shapes, dtypes, count, AggregationContext(step=STEADY))
+    elsewhere = (workers - 1) / workers
     sent = [
-        each
-        for number, server in enumerate(servers)
-        for each in (
-            TrafficItem(f"server {number}", "Push", apart * server.pushed_bytes),
-            TrafficItem(f"server {number}", "Reply", apart * server.pulled_bytes),
-        )
+        TrafficItem(f"server {number}", op, elsewhere * nbytes)
+        for number, server in enumerate(servers if workers > 1 else ())
+        for op, nbytes in (("Push", server.pushed_bytes), ("Reply", server.pulled_bytes))
     ]
-    memory = [(key, packed.flat.nbytes) for server in servers for key, packed in server.remembered.items()]
-    residual_bytes = sum(nbytes for key, nbytes in memory if _is_residual(key))
-    parameters = sum(slot.numel for slot, _ in slots)
-    return TrafficEstimate(
-        workers=workers,
-        parameters=parameters,
-        tensors=len(slots),
-        passes=1,
-        steps=1,
-        buckets=(),
-        others=tuple(sent) if workers > 1 else (),
-        dense_bytes_sent=_mean_bytes(4 * parameters, workers),
-        residual_bytes=residual_bytes,
-        other_state_bytes=sum(nbytes for _, nbytes in memory) - residual_bytes,
-        strategy_bytes=2 * sum(slot.numel * dtype.itemsize for slot, dtype in slots),
-    )
+    memory = [each for server in servers for each in _remembered(server.remembered)]
+    return _Cycle((), sent, memory, 2 * _nbytes(_flats(model)))
 
 
-def _others(recipe: Recipe, stage: Stage, model: Attached, workers: int, *, remembers: bool) -> Iterator[TrafficItem]:
-    if stage.mixing is not None and not stage.mixing.in_lock_step:
-        return iter(())  # a worker begins one exchange in a turn and answers one, on average, and that is all
-    if stage.mixing is not None:
-        return _of_a_round(stage.mixing, recipe, model, workers)
-    return _of_turns(stage, model, workers) if stage.merging or stage.delay else _of_a_step(model, workers, remembers)
+# -- tensors and their bytes -------------------------------------------------------------------------------------------
+
+
+def _layouts(model: Attached) -> Iterator[tuple[torch.dtype, Layout]]:
+    return ((dtype_of(text), layout) for text, layout in model.layouts)
+
+
+def _packed(model: Attached) -> Iterator[FlatTensors]:
+    return (on_meta(layout, dtype) for dtype, layout in _layouts(model))
+
+
+def _flats(model: Attached) -> Iterator[Tensor]:
+    return (packed.flat for packed in _packed(model))
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _mean_bytes(nbytes: int, workers: int) -> float:
     return 2 * (workers - 1) * nbytes / workers
 
 
-def _of_a_step(model: Attached, workers: int, remembers: bool) -> Iterator[TrafficItem]:
-    """Where something is remembered, everyone's weight is known before anything leaves."""
-    control_bytes = model.control_bytes + (WEIGHT_BYTES if remembers else 0)
-    yield TrafficItem("control", "Gather", float((workers - 1) * control_bytes))
-    yield TrafficItem("buffers", "broadcast", (workers - 1) * model.buffer_bytes / workers)
-
-
-def _of_turns(stage: Stage, model: Attached, workers: int) -> Iterator[TrafficItem]:
-    """Every turn begins with a meeting and ends with a control word; sites make a step in every pass."""
-    turns, passes = len(schedule_of(stage).cycle), schedule_of(stage).period
-    yield TrafficItem("meetings", "Gather", float(turns * (workers - 1) * POLL_BYTES))
-    yield TrafficItem("control", "Gather", float(turns * (workers - 1) * model.control_bytes))
-    yield TrafficItem("averaged along", "Mean", _mean_bytes(sum(model.rider_bytes), workers))
-    if stage.merging is not None and stage.averages and workers > 1:
-        site = site_size(stage, workers)
-        gradients = sum(layout.numel * dtype_of(dtype).itemsize for dtype, layout in model.layouts)
-        yield TrafficItem("within sites", "Mean", passes * _mean_bytes(gradients, site))
-        yield TrafficItem("within sites", "Gather", float(passes * (site - 1) * model.site_control_bytes))
-        yield TrafficItem("within sites", "broadcast", passes * (site - 1) * model.buffer_bytes / site)
-
-
-def _of_a_round(strategy: GossipStrategy, recipe: Recipe, model: Attached, workers: int) -> Iterator[TrafficItem]:
-    """A head goes before the numbers; all workers hear of each other in some of the rounds."""
-    along = 0
-    if nbytes := sum(model.rider_bytes):
-        numbers = torch.empty(nbytes // 4, device="meta")
-        rule = strategy.rule(recipe.compressor).along
-        offer = rule.offer(
-            FlatTensors(numbers, Layout.of({"buffers": numbers})),
-            rule.begin(numbers),
-            State(),
-            AggregationContext(),
-            told=1,
-        )
-        along = payload_bytes(offer.payload)
-    told = mean_neighbors(recipe.topology, workers)
-    yield TrafficItem("control", "Mix", told * model.control_bytes)
-    yield TrafficItem("meetings", "Gather", (workers - 1) * model.control_bytes / strategy.rounds_apart(workers))
-    yield TrafficItem("mixed along", "Mix", told * along)
-
-
-def neighbor_payload(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payload:
-    """What one neighbour is told of a bucket, over meta tensors."""
-    mixing = recipe.strategy.stages[-1].mixing
-    assert mixing is not None
-    x, at, rule = (
-        FlatTensors(torch.empty(layout.numel, dtype=dtype, device="meta"), layout),
-        AggregationContext(),
-        mixing.rule(recipe.compressor),
-    )
-    if not mixing.in_lock_step:
-        x = FlatTensors(x.flat.to(accumulation_dtype(dtype)), layout)  # as partners show it
-    state = recipe.compressor.init(x, at)
-    return rule.offer(x, rule.begin(x.flat), state, AggregationContext(step=STEADY), told=1).payload
-
-
-def mean_neighbors(topology: Topology, workers: int) -> float:
-    """How many neighbours a worker tells in a round, on average over workers and rounds."""
-    rounds = range(topology.rounds(workers))
-    return fmean(len(topology.tells(rank, workers, number)) for number in rounds for rank in range(workers))
-
-
-def _kept_by_strategy(recipe: Recipe, stage: Stage, flat: Tensor) -> int:
-    """What it remembers, sums that are not complete, and copies of what is under way where it is not in the bucket."""
-    if stage.mixing is not None:
-        return sum(each.nbytes for each in stage.mixing.rule(recipe.compressor).begin(flat).values())
-    schedule = schedule_of(stage)
-    under_way = -(-schedule.delay // schedule.period)
-    if stage.merging is None:
-        return flat.nbytes * (under_way + (stage.accumulate > 1))
-    copies = 2 * under_way if stage.merging.needs_own else 0
-    return copies * flat.nbytes + sum(each.nbytes for each in stage.merging.begin(flat).values())
-
-
-def _kept_by_a_partner(recipe: Recipe, model: Attached, workers: int) -> int:
-    """What it shows and owes; its letter under way, and its last answer to each neighbour."""
-    letters = 1 + max(len(recipe.topology.peers(rank, workers)) for rank in range(workers))
-    dtypes = [(layout, dtype_of(text)) for text, layout in model.layouts]
-    return sum(
-        2 * layout.numel * accumulation_dtype(dtype).itemsize
-        + letters * payload_bytes(neighbor_payload(recipe, layout, dtype))
-        for layout, dtype in dtypes
-    )
+def _remembered(state: State) -> list[tuple[str, int]]:
+    return [(key, packed.flat.nbytes) for key, packed in state.items()]
 
 
 def _is_residual(key: str) -> bool:
     """Wrappers put prefixes before the keys of what they wrap: "0.residual"."""
     return key.rpartition(".")[2] in (RESIDUAL, OWED)
-
-
-# -- shapes to price: made up, or a script's own

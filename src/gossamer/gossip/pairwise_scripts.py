@@ -1,4 +1,4 @@
-"""Scripts of pairwise averaging: the side that asks and the side that answers."""
+"""Scripts of pairwise gossip: the side that begins an exchange and the side that answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def initiate(partner: Partner, peer: int, step: int, within_seconds: float | Non
     """Average with `peer`; returns whether that took place. Raises PeerLost, and the exchange stays open.
 
     One at a time for each worker. Parameters that are not finite are not offered. within_seconds: more than a round
-    trip and both letters take, or no end is ever heard.
+    trip and both messages take, or no reply ever comes.
     """
     try:
         push = partner.ask(peer, step, within_seconds)
@@ -24,10 +24,10 @@ def initiate(partner: Partner, peer: int, step: int, within_seconds: float | Non
 
 
 def answering(partner: Partner) -> PeerScript:
-    """Answer whoever asks, for as long as it runs.
+    """Answer every peer, for as long as it runs.
 
-    It answers at once and waits for no peer, not even for the end of an exchange of this worker's own. So whoever asks
-    a live worker is answered, and no circle of workers that wait for each other can close.
+    It answers at once and waits for no peer, not even for the end of an exchange of this worker's own. So every peer
+    of a live worker is answered, and workers cannot deadlock.
     """
     while True:
         match (yield Await()):
@@ -42,6 +42,6 @@ def answering(partner: Partner) -> PeerScript:
             case Arrived(token=token, op=Pull(known=known)):
                 yield Reply(token=token, answer=partner.snapshot(known))
             case PeerLeft(peer=Peer(kind, number)) if kind == WORKER:
-                partner.gone.add(number)
+                partner.mark_gone(number)
             case PeerJoined(peer=Peer(kind, number)) if kind == WORKER:
-                partner.gone.discard(number)
+                partner.mark_here(number)

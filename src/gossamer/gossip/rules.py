@@ -1,4 +1,4 @@
-"""How neighbours average: what leaves, and what parameters become once the neighbours' part is here."""
+"""Gossip rules: the payload for neighbors, and the update from theirs (plain averaging, CHOCO, push-sum)."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ HAT, PULL, NUMBERS, MASS = "hat", "pull", "numbers", "mass"
 
 @dataclass(frozen=True)
 class GossipOffer:
-    """payload: what travels; own: what of it counts here, only read; next_state: a compressor's, once it was sent."""
+    """A worker's part in a round."""
 
-    payload: Payload
-    own: Payload = ()
-    next_state: State = field(default_factory=State)
+    payload: Payload  # for each neighbor told
+    own: Payload = ()  # this worker's contribution to its own update, only read
+    next_state: State = field(default_factory=State)  # the compressor's, once it was sent
 
 
 class NeighborMessage(NamedTuple):
-    """A neighbour's payload, how much it weighs here, and where its writer stands."""
+    """A neighbor's payload and its weight here."""
 
     weight: float
     payload: Payload
-    at: AggregationContext
+    at: AggregationContext  # the sender's
 
 
 class MixingRule(ABC):
-    """What neighbours do with each other's numbers. x: (n,), parameters side by side, in their precision.
+    """A rule by which neighbors mix their parameters. x: (n,), side by side, in their precision.
 
-    What is handed out may still be read by others when `land` runs, so nothing writes to x, an offer or what was heard.
+    Payloads may still be read by others when `land` runs, so nothing writes to x, an offer or a neighbor's message.
     """
 
     @property
     def along(self) -> MixingRule:
-        """By which rule other things are mixed that travel along as they are, such as BatchNorm's statistics."""
+        """The rule for averaged state that travels along uncompressed, such as BatchNorm's statistics."""
         return self
 
     def check(self, topology: Topology, world: int, seed: int) -> None:
-        """Whether averages stay where they are: weights must sum to 1 where they are heard, as they always do where
-        they are told. Raises AttachError."""
+        """Raise AttachError where the mean over workers would move: weights must sum to 1 where they are heard, as they
+        always do where they are told."""
         rounds = range(0 if topology.mutual else topology.rounds(world))
         for number, rank in product(rounds, range(world)):
             if abs(fsum(weight for _, weight in topology.weights(rank, world, number, seed)) - 1) > 1e-9:
@@ -66,36 +66,36 @@ class MixingRule(ABC):
 
     @abstractmethod
     def begin(self, x: Tensor) -> Memory:
-        """What a worker remembers at first, when all workers have the same x."""
+        """A worker's first memory, when all workers have the same x."""
 
     @abstractmethod
     def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
-        """What leaves for `told` neighbours. Nothing is written: a round may still fail."""
+        """The part for `told` neighbors. Nothing is written: a round may still fail."""
 
     @abstractmethod
     def land(
         self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
     ) -> Tensor:
-        """What x becomes, in memory of its own; `memory` is overwritten."""
+        """x after the round, in a tensor of its own; `memory` is overwritten."""
 
     def shares(self, x: Tensor, memory: Memory) -> Payload:
-        """What has the same sum over all workers before and after a round."""
+        """Tensors whose sums over all workers no round changes."""
         return (x,)
 
     def whole(self, means: Payload) -> Tensor:
-        """What all workers agree on together, from the means of everyone's shares. May overwrite them."""
+        """The consensus, from the means of all workers' shares. May overwrite them."""
         return means[0]
 
 
 @dataclass(frozen=True)
 class Averaging(MixingRule):
-    """Neighbours' parameters travel as they are.
+    """Neighbors' parameters travel as they are.
 
     x_i <- x_i + step_size sum_j W_ij (x_j - x_i)
     law:    sum_i x_i stays (columns of W sum to 1); equal x stay as they are, to the bit
     source: Xiao & Boyd 2004, Systems & Control Letters; Lian et al. 2017, NeurIPS
 
-    A neighbour whose numbers are not finite is not listened to.
+    A neighbor whose numbers are not finite is left out.
     """
 
     step_size: float = 1.0
@@ -118,17 +118,17 @@ class Averaging(MixingRule):
 
 @dataclass(frozen=True)
 class Choco(MixingRule):
-    """Differences to public copies travel, by any compressor, and everyone who hears them keeps the copies alike.
+    """Differences to public copies travel, by any compressor, and all that hear them keep the copies alike.
 
     q_i = C(x_i - hat_i);  hat_i <- hat_i + q_i;  pull_i <- pull_i + sum_j W_ij (q_j - q_i)
     x_i <- x_i + step_size pull_i
     law:    pull_i = sum_j W_ij (hat_j - hat_i), so sum_i x_i stays; C = identity and step_size 1 is Averaging
-    bytes:  the compressor's, once per neighbour told; memory: 2 N
+    bytes:  the compressor's, once per neighbor told; memory: 2 N
     source: Koloskova et al. 2019, ICML; Koloskova et al. 2020, ICLR (the sums in place of copies)
 
-    What a letter leaves out is in the next difference again, so nothing else must remember it. Copies begin as the
-    parameters that all workers begin with. W must be the same in every round: whoever misses one letter is wrong from
-    then on. A worker whose numbers are not finite says that nothing changed.
+    A message's losses are in the next difference again: error feedback by itself. Copies begin as the parameters that
+    all workers begin with. W must be the same in every round: a worker that misses one message is wrong from then on.
+    A worker whose numbers are not finite sends a difference of zero.
     """
 
     compressor: Compressor
@@ -145,35 +145,35 @@ class Choco(MixingRule):
     def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
         difference = FlatTensors(x.flat - memory[HAT], x.layout)
         try:
-            letter = encode(self.compressor, difference, state, at)
+            message = encode(self.compressor, difference, state, at)
         except NotFinite:
-            letter = encode(self.compressor, FlatTensors(torch.zeros_like(difference.flat), x.layout), state, at)
-        return GossipOffer(letter.payload, (letter.own(),), letter.next_state)
+            message = encode(self.compressor, FlatTensors(torch.zeros_like(difference.flat), x.layout), state, at)
+        return GossipOffer(message.payload, (message.own(),), message.next_state)
 
     def land(
         self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
     ) -> Tensor:
         (own,), pull = offer.own, memory[PULL]
         memory[HAT].add_(own)
-        letter = scratch_like(pull)
+        message = scratch_like(pull)
         for weight, payload, at in heard:
-            decode(self.compressor, payload, layout, at, letter)
-            pull.add_(letter.sub_(own), alpha=weight)
+            decode(self.compressor, payload, layout, at, message)
+            pull.add_(message.sub_(own), alpha=weight)
         return torch.add(x, pull, alpha=self.step_size).to(x.dtype)
 
 
 @dataclass(frozen=True)
 class PushSum(MixingRule):
-    """Everyone gives equal shares of its numbers and of its mass away, and shows their ratio.
+    """Each worker gives equal shares of its numbers and of its mass away, and shows their ratio.
 
     z_i <- z_i + x_i - shown_i, for what its optimizer moved x_i by;  shown_i = z_i / w_i, as x_i was left
     z_i <- sum_j P_ij z_j;  w_i <- sum_j P_ij w_j;  x_i <- z_i / w_i;  P_ij = 1 / (1 + how many j tells)
     law:    sum_i z_i and sum_i w_i stay, on any graph; gradients are those at x and steps are those of z
-    bytes:  N itemsize + 8 per neighbour told; memory: N, at least in float32
+    bytes:  N itemsize + 8 per neighbor told; memory: N, at least in float32
     source: Kempe et al. 2003, FOCS; Assran et al. 2019, ICML
 
-    Whoever gives need not know who else does. Numbers that are not finite are kept, with their mass. What travels has
-    the parameters' precision; the rest of z_i stays here, and x_i is rounded from it, so that rounding moves no mass.
+    A sender need not know the other senders. Numbers that are not finite are kept, with their mass. Payloads have the
+    parameters' precision; the rest of z_i stays here, and x_i is rounded from it, so that rounding moves no mass.
     """
 
     def check(self, topology: Topology, world: int, seed: int) -> None:
@@ -212,5 +212,5 @@ class PushSum(MixingRule):
         return numbers.div_(mass.to(numbers.dtype))
 
     def _shown(self, x: Tensor, memory: Memory) -> Tensor:
-        """What x was left at, the same bits each time."""
+        """x as the last round left it, the same bits each time."""
         return (memory[NUMBERS] / memory[MASS].to(memory[NUMBERS].dtype)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Whoever joins begins from a live peer's state: what came is what that peer showed, or it contributes nothing."""
+"""State transfer: a worker that joins begins from a live peer's state, checked by a hash, or contributes nothing."""
 
 from __future__ import annotations
 
@@ -17,66 +17,64 @@ from gossamer.core.peer_ops import WORKER, Peer, PeerScript, Pull, Pulled
 from gossamer.errors import ConnectError, GossamerError, MalformedError, PeerLost
 from gossamer.kernels import all_finite
 
-STATE, ROLL = "state", "roll"
+STATE, STATUS = "state", "roll"
 HASH_BYTES = 16
-ROLL_SECONDS = 3.0  # a word without numbers
-STATE_SECONDS = 60.0  # a model's worth of them
+STATUS_SECONDS = 3.0  # no tensors
+STATE_SECONDS = 60.0  # a model's worth of tensors
 SEARCH_SECONDS = 60.0
 
 
 class PeerStatus(NamedTuple):
-    """What a worker says of itself and the others. life, steps: its own; done: it waits for the end; stop: it knows
-    that the run is asked to end; agreed: it has the last mean; here: the workers that it hears, itself included."""
+    """A worker's report of itself and the others."""
 
-    life: int
-    steps: int
-    done: bool
-    stop: bool
-    agreed: bool
-    here: tuple[int, ...]
+    incarnation: int  # its own
+    steps: int  # its own
+    done: bool  # it waits for the end
+    stop: bool  # it knows that the run is asked to end
+    agreed: bool  # it has the final mean
+    here: tuple[int, ...]  # the workers that it hears, itself included
 
-    def written(self) -> str:
+    def encoded(self) -> str:
         return json.dumps(self)
 
 
 def decode_status(text: str) -> PeerStatus:
-    """What `written` gave. Raises MalformedError for anything else."""
+    """Raises MalformedError for any text that `encoded` does not give."""
     try:
-        life, steps, done, stop, agreed, here = json.loads(text)
-        return PeerStatus(int(life), int(steps), bool(done), bool(stop), bool(agreed), tuple(map(int, here)))
+        incarnation, steps, done, stop, agreed, here = json.loads(text)
+        return PeerStatus(int(incarnation), int(steps), bool(done), bool(stop), bool(agreed), tuple(map(int, here)))
     except (TypeError, ValueError):
         raise MalformedError(f"a worker said {text[:80]!r} of itself and the others, which is no roll") from None
 
 
 class ReceivedState(NamedTuple):
-    """From whom, what it said of itself, and what it has: nothing where all have come to the end."""
+    """The state of a live peer, to begin from."""
 
     peer: int
-    roll: PeerStatus
-    state: Payload
+    status: PeerStatus
+    state: Payload  # nothing where all have come to the end
 
 
 def rejoin(others: Sequence[int], like: Payload, is_over: Callable[[], bool] = lambda: False) -> PeerScript:
-    """Begin to take the place of a worker that was lost: find somebody who is here, and take over what it has.
+    """Begin to take the place of a worker that was lost: find a live peer and receive its state. Returns ReceivedState.
 
-    others: asked one after the other, and again. like: of which shapes and dtypes that must be. is_over: whether nobody
-    is waited for any longer. Returns TakenOver.
-    Nothing is said under a stamp, so nobody takes part in anything before this worker does. Raises PeerLost where
-    nobody has anything to give.
+    others: asked one after the other, and again. like: the shapes and dtypes that the state must have. is_over: whether
+    to give up at the next failure. Pulls carry no stamp, so no peer counts this worker before it takes part itself.
+    Raises PeerLost where no peer has anything to give.
     """
     failure: GossamerError | None = None
-    rounds = max(1, round(SEARCH_SECONDS / ROLL_SECONDS / max(1, len(others))))
+    rounds = max(1, round(SEARCH_SECONDS / STATUS_SECONDS / max(1, len(others))))
     for peer in chain.from_iterable(repeat(others, rounds)):
         try:
-            answer = yield Pull(of=Peer(WORKER, peer), key=ROLL, within_seconds=ROLL_SECONDS)
-            roll = decode_status(answer.about)
-            state = () if roll.agreed else (yield from receive_state(peer, like, STATE_SECONDS))
+            answer = yield Pull(of=Peer(WORKER, peer), key=STATUS, within_seconds=STATUS_SECONDS)
+            status = decode_status(answer.about)
+            state = () if status.agreed else (yield from receive_state(peer, like, STATE_SECONDS))
         except (PeerLost, MalformedError, ConnectError) as why:
             failure = why
             if is_over():
                 break
         else:
-            return ReceivedState(peer, roll, state)
+            return ReceivedState(peer, status, state)
     raise PeerLost(
         f"workers {', '.join(map(str, others))} give nothing to go on from ({failure}), and what this worker had is "
         "lost. Where none of them trains any more, begin again."
@@ -84,15 +82,15 @@ def rejoin(others: Sequence[int], like: Payload, is_over: Callable[[], bool] = l
 
 
 def with_checksum(shown: Pulled) -> Pulled:
-    """The same, with a hash of what it gives, for whoever asked for STATE."""
+    """The same with a hash of its payload, in reply to a pull of STATE."""
     return replace(shown, about=_hash(shown.payload)) if shown.payload else shown
 
 
 def receive_state(peer: int, like: Payload, within_seconds: float | None = None) -> PeerScript:
-    """Ask worker `peer` for its parameters, (n,), and what it keeps beside them; returns what is to be begun from.
+    """Pull from worker `peer` its parameters, (n,), and what it keeps beside them; returns what is to be begun from.
 
-    like: of which shapes and dtypes that must be. To be run before the first word of one's own: who joins from other
-    numbers than were shown would pull everybody towards them. Raises MalformedError, and PeerLost where nobody answers
+    like: the shapes and dtypes that it must have. To be run before the first exchange: a worker that joins from other
+    numbers than were shown would pull all others towards them. Raises MalformedError, and PeerLost without a reply
     within_seconds.
     """
     pulled = yield Pull(of=Peer(WORKER, peer), key=STATE, within_seconds=within_seconds)
@@ -100,7 +98,7 @@ def receive_state(peer: int, like: Payload, within_seconds: float | None = None)
 
 
 def checked(pulled: Pulled, peer: int, like: Payload) -> Payload:
-    """What was sealed. Raises MalformedError for anything else."""
+    """The payload, if it is what `with_checksum` gave the hash of. Raises MalformedError for anything else."""
     if _kinds(pulled.payload) != _kinds(like):
         raise MalformedError(
             f"worker {peer} shows {_kinds(pulled.payload)}, and this worker has {_kinds(like)}. Run the same script on "
@@ -121,7 +119,7 @@ def _kinds(payload: Payload) -> list[tuple[tuple[int, ...], torch.dtype]]:
 
 
 def _hash(payload: Payload) -> str:
-    """Of bytes, dtypes and sizes; equal hashes mean equal bits."""
+    """Hash of bytes, dtypes and sizes; equal hashes mean equal bits."""
     found = hashlib.blake2b(repr(_kinds(payload)).encode(), digest_size=HASH_BYTES)
     for each in payload:
         found.update(_bytes(each))

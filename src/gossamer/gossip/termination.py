@@ -1,17 +1,14 @@
-"""All come to the end, and take the same mean: what workers without lock step say beside their exchanges."""
+"""Termination of pairwise gossip: when every live worker is done, the lowest live rank averages all parameters and
+hands out the result; where it dies, the next rank begins anew, from any mean already published."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from math import nan, sqrt
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from math import nan
+from typing import Any
 
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import (
@@ -30,71 +27,67 @@ from gossamer.core.peer_ops import (
 )
 from gossamer.errors import ConnectError
 from gossamer.events import notice
+from gossamer.gossip.final_mean import FinalMean, RunningMean, decode_mean
 from gossamer.gossip.incarnation import incarnation_of, with_incarnation
 from gossamer.gossip.pairwise import AVERAGE, Partner
 from gossamer.gossip.pairwise_scripts import answering
-from gossamer.gossip.state_transfer import ROLL, PeerStatus, decode_status
+from gossamer.gossip.state_transfer import STATUS, PeerStatus, decode_status
 from gossamer.kernels import all_finite
 from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread
 
-HERE, STOP, DONE, AGREED, OVER = "here", "stop", "done", "agreed", "over"
-NOW, FINAL = "now", "final"
+# Keys of pushes: a greeting; a request to end the run; the sender is done; the final mean; the receiver may go
+HELLO, STOP, DONE, FINAL_MEAN, DISMISSED = "here", "stop", "done", "agreed", "over"
+NOW, FINAL = "now", "final"  # keys of pulls: parameters as last shown; the part in the final mean, or that mean
 MEETING_SECONDS = 60.0  # until all others were heard once: their endpoints are open by then
-RETURN_SECONDS = 5.0  # who came back waits no longer for those that are slow to hear of it
+RETURN_SECONDS = 5.0  # a worker that came back waits no longer for those that are slow to hear of it
 GLANCE_SECONDS = 0.05  # between looks at whether the peer that is asked has left
 
 
-class FinalMean(NamedTuple):
-    """A mean over workers. payload: the parameters (n,), then whatever else each of them gave; distance: how far they
-    are from it, the root of the mean over workers of the squared distance."""
-
-    payload: Payload
-    distance: float
-
-
 class TerminationProtocol:
-    """What one worker has heard of the others, and the ways to tell them something and to agree with them.
+    """One worker's view of the others' progress, and its pushes and pulls to end the run together.
 
-    In the end, every worker says that it is done and goes on answering. Once all that are here have said so, the lowest
-    rank asks each for its parameters, hands the mean to all, and dismisses them. If it leaves before, the next one
-    begins anew, from the mean where anybody has one already. So all that stay take the same bits, and whoever left
-    keeps nobody waiting for longer than it takes to notice. Where a link breaks for good between two that live, either
-    counts the other as gone, and they may end apart.
+    In the end, every worker pushes that it is done and goes on answering. Once all live ones have, the lowest live rank
+    pulls the parameters of each, pushes the mean to all, and dismisses them. Where it leaves before, the next rank
+    begins anew, from the mean where any worker has one already. So all that stay take the same bits, and a worker that
+    left keeps the others waiting for no longer than it takes to notice. Where a link breaks for good between two live
+    workers, either counts the other as gone, and they may end apart.
 
-    Somebody who was lost and came back has said nothing yet, whatever was heard of it before; what others have said
-    before, they tell it when it greets them.
+    A worker that was lost and came back has said nothing yet, whatever was heard of its incarnation before; the others
+    repeat to it what they have said, in their replies to its greeting.
     """
 
     def __init__(self, partner: Partner, world: int) -> None:
         self._partner, self._rank, self._world = partner, partner.rank, world
         self._changed = threading.Condition()
-        self._said: dict[str, dict[int, int]] = {key: {} for key in (HERE, STOP, DONE, AGREED, OVER)}
-        self._along: Payload = ()
+        # By key, the newest incarnation in which each worker said so
+        self._said: dict[str, dict[int, int]] = {key: {} for key in (HELLO, STOP, DONE, FINAL_MEAN, DISMISSED)}
+        self._averaged_state: Payload = ()
         self._agreed: FinalMean | None = None
         self._done = self._deaf = False
-        self.steps = 0  # of this worker, for who asks
+        self.steps = 0  # of this worker, for its status
 
     @property
     def live(self) -> list[int]:
         """The other workers that are here, ascending."""
-        return [peer for peer in range(self._world) if peer != self._rank and peer not in self._partner.gone]
+        return [peer for peer in range(self._world) if peer != self._rank and not self._partner.is_gone(peer)]
 
     @property
     def told_to_stop(self) -> bool:
-        """Somebody wants the run to end, or the last mean is made: what is trained after it would be thrown away."""
+        """Some worker wants the run to end, or the final mean is made: training after it would be thrown away."""
         return bool(self._said[STOP]) or self._dismissed
 
     @property
     def _done_here(self) -> set[int]:
-        """Who has come to the end: a worker that came back since has not."""
-        return {peer for peer, life in self._said[DONE].items() if life == self._partner.life_of(peer)}
+        """The workers that are done in their newest incarnation."""
+        done = self._said[DONE].items()
+        return {peer for peer, incarnation in done if incarnation == self._partner.newest_incarnation(peer)}
 
     # -- heard ---------------------------------------------------------------------------------------------------------
 
     def listen(self, moved: Callable[[Peer, str], None] = lambda peer, where: None) -> PeerScript:
-        """Answer whoever asks, for as long as it runs: averages as the partner does, and the words of this module.
+        """Answer every peer, for as long as it runs: averages as the partner does, and the keys of this module.
 
-        moved: hears where a worker listens that came back.
+        moved: called with the new address of a worker that came back.
         """
         averages = answering(self._partner)
         next(averages)
@@ -107,9 +100,9 @@ class TerminationProtocol:
                     while not isinstance(op, Await):
                         op = averages.send((yield op))
                 else:
-                    yield reply  # first, since whoever hears of it below may close the endpoint
+                    yield reply  # first, since a thread that hears of it below may close the endpoint
                 match heard:
-                    case Arrived(sender=sender, op=Push(key=key, about=where)) if key == HERE and where:
+                    case Arrived(sender=sender, op=Push(key=key, about=where)) if key == HELLO and where:
                         moved(sender, where)
                 self._note(heard)
         finally:
@@ -118,31 +111,31 @@ class TerminationProtocol:
                 self._changed.notify_all()
 
     def _answer(self, heard: PeerEvent) -> Reply | None:
-        """None where it is not about parting."""
+        """None where the partner answers."""
         match heard:
-            case Arrived(token=token, op=Push(key=key)) if key == HERE:
-                return Reply(token=token, answer=Receipt(version=0, about=self._roll().written()))
+            case Arrived(token=token, op=Push(key=key)) if key == HELLO:
+                return Reply(token=token, answer=Receipt(version=0, about=self._status().encoded()))
             case Arrived(token=token, op=Push(key=key)) if key != AVERAGE:
                 return Reply(token=token, answer=Receipt(version=0 if key in self._said else -1))
-            case Arrived(token=token, op=Pull(key=key)) if key == ROLL:
-                return Reply(token=token, answer=Pulled(version=0, about=self._roll().written()))
+            case Arrived(token=token, op=Pull(key=key)) if key == STATUS:
+                return Reply(token=token, answer=Pulled(version=0, about=self._status().encoded()))
             case Arrived(token=token, op=Pull(key=key)) if key == FINAL:
                 return Reply(token=token, answer=self._final())
         return None
 
     def _final(self) -> Pulled:
-        """This worker's part in the last mean, or that mean; nothing where it came back after it was asked, and is not
+        """This worker's part in the final mean, or that mean; nothing where it came back after it was asked, and is not
         done."""
         with self._changed:
             known, done = self._agreed, self._done
         if known is not None:
-            return Pulled(version=0, payload=_written(known), about=AGREED)
+            return Pulled(version=0, payload=known.encoded(), about=FINAL_MEAN)
         return Pulled(version=0, payload=self._mine(FINAL)) if done else Pulled(version=-1)
 
-    def _roll(self) -> PeerStatus:
+    def _status(self) -> PeerStatus:
         with self._changed:
             return PeerStatus(
-                life=self._partner.life,
+                incarnation=self._partner.incarnation,
                 steps=self.steps,
                 done=self._done,
                 stop=self.told_to_stop,
@@ -155,37 +148,37 @@ class TerminationProtocol:
             match heard:
                 case Arrived(sender=sender, op=Push(key=key, stamp=stamp, payload=payload)) if key in self._said:
                     self._say_that(key, sender.number, incarnation_of(stamp.step))
-                    if key == AGREED and self._agreed is None and self._fits(payload):
-                        self._agreed = _read(payload)
+                    if key == FINAL_MEAN and self._agreed is None and self._fits(payload):
+                        self._agreed = decode_mean(payload)
             self._changed.notify_all()
 
-    def _say_that(self, key: str, peer: int, life: int) -> None:
-        """A worker has said so in this life. What is late, of a life before, changes nothing."""
-        self._partner.meet(peer, life)
-        self._said[key][peer] = max(life, self._said[key].get(peer, 0))
+    def _say_that(self, key: str, peer: int, incarnation: int) -> None:
+        """A worker has said so in this incarnation. A late message, of an incarnation before, changes nothing."""
+        self._partner.meet(peer, incarnation)
+        self._said[key][peer] = max(incarnation, self._said[key].get(peer, 0))
 
-    def _call(self, peer: int, roll: PeerStatus) -> None:
-        """What a worker says of itself to who came back: all that this one has missed."""
+    def _catch_up(self, peer: int, status: PeerStatus) -> None:
+        """Take from a worker's status all that this one, which came back, has missed."""
         with self._changed:
-            self._partner.meet(peer, roll.life)
-            for key, said in ((DONE, roll.done), (STOP, roll.stop)):
+            self._partner.meet(peer, status.incarnation)
+            for key, said in ((DONE, status.done), (STOP, status.stop)):
                 if said:
-                    self._say_that(key, peer, roll.life)
+                    self._say_that(key, peer, status.incarnation)
             self._changed.notify_all()
 
     def _fits(self, payload: Payload) -> bool:
-        """Whether what somebody agreed on is what this worker would have written, but for its numbers."""
-        kinds = [(each.shape, each.dtype) for each in _written(FinalMean(self._mine(FINAL), 0.0))]
+        """Whether a final mean has the shapes and dtypes that this worker's own would have."""
+        kinds = [(each.shape, each.dtype) for each in FinalMean(self._mine(FINAL), 0.0).encoded()]
         return [(each.shape, each.dtype) for each in payload] == kinds
 
     def _mine(self, key: str) -> Payload:
-        return (*self._partner.snapshot(-1).payload, *(self._along if key == FINAL else ()))
+        return (*self._partner.snapshot(-1).payload, *(self._averaged_state if key == FINAL else ()))
 
     # -- said ----------------------------------------------------------------------------------------------------------
 
     def meet(self, me: PeerEndpoint) -> None:
-        """Hear all others once: only who was heard can be missed. Raises ConnectError."""
-        handles = self._tell(me, range(self._world), HERE)
+        """Greet all others: only a worker that was heard once can be missed. Raises ConnectError."""
+        handles = self._tell(me, range(self._world), HELLO)
         for peer, handle in handles.items():
             try:
                 handle.wait(MEETING_SECONDS)
@@ -196,9 +189,9 @@ class TerminationProtocol:
                 ) from None
 
     def meet_again(self, me: PeerEndpoint, here: Iterable[int], where: str) -> None:
-        """Let all others know that this worker came back, and `where` it listens. Waits for those that are `here`, and
-        not for long: who is not heard counts as gone until it is."""
-        handles = self._tell(me, range(self._world), HERE, about=where)
+        """Tell all others that this worker came back, and `where` it listens. Waits for those that are `here`, and not
+        for long: a worker that is not heard counts as gone until it is."""
+        handles = self._tell(me, range(self._world), HELLO, about=where)
         until = time.monotonic() + RETURN_SECONDS
         for peer in here:
             if peer in handles:
@@ -206,7 +199,7 @@ class TerminationProtocol:
                     handles[peer].wait(max(0.0, until - time.monotonic()))
 
     def stop(self, me: PeerEndpoint) -> None:
-        """Ask all others to end the run after their next step; waits for nobody."""
+        """Ask all others to end the run after their next step, without waiting for their replies."""
         self._tell(me, range(self._world), STOP)
 
     def _tell(
@@ -215,15 +208,15 @@ class TerminationProtocol:
         return {peer: me.start(self.say(peer, key, payload, about)) for peer in peers if peer != self._rank}
 
     def say(self, peer: int, key: str, payload: Payload = (), about: str = "") -> PeerScript:
-        """Tell one worker; what that has to say of itself is heard."""
-        stamp = Stamp(self._rank, with_incarnation(self._partner.life, 0))
+        """Push to one worker, and take note of the status in its reply."""
+        stamp = Stamp(self._rank, with_incarnation(self._partner.incarnation, 0))
         receipt = yield Push(to=Peer(WORKER, peer), key=key, stamp=stamp, payload=payload, about=about)
         if receipt.about:
-            self._call(peer, decode_status(receipt.about))
+            self._catch_up(peer, decode_status(receipt.about))
 
     def wait(self, handle: PeerThread, peer: int) -> Any:
-        """What the script returned that talks to `peer`; None where that has left. Raises what the script raised."""
-        while peer not in self._partner.gone:
+        """The result of a script that asks `peer`; None where that has left. Raises the script's errors."""
+        while not self._partner.is_gone(peer):
             with suppress(TimeoutError):
                 return handle.wait(GLANCE_SECONDS)
         return None
@@ -234,61 +227,61 @@ class TerminationProtocol:
         """The mean of what this worker and those that are here have shown last; they go on meanwhile."""
         return self._mean(me, NOW)
 
-    def end(self, me: PeerEndpoint, along: Payload) -> FinalMean:
-        """Wait until all that are here have come to the end, and take the mean, the same bits on each of them.
+    def end(self, me: PeerEndpoint, averaged_state: Payload) -> FinalMean:
+        """Wait until all live workers are done, and take the final mean, the same bits on each of them.
 
-        This worker has begun nothing that has not ended. along: what else is to be averaged. Raises ConnectError.
+        This worker has no exchange in flight. averaged_state: averaged along with the parameters. Raises ConnectError.
         """
         with self._changed:
-            self._along, self._done = along, True
-        self._tell(me, range(self._world), DONE)  # also who is gone: it may come back and wait
+            self._averaged_state, self._done = averaged_state, True
+        self._tell(me, range(self._world), DONE)  # also those that are gone: they may come back and wait
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._deaf or self._dismissed or self._leads)
+                self._changed.wait_for(lambda: self._deaf or self._dismissed or self._is_leader)
                 if self._deaf:
                     raise ConnectError(f"{me.me} hears nobody any more, so it cannot take part in the last mean.")
                 if self._dismissed and self._agreed is not None:
                     return self._agreed
-            self._lead(me)
+            self._run_as_leader(me)
 
     @property
     def _dismissed(self) -> bool:
-        return bool(self._agreed and self._said[OVER])
+        return bool(self._agreed and self._said[DISMISSED])
 
     @property
-    def _leads(self) -> bool:
-        """Whether it is for this worker to average, now: everybody's exchanges have ended."""
+    def _is_leader(self) -> bool:
+        """Whether it is for this worker to average, now: the exchanges of all have ended."""
         live = set(self.live)
         return self._rank < min(live, default=self._world) and live <= self._done_here
 
-    def _lead(self, me: PeerEndpoint) -> None:
+    def _run_as_leader(self, me: PeerEndpoint) -> None:
         agreed = self._agreed or self._mean(me, FINAL)
         with self._changed:
             self._agreed = agreed = self._agreed or agreed
-        for key, payload in ((AGREED, _written(agreed)), (OVER, ())):  # nobody is dismissed before all have it
+        for key, payload in ((FINAL_MEAN, agreed.encoded()), (DISMISSED, ())):  # none is dismissed before all have it
             handles = self._tell(me, self.live, key, payload)
             for peer, handle in handles.items():
                 self.wait(handle, peer)
         with self._changed:
-            self._said[OVER][self._rank] = self._partner.life
+            self._said[DISMISSED][self._rank] = self._partner.incarnation
 
     def _mean(self, me: PeerEndpoint, key: str) -> FinalMean:
-        """Over all that are here and finite, by rank; what one of them has agreed on, where that happened."""
-        sums = RunningMean()
-        for peer, pulled in self._ask(me, key):
-            if pulled.about == AGREED:
-                return _read(pulled.payload)
+        """Over all that are here and finite, by rank; or the final mean, where one of them has it."""
+        found = RunningMean()
+        for peer, pulled in self._pull(me, key):
+            if pulled.about == FINAL_MEAN:
+                return decode_mean(pulled.payload)
             if not pulled.payload:
                 continue
             if all(all_finite(tensor) for tensor in pulled.payload):
-                sums.add(pulled.payload)
+                found.add(pulled.payload)
             else:
                 notice(f"worker {peer}'s parameters are not finite, and no mean would be with them: they are left out")
-        return sums.mean() if sums.count else FinalMean(self._mine(key), nan)
+        return found.mean() if found.count else FinalMean(self._mine(key), nan)
 
-    def _ask(self, me: PeerEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
-        """What each worker that is here gives, by rank, asked one after the other; this one among them. For the last
-        mean, of those that are done: somebody who was thought to be gone and is back may go on training."""
+    def _pull(self, me: PeerEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
+        """The part of each worker that is here, by rank, one after the other; this one among them. For the final mean,
+        of those that are done: a worker that counted as gone and is back may go on training."""
 
         def op(peer: int) -> PeerScript:
             return (yield Pull(of=Peer(WORKER, peer), key=key))
@@ -299,36 +292,3 @@ class TerminationProtocol:
                 yield peer, Pulled(version=0, payload=self._mine(key))
             elif (pulled := self.wait(me.start(op(peer)), peer)) is not None:
                 yield peer, pulled
-
-
-@dataclass
-class RunningMean:
-    """A mean by the order in which numbers come, one division after the sum; how far they are from it is kept along.
-
-    law:    sum |x - mean|^2 = sum over k of |x_k - mean of those before|^2 (k - 1) / k
-    source: Welford 1962, Technometrics: nothing cancels, however close they are
-    """
-
-    totals: Sequence[Tensor] = ()
-    count: int = 0
-    away: float = 0.0
-
-    def add(self, payload: Payload) -> None:
-        if self.count:
-            ahead = payload[0] - self.totals[0] / self.count
-            self.away += ahead.double().square().sum().item() * self.count / (self.count + 1)
-            torch._foreach_add_(list(self.totals), list(payload))
-        else:
-            self.totals = [tensor.clone() for tensor in payload]
-        self.count += 1
-
-    def mean(self) -> FinalMean:
-        return FinalMean(tuple(total / self.count for total in self.totals), sqrt(self.away / self.count))
-
-
-def _written(agreed: FinalMean) -> Payload:
-    return (torch.tensor([agreed.distance], dtype=torch.float64, device="cpu"), *agreed.payload)
-
-
-def _read(payload: Payload) -> FinalMean:
-    return FinalMean(payload[1:], payload[0].item())

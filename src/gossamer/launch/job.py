@@ -13,6 +13,7 @@ from pathlib import Path
 from gossamer.errors import RecipeError, require
 from gossamer.launch.logs.run_files import RUN_DIRECTORY
 from gossamer.recipes.recipe import resolve
+from gossamer.strategies import GossipStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Job:
             stages = resolve(self.recipe).strategy.stages
         except RecipeError:  # the workers say what is wrong with it
             return False
-        return all(stage.mixing is not None and not stage.mixing.in_lock_step for stage in stages)
+        return all(isinstance(stage, GossipStage) and not stage.in_lock_step for stage in stages)
 
     @property
     def command(self) -> str:

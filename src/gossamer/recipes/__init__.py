@@ -2,9 +2,10 @@
 
 recipe              Recipe, and `resolve`, which completes what a user wrote
 parser              text to terms, by Python's syntax tree; nothing is evaluated
-catalog             every noun there is, the presets, an example of each
-fields              what a noun's own dataclass fields say of its arguments
-validation          types, nesting and pairs that mean nothing are refused here
+nodes               compression between nodes, written in the topology, becomes the compressor
+catalog             every term there is by name, the presets, an example of each
+fields              signatures and argument types, from a term's dataclass fields
+validation          refuses types, nesting and pairs that mean nothing
 compression_choice  Sharded or SparseSum around a compressor where so many workers then send less
 """
 

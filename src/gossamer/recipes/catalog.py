@@ -1,4 +1,4 @@
-"""Catalog of terms: every noun there is, the presets, and an example of each."""
+"""Catalog of terms: every term there is by name, the presets, and an example of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ NOUNS: dict[str, type[Term]] = {
     if isinstance(noun, type) and issubclass(noun, Term) and is_dataclass(noun) and not isabstract(noun)
 }
 
-
 PRESETS = {
     "lan": Terms((Dense(dtype="bfloat16"),)),
     "wan": Terms((compressors.PowerSGD(rank=4),)),
@@ -38,13 +37,11 @@ def describe(kind: str | None = None) -> list[tuple[str, str]]:
 
 
 _sparse = TopK(density=0.01)
-
-
 EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: _sparse, Sparse: _sparse, Codec: Int8()}
 
 
 def _pasted(noun: type[Term]) -> str:
-    """Its example, beside a strategy that can use it: not all neighbours can agree on one mean."""
+    """Its example, beside a strategy that can use it: not all neighbors can agree on one mean."""
     return "Gossip() + " * (issubclass(noun, Topology) and not noun().agrees) + example_of(noun)
 
 

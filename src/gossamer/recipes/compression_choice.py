@@ -1,4 +1,4 @@
-"""Which of the ways to average what a compressor chose sends least: everyone's to everyone, or by parts."""
+"""Compression choice: plain, Sharded or SparseSum around a compressor, by the bytes that a worker sends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SUMS_SAVE = 2.0  # times the bytes
 
 
 def cheapest(compressor: Compressor, world: int | None) -> Compressor:
-    """A bare compressor, or around it Sharded or SparseSum, where so many workers then send less; None: nobody knows.
+    """The compressor, or around it Sharded or SparseSum where so many workers then send less; world None: unknown.
 
-    A sum of few entries tells k of them, where everyone's together are up to n k: for as many bytes both learn about
+    A sparse sum holds k entries, where those of all workers together are up to n k: for as many bytes both learn about
     as much, and for as many entries the sum learns less. So it has to send less than half.
     """
     if world is None:
@@ -34,6 +34,6 @@ def cheapest(compressor: Compressor, world: int | None) -> Compressor:
 
 @lru_cache(maxsize=256)
 def bytes_sent(compressor: Compressor, world: int) -> float:
-    """What each of so many workers sends for a matrix of a million entries."""
+    """Bytes that each of so many workers sends for a matrix of a million entries."""
     x, at = FlatTensors.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta")), AggregationContext(world=world)
-    return sum(word.bytes_sent for word in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+    return sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))

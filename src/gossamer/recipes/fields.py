@@ -1,4 +1,4 @@
-"""Fields of terms: what the nouns' own dataclass fields say about their arguments."""
+"""Fields of terms: signatures and argument types, from their dataclass fields."""
 
 from __future__ import annotations
 

@@ -136,6 +136,4 @@ class _Reader:
 
 
 _SHAPE = "TopK(density=0.01) + EveryStep()"
-
-
 _one_at_a_time = threading.Lock()  # Python 3.11 counts the depth of all threads' trees together, and raises SystemError

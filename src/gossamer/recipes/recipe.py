@@ -1,4 +1,4 @@
-"""Recipes: one grammar in Python and as text, and what a recipe means once it is complete."""
+"""Recipe: one strategy, one compressor and one topology; `resolve` completes what a user wrote."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gossamer.compressors import Compressor, Dense, Feedback, Route
 from gossamer.core.term import Term, Terms
 from gossamer.errors import RecipeError
 from gossamer.recipes.compression_choice import cheapest
+from gossamer.recipes.nodes import compress_between_nodes, sharing_workers
 from gossamer.recipes.parser import parse
 from gossamer.recipes.validation import LONGEST_TEXT, check_pair, check_term, check_type
 from gossamer.strategies import EveryStep, Strategy
@@ -19,14 +20,14 @@ from gossamer.topologies import Complete, Topology
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """One of each: when to talk, what travels, who talks to whom. Its repr is text that `parse` reads."""
+    """A strategy, a compressor and a topology. Its repr is text that `parse` reads."""
 
     strategy: Strategy = field(default=EveryStep())
     compressor: Compressor = field(default=Dense())
     topology: Topology = field(default=Complete())
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[Strategy, Compressor, Topology]:
         return self.strategy, self.compressor, self.topology
 
     def __repr__(self) -> str:
@@ -42,8 +43,8 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
     anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
     that is wrapped so and whose means can be encoded again is wrapped in Sharded first, and few entries inside Feedback
-    in SparseSum, where `world` is known and so many workers then send less (see cheapest.py). What comes with its
-    wrappers stays; a strategy that repeats what was lost gets Route.
+    in SparseSum, where `world` is known and so many workers then send less: see `cheapest`. Wrappers that were written
+    stay; a strategy that resends losses gets Route.
     """
     chosen: dict[str, Any] = {}
     for term in _terms(recipe):
@@ -56,9 +57,9 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
             )
         chosen[term.kind] = term
     written = Recipe(**chosen)
-    compressor, topology = written.strategy.carried(written.compressor, written.topology)
+    compressor, topology = compress_between_nodes(*written.terms)
     written = replace(written, compressor=compressor, topology=topology)
-    resolved = replace(written, compressor=_wrapped(written, written.strategy.shared_by(compressor, world)))
+    resolved = replace(written, compressor=_wrapped(written, sharing_workers(written.strategy, compressor, world)))
     for term in resolved.terms:
         check_term(term, ())
     check_pair(resolved.strategy, resolved.compressor)
@@ -92,12 +93,3 @@ def _wrapped(recipe: Recipe, world: int | None) -> Compressor:
 
 def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
     return Feedback(cheapest(compressor, world)) if compressor.wants_feedback else compressor
-
-
-# -- checks, for terms written in Python as for text
-
-
-# -- what the nouns' own fields say about them
-
-
-# -- text

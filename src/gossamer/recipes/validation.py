@@ -11,12 +11,9 @@ from gossamer.recipes.fields import ACCEPTED, fields_of, hints_of, signature
 from gossamer.strategies import Strategy
 
 LONGEST_TEXT = 2_000
-
-
 DEEPEST_NESTING = 8
-
-
 LARGEST_NUMBER = 2**63
+WEIGHTS = Slot("weight", (1024, 1024), 0, (1024, 1))
 
 
 def check_type(term: object) -> None:
@@ -52,13 +49,10 @@ def check_term(term: Term, above: tuple[Term, ...]) -> None:
             check_term(value, (*above, term))
 
 
-WEIGHTS = Slot("weight", (1024, 1024), 0, (1024, 1))
-
-
 def check_pair(strategy: Strategy, compressor: Compressor) -> None:
-    """Whether a compressor that applies the optimizer's momentum gets what it applies it to: gradients, at once."""
+    """Refuse a compressor that applies the optimizer's momentum where it would not get gradients at once."""
     owned = compressor.owns_momentum(WEIGHTS)
-    if owned is None or not any(stage.apart or stage.delay for stage in strategy.stages):
+    if owned is None or not any(stage.scheduled for stage in strategy.stages):
         return
     raise RecipeError(
         f"{compressor!r} applies the optimizer's momentum to gradients on their way, and with {strategy!r} "

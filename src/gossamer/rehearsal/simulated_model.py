@@ -16,8 +16,6 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_views import trainable
 from gossamer.rehearsal.model_shapes import Gradient
 from gossamer.session.momentum_transfer import ownership
-from gossamer.strategies import AVERAGE
-from gossamer.strategies.base import schedule_of
 
 VARIANTS = 4  # every so many steps a gradient is the same again
 SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool
@@ -153,10 +151,9 @@ IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SG
 
 def idle(model: SimulatedModel, recipe: Recipe) -> Optimizer:
     """An optimizer that the recipe goes with and that does as little as can be."""
-    stage = recipe.strategy.stages[-1]
-    if stage.apart:
-        averaged = stage.merging is not None and stage.merging.on_merge == AVERAGE
-        return Drifting(model, schedule_of(stage).period, averaged=averaged)
+    stage = recipe.strategy.steady_stage
+    if stage.local_parameters:
+        return Drifting(model, stage.schedule.period, averaged=stage.averages_optimizer_state)
     for owner in ownership(recipe.compressor, trainable(model)).values():
         return IDLE[owner.optimizer](model.parameters())
     return Idle(model.parameters())

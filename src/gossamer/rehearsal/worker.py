@@ -13,7 +13,6 @@ from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.model_shapes import from_file
 from gossamer.rehearsal.simulated_model import SimulatedModel, idle
 from gossamer.session.attach import attach
-from gossamer.strategies.base import schedule_of
 from gossamer.world import init
 
 
@@ -23,7 +22,7 @@ def main(args: argparse.Namespace) -> None:
     model = SimulatedModel(gradients, step_seconds=args.step_seconds, forward_share=args.forward_share, seed=world.rank)
     recipe = resolve(os.environ.get("GOSSAMER_RECIPE"), world.size)
     optimizer = idle(model, recipe)
-    late, sent = 0.0, SentBytes(schedule_of(recipe.strategy.stages[-1]).delay)
+    late, sent = 0.0, SentBytes(recipe.strategy.steady_stage.schedule.delay)
     events.subscribe(sent)
     with attach(model, optimizer) as session:
         began = time.process_time()

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.errors import LoopError
 from gossamer.recipes.recipe import Recipe
 from gossamer.session.momentum_transfer import ownership
-from gossamer.strategies import Stage
+from gossamer.strategies import GradientStage, Stage
 
 LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
 
@@ -131,8 +131,8 @@ class ForeignOptimizerGuard:
 
 
 def acts_around_steps(stage: Stage) -> bool:
-    """Whether parameters instead of gradients are averaged."""
-    return stage.apart or stage.serving is not None
+    """Whether something other than gradients is agreed upon."""
+    return not isinstance(stage, GradientStage)
 
 
 def steps_through(outer: Optimizer, inner: Optimizer, depth: int = 3) -> bool:

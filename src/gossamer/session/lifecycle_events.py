@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,7 @@ from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
 from gossamer.reducer.parameter_views import trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import AVERAGE, Stage
-from gossamer.strategies.base import schedule_of
+from gossamer.strategies import AveragingStage, GossipStage, GradientStage, ServerStage, Stage
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.gossip_round import HEADER_BYTES
 
@@ -29,24 +29,38 @@ def begun(
     fragments: Sequence[Sequence[Bucket]],
     transport: Transport,
 ) -> events.Attached:
-    stage = recipe.strategy.stages[-1]  # the one that lasts
+    stage = recipe.strategy.steady_stage
     buckets = [bucket for each in fragments for bucket in each]
     tensors = sum(len(bucket.parameters) for bucket in buckets)
-    groups, flights = len(ModelBuffers(model)), bool(stage.apart or stage.delay)
-    in_sites = stage.merging is not None and stage.averages
+    groups = len(ModelBuffers(model))
     return events.Attached(
         recipe=repr(recipe),
         layouts=tuple(layouts(buckets)),
         fragments=tuple(place for place, each in enumerate(fragments) for _ in each),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        buffer_bytes=moving_bytes(model) if in_sites or not (flights or stage.serving) else 0,
-        rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if flights else (),
-        control_bytes=HEADER_BYTES if stage.mixing else last_word_bytes(stage, tensors, groups),
-        site_control_bytes=control_bytes(tensors, groups) if in_sites else 0,
+        buffer_bytes=moving_bytes(model) if stage.averages_gradients_at_once else 0,
+        rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if stage.scheduled else (),
+        control_bytes=_control_bytes(stage, tensors, groups),
+        site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, groups),
         rank=transport.rank,
         world=transport.world,
-        period=schedule_of(stage).period if stage.apart and transport.world > 1 else 1,
+        period=stage.schedule.period if stage.local_parameters and transport.world > 1 else 1,
     )
+
+
+def _control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
+    """Payload bytes of the report that ends a round; a merge reports neither gradients nor buffers."""
+    match stage:
+        case GradientStage():
+            return control_bytes(parameter_tensors, 0 if stage.scheduled else buffer_groups)
+        case AveragingStage():
+            return control_bytes(0)
+        case GossipStage():
+            return HEADER_BYTES
+        case ServerStage():
+            return 0
+        case _:
+            assert_never(stage)
 
 
 def _rider_bytes(
@@ -54,9 +68,7 @@ def _rider_bytes(
 ) -> tuple[int, ...]:
     """Bytes of the state averaged with each fragment, in float32 or wider."""
     buffers = ModelBuffers(model).averaged()
-    kinds = 0
-    if optimizer is not None and stage.merging is not None and stage.merging.on_merge == AVERAGE:
-        kinds = len(optimizer_state_keys(optimizer))
+    kinds = 0 if optimizer is None or not stage.averages_optimizer_state else len(optimizer_state_keys(optimizer))
     momenta = [kinds * [p for bucket in each for p in bucket.parameters.values()] for each in fragments]
     return (averaged_bytes([*buffers, *momenta[0]]), *map(averaged_bytes, momenta[1:]))
 
@@ -78,15 +90,6 @@ def _holds(model: nn.Module, agreed: Mapping[str, Tensor]) -> bool:
     """Whether the model's own parameters are those that were agreed on, as it would hold them."""
     own = trainable(model)
     return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)
-
-
-def last_word_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
-    """Payload bytes of the report that ends a sync round; one of parameters holds nothing on gradients and buffers."""
-    if stage.serving:
-        return 0
-    if stage.merging:
-        return control_bytes(0)
-    return control_bytes(parameter_tensors) if stage.delay else control_bytes(parameter_tensors, buffer_groups)
 
 
 def numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:

@@ -112,7 +112,11 @@ class Session:
 
     def _settings(self) -> str:
         """What must be alike where ranks make the same step. Apart, one may be a step behind its scheduler."""
-        return "" if self._stages.now.apart else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
+        return (
+            ""
+            if self._stages.now.local_parameters
+            else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
+        )
 
     def _check_ranks_alike(self) -> None:
         if self._transport.world == 1:

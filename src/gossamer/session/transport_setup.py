@@ -10,7 +10,7 @@ from gossamer.errors import AttachError, ConnectError
 from gossamer.network import read_network
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import Stage
+from gossamer.strategies import GossipStage, ServerStage, Stage
 from gossamer.transports.detached import DetachedTransport
 from gossamer.transports.mesh.collective_selector import ENGINE, requested_collective
 from gossamer.transports.mesh.transport import mesh_transport
@@ -41,9 +41,9 @@ def transport_for(world: World, recipe: Recipe) -> Transport:
 
 def _takes_back(stage: Stage) -> bool:
     """Whether a restarted worker finds parameters to go on from, and no rank waits for it at a step."""
-    if stage.serving is not None:
+    if isinstance(stage, ServerStage):
         return bool(dedicated_servers())
-    return stage.mixing is not None and not stage.mixing.in_lock_step
+    return isinstance(stage, GossipStage) and not stage.in_lock_step
 
 
 def group_transport(world: World, wish: str) -> Transport:

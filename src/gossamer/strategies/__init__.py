@@ -1,13 +1,28 @@
-"""When to talk."""
+"""Strategies: when workers synchronize, and whether gradients, parameters or neither are averaged by all of them.
+
+base               Strategy, its families, and the stages of a training: gradient, averaging, gossip, server
+schedule           tables of sync rounds: when a fragment leaves and lands
+every_step         EveryStep: synchronous data parallelism, accumulated or delayed
+local_sgd          LocalSGD, PostLocalSGD
+diloco             DiLoCo, Streaming DiLoCo
+delayed_averaging  DelayedAveraging (DGA)
+gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
+parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
+"""
 
 from gossamer.strategies.base import (
     AGREED,
     AVERAGE,
     KEEP,
     RESET,
+    AveragingStage,
     AveragingStrategy,
+    GossipStage,
     GossipStrategy,
+    GradientStage,
     Memory,
+    ServerStage,
+    ServerStrategy,
     Stage,
     Strategy,
 )
@@ -24,17 +39,22 @@ __all__ = [
     "AVERAGE",
     "KEEP",
     "RESET",
+    "AveragingStage",
     "AveragingStrategy",
     "DelayedAveraging",
     "DiLoCo",
     "EveryStep",
     "Gossip",
+    "GossipStage",
     "GossipStrategy",
+    "GradientStage",
     "LocalSGD",
     "Memory",
     "ParameterServer",
     "PeriodicSchedule",
     "PostLocalSGD",
+    "ServerStage",
+    "ServerStrategy",
     "Stage",
     "Strategy",
     "SyncRound",

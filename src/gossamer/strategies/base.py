@@ -1,75 +1,51 @@
-"""What a strategy is: when workers talk, what they offer, what they do with the answer."""
+"""Strategy, its three families, and the stages that a training passes through, each of one of four kinds."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense, Hierarchical
+from gossamer.compressors import Compressor
 from gossamer.core.term import Term
-from gossamer.errors import RecipeError
+from gossamer.errors import AttachError, RecipeError
 from gossamer.gossip.rules import Memory as Memory
 from gossamer.gossip.rules import MixingRule
 from gossamer.strategies.schedule import PeriodicSchedule, SyncRound
 from gossamer.topologies import Topology
 
-if TYPE_CHECKING:
-    from gossamer.strategies.parameter_server import ParameterServer
-
-AGREED = "agreed"  # the key of what all workers hold alike
+AGREED = "agreed"  # the key of the parameters that all workers hold alike
 KEEP, AVERAGE, RESET = "keep", "average", "reset"
 
 
 class Strategy(Term, ABC):
-    """When the workers talk. Subclasses are plain hyperparameters and pure rules; the session acts on them."""
+    """When workers synchronize. Subclasses are plain hyperparameters and pure rules; the session acts on them."""
 
     kind = "strategy"
 
     @property
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
-        """What goes on, from which backward pass on; the first begins with the first."""
+        """The stages of the training, by their first backward pass; the first begins at 0."""
+
+    @property
+    def steady_stage(self) -> Stage:
+        """The last stage, which goes on until the end."""
+        return self.stages[-1]
 
     @property
     def resends_losses(self) -> bool:
-        """Whether what a compressor leaves out is offered again anyway, to somebody who hears each worker by itself: a
-        recipe then adds neither Feedback nor Sharded."""
+        """Whether a compressor's losses are offered again anyway, to each receiver by itself: recipes then add neither
+        Feedback nor Sharded."""
         return False
 
     @property
     def agrees_on_means(self) -> bool:
         """Whether all workers agree on means, of which each could average a part for all: a recipe may add Sharded."""
         return True
-
-    def shared_by(self, compressor: Compressor, world: int | None) -> int | None:
-        """How many of `world` workers could each average a part for all, if any: nodes share within themselves."""
-        nodes = any(isinstance(term, Hierarchical) for term in compressor.held())
-        return world if self.agrees_on_means and not nodes else None
-
-    def carried(self, compressor: Compressor, topology: Topology) -> tuple[Compressor, Topology]:
-        """A recipe's compressor and topology as written, then as used: what a topology compresses between nodes becomes
-        the compressor. Raises RecipeError where no group is there that could be divided into nodes."""
-        alone = compressor.held() if self.resends_losses or not self.agrees_on_means else ()
-        for term in (*self.held(), *alone):
-            if isinstance(term, Hierarchical):
-                raise RecipeError(
-                    f"{term!r} averages over a node before it compresses, and with {self!r} every message goes from "
-                    f"one to another. Write {term.between!r} in its place."
-                )
-        if topology.crossing is None or not self.agrees_on_means:
-            return compressor, topology
-        between, per_node = topology.crossing
-        if compressor != Dense():
-            raise RecipeError(
-                f"{topology!r} sends numbers as they are within a node, and {compressor!r} beside it would compress "
-                f"them there, too. Write {self!r} + {topology!r} alone, or {self!r} + {compressor!r} + "
-                f"{topology.plain!r}."
-            )
-        return Hierarchical(cast(Compressor, between), per_node=per_node), topology.plain
 
     def check(self, compressor: Compressor, topology: Topology) -> None:
         """Raise RecipeError where these do not go together with it."""
@@ -82,10 +58,10 @@ class Strategy(Term, ABC):
 
 
 class AveragingStrategy(Strategy):
-    """Workers train apart, and agree on parameters from time to time.
+    """Local training with parameter averaging: all workers agree on parameters from time to time.
 
-    Its rules see flat tensors (n,), the parameters of one bucket side by side. What travels are differences to
-    something that all workers know, since those are small and may be compressed; subtracting the mean difference is
+    Its rules see flat tensors (n,), the parameters of one bucket side by side. Pseudo-gradients travel, differences to
+    parameters that all workers know, since those are small and may be compressed; subtracting the mean difference is
     averaging the parameters.
     """
 
@@ -96,29 +72,29 @@ class AveragingStrategy(Strategy):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage(0, merging=self),)
+        return (AveragingStage(0, self),)
 
     @property
     def needs_own(self) -> bool:
-        """Whether `land` asks for what this worker itself has sent."""
+        """Whether `land` asks for this worker's own contribution."""
         return False
 
     @property
     def on_merge(self) -> str:
-        """What becomes of the optimizer's momenta of parameters that land: KEEP, AVERAGE or RESET."""
+        """The fate of the optimizer's momenta when parameters land: KEEP, AVERAGE or RESET."""
         return KEEP
 
     @property
     def kept_share(self) -> float:
-        """How much of other things that are averaged along, such as BatchNorm's statistics, a worker keeps."""
+        """How much of its own averaged state, such as BatchNorm's statistics, a worker keeps."""
         return 0.0
 
     @abstractmethod
     def begin(self, parameters: Tensor) -> Memory:
-        """What a worker remembers at first; `AGREED` among it, which is the same on every worker at all times."""
+        """A worker's first memory; `AGREED` among it, which is the same on every worker at all times."""
 
     def offer(self, parameters: Tensor, memory: Memory) -> None:
-        """Overwrite `parameters`, a copy, with what leaves: how far they went, so that downhill is positive."""
+        """Overwrite `parameters`, a copy, with the pseudo-gradient that leaves: positive is downhill."""
         torch.sub(memory[AGREED], parameters, out=parameters)
 
     @abstractmethod
@@ -126,34 +102,25 @@ class AveragingStrategy(Strategy):
         """Overwrite `parameters` with what they become now that the mean of what was offered is here."""
 
     def restart(self, parameters: Tensor, memory: Memory) -> None:
-        """Workers that are not those from before go on from the same parameters."""
+        """Another set of workers goes on from the same parameters."""
         memory.update(self.begin(parameters))
 
     def undo(self, memory: Memory, offered: Tensor) -> None:
-        """What was offered was not agreed upon, and is offered again."""
+        """Revert an offer that was not agreed upon: it is offered again."""
 
 
 class GossipStrategy(Strategy):
-    """Workers train apart, and average their parameters with neighbours of a topology."""
+    """Local training with gossip: workers average their parameters with neighbors of a topology."""
 
     period: int
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage(0, mixing=self),)
+        return (GossipStage(0, self),)
 
     @property
     def resends_losses(self) -> bool:
         return True
-
-    def carried(self, compressor: Compressor, topology: Topology) -> tuple[Compressor, Topology]:
-        if topology.crossing is not None:
-            raise RecipeError(
-                f"{topology!r} compresses the means of nodes, and with {self!r} every worker tells its neighbours by "
-                "itself how far it is from their copies of it (CHOCO), within a node as between nodes. Write "
-                f"{self!r} + {topology.crossing.by!r} + {topology.plain!r}."
-            )
-        return super().carried(compressor, topology)
 
     @property
     def schedule(self) -> PeriodicSchedule:
@@ -162,7 +129,7 @@ class GossipStrategy(Strategy):
 
     def rounds_apart(self, world: int) -> int:
         """In every how many rounds all workers hear of each other: about every `world` backward passes, in which a
-        worker then sends as many messages more as it would to one more neighbour."""
+        worker then sends as many messages more as it would to one more neighbor."""
         return -(-world // self.period)
 
     @property
@@ -172,42 +139,165 @@ class GossipStrategy(Strategy):
 
     @abstractmethod
     def rule(self, compressor: Compressor) -> MixingRule:
-        """What neighbours do with each other's parameters."""
+        """How neighbors mix each other's parameters."""
+
+
+class ServerStrategy(Strategy):
+    """Training on parameter servers: workers push gradients and pull parameters."""
+
+    mode: str
+    staleness: int | None
+    shards: int | None  # servers over which the parameters are spread; None: one per worker or server
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (ServerStage(0, self),)
+
+    @property
+    def agrees_on_means(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What goes on from backward pass `start` on.
+class _AnyStage(ABC):
+    """Properties that every kind of stage has."""
 
-    averages: gradients are averaged in every step, by all workers or by every `per_site` neighbouring ones;
-    accumulate, delay: over so many backward passes, and used so many exchanges later; merging: parameters are averaged
-    from time to time; serving: parameters are held by servers; mixing: they are averaged with neighbours only.
-    """
+    start: int  # its first backward pass
 
-    start: int
-    averages: bool = False
-    accumulate: int = 1
-    delay: int = 0
-    per_site: int | None = None
-    merging: AveragingStrategy | None = None
-    serving: ParameterServer | None = None
-    mixing: GossipStrategy | None = None
+    local_parameters: ClassVar[bool] = False  # whether workers hold different parameters between rounds
 
     @property
-    def apart(self) -> bool:
-        """Whether parameters are averaged, and workers hold different ones meanwhile."""
-        return self.merging is not None or self.mixing is not None
+    @abstractmethod
+    def schedule(self) -> PeriodicSchedule:
+        """When rounds leave and land; gradients that nothing delays do both within one backward pass."""
+
+    @property
+    def period_rounds(self) -> list[SyncRound]:
+        """One period of its schedule, in backward passes since the training began."""
+        return [
+            each._replace(launch=each.launch + self.start, landing=each.landing + self.start)
+            for each in self.schedule.period_rounds
+        ]
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether its rounds leave and land between steps, and not within a backward pass."""
+        return self.local_parameters
+
+    @property
+    def averages_gradients_at_once(self) -> bool:
+        """Whether gradients are averaged within their own backward pass, by all workers or by those of a site."""
+        return self.per_site is not None
+
+    @property
+    def in_lock_step(self) -> bool:
+        """Whether all workers issue the same collective operations together."""
+        return True
+
+    @property
+    def per_site(self) -> int | None:
+        """By how many neighboring workers gradients are averaged in every step beside the schedule, if so."""
+        return None
+
+    @property
+    def passes_per_step(self) -> int:
+        """How many backward passes one step of the optimizer sees."""
+        return 1
+
+    @property
+    def averages_optimizer_state(self) -> bool:
+        """Whether the optimizer's per-parameter state is averaged along with the parameters."""
+        return False
+
+    def gradient_group(self, world: int) -> int:
+        """How many of `world` workers average their gradients in a step; 1: each uses its own."""
+        return 1 if self.per_site is None else min(world, self.per_site)
 
 
-def schedule_of(stage: Stage) -> PeriodicSchedule:
-    """When the turns of a stage leave and land; gradients that nothing delays do both within one backward pass."""
-    for apart in (stage.merging, stage.mixing):
-        if apart is not None:
-            return apart.schedule
-    return PeriodicSchedule(stage.accumulate, delay=stage.delay)
+@dataclass(frozen=True)
+class GradientStage(_AnyStage):
+    """Gradients are averaged by all workers in every step."""
+
+    accumulate: int = 1  # backward passes per step
+    delay: int = 0  # steps between computing a mean and using it
+
+    @property
+    def schedule(self) -> PeriodicSchedule:
+        return PeriodicSchedule(self.accumulate, delay=self.delay)
+
+    @property
+    def scheduled(self) -> bool:
+        return self.delay > 0
+
+    @property
+    def averages_gradients_at_once(self) -> bool:
+        return self.delay == 0
+
+    @property
+    def passes_per_step(self) -> int:
+        return self.accumulate
+
+    def gradient_group(self, world: int) -> int:
+        return world
 
 
-def cycle_of(stage: Stage) -> list[SyncRound]:
-    """One period of a stage, in backward passes since the training began."""
-    turns = schedule_of(stage).cycle
-    return [SyncRound(fragment, launch + stage.start, landing + stage.start) for fragment, launch, landing in turns]
+@dataclass(frozen=True)
+class AveragingStage(_AnyStage):
+    """Parameters are averaged by all workers from time to time."""
+
+    strategy: AveragingStrategy
+    per_site: int | None = None
+
+    local_parameters = True
+
+    @property
+    def schedule(self) -> PeriodicSchedule:
+        return self.strategy.schedule
+
+    @property
+    def averages_optimizer_state(self) -> bool:
+        return self.strategy.on_merge == AVERAGE
+
+    def site_size(self, world: int) -> int:
+        """How many workers average their gradients. Raises AttachError where sites would have different sizes."""
+        if self.per_site is None or world % self.per_site:
+            raise AttachError(
+                f"{world} workers do not make sites of {self.per_site} each, and some would average over fewer. Run a "
+                f"multiple of {self.per_site} workers, or choose another per_site."
+            )
+        return self.per_site
+
+
+@dataclass(frozen=True)
+class GossipStage(_AnyStage):
+    """Parameters are averaged with neighbors only."""
+
+    strategy: GossipStrategy
+
+    local_parameters = True
+
+    @property
+    def schedule(self) -> PeriodicSchedule:
+        return self.strategy.schedule
+
+    @property
+    def in_lock_step(self) -> bool:
+        return self.strategy.in_lock_step
+
+
+@dataclass(frozen=True)
+class ServerStage(_AnyStage):
+    """Parameters are held by servers."""
+
+    strategy: ServerStrategy
+
+    @property
+    def schedule(self) -> PeriodicSchedule:
+        return PeriodicSchedule(1)
+
+    @property
+    def in_lock_step(self) -> bool:
+        return False
+
+
+Stage = GradientStage | AveragingStage | GossipStage | ServerStage

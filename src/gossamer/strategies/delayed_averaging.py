@@ -1,4 +1,4 @@
-"""Go on while the average travels, and put it in the place of one's own part when it lands."""
+"""DelayedAveraging: delayed gradient averaging, hidden behind training; the mean replaces own steps when it lands."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class DelayedAveraging(AveragingStrategy):
     landing: x_i <- x_i + own(u_i) - mean over workers of u_j;  agreed <- agreed - mean
     law:    x_i = agreed - sum of own parts in flight - what was never sent; with SGD and one learning rate
             x_i = x_0 - lr (sum of mean gradients that landed + sum of own gradients in flight)
-    bytes:  the compressor's, once per period; memory: 3 N, and 2 N for each exchange in flight
+    bytes:  the compressor's, once per period; memory: 3 N, and 2 N for each round in flight
     source: Zhu et al. 2021, NeurIPS (Delayed Gradient Averaging)
 
-    The paper takes gradients back times the learning rate of the step that used them. Here what travels is what the
-    optimizer did to the parameters, which is the same for SGD, also when its learning rate changes meanwhile, and is
-    right for momentum and Adam, whose steps cannot be taken back by their gradients. Steps of all workers count alike,
-    whatever session.weight says: what is taken back must be what was sent. delay, period: in backward passes.
+    The paper takes gradients back times the learning rate of the step that used them. Here the optimizer's changes of
+    the parameters travel, which is the same for SGD, also when its learning rate changes meanwhile, and is right for
+    momentum and Adam, whose steps cannot be taken back by their gradients. Steps of all workers count alike, whatever
+    session.weight says: what is taken back must be what was sent.
     """
 
-    delay: int
-    period: int = 1
+    delay: int  # backward passes
+    period: int = 1  # backward passes
 
     def __post_init__(self) -> None:
         require(self.delay >= 0, f"delay is a number of backward passes, 0 or more, not {self.delay}")
@@ -51,7 +51,7 @@ class DelayedAveraging(AveragingStrategy):
 
     def offer(self, parameters: Tensor, memory: Memory) -> None:
         torch.sub(memory[FROM], parameters, out=parameters)
-        memory[FROM].sub_(parameters)  # what rounding left out is offered next time
+        memory[FROM].sub_(parameters)  # rounding's losses are offered next time
 
     def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
         assert own is not None

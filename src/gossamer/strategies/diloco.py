@@ -1,4 +1,4 @@
-"""Train apart for long, and let a second optimizer make the steps that all workers agree on."""
+"""DiLoCo: local training for long periods; an outer Nesterov optimizer follows the mean pseudo-gradient."""
 
 from __future__ import annotations
 
@@ -25,20 +25,17 @@ class DiLoCo(AveragingStrategy):
     bytes:  the compressor's, each fragment once per period; memory: 3 N, or 2 N without momentum
     source: Douillard et al. 2023, arXiv:2311.08105; Douillard et al. 2025, arXiv:2501.18512 (fragments, delay, mix)
 
-    period: in backward passes. fragments: the parameters take turns, in so many parts of about equal bytes. delay: so
-    many passes a difference may travel while training goes on. mix: what of the passes made meanwhile a worker keeps.
-    Differences go through any compressor, with feedback where it is biased: with Chain(TopK(...), SignMagnitude()) and
-    without momentum this is what Sarfi et al. 2025, arXiv:2508.15706, do. The inner optimizer's state stays where it is
-    ("keep"), or is averaged ("average", dense) or forgotten ("reset") with each fragment.
+    Pseudo-gradients, agreed - x_i, go through any compressor, with feedback where it is biased: with
+    Chain(TopK(...), SignMagnitude()) and without momentum this is what Sarfi et al. 2025, arXiv:2508.15706, do.
     """
 
-    period: int
+    period: int  # backward passes
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.9
-    fragments: int = 1
-    delay: int = 0
-    mix: float = 0.0
-    optimizer_state: str = KEEP
+    fragments: int = 1  # parts of the parameters that take turns, of about equal bytes
+    delay: int = 0  # backward passes that a round may travel while training goes on
+    mix: float = 0.0  # share of its own parameters that a worker keeps when a round lands
+    optimizer_state: str = KEEP  # of each fragment: "keep" each worker's own, "average" it (dense), or "reset" it
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")

@@ -1,11 +1,11 @@
-"""Talk after every backward pass, or after every few."""
+"""EveryStep: synchronous data parallelism, with gradient accumulation or delayed gradients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gossamer.errors import require
-from gossamer.strategies.base import Stage, Strategy
+from gossamer.strategies.base import GradientStage, Stage, Strategy
 
 
 @dataclass(frozen=True, repr=False)
@@ -15,14 +15,12 @@ class EveryStep(Strategy):
     g = mean over workers of g_i
     source: Goyal et al. 2017, arXiv:1706.02677 (large minibatches); Li et al. 2020, VLDB (overlap)
 
-    accumulate: so many backward passes make one exchange, of the mean over all their samples. The passes before the
-    last leave no gradient, so an optimizer that steps for every batch does nothing then (a GradScaler wants gradients
-    whenever it steps: let it step after the last pass only).
-    delay: gradients are used so many steps after they were computed, and travel meanwhile; the first steps have none.
+    With accumulate > 1, the passes before the last leave no gradient, so an optimizer that steps for every batch does
+    nothing then (a GradScaler wants gradients whenever it steps: let it step after the last pass only).
     """
 
-    accumulate: int = 1
-    delay: int = 0
+    accumulate: int = 1  # backward passes per step, which uses the mean over all their samples
+    delay: int = 0  # steps between computing a gradient and using its mean; the first steps have none
 
     def __post_init__(self) -> None:
         require(self.accumulate >= 1, f"accumulate is a number of backward passes, 1 or more, not {self.accumulate}")
@@ -35,4 +33,4 @@ class EveryStep(Strategy):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage(0, averages=True, accumulate=self.accumulate, delay=self.delay),)
+        return (GradientStage(0, self.accumulate, self.delay),)

@@ -1,4 +1,4 @@
-"""Train apart, and average the parameters with neighbours only."""
+"""Gossip: local training with parameter averaging among neighbors of a topology."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Gossip(GossipStrategy):
 
     x_i <- x_i + step_size sum_j W_ij (x_j - x_i), after the optimizer's own step
     law:    the mean over workers stays; the distance to it shrinks by |lambda_2| of the topology in each round
-    bytes:  the compressor's letter to each neighbour, and 32; every `world` backward passes, 32 to every worker
+    bytes:  the compressor's message to each neighbor, and 32; every `world` backward passes, 32 to every worker
     source: Lian et al. 2017, NeurIPS; Koloskova et al. 2019, ICML, with a compressor; Assran et al. 2019, ICML
 
     mixing: "symmetric", with weights of which every row and column sums to 1; "push-sum", on any directed graph, where
-    parameters are de-biased for the forward pass; "pairwise", with one neighbour at a time and no lock step (Lian et
-    al. 2018, ICML). period: in backward passes. step_size: how far to go towards the neighbours; None: 1 with Dense(),
-    else half of the share of a Gaussian matrix that one letter of the compressor holds (0.5 for Int8).
+    parameters are de-biased for the forward pass; "pairwise", with one neighbor at a time and no lock step (Lian et
+    al. 2018, ICML). step_size None: 1 with Dense(), else half of the share of a Gaussian matrix that one message of the
+    compressor holds (0.5 for Int8).
 
-    With a compressor what travels are differences to public copies (CHOCO), in which whatever was left out is offered
-    again: no Feedback. Steps of all workers count alike, whatever session.weight says.
+    With a compressor, differences to public copies travel (CHOCO), in which losses are offered again: no Feedback.
+    Steps of all workers count alike, whatever session.weight says.
     """
 
     mixing: str = SYMMETRIC
-    period: int = 1
-    step_size: float | None = None
+    period: int = 1  # backward passes
+    step_size: float | None = None  # how far to go towards the neighbors
 
     def __post_init__(self) -> None:
         require(
@@ -96,7 +96,7 @@ class Gossip(GossipStrategy):
 
 
 def safe_step_size(compressor: Compressor) -> float:
-    """Half of what a letter holds; of so few digits that all machines agree on it."""
+    """Half of the share that a message holds, rounded to so few digits that all machines agree on it."""
     return float(f"{kept_share(compressor) / 2:.2g}")
 
 

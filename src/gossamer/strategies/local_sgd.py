@@ -1,4 +1,4 @@
-"""Train apart, and average the parameters from time to time."""
+"""LocalSGD and PostLocalSGD: local training with periodic parameter averaging."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gossamer.errors import require
-from gossamer.strategies.base import AGREED, AVERAGE, KEEP, RESET, AveragingStrategy, Memory, Stage, Strategy
+from gossamer.strategies.base import (
+    AGREED,
+    AVERAGE,
+    KEEP,
+    RESET,
+    AveragingStage,
+    AveragingStrategy,
+    GradientStage,
+    Memory,
+    Stage,
+    Strategy,
+)
 from gossamer.strategies.schedule import PeriodicSchedule
 
 OPTIMIZER_STATES = (KEEP, AVERAGE, RESET)
@@ -22,14 +33,11 @@ class LocalSGD(AveragingStrategy):
     bytes:  the compressor's, once per period; memory: 2 N
     source: Stich 2018, arXiv:1805.09767; Lin et al. 2020, ICLR (hierarchical: `per_site`)
 
-    period: in backward passes. per_site: so many neighbouring workers average their gradients in every step as well,
-    and all of them their parameters every `period`. optimizer_state: what becomes of momenta at a merge: "keep" each
-    worker's own, "average" them (sent dense), or "reset" them.
     """
 
-    period: int
-    per_site: int | None = None
-    optimizer_state: str = KEEP
+    period: int  # backward passes
+    per_site: int | None = None  # neighboring workers that average gradients in every step; None: hierarchy off
+    optimizer_state: str = KEEP  # momenta at a merge: "keep" each worker's own, "average" them (dense), or "reset" them
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
@@ -41,7 +49,7 @@ class LocalSGD(AveragingStrategy):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage(0, averages=self.per_site is not None, per_site=self.per_site, merging=self),)
+        return (AveragingStage(0, self, self.per_site),)
 
     @property
     def on_merge(self) -> str:
@@ -65,7 +73,7 @@ class PostLocalSGD(Strategy):
     law:    all workers hold the same parameters until `start`, and after each merge
     source: Lin et al. 2020, ICLR
 
-    What a compressor still owed of gradients at `start` is dropped: differences of parameters have another unit.
+    A compressor's residual of gradients is dropped at `start`: differences of parameters have another unit.
     """
 
     period: int
@@ -78,12 +86,12 @@ class PostLocalSGD(Strategy):
 
     @property
     def local(self) -> LocalSGD:
-        """What follows after `start`."""
+        """The strategy from `start` on."""
         return LocalSGD(self.period, optimizer_state=self.optimizer_state)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return Stage(0, averages=True), Stage(self.start, merging=self.local)
+        return GradientStage(0), AveragingStage(self.start, self.local)
 
 
 def check_optimizer_state(value: str) -> None:

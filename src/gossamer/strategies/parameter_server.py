@@ -1,4 +1,4 @@
-"""Parameters live on servers; workers bring gradients and take parameters."""
+"""ParameterServer: servers hold the parameters and the optimizer; workers push gradients and pull parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gossamer.compressors import Compressor, Dense, Feedback
 from gossamer.compressors.distortion import relative_error
 from gossamer.core.layout import Slot
 from gossamer.errors import RecipeError, require
-from gossamer.strategies.base import Stage, Strategy
+from gossamer.strategies.base import ServerStrategy
 from gossamer.topologies import Complete, Topology
 
 SYNC, ASYNC, STALE = "sync", "async", "stale"
@@ -17,7 +17,7 @@ MOST_LOST = 1.01  # of a difference's square, or the next difference would be la
 
 
 @dataclass(frozen=True, repr=False)
-class ParameterServer(Strategy):
+class ParameterServer(ServerStrategy):
     """Servers hold the parameters and the optimizer; workers push gradients and pull parameters.
 
     sync:  w <- optimizer(w, weighted mean of g_i), once all but `backup` workers have pushed
@@ -30,22 +30,18 @@ class ParameterServer(Strategy):
     source: Li et al. 2014, OSDI (servers); Dean et al. 2012, NIPS (async); Ho et al. 2013, NIPS (stale); Chen et al.
             2016, arXiv:1604.00981 (backup); Zhang et al. 2016, IJCAI (damping)
 
-    staleness: for "stale" only, in rounds; 4 where nothing is said. backup: for "sync" only, so many gradients of a
-    round may come too late, and are dropped. shards: over how many servers the parameters are spread; None: one per
-    worker where servers live beside them, else one per server. push: what gradients travel by; None: the recipe's
-    compressor. pull: what parameters travel by, as differences to what all workers know; None: as they are. damping:
-    for "async" only, the learning rate is divided by a gradient's age in versions. The optimizer is the one given to
-    attach, made again on each shard: its rule must be elementwise. A gradient that is None counts as zero, since a
-    server steps whole blocks: a parameter that had no part in a loss is still moved by momentum and weight decay.
+    The optimizer is the one given to attach, made again on each shard: its rule must be elementwise. A gradient that is
+    None counts as zero, since a server steps whole blocks: a parameter that had no part in a loss is still moved by
+    momentum and weight decay.
     """
 
     mode: str = ASYNC
-    staleness: int | None = None
-    backup: int = 0
-    shards: int | None = None
-    push: Compressor | None = None
-    pull: Compressor | None = None
-    damping: bool = False
+    staleness: int | None = None  # rounds, for "stale" only; None: 4
+    backup: int = 0  # gradients of a round that may come too late, and are dropped; for "sync" only
+    shards: int | None = None  # servers that share the parameters; None: one per worker beside them, else all servers
+    push: Compressor | None = None  # of gradients; None: the recipe's compressor
+    pull: Compressor | None = None  # of differences to parameters that all workers know; None: parameters as they are
+    damping: bool = False  # the learning rate is divided by a gradient's age in versions; for "async" only
 
     def __post_init__(self) -> None:
         require(
@@ -84,12 +80,8 @@ class ParameterServer(Strategy):
 
     @property
     def rounds_ahead(self) -> int:
-        """How many rounds a worker may be ahead of the slowest."""
+        """Staleness bound: how many rounds a worker may be ahead of the slowest."""
         return 4 if self.mode == STALE and self.staleness is None else self.staleness or 0
-
-    @property
-    def agrees_on_means(self) -> bool:
-        return False
 
     def check(self, compressor: Compressor, topology: Topology) -> None:
         for each in (compressor, self.push, self.pull):
@@ -113,7 +105,3 @@ class ParameterServer(Strategy):
                 f"pull={self.pull!r} loses {lost:.1f} times what it is given on random numbers, so differences that "
                 "are sent again and again would grow without end. Write pull=Int8(), or pull=TopK(density=0.01)."
             )
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage(0, serving=self),)

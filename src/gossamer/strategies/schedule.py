@@ -1,4 +1,4 @@
-"""When workers talk, as tables of integers: a schedule is read before it is run."""
+"""Schedules: when sync rounds leave and land, as tables of integers that can be read before they are run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class SyncRound(NamedTuple):
-    """One exchange: what `fragment` has changed leaves after `launch` backward passes and is used after `landing`."""
+    """One round: changes of `fragment` leave after `launch` backward passes and are used after `landing`."""
 
     fragment: int
     launch: int
@@ -18,26 +18,26 @@ class SyncRound(NamedTuple):
 
 @dataclass(frozen=True)
 class PeriodicSchedule:
-    """Every fragment once per `period` backward passes, evenly spread; what left is used `delay` passes later.
+    """Every fragment once per `period` backward passes, evenly spread; a round lands `delay` passes after its launch.
 
-    list(Periodic(6, fragments=3, delay=1).plan(9)) == [(0, 2, 3), (1, 4, 5), (2, 6, 7), (0, 8, 9)]
+    list(PeriodicSchedule(6, fragments=3, delay=1).rounds_until(9)) == [(0, 2, 3), (1, 4, 5), (2, 6, 7), (0, 8, 9)]
     """
 
     period: int
     fragments: int = 1
     delay: int = 0
 
-    def turn(self, number: int) -> SyncRound:
-        """The `number`-th exchange, from 0."""
+    def sync_round(self, number: int) -> SyncRound:
+        """The `number`-th round, from 0."""
         periods, fragment = divmod(number, self.fragments)
         launch = periods * self.period + (fragment + 1) * self.period // self.fragments
         return SyncRound(fragment, launch, launch + self.delay)
 
-    def plan(self, passes: int) -> Iterator[SyncRound]:
-        """All that leave within so many backward passes, in the order in which they leave."""
-        return takewhile(lambda turn: turn.launch <= passes, map(self.turn, count()))
+    def rounds_until(self, passes: int) -> Iterator[SyncRound]:
+        """All rounds that leave within so many backward passes, in the order in which they leave."""
+        return takewhile(lambda each: each.launch <= passes, map(self.sync_round, count()))
 
     @property
-    def cycle(self) -> tuple[SyncRound, ...]:
-        """One period of it, after which it repeats itself."""
-        return tuple(map(self.turn, range(self.fragments)))
+    def period_rounds(self) -> tuple[SyncRound, ...]:
+        """The rounds of one period, after which the schedule repeats itself."""
+        return tuple(map(self.sync_round, range(self.fragments)))

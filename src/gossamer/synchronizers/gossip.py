@@ -148,7 +148,7 @@ class GossipAveraging(Synchronizer):
 
     @property
     def _next(self) -> SyncRound:
-        return self._strategy.schedule.turn(self._number)
+        return self._strategy.schedule.sync_round(self._number)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 

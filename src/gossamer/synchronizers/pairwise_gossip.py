@@ -22,10 +22,11 @@ from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
 from gossamer.environment.worker_registry import has_ended, mark_end, mark_training
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost, Stopped
+from gossamer.gossip.final_mean import FinalMean
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
 from gossamer.gossip.state_transfer import ReceivedState, rejoin
-from gossamer.gossip.termination import FinalMean, TerminationProtocol
+from gossamer.gossip.termination import TerminationProtocol
 from gossamer.kernels import all_finite
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
@@ -126,7 +127,7 @@ class PairwiseGossip(Synchronizer):
             if not has_ended():
                 raise
             raise self._too_late() from None
-        if found.roll.agreed:
+        if found.status.agreed:
             raise self._too_late()
         copy_parameters(dict(FlatTensors(found.state[0], start.layout).items()), self._named())
         _take_statistics(self._loop, found.state[1:])
@@ -139,12 +140,12 @@ class PairwiseGossip(Synchronizer):
 
     def _go_on_from(self, found: ReceivedState) -> None:
         """Take part again, at the step of whose parameters were taken over; from now on the others hear of this one."""
-        self._partner.gone.update(peer for peer in range(self._world) if peer != self._rank)  # until they are heard
-        self.begin_at(found.roll.steps)
+        self._partner.mark_gone(*(peer for peer in range(self._world) if peer != self._rank))  # until they are heard
+        self.begin_at(found.status.steps)
         self._me.start(self._termination.listen(partial(relocate, self._me)))
-        self._termination.meet_again(self._me, found.roll.here, json.dumps(self._me.address))
+        self._termination.meet_again(self._me, found.status.here, json.dumps(self._me.address))
         events.notice(
-            f"worker {self._rank} came back and goes on from what worker {found.peer} has after {found.roll.steps} "
+            f"worker {self._rank} came back and goes on from what worker {found.peer} has after {found.status.steps} "
             "steps; its optimizer begins anew"
         )
 
@@ -186,7 +187,7 @@ class PairwiseGossip(Synchronizer):
 
     @property
     def _next(self) -> SyncRound:
-        return self._strategy.schedule.turn(self._number)
+        return self._strategy.schedule.sync_round(self._number)
 
     def _tell(self) -> None:
         sent = self._all_sent_bytes()
@@ -218,7 +219,7 @@ class PairwiseGossip(Synchronizer):
         self._collect()
         spoilt = _spoilt(FlatTensors(self._partner.shown, self._layout))
         self._loop.judged(None if spoilt is None else (self._rank, spoilt))
-        if spoilt is not None or any(peer not in self._partner.gone for peer in self._talks):
+        if spoilt is not None or not all(map(self._partner.is_gone, self._talks)):
             return
         if (peer := self._partner.neighbor(self._topology, self._world, self._number)) is not None:
             self._talks[peer] = self._me.start(_timed(initiate(self._partner, peer, self._number)))

@@ -22,7 +22,8 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
 from gossamer.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.runtime.transport import Transport
-from gossamer.strategies.parameter_server import ASYNC, SYNC, ParameterServer
+from gossamer.strategies import ServerStrategy
+from gossamer.strategies.parameter_server import ASYNC, SYNC
 from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 
@@ -40,7 +41,7 @@ class ServerSynchronizer(Synchronizer):
 
     def __init__(
         self,
-        strategy: ParameterServer,
+        strategy: ServerStrategy,
         parameters: Mapping[str, Parameter],
         buckets: Sequence[Bucket],
         optimizer: Optimizer,

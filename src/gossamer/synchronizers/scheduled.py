@@ -135,7 +135,7 @@ class ScheduledSynchronizer(Synchronizer):
         return self._turn(self._number)
 
     def _turn(self, number: int) -> SyncRound:
-        fragment, launch, landing = self._schedule.turn(number)
+        fragment, launch, landing = self._schedule.sync_round(number)
         return SyncRound(fragment, launch + self._start, landing + self._start)
 
     def _launch(self, presence: Presence, met: ScriptCost | None = None) -> None:

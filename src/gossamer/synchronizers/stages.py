@@ -1,23 +1,23 @@
-"""From what a strategy says of a stage to what talks in it."""
+"""Stages: makes the buckets and the synchronizer of each stage of a recipe, and changes from one stage to the next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import assert_never
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.compressors import Compressor, Dense
 from gossamer.core.aggregation import AggregationContext
-from gossamer.errors import AttachError
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.bucketing import assign_buckets, assign_fragments
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import GossipStrategy, Stage
+from gossamer.strategies import AveragingStage, GossipStage, GossipStrategy, GradientStage, ServerStage, Stage
 from gossamer.synchronizers.base import LoopState, Synchronizer
 from gossamer.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.synchronizers.gossip import GossipAveraging
@@ -34,28 +34,18 @@ Parameters = Mapping[str, Parameter]
 
 def bucket_fragments(stage: Stage, parameters: Parameters, compressor: Compressor, at: AggregationContext) -> Fragments:
     """The buckets of a stage, by the fragments that take turns."""
-    count = 1 if stage.merging is None else stage.merging.schedule.fragments
-    if stage.mixing is not None:
+    if isinstance(stage, GossipStage):
         at = replace(at, rank=0, world=1)  # each worker compresses by itself
-    if stage.serving is not None:
+    if isinstance(stage, ServerStage):
         compressor = Dense()  # by server and not by bucket
+    count = stage.schedule.fragments
     parts = [parameters] if count == 1 else assign_fragments(parameters, count)
     return [[Bucket(bucket, compressor, at) for bucket in assign_buckets(part)] for part in parts]
 
 
-def site_size(stage: Stage, world: int) -> int:
-    """How many workers average their gradients. Raises AttachError where sites would have different sizes."""
-    if stage.per_site is None or world % stage.per_site:
-        raise AttachError(
-            f"{world} workers do not make sites of {stage.per_site} each, and some would average over fewer. Run a "
-            f"multiple of {stage.per_site} workers, or choose another per_site."
-        )
-    return stage.per_site
-
-
 @dataclass
 class StageSequence:
-    """A recipe's stages, one after the other. now: the one that goes on."""
+    """A recipe's stages, one after the other."""
 
     recipe: Recipe
     optimizer: Optimizer
@@ -63,7 +53,7 @@ class StageSequence:
     comm_thread: CommThread
     loop: LoopState
     seed: int
-    now: Stage = field(init=False)
+    now: Stage = field(init=False)  # the one that goes on
 
     def __post_init__(self) -> None:
         self.now = self.recipe.strategy.stages[0]
@@ -78,30 +68,35 @@ class StageSequence:
         """Go on with parameters as they are, alike on every rank; alone with plain training, bit for bit."""
         if self.transport.world == 1:
             return SoloSynchronizer(self.loop.ended)
-        exchange = self._made(parameters, fragments)
+        exchange = self.make(parameters, fragments)
         later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
         exchange.until = min(later, default=None)
         return exchange
 
-    def _made(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
-        now, optimizer, (buckets, *_) = self.now, self.optimizer, fragments
+    def make(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
+        """The synchronizer of this stage."""
+        optimizer, (buckets, *_) = self.optimizer, fragments
         common = (self.recipe.compressor, self.transport, self.comm_thread, self.loop, self.seed)
-        if now.merging is not None and now.averages:
-            inside = self._site(parameters)
-            return HierarchicalLocalSGD(inside, now.merging, fragments, optimizer, *common, now.start)
-        if now.merging is not None:
-            return ParameterAveraging(now.merging, fragments, optimizer, *common, now.start)
-        if now.mixing is not None:
-            return self._mixes(now.mixing, buckets)
-        if now.serving is not None:
-            return ServerSynchronizer(
-                now.serving, parameters, buckets, optimizer, self.recipe, self.transport, self._tell, self.loop
-            )
-        if now.delay:
-            return DelayedGradients(now.delay, buckets, *common)
-        return GradientSynchronizer(buckets, *common, now.accumulate)
+        match self.now:
+            case GradientStage(delay=0, accumulate=accumulate):
+                return GradientSynchronizer(buckets, *common, accumulate)
+            case GradientStage(delay=delay):
+                return DelayedGradients(delay, buckets, *common)
+            case AveragingStage(start, strategy, per_site=None):
+                return ParameterAveraging(strategy, fragments, optimizer, *common, start)
+            case AveragingStage(start, strategy) as stage:
+                inside = self._site(stage, parameters)
+                return HierarchicalLocalSGD(inside, strategy, fragments, optimizer, *common, start)
+            case GossipStage(strategy=strategy):
+                return self._gossip(strategy, buckets)
+            case ServerStage(strategy=strategy):
+                return ServerSynchronizer(
+                    strategy, parameters, buckets, optimizer, self.recipe, self.transport, self._tell, self.loop
+                )
+            case stage:
+                assert_never(stage)
 
-    def _mixes(self, strategy: GossipStrategy, buckets: Sequence[Bucket]) -> Synchronizer:
+    def _gossip(self, strategy: GossipStrategy, buckets: Sequence[Bucket]) -> Synchronizer:
         topology, compressor = self.recipe.topology, self.recipe.compressor
         if not strategy.in_lock_step:
             return PairwiseGossip(
@@ -137,8 +132,8 @@ class StageSequence:
         *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
         return stage
 
-    def _site(self, parameters: Parameters) -> GradientSynchronizer:
-        """Gradients of neighbouring workers, dense: within a site bytes are cheap."""
-        site = self.transport.part(site_size(self.now, self.transport.world))
+    def _site(self, stage: AveragingStage, parameters: Parameters) -> GradientSynchronizer:
+        """Gradients of neighboring workers, dense: within a site bytes are cheap."""
+        site = self.transport.part(stage.site_size(self.transport.world))
         buckets = [Bucket(part, Dense(), self.at(site)) for part in assign_buckets(parameters)]
         return GradientSynchronizer(buckets, Dense(), site, self.comm_thread, self.loop, self.seed)

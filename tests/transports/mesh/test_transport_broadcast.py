@@ -33,7 +33,7 @@ def test_everyone_has_what_the_source_had_and_the_source_keeps_it(world):
 
 
 def test_ranks_that_send_other_sizes_are_told():
-    with Group(2) as group, pytest.raises(MismatchError, match="another word"):
+    with Group(2) as group, pytest.raises(MismatchError, match="another collective"):
         group.all(lambda rank: group.transports[rank].broadcast_([torch.zeros(3 + rank)]))
 
 

@@ -1,7 +1,7 @@
-"""What hosts may send and receive, found out by a few pairs that send to each other: which, and how much.
+"""Bandwidth probe: finds what each host can send and receive, by a few pairs that send to each other.
 
-A rate that a pair sees is that of the slower of two lines. So everybody meets two others, and whoever still seems slow
-somebody who is known to be faster: then the slower line is its own.
+A rate that a pair sees is that of the slower of two lines. So each host meets two others, and one that still seems slow
+meets a host that is known to be faster: then the slower line is its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import median
 
 from gossamer.network.tcp_model import ETHERNET
 
-Flow = tuple[int, int]  # who sends, who receives
+Flow = tuple[int, int]  # sender, receiver
 Pair = tuple[int, int]
 Meet = Callable[[Sequence[Flow], int], Mapping[Flow, float]]
 """All flows at once, two messages of so many bytes each: how many seconds after the first the second one was there."""
@@ -20,7 +20,7 @@ Meet = Callable[[Sequence[Flow], int], Mapping[Flow, float]]
 FIRST_BYTES, MOST_BYTES, GROWTH = 2**14, 2**22, 3
 LONG_ENOUGH_SECONDS = 0.02  # beside which what a message itself takes is nothing
 LONG_ENOUGH_ROUND_TRIPS = 1.5  # in less, a window may be what was measured
-MORE_MEETINGS = 1  # for whoever is not clear after the first two
+MORE_MEETINGS = 1  # for hosts that are not clear after the first two
 ALIKE = 1.5  # times as fast is the same
 NOTHING_SECONDS = 1e-6
 
@@ -33,7 +33,7 @@ class Rates:
     seen: dict[Flow, float] = field(default_factory=dict)
 
     def up(self, rank: int) -> float:
-        """The most that anybody received of it; 0 where nothing is known."""
+        """The most that any host received of it; 0 where nothing is known."""
         return max((rate for (sender, _), rate in self.seen.items() if sender == rank), default=0.0)
 
     def down(self, rank: int) -> float:
@@ -43,7 +43,7 @@ class Rates:
         return min(self.up(rank), self.down(rank))
 
     def is_clear(self, rank: int) -> bool:
-        """Whether its lines are as fast as the fastest, or slower than those of somebody whom it met."""
+        """Whether its lines are as fast as the fastest, or slower than those of a host that it met."""
         most = max(self.seen.values(), default=0.0)
         mine = [(flow, rate) for flow, rate in self.seen.items() if rank in flow]
         up = any(rate * ALIKE < self.down(receiver) for (sender, receiver), rate in mine if sender == rank)
@@ -66,7 +66,7 @@ def find(sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]],
 
 
 def first_pairs(sites: Sequence[Sequence[int]], meeting: int) -> list[Pair]:
-    """Within sites: neighbours in meeting 0, the next but one in meeting 1. Who is alone meets others who are."""
+    """Within sites: neighbors in meeting 0, the next but one in meeting 1. Single hosts meet single hosts."""
     groups = [*(site for site in sites if len(site) > 1), [host for site in sites if len(site) == 1 for host in site]]
     step = meeting + 1
     firsts = [(group, at) for group in groups for at in range(len(group) - step) if at % (2 * step) < step]
@@ -74,8 +74,8 @@ def first_pairs(sites: Sequence[Sequence[int]], meeting: int) -> list[Pair]:
 
 
 def next_pairs(rates: Rates, sites: Sequence[Sequence[int]]) -> list[Pair]:
-    """Everybody whose lines are not clear yet, with somebody whom it has not met: rather one of the fastest that are
-    clear than one that is not, rather a near one than a far one. Whoever has met nobody, the last of five, comes first:
+    """Each host whose lines are not clear yet, with one that it has not met: rather one of the fastest that are clear
+    than one that is not, rather a near one than a far one. A host without any meeting, the last of five, comes first:
     nothing is known of its lines."""
     site_of = {host: number for number, site in enumerate(sites) for host in site}
     clear = {host for host in range(rates.world) if rates.is_clear(host)}
@@ -136,7 +136,7 @@ def alike(rates: Sequence[float]) -> tuple[float, ...]:
 
 
 def all_alike(rates: Sequence[float]) -> tuple[float, ...]:
-    """The median for everyone: where what differs is how busy the machine was."""
+    """The median for all: where what differs is how busy the machine was."""
     return (two_digits(median(rates)),) * len(rates)
 
 

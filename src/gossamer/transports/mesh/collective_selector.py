@@ -1,4 +1,4 @@
-"""Which table of hops a mean takes: the one that was asked for, or the one that the measured links answer soonest."""
+"""Collective selection: a mean takes the table of hops that was asked for, or the fastest on the measured links."""
 
 from __future__ import annotations
 

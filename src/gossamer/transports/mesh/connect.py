@@ -1,7 +1,7 @@
-"""Workers call each other, so that every one is connected to every other.
+"""Connection setup: a TCP connection between every two workers, authenticated at both ends.
 
-Everyone listens, with a secret of its own that it has told the group over the process group's channel. Rank i calls all
-lower ranks, and shows each that it knows its secret; the one that was called shows the same. Strangers are hung up on.
+Each rank listens, with a secret that it has given the group over the process group's channel. Rank i connects to all
+lower ranks, and proves to each that it knows its secret; the other end proves the same. Strangers are disconnected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import ExitStack
 
 from gossamer.errors import ConnectError
 
-HELLO = struct.Struct("!II32s")  # who calls, whom, and a proof
-FAILED = "failed: "  # before what a rank tells the others
+HELLO = struct.Struct("!II32s")  # caller, called, proof
+FAILED = "failed: "  # before a rank's problem, in the text that it gives the others
 SECONDS = 60.0  # for all of it
 STRANGER_SECONDS = 5.0
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 30, 10, 6  # until a machine that says nothing counts as gone
@@ -27,7 +27,7 @@ Gather = Callable[[str], list[str]]
 
 
 def connect(rank: int, world: int, address: str, all_gather_text: Gather) -> list[socket.socket | None]:
-    """Connections to all ranks, None to itself. gather_text: everyone's text by rank, over another channel.
+    """Connections to all ranks, None to itself. all_gather_text: all ranks' texts, over another channel.
 
     Raises ConnectError where some do not reach each other, on every rank and as soon as one has found it out.
     """
@@ -36,7 +36,7 @@ def connect(rank: int, world: int, address: str, all_gather_text: Gather) -> lis
     end = time.monotonic() + SECONDS
 
     def together(act: Callable[[], str]) -> list[str]:
-        """All ranks act, and hear what everyone says of it; all raise where one has failed."""
+        """All ranks act, and gather each other's reports; all raise where one has failed."""
         try:
             said = act()
         except OSError as problem:
@@ -71,7 +71,7 @@ def connect(rank: int, world: int, address: str, all_gather_text: Gather) -> lis
         listener: list[socket.socket] = []
         heard = [text.split() for text in together(listen)]
         doors = [(host, int(number), bytes.fromhex(key)) for host, number, key in heard]
-        together(call)  # the kernel completes a call before anybody answers it
+        together(call)  # the kernel completes a connection before it is accepted
         together(answer)
         failing.pop_all()
     for each in filter(None, found):

@@ -1,4 +1,4 @@
-"""What the links between workers are like, measured with a few words as the group begins."""
+"""Link measurement: round trips, rates and losses between workers, by a few messages as the group begins."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ MOST_LOST = 0.5  # calls that were repeated are among what was sent again, and n
 
 @dataclass(frozen=True)
 class Links:
-    """round_trips[i][j]: seconds between ranks i and j; up, down: bits per second that each rank sends and receives at
-    most, headers included; losses[i][j]: the share of packets lost between i and j, 0 where too few were to tell.
+    """The links between ranks, the same on all ranks.
 
-    The same on all ranks. What sums come out as, to the last bit, follows from them: a run that is resumed takes the
-    links of the one that it continues.
+    The last bits of sums follow from them: a run that is resumed takes the links of the one that it continues.
     """
 
-    round_trips: Matrix
-    up: tuple[float, ...]
-    down: tuple[float, ...]
-    losses: Matrix
+    round_trips: Matrix  # [i][j]: seconds between ranks i and j
+    up: tuple[float, ...]  # bits per second that each rank sends at most, headers included
+    down: tuple[float, ...]  # likewise, receives
+    losses: Matrix  # [i][j]: the share of packets lost between i and j; 0 where too few were to tell
 
     @staticmethod
     def alike(round_trips: Matrix, bits_per_second: float) -> Links:
@@ -47,7 +45,7 @@ class Links:
 
     @staticmethod
     def of(text: str) -> Links:
-        """What `text` of the same said. What was written when all had one rate is read still."""
+        """The links of a `text`; also of one in the form in which all ranks have one rate."""
         said = json.loads(text)
         if isinstance(said, list):
             return Links.alike(_matrix(said[0]), said[1])
@@ -62,7 +60,7 @@ class Links:
         return measured(self.round_trips, self.up, self.down, self.losses)
 
     def among(self, ranks: Sequence[int]) -> Links:
-        """Those between some."""
+        """The links between some ranks."""
 
         def some(row: Sequence[float]) -> tuple[float, ...]:
             return tuple(row[rank] for rank in ranks)
@@ -95,8 +93,8 @@ def measure(transport: Transport, round_trips: list[float], packets: Callable[[]
 
 
 def meet(transport: Transport, flows: Sequence[Flow], nbytes: int) -> Mapping[Flow, float]:
-    """rates.Meet, over a group's own connections: in them a word makes no other wait, so that each rank first waits
-    for what it hears."""
+    """bandwidth_probe.Meet over a group's own connections. There no operation makes another wait, so each rank waits
+    first for those in which it receives."""
     part, rank = (torch.zeros(nbytes, dtype=torch.uint8, device="cpu"),), transport.rank
     upwards, downwards = [flow for flow in flows if flow[0] < flow[1]], [flow for flow in flows if flow[0] > flow[1]]
     waiting = [(flow, transport.begin(_mix(part, flow, rank))) for flow in (upwards, downwards) * 2]
@@ -123,7 +121,8 @@ def losses(
 ) -> Matrix:
     """The share of packets that each path lost, of all its pairs together; 0 where those were too few to tell.
 
-    Whoever fills a line loses packets, too: a path counts as losing no more than lets a stream be as fast as one was.
+    A stream that fills a line loses packets, too: a path's loss counts as no more than lets a stream be as fast as one
+    was.
     """
     lost = [[0.0] * len(round_trips) for _ in round_trips]
     for here, there in combinations_with_replacement(range(len(sites)), 2):

@@ -1,7 +1,7 @@
-"""Every worker connected to every other, and programs of messages that run over these connections.
+"""Native mesh: programs of messages over connections between all workers, run by compiled loops.
 
-The loops are compiled (kernels-src/mesh.hpp). A message leaves at once, whether its receiver waits for it or not; a
-peer that ends is noticed at once, one that says another word is named, and so is one that says nothing.
+The loops are in kernels-src/mesh.hpp. A message leaves at once, whether its receiver waits for it or not. A peer that
+ends is noticed at once; one that issues another collective is named, and so is one that is silent.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gossamer.transports.mesh.tcp_info import round_trip_seconds
 
 FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
 SHARED = 0
-TURN_MILLISECONDS = 500  # after which whoever closes has a turn, and silence is looked at
-MOMENT_MILLISECONDS = 1  # within which a thread with nothing better to do looks for something
+TURN_MILLISECONDS = 500  # after which another thread may close, and silence is checked
+MOMENT_MILLISECONDS = 1  # that an idle thread spends on pending operations at a time
 
 _OPEN = Function("gossamer_mesh_open", Count, Pointer, Count)
 _CLOSE = Function("gossamer_mesh_close", Pointer)
@@ -44,9 +44,9 @@ def available() -> bool:
 
 
 class Mesh:
-    """One rank's end of all connections. Words come from one thread at a time, in the same order on every rank.
+    """One rank's end of all connections. Operations come from one thread at a time, in the same order on every rank.
 
-    Any thread may close it; whoever waits then has a PeerLost.
+    Any thread may close it; an operation that is waited for then raises PeerLost.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Mesh:
             if _SHARE(self._handle, peer, ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)) != SHARED:
                 raise AssertionError(f"memory shared with rank {peer} has {len(memory)} bytes, which is no size of it")
         self._peer, self._error = ctypes.c_int32(), ctypes.c_int32()
-        self._closed, self._running = False, threading.Lock()  # while the loops run, nobody may free what they use
+        self._closed, self._running = False, threading.Lock()  # while the loops run, their memory may not be freed
         self._closing = threading.Lock()  # or two threads at once would free it twice
         self._kept: dict[int, object] = {}
-        self._answered: set[int] = set()  # of those, what is done and nobody has waited for yet
+        self._answered: set[int] = set()  # of those, what is done and was not waited for yet
         _open_meshes.add(self)
 
     def begin(self, program: Program, places: Sequence[int], keep: object) -> int:
-        """Begin to run a program on memory at these addresses; returns the word's number.
+        """Begin to run a program on memory at these addresses; returns the operation's number.
 
-        keep: what owns this memory. It lives until the word is answered or all is closed, since the loops go on with
-        what nobody waits for, after a failure elsewhere.
+        keep: the owner of this memory. It lives until the operation is answered or all is closed, since after a failure
+        elsewhere the loops go on with operations that are not waited for.
         """
         where = (ctypes.c_void_p * len(places))(*places)
         rows, sizes = program.rows, program.sizes
@@ -89,29 +89,29 @@ class Mesh:
         return op
 
     def wait(self, op: int) -> None:
-        """Return when the word's program is done. Raises PeerLost, and MismatchError where a peer says another word."""
+        """Return when the operation is done. Raises PeerLost, and MismatchError where a peer issues another one."""
         answer = FINISHED if op in self._answered else self._turn(op)
         if answer == NOT_YET:
             answer = self._wait_long(op)
         if answer == MISMATCH:
             raise MismatchError(
-                f"rank {self._peer.value} said another word than rank {self.rank} at the same place, as number {op}: "
-                "other tensors, other sizes, or another order. All ranks must run the same program with the same "
-                "recipe: look for what depends on the rank before attach, and for steps that only some make."
+                f"rank {self._peer.value} issued another collective than rank {self.rank} as operation {op}: other "
+                "tensors, other sizes, or another order. All ranks must run the same program with the same recipe: "
+                "look for what depends on the rank before attach, and for steps that only some make."
             )
         if answer == GONE:
             self._refuse_closed()
             why = os.strerror(self._error.value) if self._error.value > 0 else "it closed the connection"
             raise PeerLost(f"rank {self._peer.value} is gone ({why})")
         if answer != FINISHED:
-            raise AssertionError(f"word {op} is not under way: it was waited for before")
+            raise AssertionError(f"operation {op} is not pending: it was waited for before")
         self._kept.pop(op, None)
         self._answered.discard(op)
 
     def make_progress(self) -> bool:
-        """Let what was begun go on for a moment though nobody waits for it; False where that is no use.
+        """Advance pending operations for a moment though none is waited for; False where that is no use.
 
-        What goes wrong is told to whoever waits for a word.
+        What goes wrong is raised by `wait`.
         """
         op = next((each for each in list(self._kept) if each not in self._answered), None)
         if op is None:
@@ -132,7 +132,7 @@ class Mesh:
         return answer
 
     def _waits_for(self, op: int) -> tuple[list[int], list[int]]:
-        """Numbers that change with every byte of those whom the word needs; and whose part comes next, by rank."""
+        """Numbers that change with every byte of the peers that an operation needs; and whose part is next, by rank."""
         moved, following = (ctypes.c_int64 * self.world)(), (ctypes.c_int32 * self.world)()
         with self._running:
             self._refuse_closed()
@@ -150,7 +150,10 @@ class Mesh:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise PeerLost("its own connections were closed here")
+            raise PeerLost(
+                f"this session was closed on rank {self.rank} while a collective was pending; call session.close() "
+                "after the last backward()"
+            )
 
     def round_trips(self) -> list[float]:
         """Seconds to each rank and back as the kernel has measured them, 0 where it does not say."""
@@ -163,7 +166,7 @@ class Mesh:
             self._closed = True
         for each in filter(None, self._sockets):
             with suppress(OSError):  # the peer has hung up before
-                each.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in the loops
+                each.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in the loops
         with self._running:
             _CLOSE(self._handle)
         self._leave()

@@ -1,4 +1,4 @@
-"""What one rank does, message by message, so that a word is answered: rows for the compiled mesh to run.
+"""Programs: what one rank does for an operation, message by message, as rows for the compiled mesh to run.
 
 A row sends a piece of memory to a peer, or takes what a peer sends, in the piece's place or added to it. Pure functions
 of integers; every rank makes the rows that fit the others'.
@@ -27,17 +27,14 @@ Row = tuple[int, int, int, int, int]  # what it does, the peer, the piece, after
 
 @dataclass(frozen=True)
 class Program:
-    """rows: of five numbers each; sizes: of the pieces in bytes, which lie one after another where `offsets` says.
+    """One rank's part in an operation."""
 
-    form: a hash of what is the same on all ranks, so that one who says another word is found out.
-    """
-
-    rows: ctypes.Array[ctypes.c_int32]
-    sizes: ctypes.Array[ctypes.c_int64]
-    offsets: tuple[int, ...]
-    form: int
-    format: int = BYTES
-    divisor: float = 1.0
+    rows: ctypes.Array[ctypes.c_int32]  # five numbers each, as in Row
+    sizes: ctypes.Array[ctypes.c_int64]  # of the pieces, in bytes
+    offsets: tuple[int, ...]  # where the pieces lie, one after another
+    form: int  # a hash of what is the same on all ranks, by which a rank that issues another operation is found out
+    format: int = BYTES  # of the numbers, in FORMATS
+    divisor: float = 1.0  # of sums
 
 
 @lru_cache(maxsize=1024)
@@ -80,7 +77,7 @@ class Segment:
 
 @lru_cache(maxsize=256)
 def broadcast_program(sizes: tuple[int, ...], source: int, rank: int, ranks: Ranks) -> tuple[Program, list[Segment]]:
-    """What `source` has in tensors of `sizes` bytes, to all of `ranks`; and the segments that are the program's pieces.
+    """Tensors of `sizes` bytes from `source` to all of `ranks`; and the segments that are the program's pieces.
 
     rank, source: their places among `ranks`.
     """
@@ -99,7 +96,7 @@ def broadcast_program(sizes: tuple[int, ...], source: int, rank: int, ranks: Ran
 
 
 def segments(sizes: Sequence[int], pieces: int) -> list[list[Segment]]:
-    """What of tensors that lie one after another in mind, `sizes` bytes each, belongs to each of equal pieces."""
+    """The segments of each of equal pieces of tensors that follow one another in mind, `sizes` bytes each."""
     at = bounds(sum(sizes), pieces)
     begins = list(accumulate(sizes, initial=0))
     found: list[list[Segment]] = [[] for _ in range(pieces)]
@@ -115,7 +112,7 @@ def segments(sizes: Sequence[int], pieces: int) -> list[list[Segment]]:
 
 @lru_cache(maxsize=1024)
 def straight_program(told: tuple[int, ...], heard: tuple[int, ...], form: int) -> Program:
-    """Bytes straight to whom they are for. told[j], heard[j]: how many go to and come from rank j, nothing where 0.
+    """Bytes straight to their receivers. told[j], heard[j]: how many go to and come from rank j.
 
     Pieces: what is told to every rank, then what is heard of every rank; places are given with each call.
     """
@@ -127,7 +124,7 @@ def straight_program(told: tuple[int, ...], heard: tuple[int, ...], form: int) -
 
 @lru_cache(maxsize=4096)
 def form_of(*what: object) -> int:
-    """32 bits of what all ranks say alike."""
+    """32 bits of what is the same on all ranks."""
     return rng.address(repr(what)) & 0xFFFFFFFF
 
 

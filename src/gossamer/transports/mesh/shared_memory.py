@@ -1,7 +1,7 @@
-"""Memory that two workers of one machine both see, so that what they tell each other need not pass through the kernel.
+"""Shared memory between two workers of one machine, so that messages between them need not pass through the kernel.
 
-The lower rank of a pair makes it: a file without a name, which nobody can shrink any more. The higher one opens it as a
-file of that process. Where that is refused (other containers, other systems), the pair goes on with its socket alone.
+The lower rank of a pair makes it: a file without a name, sealed against shrinking. The higher one opens it as a file of
+that process. Where that is refused (other containers, other systems), the pair goes on with its socket alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gossamer.transports.mesh.connect import Gather
 if sys.platform == "linux":
     from fcntl import F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 
-    SEALS = F_SEAL_SHRINK | F_SEAL_GROW  # or reading beyond its end would kill whoever does
+    SEALS = F_SEAL_SHRINK | F_SEAL_GROW  # or reading beyond its end would kill the reader
 
 NAME = "gossamer"
 MESSAGE_BYTES, TURNS_BYTES = 2**18, 4096  # kernels-src/shared_memory.hpp
@@ -34,16 +34,16 @@ Memories = dict[int, mmap.mmap]  # by rank
 
 @dataclass(frozen=True)
 class MemoryOffer:
-    """Where the other end finds the memory: process, number of the file there, size, and what it is known by."""
+    """Where the other end finds the memory."""
 
-    process: int
-    number: int
+    process: int  # by its id
+    number: int  # of the file in that process
     nbytes: int
-    mark: str
+    mark: str  # in hexadecimal: MARK_BYTES that are written in the memory
 
 
 def share(rank: int, sockets: Sequence[socket.socket | None], all_gather_text: Gather) -> Memories:
-    """Memory between this worker and others of its machine. All ranks call it; gather_text: everyone's text by rank.
+    """Memory between this worker and others of its machine. All ranks call it; all_gather_text: all ranks' texts.
 
     GOSSAMER_SHARED_MEMORY=0 on either of two workers has them do without.
     """
@@ -61,14 +61,14 @@ def _wanted() -> bool:
     asked = os.environ.get("GOSSAMER_SHARED_MEMORY") or "1"
     require(
         asked in ("0", "1"),
-        f"GOSSAMER_SHARED_MEMORY={asked}: that says neither yes nor no, so nobody knows whether workers of one machine "
+        f"GOSSAMER_SHARED_MEMORY={asked}: that says neither yes nor no, so it is open whether workers of one machine "
         "may share memory. Write GOSSAMER_SHARED_MEMORY=0 for sockets alone, or leave it unset.",
     )
     return sys.platform == "linux" and asked == "1"
 
 
 def _is_here(connection: socket.socket) -> bool:
-    """Whether its other end is on this machine: nobody else has the same address."""
+    """Whether its other end is on this machine: no other machine has the same address."""
     named = connection.family in (socket.AF_INET, socket.AF_INET6)
     return named and bool(connection.getpeername()[0] == connection.getsockname()[0])
 
@@ -79,7 +79,7 @@ def _slots(near: int) -> int:
 
 
 def _make(peers: Sequence[int], slots: int, files: ExitStack) -> tuple[Memories, dict[int, tuple[int | str, ...]]]:
-    """Memory for each of these, as far as there is any, and an Offer to each. files: closes what it is made of."""
+    """Memory for each of these, as far as there is any, and an offer to each. files: closes what it is made of."""
     made: Memories = {}
     offers: dict[int, tuple[int | str, ...]] = {}
     nbytes = TURNS_BYTES + 2 * slots * MESSAGE_BYTES

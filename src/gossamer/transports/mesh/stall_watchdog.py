@@ -1,4 +1,4 @@
-"""How long a worker waits for others that are connected and say nothing: frozen, cut off, or busy."""
+"""Stall watchdog: how long a worker waits for peers that are connected and silent (frozen, cut off, or busy)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ TIMEOUT_SECONDS = 1800.0  # as torch's process groups
 
 @dataclass(frozen=True, kw_only=True)
 class StallTimeouts:
-    """notice_seconds: of silence, after which the user hears of it; timeout_seconds: after which the group is broken.
+    """How long a silence may last. Any byte of the peers that are waited for ends it."""
 
-    Any byte of those who are waited for ends a silence. clock: seconds.
-    """
-
-    notice_seconds: float = NOTICE_SECONDS
-    timeout_seconds: float = TIMEOUT_SECONDS
-    clock: Callable[[], float] = time.monotonic
+    notice_seconds: float = NOTICE_SECONDS  # after which the user is told
+    timeout_seconds: float = TIMEOUT_SECONDS  # after which the group counts as broken
+    clock: Callable[[], float] = time.monotonic  # in seconds
 
     def __post_init__(self) -> None:
         require(self.timeout_seconds > 0, f"timeout_seconds is a time to wait, more than 0, not {self.timeout_seconds}")
@@ -42,7 +39,7 @@ def requested_timeouts() -> StallTimeouts:
 
 
 class StallWatchdog:
-    """Of those whom one word waits for; looked at now and then, until the word is answered."""
+    """Watches the peers that one operation waits for; looked at now and then, until it is answered."""
 
     def __init__(self, rank: int, patience: StallTimeouts) -> None:
         self._rank, self._patience = rank, patience
@@ -53,7 +50,7 @@ class StallWatchdog:
     def look(self, moved: Sequence[int], waited_for: Sequence[int]) -> None:
         """Raises PeerLost where it has lasted too long.
 
-        moved: numbers that change with every byte of those whom the word needs; waited_for: ranks to name.
+        moved: numbers that change with every byte of the peers that the operation needs; waited_for: ranks to name.
         """
         now, patience = self._patience.clock(), self._patience
         if moved != self._moved:

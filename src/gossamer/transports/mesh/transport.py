@@ -1,4 +1,4 @@
-"""Words answered over connections of our own, by tables of hops; what lives on a GPU, and texts, by the engine."""
+"""Mesh transport: collectives over TCP connections of its own, by tables of hops; GPUs and texts by the engine."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from gossamer.transports.mesh.stall_watchdog import requested_timeouts
 from gossamer.transports.mesh.tcp_info import packets
 from gossamer.transports.packing import into, join, split
 
-ALIGNED_BYTES = 64  # so that whatever is heard may be viewed as wider numbers
+ALIGNED_BYTES = 64  # so that what is received may be viewed as wider numbers
 Wait = Callable[[], Any]
 
 
 def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Links | None = None) -> Transport:
     """The engine's group over connections of its own, from each rank's `address`; every rank must call it.
 
-    known: what its links are like; they are measured where it is None.
+    known: its links; they are measured where it is None.
     The engine alone where any rank asks for it or has no compiled loops, and where workers do not reach each other.
     Raises MismatchError where they ask for different collectives.
     """
@@ -88,7 +88,7 @@ def _measured(
 
 
 class MeshTransport:
-    """Answers words over a mesh, next to the `engine` that made the group.
+    """Collective operations over a mesh, next to the `engine` that made the group.
 
     pick: which table of hops a mean takes; again: makes such a transport over another engine with links that are known.
     """
@@ -108,7 +108,7 @@ class MeshTransport:
         return self._begin(op, self._everyone)
 
     def _begin(self, op: CollectiveOp, ranks: Ranks) -> Wait:
-        """Begin to say a word among some ranks, named in the whole group; peers in the word are numbered among them."""
+        """Begin an operation among some ranks of the whole group; its peers are places in `ranks`."""
         match op:
             case Coalesced(ops):
                 waiting = [self._begin(each, ranks) for each in ops]
@@ -158,7 +158,7 @@ class MeshTransport:
     def _straight(
         self, told: dict[int, Tensor], heard: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]
     ) -> Wait:
-        """told: bytes for each rank; heard: how many come from each. Answers: of which rank, and what it is like."""
+        """told: bytes for each rank; heard: how many come from each; answers: of which rank, and of what form."""
         to = tuple(told[peer].nbytes if peer in told and peer != self.rank else 0 for peer in self._everyone)
         of = tuple(heard.get(peer, 0) if peer != self.rank else 0 for peer in self._everyone)
         stride = -(-max(of) // ALIGNED_BYTES) * ALIGNED_BYTES
@@ -191,7 +191,7 @@ class MeshTransport:
         return self._mesh.make_progress()
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """All of them as one word: what each one's way takes is waited for once."""
+        """All of them as one operation: its latency is waited for once."""
         filled = [tensor.detach() for tensor in tensors if tensor.numel()]
         if not _is_here(filled):
             self._engine.broadcast_(tensors, source)
