@@ -127,7 +127,13 @@ class Returns:
             optimizer.step()
             settle(session)
         session.close()
-        return shown, exchange(session)._partner.newest_incarnation(2), parameters(model), buffers, model.weight.detach()
+        return (
+            shown,
+            exchange(session)._partner.newest_incarnation(2),
+            parameters(model),
+            buffers,
+            model.weight.detach(),
+        )
 
 
 def check_returns(patch: pytest.MonkeyPatch) -> None:
