@@ -1,4 +1,4 @@
-"""What the lab's network does to packets, by the kernel's counters and clocks of programs on its hosts."""
+"""What the emulated network does to packets, by the kernel's counters and clocks of programs on its hosts."""
 
 from __future__ import annotations
 

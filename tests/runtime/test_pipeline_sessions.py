@@ -1,4 +1,4 @@
-"""Sessions try how many buckets' words travel at once, and all ranks try the same."""
+"""Sessions try how many buckets' ops travel at once, and all ranks try the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank has goes to all: over connections of our own, as one word for any number of tensors."""
+"""What one rank has goes to all: over connections of our own, as one op for any number of tensors."""
 
 import pytest
 import torch
