@@ -1,4 +1,4 @@
-"""Another number of workers goes on where the last ones stopped: nothing owed is lost, and no sample either."""
+"""Resharding a checkpoint for another number of workers: no residual is lost, and no sample either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on where its recipe's text has come to mean other wrappers: what still had to be sent is the same."""
+"""Resharding where a recipe's text has come to mean other wrappers: what still had to be sent is the same."""
 
 from __future__ import annotations
 

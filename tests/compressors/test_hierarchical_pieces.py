@@ -1,4 +1,4 @@
-"""Dense within nodes, compressed between them: pieces, numbers, ops and bytes."""
+"""Hierarchical compression: pieces, numbers, ops and bytes."""
 
 from __future__ import annotations
 

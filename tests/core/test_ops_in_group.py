@@ -1,4 +1,4 @@
-"""Ops said by groups at the same moment: who answers whom, what it costs, and groups that do not fit together."""
+"""Collectives within sub-groups at the same moment: who answers, what it costs, and groups that do not fit together."""
 
 from __future__ import annotations
 

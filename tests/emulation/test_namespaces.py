@@ -1,4 +1,4 @@
-"""An emulated network whose owner is ended from outside leaves nothing, at the latest when the next one begins."""
+"""Network namespaces: an owner that is killed leaves nothing, at the latest when the next one begins."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_training_waits_for_what_has_not_landed(schedule, ops, seconds, waiting)
 
 
 def test_fragments_take_turns_on_one_lane():
-    """The long one still occupies the communication thread when the short one leaves: 4 passes, 96 seconds of 42 + 11."""
+    """The long one still occupies the communication thread when the short one leaves: 96 seconds of 42 + 11 in 4."""
     long, short = trip(job(0.0, *[0.5] * 4)), trip(job(0.0, 1.0))
     assert turns(PeriodicSchedule(4, fragments=2, delay=1), long, short)[:2] == pytest.approx(
         ((96 + 42 - 24) / 4, (42 - 24) / 4)
@@ -202,7 +202,7 @@ def test_fragments_take_turns_on_one_lane():
 
 
 def test_who_comes_is_known_before_anything_else_leaves():
-    """The participation poll takes 10 seconds; one bucket leaves at 11, the other at 12, and that one is there at 22."""
+    """The participation poll takes 10 seconds; one bucket leaves at 11, the other at 12, which is there at 22."""
     going = trip(job(0.0, 0.0), job(0.0, 1.0), job(0.0, 1.0))
     assert turns(PeriodicSchedule(2), going) == pytest.approx(((48 + 22) / 2, 22 / 2, 20 / 2, 2 / 2))
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""A worker of pairwise gossip that was lost comes back: whom it begins from, and what is never counted for it."""
+"""Restarted workers of pairwise gossip: which state they begin from, and which stale messages never count."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def check_exchanges(machines: Sequence[Machine], book: Book) -> None:
 
 
 def check_accounts(machines: Sequence[Machine], book: Book) -> None:
-    """What a worker has is what its incarnation began with, its gradients, and what this incarnation's exchanges moved."""
+    """What a worker has is what its incarnation began with, its gradients, and what its exchanges moved."""
     for each in machines:
         if each.partner.life != each.life:  # all was over before it had found anybody
             continue

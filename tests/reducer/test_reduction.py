@@ -1,4 +1,4 @@
-"""Rounds of several buckets: the same bits however many travel at once, and failures while others are under way."""
+"""Reduction of several buckets: the same bits however many travel at once, and failures while others are in flight."""
 
 from __future__ import annotations
 

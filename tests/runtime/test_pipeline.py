@@ -1,4 +1,4 @@
-"""Several scripts over one transport: an order that is the same on every rank, fewer round trips, the same bits."""
+"""Pipelining of several scripts: one order on every rank, fewer round trips, the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many buckets' ops travel at once: tried in virtual time, on every rank alike, and never a loss for long."""
+"""Pipeline tuning in virtual time: how many buckets travel at once, on every rank alike, and never a loss for long."""
 
 from __future__ import annotations
 

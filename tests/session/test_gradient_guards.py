@@ -1,4 +1,4 @@
-"""What real loops do to a session between its steps."""
+"""Gradient guards: clipping, scalers and skipped steps of real training loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An outer optimizer above local training, against its own definition written out in a few lines."""
+"""DiLoCo: an outer optimizer above local training, against its definition written out in a few lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training apart and averaging parameters: equal to synchronous training where it should be, and only there."""
+"""Local SGD: equal to synchronous training where it should be, and only there."""
 
 from __future__ import annotations
 

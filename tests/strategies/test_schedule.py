@@ -1,4 +1,4 @@
-"""Schedules are literal tables first."""
+"""Schedules of sync rounds, as literal tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that average with one neighbour at a time, each at its own pace: real endpoints, one thread a worker."""
+"""Pairwise gossip sessions, each worker at its own pace: real endpoints, one thread a worker."""
 
 from __future__ import annotations
 

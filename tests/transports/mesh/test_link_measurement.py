@@ -1,4 +1,4 @@
-"""What is known of links, how it is written, and how it is found out."""
+"""Link measurement: what is known of links, how it is written, and how it is found out."""
 
 import json
 import socket

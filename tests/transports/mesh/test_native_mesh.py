@@ -1,4 +1,4 @@
-"""Ops over connected sockets, in one process: a thread for each rank."""
+"""Native mesh: collectives over connected sockets, in one process: a thread for each rank."""
 
 from __future__ import annotations
 

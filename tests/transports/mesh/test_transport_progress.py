@@ -1,4 +1,4 @@
-"""What was begun goes on while nobody waits for it, if its thread has nothing better to do."""
+"""Progress of the mesh while its communication thread is idle."""
 
 import os
 import threading
