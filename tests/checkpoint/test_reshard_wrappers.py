@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint.test_reshard import copied, train
+from support.resharded_training import copied, train
 from support.virtual_workers import Worker, agree, cluster, network, notices, parameters, train_step
 
 from gossamer.checkpoint import reshard

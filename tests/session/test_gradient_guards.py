@@ -1,4 +1,4 @@
-"""Gradient guards: clipping, scalers and skipped steps of real training loops."""
+"""Gradient guards in real loops: scalers, clipping, closures, kept gradients, and errors that name the rank."""
 
 from __future__ import annotations
 

@@ -8,8 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from strategies.test_local_sgd import CENTRES, quadratic
-from support.training_loops import LR, START, Trace, agree, close, gradient, heard, mean_of, run, sgd
+from support.training_loops import (
+    CENTRES,
+    LR,
+    START,
+    Trace,
+    agree,
+    close,
+    gradient,
+    heard,
+    mean_of,
+    quadratic,
+    run,
+    sgd,
+)
 from support.virtual_workers import cluster, network, parameters, train_step
 from torch import Tensor
 

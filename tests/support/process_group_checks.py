@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from laws.laws import LAYOUT, Group
-from laws.test_compressors import EXACT, ROUNDED
+from laws.subjects import EXACT, ROUNDED
 from support.real_worker import same_everywhere, world
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
