@@ -1,4 +1,4 @@
-"""The project keeps its own house: names, files, floors and what the prose promises."""
+"""House rules: names, files, import floors and what the prose promises."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""Saved and resumed, training continues bit for bit; what is half written is never chosen."""
+"""Coordinated checkpoints: resumed training continues bit for bit, and a half-written one is never chosen."""
 
 from __future__ import annotations
 

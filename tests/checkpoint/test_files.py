@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there."""
+"""Checkpoint files: written whole or not at all."""
 
 import errno
 import json
@@ -11,11 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load_file
+from support.pytrees import alike, trees
 
 from gossamer import checkpoint
 from gossamer.errors import CheckpointError
-
-from .test_pytree import alike, trees
 
 ABOUT = {"recipe": "EveryStep() + Dense() + Complete()"}
 

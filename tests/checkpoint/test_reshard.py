@@ -1,4 +1,4 @@
-"""Another number of workers goes on where the last ones stopped: nothing owed is lost, and no sample either."""
+"""Resharding a checkpoint for another number of workers: no residual is lost, and no sample either."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from laws.laws import Group, in_threads
-from support.virtual_workers import Worker, cluster, network, notices, parameters, train_step
+from support.resharded_training import copied, train
+from support.virtual_workers import Worker, cluster, network, notices, train_step
 from torch import Tensor, nn
 
 from gossamer.checkpoint import reshard
@@ -28,27 +29,6 @@ from gossamer.transports.simulated import SimulatedGroup
 
 SEVERAL = "Route(Int8(block=16), smallest=10)"  # sharded among three or more
 RECIPES = ["TopK(0.1)", SEVERAL, "Sharded(OneBit())", "PowerSGD(rank=2)", "DGC(density=0.1)"]
-
-
-def train(worker: Worker, recipe: str, steps: int, load: Path | None = None, save: Path | None = None) -> Any:
-    """Parameters and states: at the beginning, and after some steps."""
-    model = network(worker.rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    session = worker.attach(model, optimizer, resolve(recipe, worker.world))
-    mine = session.load(load) if load is not None else {}
-    begun = parameters(model), copied(session.state_dict()), session.steps, mine
-    for step in range(session.steps, session.steps + steps):
-        train_step(model, optimizer, step, worker.rank)
-    if save is not None:
-        session.save(save, rank=worker.rank)
-    return begun, (parameters(model), session.state_dict(), session.steps, mine)
-
-
-def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    remembered = {
-        name: {key: tensor.clone() for key, tensor in parts.items()} for name, parts in state["state"].items()
-    }
-    return {**state, "state": remembered}
 
 
 def outstanding(states: Sequence[Mapping[str, Any]], kind: str = RESIDUAL) -> dict[str, Tensor]:

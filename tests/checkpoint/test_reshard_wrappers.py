@@ -1,4 +1,4 @@
-"""A run goes on where its recipe's text has come to mean other wrappers: what still had to be sent is the same."""
+"""Resharding where a recipe's text has come to mean other wrappers: what still had to be sent is the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint.test_reshard import copied, train
+from support.resharded_training import copied, train
 from support.virtual_workers import Worker, agree, cluster, network, notices, parameters, train_step
 
 from gossamer.checkpoint import reshard

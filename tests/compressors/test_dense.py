@@ -1,4 +1,4 @@
-"""Everything travels, in two bytes where asked: how it is rounded, and what leaves the format's range."""
+"""Dense all-reduce, in two bytes where asked: how values are rounded, and what leaves the format's range."""
 
 from __future__ import annotations
 

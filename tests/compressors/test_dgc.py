@@ -1,4 +1,4 @@
-"""Momentum before the wire: what waits is not lost, what is sent starts anew, and bytes are what was promised."""
+"""Deep gradient compression: momentum correction, masking, warm-up stages, and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense within nodes, compressed between them: the laws over nodes of several."""
+"""Hierarchical compression: the laws over nodes of several workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense within nodes, compressed between them: pieces, numbers, words and bytes."""
+"""Hierarchical compression: pieces, numbers, ops and bytes."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_places_draw_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spread(Hierarchical(QSGD(levels=1), per_node=2)) == 0
 
 
-# -- words and bytes ---------------------------------------------------------------------------------------------------
+# -- ops and bytes -----------------------------------------------------------------------------------------------------
 
 
 def words_of(compressor: Compressor, rank: int, world: int) -> list[CollectiveOp]:

@@ -1,4 +1,4 @@
-"""Dense within nodes, compressed between them: what is refused, and what training comes to."""
+"""Hierarchical compression: what is refused, and what training comes to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adam's momentum travels once its variance stands still: what is sent."""
+"""1-bit Adam: what is sent of the momentum once the variance is frozen."""
 
 from __future__ import annotations
 

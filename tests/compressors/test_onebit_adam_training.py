@@ -1,4 +1,4 @@
-"""Adam's momentum travels once its variance stands still: what training comes to."""
+"""1-bit Adam: what training comes to once the variance is frozen."""
 
 from __future__ import annotations
 

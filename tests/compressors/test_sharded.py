@@ -1,4 +1,4 @@
-"""Every worker averages a part: fewer bytes, two residuals, a draw for each use, one opinion on what is finite."""
+"""Sharded aggregation: fewer bytes, two residuals, one draw for each use, one decision on what is finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TernGrad: right on average, whole numbers in the sum, one scale for the group; and what clipping does to that."""
+"""TernGrad: unbiased, whole numbers in the sum, one scale for the group; and what clipping does to that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few entries: which ones, how often, and what a payload that nobody made does."""
+"""Sparse codecs: which entries are chosen, how often, and what a malformed payload does."""
 
 from __future__ import annotations
 

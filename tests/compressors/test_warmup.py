@@ -1,4 +1,4 @@
-"""Everything at first, then less."""
+"""Warm-up: dense in the first steps, compressed after."""
 
 from __future__ import annotations
 

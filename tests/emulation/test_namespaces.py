@@ -1,4 +1,4 @@
-"""A lab whose owner is ended from outside leaves nothing, at the latest when the next one begins."""
+"""Network namespaces: an owner that is killed leaves nothing, at the latest when the next one begins."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def owner(spec: str, *prefix: str) -> subprocess.Popen[str]:
 def test_a_killed_owner_leaves_no_process_and_the_next_lab_removes_the_rest(seed: int) -> None:
     moment = random.Random(seed).uniform(0, 0.15)
     with owner("100mbit,2ms" if seed % 2 else "100mbit") as process:
-        # It takes seconds until the library is there, and tenths until the lab is: kill it within those
+        # It takes seconds until the library is there, and tenths until the network is: kill it within those
         assert eventually(lambda: bool(left_by(process.pid)), 60)
         time.sleep(moment)
         process.kill()

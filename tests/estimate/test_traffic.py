@@ -1,4 +1,4 @@
-"""What a recipe sends and remembers, foretold from shapes."""
+"""Traffic estimates: bytes sent and remembered by a recipe, from shapes."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What strategies send: real sessions against the forecast, to the byte."""
+"""Traffic estimates against what sessions send, to the byte."""
 
 import threading
 from dataclasses import dataclass, field

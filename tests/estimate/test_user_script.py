@@ -1,4 +1,4 @@
-"""A script is run until it attaches, to see what it would send."""
+"""User scripts, run until they attach to see what they would send."""
 
 import os
 import sys

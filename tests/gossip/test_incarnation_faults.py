@@ -1,4 +1,4 @@
-"""A worker of pairwise gossip that was lost comes back: whom it begins from, and what is never counted for it."""
+"""Restarted workers of pairwise gossip: which state they begin from, and which stale messages never count."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORLD = 3
 
 
 class Move(NamedTuple):
-    """What one end of an exchange moved by, and in which of its lives."""
+    """What one end of an exchange moved by, and in which of its incarnations."""
 
     rank: int
     incarnation: int
@@ -45,11 +45,11 @@ class Move(NamedTuple):
 
 @dataclass
 class Book:
-    """moves: by the exchange's stamp; asked: whom that was meant for, in which life; shown: to joiners, by rank."""
+    """The record of all exchanges."""
 
-    moves: dict[Stamp, list[Move]] = field(default_factory=lambda: defaultdict(list))
-    asked: dict[Stamp, tuple[int, int]] = field(default_factory=dict)
-    shown: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    moves: dict[Stamp, list[Move]] = field(default_factory=lambda: defaultdict(list))  # by the exchange's stamp
+    asked: dict[Stamp, tuple[int, int]] = field(default_factory=dict)  # the peer meant, and its incarnation
+    shown: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # to joiners, by rank
 
 
 class Noted(Partner):
@@ -85,7 +85,7 @@ class Noted(Partner):
 
 
 class Reuses(Noted):
-    """Numbers its steps in each life as in the first."""
+    """Numbers its steps in each incarnation as in the first."""
 
     def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
         incarnation, self.incarnation = self.incarnation, 0
@@ -96,7 +96,7 @@ class Reuses(Noted):
 
 
 class TakesAll(Noted):
-    """Takes part in what was meant for another life."""
+    """Takes part in what was meant for another incarnation."""
 
     def hear(self, push: Push) -> Receipt:
         return self.answer(push.stamp, push.payload)
@@ -110,7 +110,7 @@ class Loyal(Noted):
 
 
 class OldWords(Noted):
-    """Listens to what a worker said in the life before."""
+    """Listens to what a worker said in the incarnation before."""
 
     def answer(self, stamp: Stamp, payload: tuple[Tensor, ...]) -> Receipt:
         incarnations, self._incarnations = self._incarnations, {}
@@ -136,7 +136,7 @@ def as_found(found: ReceivedState, rank: int) -> Tensor:
 
 
 class Machine:
-    """A worker, its training thread and its exchanges. A kill takes all that it has, and it begins another life."""
+    """A worker, its training thread and its exchanges. A kill takes all it has, and it begins another incarnation."""
 
     def __init__(self, rank: int, world: int, seed: int, rule: type[Noted], book: Book, begins: Any) -> None:
         self.rank, self.world, self.seed, self.rule, self.book, self.begins = rank, world, seed, rule, book, begins
@@ -226,8 +226,8 @@ def train(
 
 
 def check_exchanges(machines: Sequence[Machine], book: Book) -> None:
-    """Both ends of an exchange move by as much against each other, each once, in the lives that it was begun in; where
-    only one did, the other's life is over."""
+    """Both ends of an exchange move by as much against each other, each once, in the incarnations it was begun in;
+    where only one did, the other's incarnation is over."""
     for stamp, moves in book.moves.items():
         peer, incarnation = book.asked[stamp]
         ends = {(stamp.worker, incarnation_of(stamp.step)), (peer, incarnation)}
@@ -243,7 +243,7 @@ def check_exchanges(machines: Sequence[Machine], book: Book) -> None:
 
 
 def check_accounts(machines: Sequence[Machine], book: Book) -> None:
-    """What a worker has is what it began its life with, its gradients, and what exchanges of this life moved."""
+    """What a worker has is what its incarnation began with, its gradients, and what its exchanges moved."""
     for each in machines:
         if each.partner.incarnation != each.incarnation:  # all was over before it had found anybody
             continue
@@ -266,7 +266,7 @@ def check_begins(machines: Sequence[Machine], book: Book) -> None:
 
 
 def check_counted(machines: Sequence[Machine], book: Book) -> None:
-    """What a worker began with a life that has ended, and what that took along, it has counted."""
+    """What a worker began with an incarnation that has ended, and what that took along, it has counted."""
     for each in machines:
         mine = [
             ms

@@ -150,7 +150,7 @@ class Schedule:
                 self.interrupt(rank)
 
     def finish(self) -> None:
-        """Let every exchange end, as resends bring about; a circle that waits for itself never does."""
+        """Let every exchange end, as resends bring about; a cycle that waits for itself never does."""
         for _ in range(8):
             for rank, each in enumerate(self.partners):
                 if each.open:

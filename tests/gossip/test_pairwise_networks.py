@@ -136,7 +136,7 @@ def test_workers_agree_however_long_their_words_travel(topology: Topology, round
 
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
 def test_workers_in_step_agree_as_well(world: int) -> None:
-    """All ask at the same moments, and every word travels equally long."""
+    """All ask at the same moments, and every message travels equally long."""
     net = VirtualNetwork(round_trip_seconds=0.5)
     assert left_of_distance(net, 120, world=world, topology=Ring(), unequal=0.0) < 1e-6
     if world == 2:

@@ -14,7 +14,7 @@ from gossamer.gossip.termination import TerminationProtocol
 
 
 class Ageless(TerminationProtocol):
-    """Takes what a worker said in one life for the words of all."""
+    """Takes what a worker said in one incarnation for what all of them said."""
 
     @property
     def _done_here(self) -> set[int]:

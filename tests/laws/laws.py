@@ -126,7 +126,7 @@ def check_zeros(compressor: Compressor, world: int) -> None:
 
 
 def check_refuses_to_send_nonsense(compressor: Compressor) -> None:
-    """A number that is not finite is noticed before the first word, wherever it lies; nothing is remembered."""
+    """A number that is not finite is noticed before the first op, wherever it lies; nothing is remembered."""
     group = Group(compressor, 2, dtype=torch.float32)
     for number in (math.nan, math.inf, -math.inf):
         for slot in LAYOUT:

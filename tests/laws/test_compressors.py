@@ -1,4 +1,4 @@
-"""Every compressor there is obeys the laws; every law catches its broken twins."""
+"""Laws of compressors: every compressor obeys them, and every law catches its broken twins."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from inspect import isabstract
 
 import pytest
 import torch
-from laws import hierarchical, momentum, quantisers, sharded, sparse_sum
-from laws import sparse as sparse_family
 from laws.formulas import low_rank_elements, ring, sizes, sparse
 from laws.laws import (
     LAYOUT,
@@ -24,6 +22,7 @@ from laws.laws import (
     check_untouched,
     check_zeros,
 )
+from laws.subjects import EVERY, EXACT, FAMILIES, ROUNDED
 from torch import Tensor
 
 from gossamer import compressors
@@ -34,29 +33,6 @@ from gossamer.core.aggregation import Aggregation, AggregationContext, Aggregati
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllGather, Payload
 from gossamer.kernels import Residual
-
-EXACT = [
-    Dense(),
-    TopK(density=0.1),
-    TopK(density=1.0),
-    Int8(),
-    Int8(block=7),
-    PowerSGD(rank=2),
-    PowerSGD(rank=100),
-    Feedback(Dense()),
-    Feedback(TopK(density=0.1)),
-    Feedback(Int8(block=16)),
-    Feedback(PowerSGD(rank=2)),
-    Route(Feedback(TopK(density=0.1))),
-    Route(Feedback(PowerSGD(rank=2)), rest=Feedback(Int8()), smallest=100),
-    Feedback(Route(TopK(density=0.1))),
-]
-ROUNDED = [Dense(dtype="bfloat16"), Dense(dtype="float16"), Feedback(Dense(dtype="bfloat16"))]
-FAMILIES = (quantisers, sparse_family, momentum, sharded, hierarchical, sparse_sum)
-for family in FAMILIES:
-    EXACT += family.EXACT
-    ROUNDED += family.ROUNDED
-EVERY = EXACT + ROUNDED
 
 
 def test_every_compressor_is_here() -> None:

@@ -1,4 +1,4 @@
-"""Rounds of several buckets: the same bits however many travel at once, and failures while others are under way."""
+"""Reduction of several buckets: the same bits however many travel at once, and failures while others are in flight."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def trained(recipe: str, wrap: Any = lambda transport: transport) -> Tensor:
         return parameters(model)
 
     first, *others = cluster(work, 3, wrap)
-    if not recipe.startswith("DiLoCo"):  # its workers part between two turns
+    if not recipe.startswith("DiLoCo"):  # its workers part between two sync rounds
         assert all(torch.equal(first, other) for other in others)
     return first
 
@@ -252,7 +252,7 @@ class Refusing(PowerSGD):
 
 
 def on_a_lane(compressor: Compressor, transport: Any) -> list[Work[Any]]:
-    """Three buckets, handed to a lane one by one; the last takes the report along."""
+    """Three buckets, handed to a communication thread one by one; the last takes the report along."""
     comm_thread = CommThread(torch.device("cpu"))
     cargo = [bucket({f"{number}": (10, 12)}) for number in range(3)]
     round_ = StepReduction(compressor, transport, list("012"), AggregationContext(), 1.0, 1.0)

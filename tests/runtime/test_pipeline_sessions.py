@@ -1,4 +1,4 @@
-"""Sessions try how many buckets' words travel at once, and all ranks try the same."""
+"""Pipeline tuning in sessions: which depths are tried, the same on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is compiled after attach: nothing of the session's is in its graph."""
+"""Models compiled after attach: nothing of the session is in their graph."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from gossamer.reducer.bucketing import assign_buckets
 
 
 class Slow(ForwardingTransport):
-    """Answers every word 50 ms late."""
+    """Answers every op 50 ms late."""
 
     delay_seconds = 0.05
 
@@ -67,7 +67,7 @@ def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) ->
     with heard(events.StepEnded) as ended:
         cluster(work, 2, Slow)  # type: ignore[arg-type]
     waits = [event.waiting_seconds for event in ended if event.step > 1]
-    # Of each step's words, the first layer's cannot hide: it comes after backward. Another may arrive as late.
+    # Of each step's ops, the first layer's cannot hide: it comes after backward. Another may arrive as late.
     fit = (buckets - 2) * Slow.delay_seconds
     hidden = [1 - (wait - 2 * Slow.delay_seconds) / fit for wait in waits]
     assert sorted(hidden)[len(hidden) // 2] >= 0.8, hidden

@@ -1,4 +1,4 @@
-"""A run that was asked to stop leaves the block on every rank, and the script goes on below it."""
+"""Stop requests: every rank leaves the block, and the script goes on below it."""
 
 from __future__ import annotations
 

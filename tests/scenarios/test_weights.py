@@ -1,4 +1,4 @@
-"""Batches that count differently: what is remembered keeps the weight that it had."""
+"""Sample weights: what is remembered keeps the weight that it had."""
 
 from __future__ import annotations
 

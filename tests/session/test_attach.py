@@ -1,4 +1,4 @@
-"""Attach serves a model or says at once why not, and is alone with neither its peers nor the rest of the process."""
+"""Attach: serves a model or says at once why not, and touches neither its peers nor the rest of the process."""
 
 from __future__ import annotations
 

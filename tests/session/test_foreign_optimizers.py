@@ -1,4 +1,4 @@
-"""Another optimizer's steps in attached parameters: served where they mean the same on every rank, else refused."""
+"""Foreign optimizers' steps in attached parameters: served where they mean the same on every rank, else refused."""
 
 from __future__ import annotations
 

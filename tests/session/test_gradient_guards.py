@@ -1,4 +1,4 @@
-"""What real loops do to a session between its steps."""
+"""Gradient guards in real loops: scalers, clipping, closures, kept gradients, and errors that name the rank."""
 
 from __future__ import annotations
 

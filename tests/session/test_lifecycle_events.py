@@ -1,4 +1,4 @@
-"""What a loop logs: numbers, or tensors as they come out of it."""
+"""Logged metrics: numbers, or tensors as they come out of a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Momentum moves from the optimizer into the compressor, and training stays what it was."""
+"""Momentum transfer from the optimizer into the compressor: training stays what it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with momentum in the compressor: skipped steps, resumed and uneven ones, models that change."""
+"""Momentum transfer in runs: skipped steps, resumed and uneven ones, models that change."""
 
 from __future__ import annotations
 

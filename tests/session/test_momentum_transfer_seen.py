@@ -1,4 +1,4 @@
-"""What schedulers and users see of momentum that moved, and what is refused."""
+"""Momentum transfer as schedulers and users see it, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: nobody takes the step, and who had them is named."""
+"""Non-finite gradients in sessions: no rank takes the step, and the origin is named."""
 
 from __future__ import annotations
 

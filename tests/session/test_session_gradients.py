@@ -1,4 +1,4 @@
-"""Gradients that not everyone has, that add up over several passes, and that are thrown away."""
+"""Gradients in sessions: missing on some ranks, accumulated over several passes, and thrown away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are not alike: in data, in weights, and where they must be."""
+"""Ranks of a session that differ: in data, in weights, and where they must not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages that land later, in the place of one's own part."""
+"""Delayed averaging: averages that land later, in the place of a worker's own part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An outer optimizer above local training, against its own definition written out in a few lines."""
+"""DiLoCo: an outer optimizer above local training, against its definition written out in a few lines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from strategies.test_local_sgd import CENTRES, quadratic
-from support.training_loops import LR, START, Trace, agree, close, gradient, heard, mean_of, run, sgd
+from support.training_loops import (
+    CENTRES,
+    LR,
+    START,
+    Trace,
+    agree,
+    close,
+    gradient,
+    heard,
+    mean_of,
+    quadratic,
+    run,
+    sgd,
+)
 from support.virtual_workers import cluster, network, parameters, train_step
 from torch import Tensor
 

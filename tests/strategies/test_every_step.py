@@ -1,4 +1,4 @@
-"""Gradients in every step, summed over several passes."""
+"""Synchronous gradients in every step, accumulated over several passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories as they were when they had been checked: nothing about them changes unnoticed."""
+"""Golden trajectories: nothing about them changes unnoticed."""
 
 from __future__ import annotations
 

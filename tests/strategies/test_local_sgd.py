@@ -1,4 +1,4 @@
-"""Training apart and averaging parameters: equal to synchronous training where it should be, and only there."""
+"""Local SGD: equal to synchronous training where it should be, and only there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from support.training_loops import LR, START, Trace, agree, close, gradient, mean_of, run, sgd, spread
+from support.training_loops import (
+    CENTRES,
+    LR,
+    START,
+    Trace,
+    agree,
+    close,
+    gradient,
+    mean_of,
+    quadratic,
+    run,
+    sgd,
+    spread,
+)
 from support.virtual_workers import Worker, batch, cluster, parameters, seeded
 from torch import Tensor, nn
 
 from gossamer.errors import AttachError
-from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucketing import assign_buckets
 from gossamer.strategies import AVERAGE, KEEP, RESET, LocalSGD, Memory, PostLocalSGD, Strategy
 
@@ -56,22 +68,6 @@ def test_the_check_catches_a_landing_that_goes_half_way() -> None:
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
-
-CENTRES = [3.0, -1.0, 0.5]
-
-
-def quadratic(worker: Worker, strategy: Strategy, steps: int) -> list[float]:
-    """Worker i's loss is (x - c_i)^2 / 2, and x begins at 2."""
-    model = nn.ParameterList([nn.Parameter(torch.tensor([2.0 + worker.rank], dtype=torch.float64))])
-    optimizer = torch.optim.SGD(model.parameters(), LR)
-    worker.attach(model, optimizer, Recipe(strategy=strategy))
-    path: list[float] = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (0.5 * (model[0] - CENTRES[worker.rank]).square().sum()).backward()
-        optimizer.step()
-        path.append(float(model[0].detach()))
-    return path
 
 
 @pytest.mark.parametrize("period", [1, 3, 4])

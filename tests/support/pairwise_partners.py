@@ -47,7 +47,7 @@ class Halves(Partner):
 
 
 class Forgets(Partner):
-    """Takes a word that comes twice for two."""
+    """Takes a message that comes twice for two."""
 
     def answer(self, stamp: Stamp, payload: tuple[Tensor, ...]) -> Receipt:
         self._answered.clear()

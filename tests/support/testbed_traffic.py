@@ -1,4 +1,4 @@
-"""Small programs that run on the hosts of a lab, and what they measure."""
+"""Small programs that run on the hosts of an emulated network, and what they measure."""
 
 from __future__ import annotations
 

@@ -135,3 +135,20 @@ def spread(tensors: Sequence[Tensor]) -> float:
     """How far apart the workers are at most."""
     together = torch.stack(list(tensors))
     return float((together.amax(0) - together.amin(0)).max())
+
+
+CENTRES = [3.0, -1.0, 0.5]
+
+
+def quadratic(worker: Worker, strategy: Strategy, steps: int) -> list[float]:
+    """Worker i's loss is (x - c_i)^2 / 2, and x begins at 2."""
+    model = nn.ParameterList([nn.Parameter(torch.tensor([2.0 + worker.rank], dtype=torch.float64))])
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    worker.attach(model, optimizer, Recipe(strategy=strategy))
+    path: list[float] = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (0.5 * (model[0] - CENTRES[worker.rank]).square().sum()).backward()
+        optimizer.step()
+        path.append(float(model[0].detach()))
+    return path

@@ -1,4 +1,4 @@
-"""Gradients in every step, a step or more late."""
+"""Delayed gradients: averaged in every step, applied a step or more late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that average with neighbours: equal to the rules by hand, resumed to the bit, together where they must."""
+"""Gossip sessions: equal to the rules by hand, and together where they must be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that average with one neighbour at a time, each at its own pace: real endpoints, one thread a worker."""
+"""Pairwise gossip sessions, each worker at its own pace: real endpoints, one thread a worker."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_worker_that_stays_spoilt_says_so() -> None:
     cluster(work, 2)
 
 
-# -- the loop's other words --------------------------------------------------------------------------------------------
+# -- what else a loop may call -----------------------------------------------------------------------------------------
 
 
 def test_who_is_asked_to_stop_asks_the_others() -> None:
@@ -302,7 +302,7 @@ def test_what_cannot_be_attached_is_refused(
 
 
 def test_costs_are_told() -> None:
-    """Each of two workers sends its letter once for every exchange, whoever began it."""
+    """Each of two workers sends its encoded message once for every exchange, whoever began it."""
 
     def work(worker: Worker) -> None:
         session, _, optimizer = still(worker, [1.0] * 100)

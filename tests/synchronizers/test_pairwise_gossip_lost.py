@@ -99,13 +99,13 @@ class Returns:
         return worker.attach(model, optimizer, RECIPE), model, optimizer
 
     def lose(self, worker: Worker, session: Session) -> Worker:
-        """The worker again, in its next life."""
+        """The worker again, in its next incarnation."""
         die(session)
         self.incarnations.count = 1
         return Worker(worker.rank, worker.world, DetachedTransport(worker.rank, worker.world), worker.sessions)
 
     def work(self, worker: Worker) -> tuple[Tensor, int, Tensor, list[Tensor], Tensor]:
-        """What was shown when somebody came back, of which life all think the last is, and how all end."""
+        """What was shown when somebody came back, of which incarnation all think the last is, and how all end."""
         session, model, optimizer = self.attach(worker, 7)
         with torch.no_grad():
             model.weight.copy_(start_of(worker.rank))

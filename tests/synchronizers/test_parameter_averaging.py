@@ -1,4 +1,4 @@
-"""Workers that train apart: what all agree on, when it is shown, reset, saved and ended."""
+"""Parameter averaging: what all workers agree on, when it is shown, reset, saved and ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that train apart, with numbers that are not finite."""
+"""Parameter averaging with non-finite numbers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_bad_gradients_now_and_then_do_not_end_it() -> None:
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_an_overflow_on_one_rank_is_local(step: int) -> None:
-    """A GradScaler lowers that rank's scale and skips its step; turns stay where they are, and nobody hears of it."""
+    """A GradScaler lowers that rank's scale and skips its step; sync rounds stay where they are; no rank hears it."""
 
     def work(worker: Worker, overflows: bool) -> tuple[list[Tensor], float, int]:
         model = network(worker.rank, torch.float32)

@@ -1,4 +1,4 @@
-"""Workers that train apart, resumed: to the bit, and in other numbers."""
+"""Parameter averaging resumed: to the bit, and with other numbers of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that train apart on unequal data: they run out of it together, and weigh what they had."""
+"""Parameter averaging on uneven data: workers run out of it together, and weigh what they had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that never come, or are gone for good, keep nobody waiting for ever: in virtual time."""
+"""Peer endpoints whose servers never come, or are gone for good: no worker waits for ever, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns that leave, travel and land: counted in backward passes, by all ranks alike, while training goes on."""
+"""Sync rounds on a schedule: sent and applied while training goes on, counted in backward passes by all ranks alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def backward(model: nn.Module, step: int, rank: int) -> None:
 
 
 class Gate(ForwardingTransport):
-    """Once closed, words are answered when it is opened, or after a second in vain."""
+    """Once closed, ops are answered when it is opened, or after a second in vain."""
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
@@ -160,7 +160,7 @@ def test_passes_are_counted_where_several_make_one_step() -> None:
     results = cluster(work, 3)
     assert {steps for _, steps in results} == {12}
     apart = [spread(each) > 0 for each in zip(*(path for path, _ in results), strict=True)]
-    assert apart == [True, False, False, False]  # turns are due at 4, 8, 12 and steps end at 3, 6, 9, 12
+    assert apart == [True, False, False, False]  # sync rounds are due at 4, 8, 12 and steps end at 3, 6, 9, 12
 
 
 # -- accounts ---------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def until_stopped(worker: Worker, session: Session, batches: int, asks: tuple[in
     ],
 )
 def test_everyone_stops_after_the_same_step(recipe: str, last: int) -> None:
-    """At the next landing of a turn that left after it was asked for."""
+    """At the next landing of a sync round that left after it was asked for."""
 
     def work(worker: Worker) -> tuple[int, int, Tensor]:
         model = network(worker.rank)

@@ -1,4 +1,4 @@
-"""Which table a mean takes, and what is said of it."""
+"""Collective selection: which table a mean takes, and what is said of it."""
 
 import pytest
 from support import virtual_workers

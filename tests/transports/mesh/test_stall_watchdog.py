@@ -1,4 +1,4 @@
-"""Peers that are connected and say nothing. Time is a number that goes on whenever somebody looks at it."""
+"""Stall watchdog: connected peers that say nothing. Time goes on whenever somebody looks at it."""
 
 from __future__ import annotations
 
