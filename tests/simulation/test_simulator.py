@@ -70,7 +70,7 @@ def check_a_lost_word_is_said_again() -> None:
 
 
 def check_a_lost_answer_is_given_again() -> None:
-    """The word comes twice with identical bytes, and the asker hears one answer."""
+    """The ask arrives twice with identical bytes, and the asker receives one answer."""
     heard: list[Arrived] = []
 
     def script() -> PeerScript:
@@ -120,7 +120,7 @@ def check_links_of_pairs() -> None:
 
 
 def check_patience() -> None:
-    """Raised at the word, at its moment; the answer that comes later is not heard by the next word."""
+    """Raised at the ask, at its moment; an answer that comes later is not taken for the next ask's."""
 
     def script() -> PeerScript:
         try:
@@ -140,7 +140,7 @@ def check_patience() -> None:
 
 
 def check_patience_with_several() -> None:
-    """The least patient word decides, and all of them are given up: none is said again."""
+    """The shortest timeout decides, and all asks are given up: none is resent."""
     ops = AtOnce((push(1, within_seconds=3.0), push(2, within_seconds=2.0), push(3)))
     log: list[Any] = []
     with fates((0.5,), (), (), (0.5,)):

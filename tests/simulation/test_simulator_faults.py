@@ -121,7 +121,7 @@ def check_words_do_not_reach_the_next_life() -> None:
 
 
 def check_answers_do_not_reach_the_next_life() -> None:
-    """Killed while its answer travels and started again: the new life says its word anew."""
+    """Killed while its answer travels and started again: the new incarnation asks anew."""
     log: list[Any] = []
     with fates((1.0,), (9.0,), (1.0,), (1.0,)):
         faults = (Kill(ONE, 2.0), Restart(ONE, 3.0))
@@ -148,7 +148,7 @@ def check_cuts() -> None:
 
 
 def check_cuts_of_one_way() -> None:
-    """The word arrives, its answer does not; only the asker misses the other."""
+    """The ask arrives, its answer does not; only the asker misses the other."""
     log: list[Any] = []
 
     def script() -> PeerScript:

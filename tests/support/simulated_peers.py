@@ -74,7 +74,7 @@ def comings(log: list[Any]) -> list[Any]:
 
 
 def saying(*ops: Any) -> Callable[[], PeerScript]:
-    """Says one after the other, or computes for so many seconds; returns (moment, answer) of each word."""
+    """Issues one op after the other, or computes for so many seconds; returns (moment, answer) of each op."""
 
     def script() -> PeerScript:
         heard = []

@@ -68,10 +68,10 @@ class Membership:
 
     def check_path(self, actor: Actor, other: Actor) -> None:
         """After a change of `actor` or its path to `other`: let `other` notice whether it is heard."""
-        heard = self._is_heard(actor, other)
-        if heard and other.silent.pop(actor.peer, None) is not None:
+        is_heard = self._is_heard(actor, other)
+        if is_heard and other.silent.pop(actor.peer, None) is not None:
             self._clock.after(actor.paths[other.peer].link.latency_seconds, self._join, actor, other, actor.incarnation)
-        elif not heard and actor.peer not in other.silent:
+        elif not is_heard and actor.peer not in other.silent:
             other.silent[actor.peer] = self._clock.now
             self._clock.after(self._dead_after_seconds, self._leave, actor, other, self._clock.now)
 
@@ -85,13 +85,13 @@ class Membership:
             and other.present.get(actor.peer) != incarnation
         ):
             other.present[actor.peer] = incarnation
-            self._tell(other, partial(PeerJoined, peer=actor.peer))
+            self._notify(other, partial(PeerJoined, peer=actor.peer))
 
     def _leave(self, actor: Actor, other: Actor, since: float) -> None:
         if other.silent.get(actor.peer) == since and other.present.pop(actor.peer, None) is not None:
-            self._tell(other, partial(PeerLeft, peer=actor.peer))
+            self._notify(other, partial(PeerLeft, peer=actor.peer))
 
-    def _tell(self, actor: Actor, heard: Callable[..., Any]) -> None:
+    def _notify(self, actor: Actor, event: Callable[..., Any]) -> None:
         if actor.script is not None:
-            actor.inbox.append(heard)
+            actor.inbox.append(event)
             self._wake(actor)

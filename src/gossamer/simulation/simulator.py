@@ -38,11 +38,11 @@ def compute(seconds: float) -> Generator[PeerOp, Any, float]:
 
     Awaiting a moment that has passed reads the clock without waiting.
     """
-    heard: PeerEvent = yield Await(until=-inf)
-    until = heard.moment + seconds
-    while heard.moment < until:
-        heard = yield Await(until=until)
-    return heard.moment
+    event: PeerEvent = yield Await(until=-inf)
+    until = event.moment + seconds
+    while event.moment < until:
+        event = yield Await(until=until)
+    return event.moment
 
 
 def simulate_peers(
@@ -160,9 +160,9 @@ class _Simulation(MessageTarget):
             self._resume(actor, resumption)
 
     def _resume(self, actor: Actor, resumption: Resumption) -> None:
-        resume, heard = resumption
+        resume, event = resumption
         try:
-            op = resume(heard)
+            op = resume(event)
         except StopIteration as stop:
             self._end(actor, Ended(moment=self._clock.now, result=stop.value))
         except GossamerError as error:
