@@ -25,14 +25,7 @@ from support.simulated_peers import (
     server,
 )
 
-from gossamer.core.peer_ops import (
-    Arrived,
-    Await,
-    Peer,
-    PeerScript,
-    Receipt,
-    Reply,
-)
+from gossamer.core.peer_ops import Arrived, Await, Peer, PeerScript, Receipt, Reply
 from gossamer.errors import MismatchError
 from gossamer.simulation import compute, simulate_peers
 from gossamer.simulation import simulator as simulator_module

@@ -4,29 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.simulated_peers import (
-    HALF,
-    ONE,
-    SERVER,
-    TWO,
-    count,
-    idle,
-    over,
-    push,
-    saying,
-    server,
-)
+from support.simulated_peers import HALF, ONE, SERVER, TWO, count, idle, over, push, saying, server
 
 from gossamer.core.ops import AllReduceMean
-from gossamer.core.peer_ops import (
-    Arrived,
-    Await,
-    Peer,
-    PeerScript,
-    Pull,
-    Receipt,
-    Reply,
-)
+from gossamer.core.peer_ops import Arrived, Await, Peer, PeerScript, Pull, Receipt, Reply
 from gossamer.errors import MismatchError
 from gossamer.simulation import compute, simulate_peers
 from gossamer.simulation.faulty_network import Kill, Pause, Restart, VirtualNetwork
