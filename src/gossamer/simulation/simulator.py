@@ -90,9 +90,8 @@ class _Simulation(MessageTarget):
         self._everyone = tuple(self._actors.values())
         self._clock = VirtualClock()
         self._trace_writer = TraceWriter(self._clock, keep)
-        self._delivery = Delivery(
-            net, Random(address("converse", seed)), self._clock, self._trace_writer, checks, self._advance
-        )
+        random = Random(address("converse", seed))  # this text decides all draws
+        self._delivery = Delivery(net, random, self._clock, self._trace_writer, checks, self._advance)
         self._membership = Membership(self._everyone, net.dead_after_seconds, self._clock, self._advance)
         self._ops_left = 0
         self._last_resumed: Peer | str = "nobody"
@@ -132,10 +131,10 @@ class _Simulation(MessageTarget):
         )
 
     def _stuck(self, why: str) -> AssertionError:
-        wait = [f"{actor.peer} waits {actor.wait}" for actor in self._everyone if actor.script is not None]
+        waits = [f"{actor.peer} waits {actor.wait}" for actor in self._everyone if actor.script is not None]
         gone = [f"{actor.peer} {actor.ended}" for actor in self._everyone if actor.ended is not None]
         stuck = AssertionError(
-            f"{why} at {self._clock.now} virtual seconds, and not all scripts have ended: {'; '.join(wait + gone)}. "
+            f"{why} at {self._clock.now} virtual seconds, and not all scripts have ended: {'; '.join(waits + gone)}. "
             "Who only answers is named in converse(..., servers=...)."
         )
         errors = (actor.ended.error for actor in self._everyone if actor.ended is not None)
