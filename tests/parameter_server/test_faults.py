@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from support.fault_seeds import block_name, blocks, replayed
-from support.server_runs import Run, run
+from support.server_runs import NoDeduplication, Run, run
 from torch import Tensor
 from torch.nn import Parameter
 
-from gossamer.core.peer_ops import SERVER, WORKER, Peer, Push, Receipt
-from gossamer.parameter_server import AsynchronousPolicy, ServerShard, SynchronousPolicy
+from gossamer.core.peer_ops import SERVER, WORKER, Peer
+from gossamer.parameter_server import ServerShard, SynchronousPolicy
 from gossamer.simulation.faulty_network import Kill, Pause, VirtualNetwork
 
 WORLD, SERVERS, STEPS = 3, 2, 5
@@ -75,19 +75,14 @@ def test_whatever_happens_each_contribution_counts_once(name: str, block: range,
     for seed in block:
         net = VirtualNetwork.random(seed, PEERS, 10.0)
         with replayed(seed, f"whatever_happens and {name}"):
-            check_once(job(name, seed, tmp_path / str(seed), meets_after=3 if seed % 2 else None), net)
-
-
-@dataclass(frozen=True)
-class NoLedger(AsynchronousPolicy):
-    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
-        shard.take(push.stamp, shard.version + 1, push.about, push.payload)
-        return Receipt(version=shard.version)
+            check_once(job(name, seed, tmp_path / str(seed), barrier_after=3 if seed % 2 else None), net)
 
 
 def test_without_a_ledger_something_counts_twice() -> None:
     immortal = (VirtualNetwork.random(seed, PEERS, 10.0, mortal=()) for seed in range(12))
-    jobs = [(job("async", seed, None, policy=lambda shard: NoLedger()), net) for seed, net in enumerate(immortal)]
+    jobs = [
+        (job("async", seed, None, policy=lambda shard: NoDeduplication()), net) for seed, net in enumerate(immortal)
+    ]
     assert sum(map(counts_twice, jobs)) > 3
 
 

@@ -49,7 +49,7 @@ def story(server: DirectServer) -> Story:
     return found
 
 
-def tell(server: DirectServer, said: Story) -> Iterator[int]:
+def push_all(server: DirectServer, said: Story) -> Iterator[int]:
     """Say one after the other; before each reply, which."""
     for number, (worker, op) in enumerate(said):
         if op is None:
@@ -80,7 +80,7 @@ class Uninterrupted:
         self.server.shard.journal = journal(kept)
         self.said = story(self.server)
         self.ends: dict[int, int] = {}
-        for number in tell(self.server, self.said):
+        for number in push_all(self.server, self.said):
             self.ends[number] = log_of(directory).stat().st_size
         kept.close()
 
@@ -96,7 +96,7 @@ class Uninterrupted:
         server.note(server.policy.settle(shard))
         done = [number for number, end in self.ends.items() if end <= len(log)]
         twice = [each for each in self.said[: len(done)] if isinstance(each[1], Push)][-again:] if again else []
-        for _ in tell(server, [*twice, *self.said[len(done) :]]):
+        for _ in push_all(server, [*twice, *self.said[len(done) :]]):
             pass
         assert isinstance(shard.journal, FileJournal)
         shard.journal.close()
@@ -202,13 +202,13 @@ def test_killed_while_the_log_gives_way_to_a_new_state(
             said = story(server)
             done: list[int] = []
             with suppress(Killed):
-                done.extend(tell(server, said))
+                done.extend(push_all(server, said))
                 raise AssertionError("it was never killed")
         shard = restore(directory, 0)
         assert shard is not None
         server.shard = shard
         server.note(server.policy.settle(shard))
-        for _ in tell(server, said[max(done, default=-1) + 1 :]):
+        for _ in push_all(server, said[max(done, default=-1) + 1 :]):
             pass
         same_state(shard, expected)
         assert len(list((directory / "server-0").glob("log-*"))) <= 2

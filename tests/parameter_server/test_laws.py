@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.server_runs import Run, flat, parameters, run, whole_gradient
+from support.server_runs import NoDeduplication, Run, flat, parameters, run, whole_gradient
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
 from gossamer.core.peer_ops import Push, Receipt
-from gossamer.parameter_server import AsynchronousPolicy, ServerShard, SynchronousPolicy
+from gossamer.parameter_server import ServerShard, SynchronousPolicy
 from gossamer.simulation.faulty_network import VirtualNetwork
 
 START = flat(parameters())
@@ -168,16 +168,11 @@ def test_async_applies_every_gradient_once(seed: int, net: VirtualNetwork | None
     check_once(run("ParameterServer()", seed=seed, world=4, seconds=random_seconds(seed)), net)
 
 
-@dataclass(frozen=True)
-class NoLedger(AsynchronousPolicy):
-    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
-        shard.take(push.stamp, shard.version + 1, push.about, push.payload)
-        return Receipt(version=shard.version)
-
-
 def test_async_without_a_ledger_is_found_out() -> None:
     with pytest.raises(AssertionError):
-        check_once(run("ParameterServer()", policy=lambda shard: NoLedger(), seconds=random_seconds(0)), REPEATED)
+        check_once(
+            run("ParameterServer()", policy=lambda shard: NoDeduplication(), seconds=random_seconds(0)), REPEATED
+        )
 
 
 def test_ages_are_those_that_were_injected() -> None:

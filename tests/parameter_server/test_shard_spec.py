@@ -116,9 +116,9 @@ def test_all_that_are_elementwise_are_there() -> None:
 @pytest.mark.parametrize("more", [{"name": "head"}, {"param_names": ["weight"]}, {"initial_lr": 0.1}])
 def test_what_others_keep_in_the_groups_is_not_told(more: dict[str, Any]) -> None:
     optimizer = SGD([{"params": [Parameter(torch.zeros(2))], **more}], lr=0.1)
-    (told,) = options_of(optimizer)
-    assert told["lr"] == 0.1
-    assert not told.keys() & more.keys()
+    (options,) = options_of(optimizer)
+    assert options["lr"] == 0.1
+    assert not options.keys() & more.keys()
 
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5)])
@@ -126,9 +126,9 @@ def test_hyperparameters_are_told_as_plain_numbers(number: Any) -> None:
     """A schedule that is computed with numpy leaves its numbers in the groups."""
     optimizer = AdamW([Parameter(torch.zeros(2))])
     optimizer.param_groups[0].update(lr=number, betas=(number, number))
-    (told,) = options_of(optimizer)
-    assert (told["lr"], told["betas"]) == (0.5, (0.5, 0.5))
-    assert {type(each) for each in (told["lr"], *told["betas"])} == {float}
+    (options,) = options_of(optimizer)
+    assert (options["lr"], options["betas"]) == (0.5, (0.5, 0.5))
+    assert {type(each) for each in (options["lr"], *options["betas"])} == {float}
 
 
 def test_what_an_optimizer_is_given_once_for_all_groups_is_given_again() -> None:

@@ -14,11 +14,11 @@ EVERYONE = (A, B, C)
 
 def test_a_message_takes_half_a_round_trip_and_its_bits() -> None:
     link = Link(round_trip_seconds=0.5, bits_per_second=64)
-    assert link.travels(16, 1.0, Random(0)) == (2.25,)
-    assert link.travels(0, 1.0, Random(0)) == (0.25,)
-    assert Link().travels(10**9, 1.0, Random(0)) == (0.0,)
-    assert Link(loss=0.999999).travels(1, 1.0, Random(0)) == ()
-    first, again = Link(round_trip_seconds=2, duplicate=1).travels(1, 3.0, Random(0))
+    assert link.delivery_delays(16, 1.0, Random(0)) == (2.25,)
+    assert link.delivery_delays(0, 1.0, Random(0)) == (0.25,)
+    assert Link().delivery_delays(10**9, 1.0, Random(0)) == (0.0,)
+    assert Link(loss=0.999999).delivery_delays(1, 1.0, Random(0)) == ()
+    first, again = Link(round_trip_seconds=2, duplicate=1).delivery_delays(1, 3.0, Random(0))
     assert first == 1.0
     assert 1.0 < again < 4.0
 
@@ -26,7 +26,7 @@ def test_a_message_takes_half_a_round_trip_and_its_bits() -> None:
 def check_shares(loss: float, duplicate: float) -> None:
     """4.5 standard deviations around the shares that were asked for."""
     random, count = Random(5), 4000
-    fates = [len(Link(loss=loss, duplicate=duplicate).travels(1, 1.0, random)) for _ in range(count)]
+    fates = [len(Link(loss=loss, duplicate=duplicate).delivery_delays(1, 1.0, random)) for _ in range(count)]
     for share, found in ((0.25, fates.count(0)), (0.75 * 0.1, fates.count(2))):
         assert abs(found - share * count) < 4.5 * sqrt(share * (1 - share) * count)
 
@@ -43,7 +43,7 @@ def test_other_shares_are_noticed(loss: float, duplicate: float) -> None:
 
 def test_jitter_is_its_mean_and_lets_messages_overtake_each_other() -> None:
     random, link = Random(3), Link(round_trip_seconds=2, jitter_seconds=0.5)
-    seconds = [link.travels(1, 1.0, random)[0] for _ in range(4000)]
+    seconds = [link.delivery_delays(1, 1.0, random)[0] for _ in range(4000)]
     assert min(seconds) >= 1
     assert abs(sum(seconds) / 4000 - 1.5) < 4.5 * 0.5 / sqrt(4000)
     assert seconds != sorted(seconds)
@@ -72,8 +72,8 @@ class Written:
 )
 def test_faults_as_tables(fault: Fault, table: list[tuple[object, ...]]) -> None:
     written, moments = Written(), []
-    for moment, happen in fault.happenings():
-        happen(written)  # type: ignore[arg-type]
+    for moment, callback in fault.effects():
+        callback(written)  # type: ignore[arg-type]
         moments.append(moment)
     assert [(moment, *line) for moment, line in zip(moments, written.lines, strict=True)] == table
 
@@ -107,7 +107,7 @@ def test_bad_networks_are_the_same_for_the_same_seed_and_over_by_the_horizon() -
     nets = [VirtualNetwork.random(seed, EVERYONE, 10.0, mortal=(A,)) for seed in range(200)]
     assert nets == [VirtualNetwork.random(seed, EVERYONE, 10.0, mortal=(A,)) for seed in range(200)]
     assert len({repr(net) for net in nets}) == 200
-    moments = [moment for net in nets for fault in net.faults for moment, _ in fault.happenings()]
+    moments = [moment for net in nets for fault in net.faults for moment, _ in fault.effects()]
     assert 0 < min(moments) < max(moments) <= 10
     for net in nets:
         killed = [fault.peer for fault in net.faults if isinstance(fault, Kill)]

@@ -1,4 +1,4 @@
-"""A shard that is told what to do directly: no time, no network."""
+"""A server without time and network: pushes and pulls are handed to its policy directly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.recipes.recipe import resolve
 
 
 class DirectServer:
-    """A server, and a way to write its workers' words. answers: by the word's number, in the order they were given."""
+    """A shard and its policy, and its workers' pushes and pulls. answers: (number of the ask, answer), in order."""
 
     def __init__(self, text: str, world: int = 2, shapes: Shapes = SHAPES, optimizer: Any = None) -> None:
         recipe = resolve(text)
@@ -57,7 +57,7 @@ class DirectServer:
         return Pull(of=shard_client.peer, key=PARAMETERS, known=known, at_least=at_least)
 
     def say(self, worker: int, op: Ask) -> list[Answer]:
-        """What is answered now, to this word or to others that waited."""
+        """The answers that are given now, to this ask or to others that waited."""
         token = next(self._tokens)
         self.ops[token] = op
         return self.hear(Arrived(moment=0.0, token=token, sender=Peer(WORKER, worker), op=op))

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
-from gossamer.parameter_server import Client, ServerShard, StepResult, UpdatePolicy, host, serve
+from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript, Push, Receipt
+from gossamer.parameter_server import AsynchronousPolicy, Client, ServerShard, StepResult, UpdatePolicy, host, serve
 from gossamer.parameter_server.server import _begin
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.simulation import Trace, compute, simulate_peers
@@ -52,11 +52,7 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
 
 @dataclass
 class Run:
-    """What a job did: by worker, what became of each step and the parameters before the first and after each.
-
-    rule: what servers follow instead of what the recipe asks for; begun: by worker, the versions it began from;
-    meets_after: all workers meet after so many steps.
-    """
+    """A job and its outcome."""
 
     recipe: Recipe
     world: int = 3
@@ -68,15 +64,15 @@ class Run:
     seconds: Callable[[int, int], float] = lambda worker, step: 0.1
     weight: Callable[[int, int], float] = lambda worker, step: 1.0
     make: Callable[[], dict[str, Parameter]] = parameters
-    meets_after: int | None = None
-    policy: Callable[[ServerShard], UpdatePolicy] | None = None
+    barrier_after: int | None = None  # steps
+    policy: Callable[[ServerShard], UpdatePolicy] | None = None  # instead of the recipe's
     directory: Path | None = None
     within_seconds: float | None = None
     clients: dict[int, Client] = field(default_factory=dict)
     shards: dict[int, ServerShard] = field(default_factory=dict)
-    begun: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    done: dict[int, list[StepResult]] = field(default_factory=dict)
-    paths: dict[int, list[Tensor]] = field(default_factory=dict)
+    begun: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by worker, the versions it began from
+    done: dict[int, list[StepResult]] = field(default_factory=dict)  # by worker
+    paths: dict[int, list[Tensor]] = field(default_factory=dict)  # by worker, parameters before and after each step
 
     def client(self, worker: int) -> tuple[Client, dict[str, Parameter]]:
         tensors = self.make()
@@ -107,7 +103,7 @@ class Run:
             done.append((yield from client.push_pull()))
             client.apply_pull()
             path.append(flat(tensors))
-            if client.step == self.meets_after:
+            if client.step == self.barrier_after:
                 yield from client.barrier()
                 client.apply_pull()
         yield from client.end()
@@ -140,6 +136,15 @@ class Run:
         net = net or CALM
         # A message that comes a second time after its answer carries what the sender's memory holds by then.
         return simulate_peers({**workers, **servers}, net, self.seed, checks=not net.duplicate, **options)
+
+
+@dataclass(frozen=True)
+class NoDeduplication(AsynchronousPolicy):
+    """The broken twin of a server that answers a duplicate as before."""
+
+    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
+        shard.take(push.stamp, shard.version + 1, push.about, push.payload)
+        return Receipt(version=shard.version)
 
 
 def run(text: str, **options: Any) -> Run:

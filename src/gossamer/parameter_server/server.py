@@ -76,17 +76,17 @@ def serve(
     absent_after_seconds: members not heard of for so long from now on have left.
     """
     yield from policy.settle(shard)  # what was due when it was last stopped
-    heard = deque(queued or [(yield Await(until=-inf))])
-    here, silent = set[Peer](), {Peer(WORKER, worker) for worker in {*shard.members, *shard.leaving, *shard.left}}
-    until = heard[-1].moment + absent_after_seconds
-    while keep_serving or here or shard.members:
-        event = heard.popleft() if heard else (yield Await(until=until if silent and until < inf else None))
+    events = deque(queued or [(yield Await(until=-inf))])
+    present, silent = set[Peer](), {Peer(WORKER, worker) for worker in {*shard.members, *shard.leaving, *shard.left}}
+    until = events[-1].moment + absent_after_seconds
+    while keep_serving or present or shard.members:
+        event = events.popleft() if events else (yield Await(until=until if silent and until < inf else None))
         match event:
             case PeerLeft(peer=peer):
-                here.discard(peer)
+                present.discard(peer)
                 silent.discard(peer)
             case PeerJoined(peer=peer) if peer.kind == WORKER:
-                here.add(peer)
+                present.add(peer)
                 silent.discard(peer)
             case Arrived(sender=peer):  # perhaps long after it was sent, by a worker that has left
                 silent.discard(peer)

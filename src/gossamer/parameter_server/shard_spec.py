@@ -21,7 +21,7 @@ Options = dict[str, Any]  # an optimizer group's hyperparameters, without its pa
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD",
 )  # fmt: skip
-HOW_NOT_WHAT = ("foreach", "fused", "capturable", "differentiable")  # a server decides these itself
+IMPLEMENTATION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")  # a server decides these itself
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ def options_of(optimizer: Optimizer) -> tuple[Options, ...]:
 
     What others keep in the groups, such as names and a schedule's first rate, stays here.
     """
-    told = [name for name in optimizer.defaults if name not in HOW_NOT_WHAT]
+    names = [name for name in optimizer.defaults if name not in IMPLEMENTATION_OPTIONS]
     return tuple(
-        {name: _plain(name, group[name]) for name in told if name in group} for group in optimizer.param_groups
+        {name: _plain(name, group[name]) for name in names if name in group} for group in optimizer.param_groups
     )
 
 

@@ -1,9 +1,16 @@
-"""Run the scripts of peers that do not move in step, in virtual time: one thread, no clock, the same for the same seed.
+"""Deterministic simulation testing of peer scripts: virtual time, one thread, and faults drawn from a seed.
 
-A payload belongs to the transport until the answer is there, and for ever where the asker gave up; what an answer or an
-arrived word brings is only to be read. The simulation passes references and copies nothing; `checks` finds who wrote.
-A worker that computes awaits a moment: `now = yield from compute(seconds)`. A peer has one script and hears nothing
-while it asks: who asks and answers at the same time is two peers that share their state.
+simulator        simulate_peers: resumes scripts until all but the servers have ended, and applies faults
+actors           a peer's script with its inbox, pending asks, and what it waits for
+delivery         messages on their way: lost, resent, duplicated, answered
+membership       joins and leaves, by who can be heard for how long
+faulty_network   links, faults, and random networks drawn from a seed
+trace            the outcome of a simulation
+clock            virtual time: an event queue
+
+Payloads are passed by reference: they must not be written to before the answer is there, nor what arrives at all;
+`checks=True` finds violations. A peer has one script and receives nothing while it asks: one that asks and answers at
+the same time is two peers that share their state.
 """
 
 from gossamer.simulation.simulator import compute, simulate_peers

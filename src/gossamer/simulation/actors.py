@@ -1,4 +1,4 @@
-"""Peers in a conversation, the words and answers between them, and what their scripts wait for."""
+"""Actors: peers in a simulation, their pending asks, and what their scripts wait for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.errors import PeerLost
 from gossamer.simulation.faulty_network import Link
 from gossamer.simulation.trace import Ended
 
-UNSEALED = 0
+NO_CHECKSUM = 0
 
 
 def receiver_of(op: Ask) -> Peer:
@@ -35,9 +35,9 @@ def text_of(op: Ask) -> str:
             return f"pull of {op.key!r} (known {op.known}, at_least {op.at_least})"
 
 
-def seal(payload: Payload) -> int:
-    """A checksum of what the tensors hold; tensors without data have none."""
-    checksum = UNSEALED
+def payload_checksum(payload: Payload) -> int:
+    """CRC-32 of the tensors' data; meta tensors have none."""
+    checksum = NO_CHECKSUM
     for tensor in payload:
         if tensor.device.type != "meta":
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -47,65 +47,61 @@ def seal(payload: Payload) -> int:
 
 @dataclass(slots=True, eq=False)
 class MessagePath:
-    """From one peer to another. cuts: how many faults close it."""
+    """From one peer to another."""
 
     link: Link
-    cuts: int = 0
+    cuts: int = 0  # faults that close it now
     sent_bytes: int = 0
     received_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Actor:
-    """A peer: its script, what it has not heard yet, and who else it believes to be there.
-
-    life: the number of this start; deaths: when the earlier lives were killed; restarts: how many are still to come.
-    present: who joined, in which of its lives; silent: since when the others cannot be heard.
-    """
+    """A peer: its script, its inbox, and the peers that it believes to be there."""
 
     peer: Peer
     start: Callable[[], PeerScript]
-    ways: dict[Peer, MessagePath]
-    waits: Wait
+    paths: dict[Peer, MessagePath]
+    wait: Wait
     script: PeerScript | None = None
     ended: Ended | None = None
     inbox: deque[Callable[..., PeerEvent]] = field(default_factory=deque)
-    life: int = 0
-    deaths: list[float] = field(default_factory=list)
-    restarts: int = 0
+    incarnation: int = 0  # the number of this start
+    deaths: list[float] = field(default_factory=list)  # when earlier incarnations were killed
+    restarts: int = 0  # still to come
     paused_until: float | None = None
-    present: dict[Peer, int] = field(default_factory=dict)
-    silent: dict[Peer, float] = field(default_factory=dict)
+    present: dict[Peer, int] = field(default_factory=dict)  # peers that joined, with their incarnation
+    silent: dict[Peer, float] = field(default_factory=dict)  # peers that cannot be heard, since when
 
     def die(self, moment: float) -> None:
-        self.script, self.waits, self.paused_until = None, READY, None
+        self.script, self.wait, self.paused_until = None, READY, None
         self.ended = Ended(moment=moment, killed=True)
-        self.life += 1
+        self.incarnation += 1
         self.deaths.append(moment)
         self.inbox.clear()
 
 
 @dataclass(slots=True, eq=False)
 class PendingAsk:
-    """A Push or Pull of a peer in one of its lives. over: nobody waits for it any more; due: it will be sent again."""
+    """A Push or Pull of one incarnation of a peer."""
 
     op: Ask
     asker: Actor
-    life: int
+    incarnation: int
     receiver: Actor
     nbytes: int
     sent: float
-    seal: int
+    checksum: int
     answer: Answer | None = None
-    over: bool = False
-    due: bool = False
+    settled: bool = False  # answered or given up
+    resend_due: bool = False  # it will be sent again
 
     @property
     def connected(self) -> bool:
-        """Whether it could be heard and answered. What a stopped peer asked is not sent again."""
+        """Whether it could be received and answered. Asks of a paused peer are not resent."""
         if self.receiver.script is None or self.asker.paused_until is not None:
             return False
-        return not self.asker.ways[self.receiver.peer].cuts and not self.receiver.ways[self.asker.peer].cuts
+        return not self.asker.paths[self.receiver.peer].cuts and not self.receiver.paths[self.asker.peer].cuts
 
     def __str__(self) -> str:
         return f"the {text_of(self.op)} of {self.asker.peer} to {self.receiver.peer}"
@@ -113,46 +109,48 @@ class PendingAsk:
 
 @dataclass(slots=True, eq=False)
 class QueuedMessage:
-    """A word on its way, or its answer, between two lives. left: when its last byte has left."""
+    """An ask or an answer on its way between two incarnations."""
 
-    asked: PendingAsk
+    pending: PendingAsk
     answer: Answer | None
     nbytes: int
-    sender_life: int
-    receiver_life: int
-    seal: int
-    left: float = 0.0
+    sender_incarnation: int
+    receiver_incarnation: int
+    checksum: int
+    departed_at: float = 0.0  # when its last byte has left the sender
 
     def check(self) -> None:
-        """Raise AssertionError where somebody wrote to a payload under way."""
+        """Raise AssertionError where a payload on its way was written to."""
         answered = () if self.answer is None else self.answer.payload
-        if seal(payload_of(self.asked.op)) != self.asked.seal or (answered and seal(answered) != self.seal):
+        if payload_checksum(payload_of(self.pending.op)) != self.pending.checksum or (
+            answered and payload_checksum(answered) != self.checksum
+        ):
             raise AssertionError(
                 f"the payload of {self} was written to while it was under way, so what arrives is not what was said. "
                 "It belongs to the transport until the answer is there: write to a clone."
             )
 
     def __str__(self) -> str:
-        return str(self.asked) if self.answer is None else f"the answer to {self.asked}"
+        return str(self.pending) if self.answer is None else f"the answer to {self.pending}"
 
 
-Turn = tuple[Callable[[Any], PeerOp], Any]
+Resumption = tuple[Callable[[Any], PeerOp], Any]
 
 
 class Wait(Protocol):
-    """What a script waits for. asked: its open words; turn: how it goes on, once it can."""
+    """What a script waits for: its pending asks, and how it resumes once it can."""
 
     @property
-    def asked(self) -> tuple[PendingAsk, ...]: ...
-    def turn(self, actor: Actor, script: PeerScript, now: float) -> Turn | None: ...
+    def pending(self) -> tuple[PendingAsk, ...]: ...
+    def resumption(self, actor: Actor, script: PeerScript, now: float) -> Resumption | None: ...
 
 
 class Ready:
-    """For nothing: what it said was answered at once, by None."""
+    """For nothing: its op was answered at once, by None."""
 
-    asked: tuple[PendingAsk, ...] = ()
+    pending: tuple[PendingAsk, ...] = ()
 
-    def turn(self, actor: Actor, script: PeerScript, now: float) -> Turn | None:
+    def resumption(self, actor: Actor, script: PeerScript, now: float) -> Resumption | None:
         return script.send, None
 
     def __str__(self) -> str:
@@ -163,15 +161,15 @@ READY = Ready()
 
 
 class Listening:
-    """For something to happen, or for the moment `until`."""
+    """For an event, or for the moment `until`."""
 
     __slots__ = ("until",)
-    asked: tuple[PendingAsk, ...] = ()
+    pending: tuple[PendingAsk, ...] = ()
 
     def __init__(self, until: float | None) -> None:
         self.until = until
 
-    def turn(self, actor: Actor, script: PeerScript, now: float) -> Turn | None:
+    def resumption(self, actor: Actor, script: PeerScript, now: float) -> Resumption | None:
         if actor.inbox:
             return script.send, actor.inbox.popleft()(moment=now)
         if self.until is not None and self.until <= now:
@@ -184,27 +182,27 @@ class Listening:
 
 @dataclass(slots=True, eq=False)
 class Asking:
-    """For the answers to several words, or to one alone. until: the moment at which it gives up."""
+    """For the answers to asks."""
 
-    asked: tuple[PendingAsk, ...]
-    alone: bool
-    until: float
+    pending: tuple[PendingAsk, ...]
+    single: bool  # one ask, whose answer is not in a list
+    until: float  # when it gives up
 
-    def turn(self, actor: Actor, script: PeerScript, now: float) -> Turn | None:
-        answers = [asked.answer for asked in self.asked]
+    def resumption(self, actor: Actor, script: PeerScript, now: float) -> Resumption | None:
+        answers = [pending.answer for pending in self.pending]
         if None not in answers:
-            return script.send, answers[0] if self.alone else answers
+            return script.send, answers[0] if self.single else answers
         if self.until <= now:
             self._give_up()
             return script.throw, PeerLost(f"nobody answered {self._missing()} until {self.until}")
         return None
 
     def _give_up(self) -> None:
-        for asked in self.asked:
-            asked.over = True
+        for pending in self.pending:
+            pending.settled = True
 
     def _missing(self) -> str:
-        return ", ".join(str(asked) for asked in self.asked if asked.answer is None)
+        return ", ".join(str(pending) for pending in self.pending if pending.answer is None)
 
     def __str__(self) -> str:
         return f"for the answer to {self._missing()}"

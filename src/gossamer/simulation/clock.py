@@ -1,4 +1,4 @@
-"""Virtual time: what happens next."""
+"""Virtual clock: an event queue in virtual seconds."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 
 class VirtualClock:
-    """now: the moment, in seconds. What was put at the same moment happens in the order in which it was put there."""
+    """now: in seconds. Callbacks of the same moment run in the order in which they were queued."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._numbers = count()
         self._queue: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
 
-    def at(self, moment: float, happen: Callable[..., Any], *what: Any) -> None:
-        heappush(self._queue, (moment, next(self._numbers), happen, what))
+    def at(self, moment: float, callback: Callable[..., Any], *arguments: Any) -> None:
+        heappush(self._queue, (moment, next(self._numbers), callback, arguments))
 
-    def later(self, seconds: float, happen: Callable[..., Any], *what: Any) -> None:
-        self.at(self.now + seconds, happen, *what)
+    def after(self, seconds: float, callback: Callable[..., Any], *arguments: Any) -> None:
+        self.at(self.now + seconds, callback, *arguments)
 
-    def tick(self) -> bool:
-        """Let the next thing happen; False where there is none."""
+    def run_next(self) -> bool:
+        """Run the next callback; False where there is none."""
         if not self._queue:
             return False
-        self.now, _, happen, what = heappop(self._queue)
-        happen(*what)
+        self.now, _, callback, arguments = heappop(self._queue)
+        callback(*arguments)
         return True

@@ -1,6 +1,6 @@
-"""A network in virtual time for peers that do not move in step: what a message takes, what gets lost, what breaks when.
+"""Faulty network: links with latency, jitter, loss and duplicates, and faults at moments of virtual time.
 
-Everything here is a description and draws from the generator it is given; gossamer.simulation runs peers over it.
+Everything here is a description and draws from the generator that it is given; the simulator runs peers over it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What a message meets from one peer to another. Messages do not queue behind each other.
+    """The link from one peer to another. Messages do not queue behind each other.
 
     seconds = round_trip_seconds / 2 + 8 payload bytes / bits_per_second + jitter
-
-    jitter_seconds: mean and deviation of an exponential draw for every message, so that they overtake each other.
-    loss, duplicate: shares of messages that never arrive, and that arrive twice.
     """
 
     round_trip_seconds: float = 0.0
     bits_per_second: float = inf
-    jitter_seconds: float = 0.0
-    loss: float = 0.0
-    duplicate: float = 0.0
+    jitter_seconds: float = 0.0  # mean and deviation of an exponential draw by message: they overtake each other
+    loss: float = 0.0  # share of messages that never arrive
+    duplicate: float = 0.0  # share of messages that arrive twice
 
     def __post_init__(self) -> None:
         require(self.round_trip_seconds >= 0, f"a round trip takes at least 0 seconds, not {self.round_trip_seconds}")
@@ -49,13 +46,13 @@ class Link:
         return self.round_trip_seconds / 2
 
     def sending_seconds(self, nbytes: int) -> float:
-        """What passes before the last of `nbytes` has left its sender."""
+        """Until the last of `nbytes` has left the sender."""
         return 8 * nbytes / self.bits_per_second
 
-    def travels(self, nbytes: int, late_seconds: float, random: Random) -> tuple[float, ...]:
-        """Seconds after which a message arrives: nothing where it is lost, two where it is duplicated.
+    def delivery_delays(self, nbytes: int, late_seconds: float, random: Random) -> tuple[float, ...]:
+        """Seconds after which a message arrives: none where it is lost, two where it is duplicated.
 
-        late_seconds: a duplicate comes so much later at most.
+        late_seconds: the most by which a duplicate comes later.
         """
         if self.loss and random.random() < self.loss:
             return ()
@@ -68,79 +65,73 @@ class Link:
 
 
 class MessageTarget(Protocol):
-    """What faults happen to."""
+    """A simulation, as faults see it."""
 
     def kill(self, peer: Peer) -> None: ...
     def restart(self, peer: Peer) -> None: ...
     def pause(self, peer: Peer, until: float) -> None: ...
     def resume(self, peer: Peer) -> None: ...
-    def cut(self, ways: Iterable[tuple[Peer, Peer]]) -> None: ...
-    def heal(self, ways: Iterable[tuple[Peer, Peer]]) -> None: ...
+    def cut(self, paths: Iterable[tuple[Peer, Peer]]) -> None: ...
+    def heal(self, paths: Iterable[tuple[Peer, Peer]]) -> None: ...
 
 
-Happening = tuple[float, Callable[[MessageTarget], None]]
+Effect = tuple[float, Callable[[MessageTarget], None]]
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A process ends without a word at `at` seconds. What it had not finished sending is lost, the rest perhaps."""
+    """A process is killed at `at` seconds. Messages that it had not finished sending are lost, others perhaps."""
 
     peer: Peer
     at: float
 
-    def happenings(self) -> Iterator[Happening]:
+    def effects(self) -> Iterator[Effect]:
         yield self.at, lambda target: target.kill(self.peer)
 
 
 @dataclass(frozen=True)
 class Restart:
-    """A killed process is started again at `at` seconds, with nothing but what its factory gives it.
-
-    A peer that runs, or ended by itself, is left alone.
-    """
+    """A killed process is started again at `at` seconds, from its factory; one that was not killed is left alone."""
 
     peer: Peer
     at: float
 
-    def happenings(self) -> Iterator[Happening]:
+    def effects(self) -> Iterator[Effect]:
         yield self.at, lambda target: target.restart(self.peer)
 
 
 @dataclass(frozen=True)
 class Pause:
-    """A process is stopped at `at` for so many `seconds`: it hears and says nothing; what arrives waits for it."""
+    """A process is stopped (SIGSTOP) at `at` for so many `seconds`; messages that arrive wait for it."""
 
     peer: Peer
     at: float
     seconds: float
 
-    def happenings(self) -> Iterator[Happening]:
+    def effects(self) -> Iterator[Effect]:
         yield self.at, lambda target: target.pause(self.peer, self.at + self.seconds)
         yield self.at + self.seconds, lambda target: target.resume(self.peer)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """From `at` to `heal_at` seconds nothing passes between peers_a and peers_b; one_way: only from a to b.
-
-    What would arrive meanwhile is lost.
-    """
+    """Network partition: from `at` to `heal_at` seconds messages between peers_a and peers_b are lost."""
 
     peers_a: tuple[Peer, ...]
     peers_b: tuple[Peer, ...]
     at: float
     heal_at: float = inf
-    one_way: bool = False
+    one_way: bool = False  # only those from a to b
 
     @property
-    def ways(self) -> tuple[tuple[Peer, Peer], ...]:
+    def paths(self) -> tuple[tuple[Peer, Peer], ...]:
         there = tuple((a, b) for a in self.peers_a for b in self.peers_b if a != b)
         return there if self.one_way else there + tuple((b, a) for a, b in there)
 
-    def happenings(self) -> Iterator[Happening]:
-        yield self.at, lambda target: target.cut(self.ways)
+    def effects(self) -> Iterator[Effect]:
+        yield self.at, lambda target: target.cut(self.paths)
         if self.heal_at < inf:
-            yield self.heal_at, lambda target: target.heal(self.ways)
+            yield self.heal_at, lambda target: target.heal(self.paths)
 
 
 Fault = Kill | Restart | Pause | Cut
@@ -148,23 +139,17 @@ Fault = Kill | Restart | Pause | Cut
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualNetwork:
-    """Links between peers, how silence and loss are dealt with, and the faults that will happen.
-
-    The first five fields are every pair's Link; links[a, b] is the way from a to b instead, and the way back where
-    links[b, a] is not given.
-    dead_after_seconds: a peer that was silent for so long has left. resend_seconds: what was lost is sent again so long
-    after it was said.
-    """
+    """Links between peers, timeouts, and the faults to come. The first five fields are every pair's Link."""
 
     round_trip_seconds: float = 0.0
     bits_per_second: float = inf
     jitter_seconds: float = 0.0
     loss: float = 0.0
     duplicate: float = 0.0
-    dead_after_seconds: float = 5.0
-    resend_seconds: float = 1.0
+    dead_after_seconds: float = 5.0  # a peer silent for so long has left
+    resend_seconds: float = 1.0  # a lost message is resent so long after it was sent
     faults: tuple[Fault, ...] = ()
-    links: Mapping[tuple[Peer, Peer], Link] = field(default_factory=dict)
+    links: Mapping[tuple[Peer, Peer], Link] = field(default_factory=dict)  # [a, b]: from a to b; back, unless [b, a]
 
     def __post_init__(self) -> None:
         require(self.dead_after_seconds > 0, f"dead_after_seconds is above 0, not {self.dead_after_seconds}")
@@ -193,9 +178,9 @@ class VirtualNetwork:
         mortal: Sequence[Peer] | None = None,
         **fields: Any,
     ) -> VirtualNetwork:
-        """A bad network: a quarter of all messages lost and doubled at worst, and faults that are over by the horizon.
+        """A bad network: a quarter of all messages lost and doubled at worst, and faults that end by the horizon.
 
-        mortal: who may be killed, and is then restarted; None: everyone. fields: what is not to be drawn.
+        mortal: peers that may be killed, and are then restarted; None: all. fields: those not to be drawn.
         """
         random = Random(address("bad network", seed))
         slow = random.choice((0.0, 0.001, 0.01, 0.1)) * horizon_seconds

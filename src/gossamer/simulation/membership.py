@@ -1,6 +1,6 @@
-"""Who hears whom: peers join when they can be heard, and have left when they were silent for too long.
+"""Simulated membership: a peer joins when it can be heard, and has left when it was silent for too long.
 
-Heartbeats are not sent one by one: a peer that runs and whose way is open is heard.
+Heartbeats are not simulated one by one: a peer that runs and whose path is open is heard.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gossamer.simulation.clock import VirtualClock
 
 
 class Membership:
-    """Tells every actor who joins and who leaves. wake(actor): let its script go on, if it can.
+    """Tells every actor of joins and leaves. wake(actor): resume its script, if it can.
 
-    Left comes dead_after_seconds after the silence began, or, from who ends by itself, as fast as a message. Joined
-    comes as fast as a message, at the start, after a Left, and from who was started again.
+    PeerLeft comes dead_after_seconds after the silence began or, where a peer ends by itself, as fast as a message.
+    PeerJoined comes as fast as a message: at the start, after a PeerLeft, and after a restart.
     """
 
     def __init__(
@@ -27,63 +27,71 @@ class Membership:
         self._actors, self._dead_after_seconds, self._clock, self._wake = actors, dead_after_seconds, clock, wake
 
     def announce(self, actor: Actor) -> None:
-        """A life begins: everyone hears of it."""
+        """An incarnation begins: all others hear of it."""
         for other in self._others(actor):
             other.silent.pop(actor.peer, None)
-            if self._audible(actor, other):
-                self._clock.later(actor.ways[other.peer].link.latency_seconds, self._join, actor, other, actor.life)
+            if self._is_heard(actor, other):
+                self._clock.after(
+                    actor.paths[other.peer].link.latency_seconds, self._join, actor, other, actor.incarnation
+                )
             else:
                 other.silent[actor.peer] = self._clock.now
 
-    def learn(self, actor: Actor) -> None:
-        """A life begins among others that are there: it knows nobody, and hears of them."""
+    def introduce(self, actor: Actor) -> None:
+        """An incarnation begins among others that are there: it knows none of them, and hears of each."""
         actor.present.clear()
         actor.silent.clear()
         for other in self._others(actor):
-            if self._audible(other, actor):
-                self._clock.later(other.ways[actor.peer].link.latency_seconds, self._join, other, actor, other.life)
+            if self._is_heard(other, actor):
+                self._clock.after(
+                    other.paths[actor.peer].link.latency_seconds, self._join, other, actor, other.incarnation
+                )
             else:
                 actor.silent[other.peer] = self._clock.now
 
     def _others(self, actor: Actor) -> list[Actor]:
         return [other for other in self._actors if other is not actor]
 
-    def say_goodbye(self, actor: Actor) -> None:
+    def leave(self, actor: Actor) -> None:
         for other in self._others(actor):
-            if not actor.ways[other.peer].cuts and actor.peer not in other.silent:
+            if not actor.paths[other.peer].cuts and actor.peer not in other.silent:
                 other.silent[actor.peer] = self._clock.now
-                self._clock.later(
-                    actor.ways[other.peer].link.latency_seconds, self._leave, actor, other, self._clock.now
+                self._clock.after(
+                    actor.paths[other.peer].link.latency_seconds, self._leave, actor, other, self._clock.now
                 )
-        self.review_all(actor)
+        self.check_all_paths(actor)
 
-    def review_all(self, actor: Actor) -> None:
-        """Something happened to an actor: is it heard by the others as before?"""
+    def check_all_paths(self, actor: Actor) -> None:
+        """After a change of an actor: let the others notice where it is heard no more, or again."""
         for other in self._others(actor):
-            self.review(actor, other)
+            self.check_path(actor, other)
 
-    def review(self, actor: Actor, other: Actor) -> None:
-        """Something happened to `actor` or its way to `other`: is it heard there as before?"""
-        heard = self._audible(actor, other)
-        if heard and other.silent.pop(actor.peer, None) is not None:
-            self._clock.later(actor.ways[other.peer].link.latency_seconds, self._join, actor, other, actor.life)
-        elif not heard and actor.peer not in other.silent:
+    def check_path(self, actor: Actor, other: Actor) -> None:
+        """After a change of `actor` or its path to `other`: let `other` notice whether it is heard."""
+        is_heard = self._is_heard(actor, other)
+        if is_heard and other.silent.pop(actor.peer, None) is not None:
+            self._clock.after(actor.paths[other.peer].link.latency_seconds, self._join, actor, other, actor.incarnation)
+        elif not is_heard and actor.peer not in other.silent:
             other.silent[actor.peer] = self._clock.now
-            self._clock.later(self._dead_after_seconds, self._leave, actor, other, self._clock.now)
+            self._clock.after(self._dead_after_seconds, self._leave, actor, other, self._clock.now)
 
-    def _audible(self, actor: Actor, other: Actor) -> bool:
-        return actor.script is not None and actor.paused_until is None and not actor.ways[other.peer].cuts
+    def _is_heard(self, actor: Actor, other: Actor) -> bool:
+        return actor.script is not None and actor.paused_until is None and not actor.paths[other.peer].cuts
 
-    def _join(self, actor: Actor, other: Actor, life: int) -> None:
-        if actor.life == life and actor.peer not in other.silent and other.present.get(actor.peer) != life:
-            other.present[actor.peer] = life
-            self._tell(other, partial(PeerJoined, peer=actor.peer))
+    def _join(self, actor: Actor, other: Actor, incarnation: int) -> None:
+        if (
+            actor.incarnation == incarnation
+            and actor.peer not in other.silent
+            and other.present.get(actor.peer) != incarnation
+        ):
+            other.present[actor.peer] = incarnation
+            self._notify(other, partial(PeerJoined, peer=actor.peer))
 
     def _leave(self, actor: Actor, other: Actor, since: float) -> None:
         if other.silent.get(actor.peer) == since and other.present.pop(actor.peer, None) is not None:
-            self._tell(other, partial(PeerLeft, peer=actor.peer))
+            self._notify(other, partial(PeerLeft, peer=actor.peer))
 
-    def _tell(self, actor: Actor, heard: Callable[..., Any]) -> None:
+    def _notify(self, actor: Actor, event: Callable[..., Any]) -> None:
         if actor.script is not None:
-            actor.inbox.append(heard)
+            actor.inbox.append(event)
             self._wake(actor)

@@ -1,4 +1,4 @@
-"""What happened in a conversation."""
+"""Trace: the outcome of a simulation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gossamer.simulation.clock import VirtualClock
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a peer's script ended, and when. error: why it gave up; killed: it was, and nobody started it again."""
+    """The end of a peer's script."""
 
     moment: float
     result: Any = None
-    error: GossamerError | None = None
-    killed: bool = False
+    error: GossamerError | None = None  # that the script raised
+    killed: bool = False  # and not restarted
 
     def __str__(self) -> str:
         how = "was killed" if self.killed else f"ended with {self.error!r}" if self.error else "ended"
@@ -28,33 +28,27 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What happened. Bytes are of payloads, by (sender, receiver); what was sent again or arrived twice counts twice.
+    """Results, bytes and messages. Bytes are of payloads, by (sender, receiver); resends and duplicates count."""
 
-    seconds: when the last peer that was no server ended.
-    messages: sent, answers and what was sent again included; resent: of these, words that were sent again;
-    lost, duplicated: by the network, or with who should have sent or heard them.
-    events: (moment, what), where they were kept.
-    """
-
-    seconds: float
+    seconds: float  # when the last peer but the servers ended
     ended: Mapping[Peer, Ended]
     sent_bytes: Mapping[tuple[Peer, Peer], int]
     received_bytes: Mapping[tuple[Peer, Peer], int]
-    messages: int
-    resent: int
-    lost: int
-    duplicated: int
-    events: tuple[tuple[float, str], ...] = ()
+    messages: int  # asks and answers, resends included
+    resent: int  # asks that were sent again
+    lost: int  # by the network, or with their sender or receiver
+    duplicated: int  # by the network
+    events: tuple[tuple[float, str], ...] = ()  # (moment, text), where they were kept
 
     def result(self, peer: Peer) -> Any:
-        """What its script returned; raises what its script raised."""
+        """The return value of a peer's script; raises what the script raised."""
         ended = self.ended[peer]
         if ended.error is not None:
             raise ended.error
         return ended.result
 
     def bytes_through(self, machine: Callable[[Peer], Hashable] = lambda peer: peer) -> Counter[Hashable]:
-        """Payload bytes that each machine sent or received. machine(peer): where it lives; within one nothing counts.
+        """Payload bytes that each machine sent or received. machine(peer): its host; within one nothing counts.
 
         The busiest machine is `max(trace.bytes_through().values())`.
         """
@@ -67,8 +61,8 @@ class Trace:
 
 
 @dataclass(slots=True)
-class Diary:
-    """What a trace will say, while it happens. Notes become text only where they are kept."""
+class TraceWriter:
+    """A trace while it is recorded. Notes become text only where they are kept."""
 
     clock: VirtualClock
     keep: bool

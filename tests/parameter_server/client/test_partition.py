@@ -82,8 +82,8 @@ def test_every_row_lives_on_one_server(shards: int) -> None:
     sizes = [
         sum(prod(part.shape(layout.by_name[part.name].shape)) for part in parts) for parts in split(layout, shards)
     ]
-    shard_client = layout.numel / shards
-    assert max(sizes) <= shard_client * 1.125 + 30, "more than an eighth and a row beyond an even share"
+    mean_bytes = layout.numel / shards
+    assert max(sizes) <= mean_bytes * 1.125 + 30, "more than an eighth and a row beyond an even share"
 
 
 def test_gathered_and_scattered_it_is_the_same_again() -> None:

@@ -24,19 +24,7 @@ from support.rpc_endpoints import (
 )
 
 from gossamer import events
-from gossamer.core.peer_ops import (
-    WORKER,
-    Arrived,
-    AtOnce,
-    Await,
-    Elapsed,
-    Peer,
-    PeerScript,
-    Pull,
-    Push,
-    Receipt,
-    Reply,
-)
+from gossamer.core.peer_ops import WORKER, Arrived, AtOnce, Await, Elapsed, Peer, PeerScript, Pull, Push, Receipt, Reply
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.transports.rpc import connection_pool
 from gossamer.transports.rpc.endpoint import run_peer_script

@@ -25,17 +25,7 @@ from support.rpc_endpoints import (
     push,
 )
 
-from gossamer.core.peer_ops import (
-    Arrived,
-    Await,
-    Elapsed,
-    Peer,
-    PeerJoined,
-    PeerLeft,
-    PeerScript,
-    Receipt,
-    Reply,
-)
+from gossamer.core.peer_ops import Arrived, Await, Elapsed, Peer, PeerJoined, PeerLeft, PeerScript, Receipt, Reply
 from gossamer.errors import PeerLost
 
 

@@ -24,17 +24,7 @@ from support.rpc_endpoints import (
 )
 from torch import Tensor
 
-from gossamer.core.peer_ops import (
-    Arrived,
-    AtOnce,
-    PeerEvent,
-    PeerJoined,
-    PeerLeft,
-    PeerScript,
-    Pull,
-    Receipt,
-    Reply,
-)
+from gossamer.core.peer_ops import Arrived, AtOnce, PeerEvent, PeerJoined, PeerLeft, PeerScript, Pull, Receipt, Reply
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.transports.rpc.peer_state import PeerState
 from gossamer.transports.rpc.sockets import resolve_address

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.proxy import between
-from support.rpc_endpoints import (
-    HERE,
-    THERE,
-    Open,
-    counting,
-    push,
-)
+from support.rpc_endpoints import HERE, THERE, Open, counting, push
 
 from gossamer.environment.run_settings import run_tls
 from gossamer.errors import ConnectError, PeerLost

@@ -110,7 +110,7 @@ def test_what_is_reflected_is_refused() -> None:
 
 
 def test_a_proof_of_one_direction_proves_nothing_in_the_other() -> None:
-    """Somebody in the middle gives a dialer's words to its own listening side, and the answer back."""
+    """A man in the middle gives a dialer's messages to its own listening side, and the answer back."""
     victim = ConnectionState(credentials(), SERVED)
     its_own_listener = ConnectionState(credentials())
     with pytest.raises(PeerLost):
@@ -151,7 +151,7 @@ def test_whoever_answers_at_the_wrong_address_is_not_believed() -> None:
 
 @pytest.mark.parametrize("change", [{"recipe": "X"}, {"me": ("worker", 4)}, {"largest_frame_bytes": 5}], ids=str)
 def test_nothing_of_a_hello_can_be_changed_on_its_way(change: dict[str, Any]) -> None:
-    """Somebody in the middle rewrites the dialer's hello, checksums and all."""
+    """A man in the middle rewrites the dialer's hello, checksums and all."""
     dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(SERVED))
     record = authentication.Credentials.hello(credentials(), SERVED)
     sent(dialer)

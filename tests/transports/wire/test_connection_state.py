@@ -1,4 +1,4 @@
-"""A conversation fed with bytes: whole, in pieces, changed, from elsewhere."""
+"""A connection's state fed with bytes: whole, in pieces, changed, from elsewhere."""
 
 from __future__ import annotations
 

@@ -98,12 +98,13 @@ def shard_clients(
     Raises AttachError for an optimizer that cannot live there.
     """
     groups = _groups(tensors, optimizer)
-    layout = Layout.of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    divided = split(layout, shards, {name: tensor.element_size() for name, tensor in tensors.items()})
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    divided = split(Layout.of(shapes), shards, {name: dtype.itemsize for name, dtype in dtypes.items()})
     return [
         ShardClient(
             ShardSpec(
-                blocks=tuple(_blocks(parts, tensors, groups, codecs.push)),
+                blocks=tuple(blocks_of(parts, shapes, dtypes, groups, codecs.push)),
                 optimizer=name_of(optimizer),
                 groups=options_of(optimizer),
                 recipe=recipe,
@@ -120,21 +121,25 @@ def shard_clients(
     ]
 
 
-def _blocks(
-    parts: Sequence[ShardSlice], tensors: Mapping[str, Tensor], groups: Mapping[str, int], push: Compressor
+def blocks_of(
+    parts: Sequence[ShardSlice],
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, torch.dtype],
+    groups: Mapping[str, int],
+    push: Compressor,
 ) -> Iterator[Block]:
     """One block for each dtype and group; in it, tensors that the compressor treats alike lie side by side."""
 
     def group(part: ShardSlice) -> int:
-        shape = part.shape(tensors[part.name].shape)
+        shape = part.shape(shapes[part.name])
         return push.group(Slot(part.name, shape, 0, contiguous_stride(shape)))
 
     found: dict[tuple[str, int], list[ShardSlice]] = {}
     for part in sorted(parts, key=group):
-        kind = (dtype_name(tensors[part.name].dtype), groups[part.name])
+        kind = (dtype_name(dtypes[part.name]), groups[part.name])
         found.setdefault(kind, []).append(part)
     for (dtype, number), members in found.items():
-        yield Block(dtype, number, tuple((part.name, part.shape(tensors[part.name].shape)) for part in members))
+        yield Block(dtype, number, tuple((part.name, part.shape(shapes[part.name])) for part in members))
 
 
 def _groups(tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, int]:

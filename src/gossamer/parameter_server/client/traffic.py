@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from gossamer.compressors import Compressor, point_to_point
+from gossamer.compressors import point_to_point
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype, contiguous_stride
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import payload_bytes
-from gossamer.parameter_server.client.partition import ShardSlice, split
+from gossamer.parameter_server.client.partition import split
+from gossamer.parameter_server.client.shard_client import blocks_of
 from gossamer.parameter_server.from_recipe import PushPullCodecs
+from gossamer.parameter_server.shard_spec import Block
 
 
 class ServerTraffic(NamedTuple):
@@ -36,7 +38,13 @@ def server_traffic(
     """
     itemsizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
     parts = split(Layout.of(shapes), shards, itemsizes)
-    return [_of_server(codecs, list(_blocks(part, shapes, dtypes, codecs.push)), at) for part in parts]
+    groups = dict.fromkeys(shapes, 0)
+    return [
+        _of_server(
+            codecs, [_meta_block(each, dtypes) for each in blocks_of(part, shapes, dtypes, groups, codecs.push)], at
+        )
+        for part in parts
+    ]
 
 
 def _of_server(codecs: PushPullCodecs, blocks: Sequence[FlatTensors], at: AggregationContext) -> ServerTraffic:
@@ -54,19 +62,6 @@ def _of_server(codecs: PushPullCodecs, blocks: Sequence[FlatTensors], at: Aggreg
     return ServerTraffic(pushed, pulled, remembered)
 
 
-def _blocks(
-    parts: Sequence[ShardSlice],
-    shapes: Mapping[str, Sequence[int]],
-    dtypes: Mapping[str, torch.dtype],
-    push: Compressor,
-) -> Iterator[FlatTensors]:
-    """As a worker lays them out: a block for each dtype, and what the compressor treats alike side by side."""
-
-    def group(part: ShardSlice) -> int:
-        shape = part.shape(shapes[part.name])
-        return push.group(Slot(part.name, shape, 0, contiguous_stride(shape)))
-
-    ordered = sorted(parts, key=group)
-    for dtype in dict.fromkeys(dtypes[part.name] for part in ordered):
-        layout = Layout.of({part.name: part.shape(shapes[part.name]) for part in ordered if dtypes[part.name] == dtype})
-        yield FlatTensors.zeros(layout, dtype=dtype, device=torch.device("meta"))
+def _meta_block(block: Block, dtypes: Mapping[str, torch.dtype]) -> FlatTensors:
+    dtype = dtypes[block.tensors[0][0]]
+    return FlatTensors.zeros(block.layout, dtype=dtype, device=torch.device("meta"))
