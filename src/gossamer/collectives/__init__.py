@@ -1,4 +1,13 @@
-"""Sums over all ranks, and what one tells all, as tables of hops: who sends which pieces to whom, in which order."""
+"""All-reduce and broadcast algorithms as tables of hops: which rank sends which pieces to which, in which order.
+
+base              Collective, Hop and Does: what a table says
+ring              RingAllReduce
+halving_doubling  HalvingDoubling: recursive halving, then doubling
+tree              TreeAllReduce
+direct            DirectAllReduce: each piece straight to its owner and back
+hierarchical      HierarchicalAllReduce: within nodes, between them, within them
+broadcast         Broadcast: scatter, then all-gather
+"""
 
 from collections.abc import Callable, Mapping
 

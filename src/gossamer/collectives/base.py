@@ -1,4 +1,4 @@
-"""What a collective is: a table of hops for every rank, in integers only, that sums a tensor over all ranks."""
+"""Base of collectives: for every rank a table of hops, in integers only, that sums a tensor over all ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Does(StrEnum):
     """What a rank does with pieces in a hop."""
 
     SEND = "send"
-    ADD = "add"  # what is heard, to what is held
-    KEEP = "keep"  # what is heard, instead of what is held
+    ADD = "add"  # what is received, to what is held
+    KEEP = "keep"  # what is received, instead of what is held
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ Table = tuple[Hop, ...]
 
 
 class Collective(ABC):
-    """How a sum over all ranks is computed: who sends which pieces to whom, and in which order.
+    """A way to compute a sum over all ranks, as a table of hops for each rank.
 
     A tensor is cut into `pieces(world)` parts by tensor_split, over its elements; some are empty where it is short.
     Every rank has a table. Rounds ascend in it, and what has one round goes on side by side. A SEND of piece p in round
@@ -80,5 +80,5 @@ def bounds(numel: int, pieces: int) -> list[int]:
 
 
 def others(rank: int, world: int) -> list[int]:
-    """Everyone else, beginning after `rank`, so that not all ranks begin with the same one."""
+    """All other ranks, beginning after `rank`, so that not all begin with the same one."""
     return [(rank + step) % world for step in range(1, world)]

@@ -1,4 +1,4 @@
-"""What one rank has to everyone: in parts to each of the others, who pass them on."""
+"""Broadcast: the source scatters its pieces, and the others all-gather them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.collectives.base import Collective, Does, Hop
 
 @dataclass(frozen=True, kw_only=True)
 class Broadcast(Collective):
-    """No sum: everyone ends with what `source` had. Each of the others gets a part, and passes it on to the rest.
+    """No sum: all ranks end with what `source` had. Each of the others gets a part, and passes it on to the rest.
 
     n - 1 pieces; round 0: the source sends piece p to the p-th of the others after it; round 1: that one sends it to
                   the rest of them

@@ -1,4 +1,4 @@
-"""Everything straight to its owner, and the sums straight to everyone."""
+"""Direct all-reduce: every piece straight to its owner, and its sum straight to all ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gossamer.collectives.base import Collective, Does, Hop, others
 
 @dataclass(frozen=True, kw_only=True)
 class DirectAllReduce(Collective):
-    """Piece j goes from everyone to rank j, which adds them up; then its sum goes from there to everyone.
+    """Piece j goes from all ranks to rank j, which adds them up; then its sum goes from there to all ranks.
 
-    n pieces; round 0: rank i sends piece j to each j; round 1: rank j sends piece j to everyone
+    n pieces; round 0: rank i sends piece j to each j; round 1: rank j sends piece j to all
     bytes:    2 N (n-1)/n a rank, over n - 1 links each way
     messages: 2 (n-1) a rank, in 2 rounds
     source:   Thakur, Rabenseifner & Gropp 2005, IJHPCA (as the pairwise algorithm)

@@ -1,4 +1,4 @@
-"""Pairs share the work, then pairs of pairs: half as much each time, and then back."""
+"""Recursive halving and doubling: pairs share the work, then pairs of pairs, and then back."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gossamer.collectives.base import Collective, Does, Hop
 
 @dataclass(frozen=True, kw_only=True)
 class HalvingDoubling(Collective):
-    """Swap halves with the neighbour, quarters with the one at distance 2, and so on; then all of it backwards.
+    """Swap halves with the neighbor, quarters with the one at distance 2, and so on; then all of it backwards.
 
     m pieces, m the largest power of two up to n. Of the first 2 (n - m) ranks every odd one stands aside: the one
     before it adds all that it has, and gives it the sum in the end. The m others, counted anew from 0, talk at distance
     1, 2, ..., m/2 while they add, at m/2, ..., 2, 1 while they keep; the lower of two keeps the lower half.
-    bytes:    2 N (m-1)/m a rank, N more for who has one to stand in for; N for who stands aside
+    bytes:    2 N (m-1)/m a rank, N more with one to stand in for; N standing aside
     messages: 2 log2 m a rank (2 more, 1), in as many rounds (2 more where n is no power of two)
     source:   Rabenseifner 2004, ICCS; Thakur, Rabenseifner & Gropp 2005, IJHPCA
 
-    The most travels between neighbours, the least between those far from each other.
+    The most travels between neighbors, the least between those far from each other.
     """
 
     name: ClassVar[str] = "halving"

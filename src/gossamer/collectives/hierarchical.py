@@ -1,4 +1,4 @@
-"""Add up inside every node, then between the nodes, then tell the own node."""
+"""Hierarchical all-reduce: add up inside every node, then between the nodes, then share inside the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalAllReduce(Collective):
-    """Everyone holds a part of its node's sum; those that hold the same part add up between the nodes, directly.
+    """Each rank holds a part of its node's sum; those that hold the same part add up between the nodes, directly.
 
     m nodes of s ranks: s parts of m pieces each. Round 0: part p to the rank of the node that holds it; round 1: its
     piece k to the holder in node k, its owner; round 2: back to the holders; round 3: part p to all of the node
@@ -20,7 +20,7 @@ class HierarchicalAllReduce(Collective):
     messages: 2 (s-1) inside and 2 (m-1) between nodes a rank, in 4 rounds; without 1 and 2 where there is one node
     source:   Jia et al. 2018, arXiv:1807.11205 (of the levels; theirs talk in rings)
 
-    per_node: in ranks, neighbours by number. The last node may have fewer, q: place i of it then holds the parts i,
+    per_node: in ranks, consecutive ones. The last node may have fewer, q: place i of it then holds the parts i,
     i + q, i + 2 q, ..., for each of which a full node has a holder.
     """
 

@@ -1,4 +1,4 @@
-"""Everyone sends to the next one only, and everything goes round twice."""
+"""Ring all-reduce: each rank sends to the next one only, and every piece goes round twice."""
 
 from __future__ import annotations
 

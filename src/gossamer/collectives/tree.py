@@ -1,4 +1,4 @@
-"""Sums go up a tree, and the one at its root comes down again."""
+"""Tree all-reduce: sums go up a tree, and the sum at its root comes down again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.collectives.base import Collective, Does, Hop
 
 @dataclass(frozen=True, kw_only=True)
 class TreeAllReduce(Collective):
-    """Everyone adds what its two children send and passes it up; the root's sum comes down the same way.
+    """Each rank adds what its two children send and passes it up; the root's sum comes down the same way.
 
     one piece; the children of rank i are 2 i + 1 and 2 i + 2; from depth d up in round D - d, down in D + d
     bytes:    N a leaf, 3 N a rank with a parent and two children, 2 N the root

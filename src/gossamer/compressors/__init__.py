@@ -1,4 +1,15 @@
-"""What travels."""
+"""Compressors: rules for what travels when a group agrees on the mean of many tensors. A file for each algorithm.
+
+base            Compressor (any script of collective operations) and Codec (an encoder and a decoder)
+wrapper         compressors around another: error_feedback, route, sharded, hierarchical, warmup, chain
+dense           everything, in full or half precision
+int8, float4, sign_magnitude, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize: what they share
+topk, threshold, randomk, dgc, sparse_allreduce                few entries; index_regions: who adds up which of them
+powersgd        two thin factors of a matrix
+onebit_adam     Adam's momentum, once its variance is frozen
+point_to_point  any compressor between two peers: encode and decode one message
+distortion      how much of a random input a compressor loses
+"""
 
 from gossamer.compressors.base import Codec, Compressor
 from gossamer.compressors.chain import Chain

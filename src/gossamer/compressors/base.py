@@ -1,4 +1,4 @@
-"""What a compressor is: a rule for what travels, written as a conversation."""
+"""Base of compressors: the mean of many tensors as a script of collective operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ownership:
 
 
 class Decoder(Protocol):
-    """Tells what payloads stand for, and how many tensors one has."""
+    """Decodes payloads, and knows how many tensors one has."""
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
         """Overwrite `out`: (n,) with the sum of what the payloads stand for over `divisor`. Raises MalformedError."""
@@ -41,13 +41,13 @@ class Decoder(Protocol):
 
 
 class Compressor(Term, ABC):
-    """What travels when a group agrees on the mean of many tensors that lie side by side."""
+    """A rule for what travels when a group agrees on the mean of many tensors that lie side by side."""
 
     kind = "compressor"
 
     @property
     def wants_feedback(self) -> bool:
-        """Whether a recipe should wrap this in Feedback: the rule is biased and nobody said otherwise."""
+        """Whether a recipe should wrap this in Feedback: the rule is biased, and the recipe does not ask for that."""
         return False
 
     @property
@@ -57,12 +57,12 @@ class Compressor(Term, ABC):
 
     @property
     def decodes_without_input(self) -> bool:
-        """Whether the mean follows from what is heard, so that who only listens need not know what it would say."""
+        """Whether the mean follows from the answers alone, so that a reader needs no input of its own."""
         return False
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
-        """What decodes a message of one worker over such a layout, part by part in the order of its tensors; None where
-        only the whole script can."""
+        """The decoders of one worker's message over such a layout, part by part in the order of its tensors; None where
+        only the whole script can decode it."""
         return None
 
     @property
@@ -88,7 +88,7 @@ class Compressor(Term, ABC):
 
         `state` is read, never written: what it becomes is returned as `next_state`. The mean is written to `out` where
         given: (n,) in x's dtype; it may be x.flat itself, and then `x` (and an `own` that is `x`) is gone. Raises
-        NotFinite, before the first word and at no other time, where x holds a number that cannot be sent.
+        NotFinite, before the first operation and at no other time, where x holds a number that cannot be sent.
         """
 
     def aggregate_compensated(
@@ -113,12 +113,12 @@ class Compressor(Term, ABC):
         return True
 
     def owns_momentum(self, slot: Slot) -> Ownership | None:
-        """Whose momentum this tensor gets here, from At.momentum; None leaves it to the optimizer, after averaging."""
+        """The optimizer whose momentum this tensor gets here; None leaves it to the optimizer, after averaging."""
         return None
 
 
 class Codec(Compressor):
-    """A compressor that is no more than an encoder and a decoder: everyone hears everyone's payload."""
+    """A compressor that is no more than an encoder and a decoder: payloads are all-gathered."""
 
     @property
     def decodes_without_input(self) -> bool:
@@ -195,7 +195,7 @@ def mean_buffer_like(x: Tensor, out: Tensor | None) -> Tensor:
 def sums_stay_finite(payloads: Sequence[Payload]) -> bool:
     """Whether the numbers in all payloads are finite and far enough from the end of their range to be added up.
 
-    Everyone hears the same payloads, so everyone comes to the same conclusion, without a pass over the mean.
+    All ranks have the same payloads, so all come to the same conclusion, without a pass over the mean.
     """
     numbers = [tensor for payload in payloads for tensor in payload if tensor.is_floating_point()]
     return all(within_range(tensor, HEADROOM * len(payloads)) for tensor in numbers)

@@ -1,4 +1,4 @@
-"""A few entries travel, in a few bits."""
+"""Chain: few entries, whose values travel in few bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything travels, in the tensor's own precision or a lower one."""
+"""Dense: every entry, in the tensor's own precision or a lower one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Momentum before the wire: few entries travel, and those that wait gather momentum."""
+"""Deep gradient compression: few entries travel, and those that wait gather momentum."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class DGC(Compressor):
     def _entries(
         self, places: Tensor, values: FlatTensors, x: Tensor, left: Tensor, at: AggregationContext, out: Tensor | None
     ) -> Aggregation:
-        """Agree on the mean of what everyone's entries stand for; what values lose on the way stays in `left`."""
+        """Agree on the mean of all ranks' entries; what values lose on the way stays in `left`."""
         payload = encode_places(places, len(x)), *self._said(values, places, left, at)
         heard: Sequence[Payload] = yield AllGather(payload)
         mean = mean_buffer_like(x, out)

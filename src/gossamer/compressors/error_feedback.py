@@ -1,4 +1,4 @@
-"""What was not said now is said later."""
+"""Error feedback: keeps what a compressor did not send and adds it to the next input."""
 
 from __future__ import annotations
 

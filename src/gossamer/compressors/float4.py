@@ -1,4 +1,4 @@
-"""Every entry travels as a sign and a power of two."""
+"""Float4: every entry as a sign and a power of two."""
 
 from __future__ import annotations
 

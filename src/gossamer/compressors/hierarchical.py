@@ -1,4 +1,4 @@
-"""Numbers as they are within a node, and what another compressor makes of their means between the nodes."""
+"""Hierarchical compression: means within a node as they are, and compressed means between the nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Hierarchical(Compressor):
 
     Every tensor is cut by itself, so that no memory depends on what lies beside it: in blocks of rows, or of entries
     where it has few rows, filled up with zeros to equal lengths. What `between` remembers of the p-th pieces lies with
-    place p, under "place<p>." A single node has nobody to talk to, and remembers nothing.
+    place p, under "place<p>." A single node sends nothing between nodes, and remembers nothing.
     """
 
     between: Compressor
@@ -96,8 +96,8 @@ class Hierarchical(Compressor):
         )
 
     def _between(self, x: FlatTensors, state: State, where: _Place, at: AggregationContext) -> Aggregation:
-        """Agree on the means over nodes of x.flat: (n,), one node's. What only `between` could not send is zeros, and
-        a byte tells the counterparts, who tell their nodes."""
+        """Agree on the means over nodes of x.flat: (n,), one node's. Where `between` cannot send them it sends zeros,
+        and a byte tells the counterparts, which tell their nodes."""
         if where.nodes == 1:
             return AggregationResult(mean=x.flat, own_contribution=lambda: x.flat)
         lost: list[bool] = []
@@ -110,13 +110,13 @@ class Hierarchical(Compressor):
 
 
 def _all_fine(lost: Sequence[bool], like: Tensor) -> Script:
-    """Whether nobody has lost anything, as is known once all have begun."""
+    """Whether no rank has lost anything, as is known once all have begun."""
     heard = yield AllGather((like.new_full((1,), bool(lost), dtype=torch.uint8),))
     return like.is_meta or not any(bool(flag.item()) for (flag,) in heard)
 
 
 def _all_finite(answers: Sequence[Payload]) -> bool:
-    """Whether no place had to say that its numbers are none, which it says in all of them."""
+    """Whether all places sent numbers: one whose mean is not finite sends NaN in all of them."""
     firsts = torch.stack([row[0] for (row,) in answers])
     return firsts.is_meta or not bool(firsts.isnan().any())
 
@@ -225,7 +225,7 @@ def _joined(rows: Sequence[Tensor], part: Layout, layout: Layout, out: Tensor) -
 
 
 def _own(x: FlatTensors, part: Layout, mean: Tensor, staged: AggregationResult, where: _Place) -> Tensor:
-    """x, and at this place what the node's mean became on its way, times those who share it: (n,)."""
+    """x, and at this place what the node's mean became on its way, times the ranks that share it: (n,)."""
     whole = x.flat.to(accumulation_dtype(x.flat.dtype), copy=True)
     error = (staged.own - mean).mul_(where.size)
     for piece in part:

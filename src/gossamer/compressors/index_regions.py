@@ -1,4 +1,4 @@
-"""Who adds up which entries: a part of every neighbourhood for each worker."""
+"""Index regions: which worker adds up which entries, a part of every neighborhood for each worker."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors
 
-BLOCK = 16  # neighbours that stay together: a cache line
+BLOCK = 16  # neighbors that stay together: a cache line
 STEPS = 64  # until regions are drawn anew
 LOW = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class Regions:
-    """Who adds up what: in every group of `world` blocks each worker has one, turned by a draw of the group's own.
+    """The regions: in every group of `world` blocks each worker has one, turned by a draw of the group's own.
 
     Block b of group g is in the region of worker (b + turn(g)) % world. A row is a place's number in its region, block
-    behind block. So neighbours are spread evenly, and so are columns, whatever their distance. The last group may be
+    behind block. So neighbors are spread evenly, and so are columns, whatever their distance. The last group may be
     cut short.
     """
 
@@ -55,7 +55,7 @@ class Regions:
         return self.numel // self.span * self.block
 
     def turns(self, groups: Tensor) -> Tensor:
-        """A number in [0, world) for each group, in any order; both int64. A mix of 32 bits as in kernels.noise."""
+        """A number in [0, world) for each group, in any order; both int64. Mixes 32 bits, as counter_rng does."""
         mixed = (groups * 0x9E3779B9 + (self.key & LOW)) & LOW ^ (self.key >> 32)
         mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D & LOW
         return ((mixed ^ (mixed >> 13)) * self.world) >> 32

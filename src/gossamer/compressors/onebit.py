@@ -1,4 +1,4 @@
-"""Every entry travels as its sign."""
+"""1-bit quantization: every entry as its sign."""
 
 from __future__ import annotations
 

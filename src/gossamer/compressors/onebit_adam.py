@@ -1,4 +1,4 @@
-"""Adam's momentum travels, once its variance stands still."""
+"""1-bit Adam: Adam's momentum travels, once its variance is frozen."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What one worker says alone, to be read elsewhere: any compressor between two peers.
+"""Point-to-point encoding: any compressor between two peers.
 
-A compressor is written for a group. A group of one hears what it said itself, so what it said is all that another needs
-to come to the same mean: the reader runs the same script over numbers of its own, which do not count, and hears the
-writer's words.
+A compressor is written for a group. The writer runs it in a group of one, whose answers are its own tensors, and sends
+these. The reader runs the same script over numbers that do not count, is answered with the writer's tensors, and comes
+to the same mean.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gossamer.compressors.base import Compressor, Decoder, sums_stay_finite
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.identity import Itself
-from gossamer.core.layout import FlatTensors, Layout, LayoutPart
+from gossamer.core.layout import FlatTensors, Layout, LayoutPart, first_nonfinite
 from gossamer.core.ops import CollectiveOp, Payload
 from gossamer.errors import MalformedError
 
 
 class EncodedMessage(NamedTuple):
-    """payload: what travels, perhaps in memory of x; own: what it stands for; next_state: for once it was sent."""
+    """One message of a writer."""
 
-    payload: Payload
-    own: Callable[[], Tensor]
-    next_state: State
+    payload: Payload  # perhaps in memory of x
+    own: Callable[[], Tensor]  # computes what it stands for
+    next_state: State  # to commit once it was sent
 
 
 def begin(compressor: Compressor, like: FlatTensors, at: AggregationContext) -> State:
-    """What a writer remembers at first."""
+    """A writer's state at first."""
     return compressor.init(like, _by_itself(at))
 
 
@@ -53,7 +53,7 @@ def encode(compressor: Compressor, x: FlatTensors, state: State, at: Aggregation
 
 
 def decode(compressor: Compressor, payload: Payload, layout: Layout, at: AggregationContext, out: Tensor) -> None:
-    """Overwrite out: (n,) with what a letter stands for; at: of its writer, `state` of either does not matter.
+    """Overwrite out: (n,) with what a message stands for. at: of its writer; the state of either does not matter.
 
     Raises MalformedError for what no writer has written; what `out` holds is then undefined.
     """
@@ -62,19 +62,23 @@ def decode(compressor: Compressor, payload: Payload, layout: Layout, at: Aggrega
         finite = _read_by_script(compressor, payload, layout, at, out)
     else:
         _check_count(compressor, len(payload), sum(part.tensors for part in parts))
-        _decode(parts, payload, layout, out)
+        _decode(parts, payload, out)
         finite = sums_stay_finite([payload])
     if not finite:
-        raise MalformedError("a letter came whose numbers are not finite")
+        found = None if out.is_meta else first_nonfinite(FlatTensors(out, layout))
+        raise MalformedError(
+            f"a message of {compressor!r} for step {at.step} holds numbers that are not finite"
+            f"{'' if found is None else f' (tensor {found!r})'}, so nothing of it was applied. Its sender's numbers "
+            "overflowed: see the sender's own log."
+        )
 
 
 class MessagePart(NamedTuple):
-    """What one decoder reads: so many tensors, over the slots from `start` on, or where they lie apart, None."""
+    """The tensors of a message that one decoder reads."""
 
     decoder: Decoder
-    layout: Layout
-    tensors: int
-    start: int | None
+    tensors: int  # how many
+    place: LayoutPart  # what they stand for
 
 
 @lru_cache(maxsize=256)
@@ -87,28 +91,29 @@ def _parts_of(
 
 @lru_cache(maxsize=1024)
 def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[MessagePart, ...] | None:
-    """Found once for each layout: many small letters would cost more to take apart than to decode."""
+    """Found once for each layout: many small messages would cost more to take apart than to decode."""
     found = compressor.decoders(layout)
     if found is None:
         return None
     return tuple(
-        MessagePart(decoder, part, decoder.tensors(part, dtype), LayoutPart.of(layout, part.names).start)
+        MessagePart(
+            decoder, decoder.tensors(part, dtype), LayoutPart(part, tuple(layout.by_name[name] for name in part.names))
+        )
         for decoder, part in found
         if len(part)
     )
 
 
-def _decode(parts: Sequence[MessagePart], payload: Payload, layout: Layout, out: Tensor) -> None:
+def _decode(parts: Sequence[MessagePart], payload: Payload, out: Tensor) -> None:
     rest = payload
-    for decoder, part, tensors, start in parts:
+    for decoder, tensors, place in parts:
         said, rest = rest[:tensors], rest[tensors:]
-        if start is not None:
-            decoder.decode([said], part, out[start : start + part.numel])
+        if place.start is not None:
+            decoder.decode([said], place.layout, out[place.start : place.start + place.layout.numel])
             continue
-        apart = FlatTensors(torch.empty(part.numel, dtype=out.dtype, device=out.device), part)
-        decoder.decode([said], part, apart.flat)
-        for name, view in apart.items():
-            layout.by_name[name].view(out).copy_(view)
+        apart = out.new_empty(place.layout.numel)
+        decoder.decode([said], place.layout, apart)
+        place.scatter(apart, out)
 
 
 def _read_by_script(
@@ -127,11 +132,13 @@ def _read_by_script(
 
 def _check_count(compressor: Compressor, came: int, due: int) -> None:
     if came != due:
-        raise MalformedError(f"a letter of {came} tensors came, and {compressor!r} writes {due}")
+        raise MalformedError(
+            f"a message of {came} tensors came, and {compressor!r} writes {due}: its sender has another recipe or model"
+        )
 
 
 def _by_itself(at: AggregationContext) -> AggregationContext:
-    """Where a worker stands that is a group of its own; its draws are still no other worker's."""
+    """The context of a worker that is a group of its own; its draws are still no other worker's."""
     return replace(at, world=1, rank=0, seed=rng.address("letter", at.seed, at.rank))
 
 
@@ -148,5 +155,5 @@ def _alone(script: Aggregation, answered: Callable[[CollectiveOp], Any]) -> Aggr
 def _taken(like: Payload, said: Iterator[Tensor]) -> Payload:
     taken = tuple(tensor for _, tensor in zip(like, said, strict=False))
     if len(taken) < len(like):
-        raise MalformedError(f"a letter ended after {len(taken)} of {len(like)} tensors")
+        raise MalformedError(f"a message ended after {len(taken)} of {len(like)} tensors")
     return taken

@@ -1,4 +1,4 @@
-"""Matrices travel as two thin factors."""
+"""PowerSGD: matrices as two thin factors."""
 
 from __future__ import annotations
 

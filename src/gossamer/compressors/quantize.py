@@ -1,4 +1,4 @@
-"""Every entry travels, in a few bits."""
+"""Base of quantizers: every entry in a few bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each tensor takes the way that suits it."""
+"""Route: compresses the tensors that are worth it, and sends the others by another way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every worker averages a part, and tells the others."""
+"""Sharded aggregation: every worker averages a part in a reduce-scatter, and all-gathers it encoded again."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Sharded(Wrapper):
         lost: Tensor | None,
         at: AggregationContext,
     ) -> Tensor:
-        """What this worker sent, less what its part lost in the second encoding where nobody remembers it."""
+        """What this worker sent, less what its part lost in the second encoding where it is not remembered."""
         whole = like.new_empty(sum(part.layout.numel for part in parts))
         for part, payload in zip(parts, sent, strict=True):
             self._decode(part, [payload], part.of(whole))
@@ -131,7 +131,7 @@ class Sharded(Wrapper):
         self, part: OwnedPart, mean: Tensor, finite: bool, owed: Residual | None, at: AggregationContext
     ) -> Payload:
         """What travels for a part's mean, + owed.before. Only this worker knows whether the sum stayed within range: it
-        tells everyone by numbers that are none."""
+        tells all ranks by numbers that are none."""
         if finite:
             try:
                 return self._encode(part, mean, owed, at)
@@ -152,16 +152,13 @@ class Sharded(Wrapper):
 
 @dataclass(frozen=True)
 class OwnedPart:
-    """The entries from `start` on that one worker averages: pieces of tensors, under the names of these.
+    """The entries that one worker averages: pieces of tensors, under the names of these."""
 
-    shapes: of its message's tensors; room: their numbers of elements in the largest part's message; dtypes: theirs.
-    """
-
-    start: int
+    start: int  # the first of them
     layout: Layout
-    shapes: tuple[torch.Size, ...] = ()
-    room: tuple[int, ...] = ()
-    dtypes: tuple[torch.dtype, ...] = ()
+    shapes: tuple[torch.Size, ...] = ()  # of its message's tensors
+    room: tuple[int, ...] = ()  # their numbers of elements in the largest part's message
+    dtypes: tuple[torch.dtype, ...] = ()  # theirs
 
     def of(self, flat: Tensor) -> Tensor:
         return flat[self.start : self.start + self.layout.numel]

@@ -1,4 +1,4 @@
-"""Every entry travels as its sign and one of two magnitudes."""
+"""Sign and magnitude: every entry as its sign and one of two magnitudes."""
 
 from __future__ import annotations
 

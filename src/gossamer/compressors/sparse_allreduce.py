@@ -1,4 +1,4 @@
-"""Few entries are added up by those whose places they have, so that traffic does not grow with the workers."""
+"""Sparse all-reduce: few entries, each added up by one worker, so that traffic does not grow with the workers."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class SparseSum(Wrapper):
     source: Li & Hoefler 2022, PPoPP (Ok-Topk); what is not told waits where it was added up, as in Sharded
 
     So it is about two messages of k entries for any number of workers n, where inner alone sends n-1 of them. A
-    worker's own region needs no choice and no wire. What finds no room waits with who chose it, and a sum that is not
-    told with who added it up: in their residuals. Without Feedback it is lost.
+    worker's own region needs no choice and no wire. What finds no room waits with the worker that chose it, and a
+    sum that is not told with the one that added it up: in their residuals. Without Feedback it is lost.
 
-    Regions are blocks of neighbours, one of every n for each worker, drawn by chance and anew every 64 steps: whatever
+    Regions are blocks of neighbors, one of every n for each worker, drawn by chance and anew every 64 steps: whatever
     the pattern of large entries, it does not fill one region for long.
     """
 
@@ -175,9 +175,9 @@ def _received(payload: Payload, rows: int, room: int, members: int) -> tuple[Ten
 
 
 def _largest_sums(sums: Tensor, finite: bool, regions: Regions, kept: int) -> Payload:
-    """What one worker tells: of its sums: (m,) the `kept` largest as means, and their rows; they leave `sums`.
+    """The answer of one worker: of its sums: (m,) the `kept` largest as means, and their rows; they leave `sums`.
 
-    Only this worker knows whether a sum left the range: it tells everyone by numbers that are none.
+    Only this worker knows whether a sum left the range: it tells all ranks by numbers that are none.
     """
     try:
         rows, values = largest(sums, [len(sums)], [kept])

@@ -1,4 +1,4 @@
-"""Every entry travels as less than two bits, and is right on average."""
+"""TernGrad: every entry in less than two bits, right on average."""
 
 from __future__ import annotations
 

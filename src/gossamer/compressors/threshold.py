@@ -27,7 +27,7 @@ class Threshold(Codec):
     bytes:  (workers - 1) (4 + r itemsize + coded_bytes(r, N)), however few pass; never more than Dense
     source: Strom 2015, Interspeech; Dryden et al. 2016, MLHPC
 
-    Everyone's payload has the same size, so room for r entries travels with the number of those that are used. What
+    All payloads have the same size, so room for r entries travels with the number of those that are used. What
     finds no room waits in the residual. Where so much room would cost as much as a mean of everything, that is taken
     instead, and nothing is lost.
     """

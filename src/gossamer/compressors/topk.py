@@ -1,4 +1,4 @@
-"""Few entries travel, with their places."""
+"""Top-k: the largest entries, with their places."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def entries_bytes(count: int, x: FlatTensors) -> int:
 
 
 def dearer_than_dense(payload_bytes: int, x: FlatTensors, at: AggregationContext) -> bool:
-    """Whether such a payload for everyone costs as much as a mean: (n-1) payload >= 2 (n-1)/n N itemsize."""
+    """Whether such a payload for all ranks costs as much as a mean: (n-1) payload >= 2 (n-1)/n N itemsize."""
     mean_bytes = x.layout.numel * accumulation_dtype(x.flat.dtype).itemsize
     return at.world > 1 and at.world * payload_bytes >= 2 * mean_bytes
 

@@ -1,4 +1,4 @@
-"""Every entry travels in two bits: what has grown past a threshold, and in which direction."""
+"""2-bit quantization: which entries have grown past a threshold, and in which direction."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TwoBit(Quantizer):
         return (twobit_encode(x.flat, sizes, self.block, self._fixed(x.layout, x.flat), residual),)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        known = () if self.adaptive else (self._fixed(layout, out),)  # what everyone knows does not travel
+        known = () if self.adaptive else (self._fixed(layout, out),)  # a threshold that all ranks know does not travel
         pairs = [(thresholds, codes) for thresholds, codes in (known + payload for payload in payloads)]
         twobit_decode(pairs, layout.sizes, self.block, out, divisor)
 

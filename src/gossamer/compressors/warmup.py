@@ -1,4 +1,4 @@
-"""What is compressed later, or more and more."""
+"""Warmup: compression that begins later, or grows."""
 
 from __future__ import annotations
 

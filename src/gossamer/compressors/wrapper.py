@@ -1,4 +1,4 @@
-"""What stands around another compressor."""
+"""Base of compressors that stand around another."""
 
 from __future__ import annotations
 

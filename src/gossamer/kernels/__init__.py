@@ -1,7 +1,18 @@
-"""The inner loops, as pure functions over raw buffers.
+"""Kernels: the inner loops of compressors, as pure functions over raw buffers.
 
 Each takes `sizes`, the numbers of elements of the tensors that lie side by side in a buffer; scales, blocks and counts
-never reach from one tensor into the next. Plain torch is the truth; faster loops equal it bit for bit.
+never reach from one tensor into the next. Plain torch is the truth; compiled loops equal it bit for bit, and what they
+do not serve goes to plain torch.
+
+reference/   the truth in plain torch, a file for each format
+library      the compiled loops: whether there are any, and how they are called
+quantize     8 bits, levels, signs, ternary and 2-bit codes, compiled
+float4       sign-and-exponent and sign-and-magnitude codes, compiled
+half         16-bit numbers and their sums, compiled
+select       selection of entries and coding of their places, compiled
+crc, finite  checksums; whether numbers can be added up
+blocks       checks of buffers before a compiled loop runs
+buffer_pool  large buffers whose memory is kept from step to step
 """
 
 from gossamer.kernels.buffer_pool import scratch_for, scratch_like

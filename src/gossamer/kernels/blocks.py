@@ -1,4 +1,4 @@
-"""What compiled loops over blocks need to know of their buffers: whether they fit, and where they lie."""
+"""Block buffers: checks that buffers fit, and their addresses, before a compiled loop runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large buffers that come and go in every step keep their memory: fresh pages cost as much as filling them."""
+"""Buffer pool: large buffers of every step keep their memory, since fresh pages cost as much as filling them."""
 
 from __future__ import annotations
 

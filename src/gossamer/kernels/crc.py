@@ -1,4 +1,4 @@
-"""Checksums at the speed of memory; what is short, and where nothing is compiled, goes to zlib."""
+"""CRC-32 at the speed of memory; what is short, and where nothing is compiled, goes to zlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of two bytes by compiled loops; what they are not made for, and what is wrong, goes to plain torch."""
+"""Half precision by compiled loops; what they do not serve, and what is wrong, goes to plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled loops: whether there are any, whether they serve, and how to call them."""
+"""Compiled library: whether it is there, whether it serves, and how its functions are called."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Function:
         return found
 
     def __call__(self, *arguments: object) -> int:
-        """A count, or MALFORMED, OVERFLOW or MISFIT, which mean something else to everyone."""
+        """A count, or MALFORMED, OVERFLOW or MISFIT, whose meaning depends on the function."""
         answer = int(self._found(*arguments))
         if answer == NOT_FINITE:
             raise NotFinite("a number is not finite, or too large to be added to what is still owed")
@@ -124,7 +124,7 @@ def counts_array(counts: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """An argument of type Pointer: where the tensor's elements begin. Whoever calls keeps the tensor alive."""
+    """An argument of type Pointer: where the tensor's elements begin. The caller keeps the tensor alive."""
     return None if tensor is None else tensor.data_ptr()
 
 

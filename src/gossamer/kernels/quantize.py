@@ -1,4 +1,4 @@
-"""Every entry in a few bits by compiled loops; what they are not made for, and what is wrong, goes to plain torch.
+"""Quantization by compiled loops; what they do not serve, and what is wrong, goes to plain torch.
 
 Where residual.after is residual.before, neither holds anything useful after NotFinite.
 """

@@ -1,4 +1,4 @@
-"""Hosts with a rate each way, and paths between them with a round trip."""
+"""Network model: hosts with a rate each way, and paths between them with a round trip."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine's line: bits per second that it may send (up) and receive (down), headers of IP included.
+    """One machine's line."""
 
-    site: hosts of one site share the paths that are named after it.
-    """
-
-    up_bits_per_second: float
-    down_bits_per_second: float
-    site: str = ""
+    up_bits_per_second: float  # that it may send, headers of IP included
+    down_bits_per_second: float  # that it may receive
+    site: str = ""  # hosts of one site share the paths that are named after it
 
     def __post_init__(self) -> None:
         for rate in (self.up_bits_per_second, self.down_bits_per_second):
@@ -31,16 +28,13 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """What lies between two hosts: seconds there and back, how much each way varies, and the share of packets lost.
+    """The way between two hosts."""
 
-    Half of the round trip is spent each way; jitter is the standard deviation of one way's seconds.
-    bits_per_second: of the line between two sites, which all hosts of the one share when they send to the other, each
-    direction for itself, headers of IP included. None: as much as the hosts' own lines carry.
-    """
-
-    round_trip_seconds: float = 0.0
-    jitter_seconds: float = 0.0
-    loss: float = 0.0
+    round_trip_seconds: float = 0.0  # there and back, half of it each way
+    jitter_seconds: float = 0.0  # the standard deviation of one way's seconds
+    loss: float = 0.0  # the share of packets lost
+    #: Of the line between two sites, which all hosts of the one share when they send to the other, each direction for
+    #: itself, headers of IP included. None: as much as the hosts' own lines carry.
     bits_per_second: float | None = None
 
     def __post_init__(self) -> None:
@@ -80,7 +74,7 @@ class Network:
             )
 
     def path(self, a: int, b: int) -> Path:
-        """What lies between hosts a and b; the two ends of one site are the pair of the site with itself."""
+        """The path between hosts a and b; two hosts of one site are the pair of the site with itself."""
         return self.paths.get(frozenset((self.hosts[a].site, self.hosts[b].site)), self.default)
 
     def bits_per_second(self, sender: int, receiver: int) -> float:

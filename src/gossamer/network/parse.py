@@ -1,4 +1,4 @@
-"""A network as a user writes it: `100mbit,20ms,loss=0.1%`, or a TOML file where hosts are not alike."""
+"""Network parser: `100mbit,20ms,loss=0.1%`, or a TOML file where hosts are not alike."""
 
 from __future__ import annotations
 

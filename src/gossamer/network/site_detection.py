@@ -1,4 +1,4 @@
-"""A network from what was measured: hosts near each other are one site."""
+"""Site detection: a network from measured round trips and rates, in which hosts near each other are one site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 from gossamer.errors import require
 from gossamer.network.model import Host, Network, Path
 
-FAR_APART = 4.0  # times the longest round trip to the nearest neighbour: what lies between sites, at least
+FAR_APART = 4.0  # times the longest round trip to the nearest neighbor: at least so far apart are sites
 NOISE_SECONDS = 1e-4  # round trips below are the machine's own doing, and tell no sites
 
 

@@ -1,4 +1,4 @@
-"""What TCP makes of a line: headers, how fast a stream may go, and how it starts."""
+"""TCP model: headers, slow start, and the rate that loss leaves a stream."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class Tcp:
     """Streams in packets of at most `mtu_bytes`, headers of IP included.
 
     Every second packet is acknowledged by one that is all header, on the line back: RFC 5681, section 4.2.
-    queue_bytes: what may wait before a line; a stream that is not held back keeps it full.
     """
 
     mtu_bytes: int = 1500
-    queue_bytes: int = 2**18
+    queue_bytes: int = 2**18  # that may wait before a line; a stream that is not held back keeps it full
 
     @property
     def segment_bytes(self) -> int:

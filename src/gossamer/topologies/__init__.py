@@ -1,4 +1,14 @@
-"""Who talks to whom."""
+"""Topologies: the graphs along which workers average, in integers only.
+
+base          Topology: the peers of each rank in each round, their weights, and how fast they average
+complete      Complete: all with all
+ring          Ring
+torus         Torus: a grid whose edges meet
+exponential   Exponential: peers a power of two away, all at once or one a round
+hierarchy     Hierarchy: nodes of workers, and counterparts in the nodes beside
+random_peers  RandomPeers: drawn anew in every round
+describe      a table of how fast a topology averages, and a picture of it
+"""
 
 from warnings import filterwarnings
 

@@ -1,5 +1,5 @@
-"""What a topology is: who talks to whom, in integers only, and what follows from that."""
-# ruff: noqa: A001, A002 -- a round is what everybody calls it
+"""Base of topologies: the edges of every rank in every round, and what follows from them."""
+# ruff: noqa: A001, A002 -- a round is the usual name
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Weights = tuple[tuple[int, float], ...]  # (peer, weight), ascending by peer
 
 
 class Crossing(NamedTuple):
-    """What is compressed between nodes of `per_node` workers, and only there, by the compressor `by`."""
+    """Compression between nodes of `per_node` workers, and only there, by the compressor `by`."""
 
     by: Term
     per_node: int
 
 
 class Topology(Term, ABC):
-    """Who talks to whom, round after round.
+    """The edges between ranks, round after round.
 
     Pure functions of integers: every rank computes the edges of every other, and nothing is agreed upon over a network.
     rank: in range(world). round: from 0. seed: the same on every rank; only what is drawn depends on it.
@@ -33,7 +33,7 @@ class Topology(Term, ABC):
 
     @property
     def mutual(self) -> bool:
-        """Whether everyone hears those it tells, in every round, so that a Mix can carry it."""
+        """Whether every rank receives from the ranks that it sends to, in every round."""
         return True
 
     @property
@@ -48,7 +48,7 @@ class Topology(Term, ABC):
 
     @property
     def crossing(self) -> Crossing | None:
-        """What is compressed between nodes only, where all agree on one mean."""
+        """The compression between nodes, where all agree on one mean."""
         return None
 
     @property

@@ -1,5 +1,5 @@
-"""Everyone talks to everyone."""
-# ruff: noqa: A002 -- a round is what everybody calls it
+"""Complete graph: every rank exchanges with all others."""
+# ruff: noqa: A002 -- a round is the usual name
 
 from __future__ import annotations
 

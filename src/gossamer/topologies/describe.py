@@ -1,4 +1,4 @@
-"""What a topology looks like: a table of how fast it averages, and a picture. `python -m gossamer.topologies.ring`."""
+"""Topology description: a table of how fast it averages, and a picture. `python -m gossamer.topologies.ring`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE_WORLDS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32)
 PICTURE_WORLDS = (4, 7, 8, 12, 16)
 SHOWN_ROUNDS = 3
 EXACT = 1e-12  # what is left of a distance by rounding alone
-# Told apart by people who see colours differently, too (Okabe and Ito)
+# Told apart with any color vision (Okabe and Ito)
 COLORS = ("#0072B2", "#D55E00", "#009E73")
 HEADER = ("workers", "tells", "|lambda_2|", "gap", "rounds to halve the distance")
 

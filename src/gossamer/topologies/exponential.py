@@ -1,5 +1,5 @@
-"""Everyone talks to those a power of two away."""
-# ruff: noqa: A002 -- a round is what everybody calls it
+"""Exponential graph: every rank sends to the ranks a power of two ahead."""
+# ruff: noqa: A002 -- a round is the usual name
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Everyone talks to its own node, and to its counterparts in the nodes beside it."""
-# ruff: noqa: A002 -- a round is what everybody calls it
+"""Hierarchy: every rank exchanges within its node, and with its counterparts in the nodes beside it."""
+# ruff: noqa: A002 -- a round is the usual name
 
 from __future__ import annotations
 

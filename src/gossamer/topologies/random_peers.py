@@ -1,5 +1,5 @@
-"""Everyone talks to somebody else each time."""
-# ruff: noqa: A001, A002 -- a round is what everybody calls it
+"""Random peers: every rank exchanges with others that are drawn anew in every round."""
+# ruff: noqa: A001, A002 -- a round is the usual name
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RandomPeers(Topology):
 
 @lru_cache(maxsize=256)  # a rank asks about itself, then about each of its peers
 def _partners(world: int, round: int, seed: int, draw: int) -> tuple[int, ...]:
-    """Whom each rank is paired with; itself where it rests."""
+    """The partner of each rank; itself where it rests."""
     source = rng.generator(seed, "random peers", round, draw)
     order = torch.randperm(world, generator=source, device="cpu").tolist()
     partners = list(range(world))

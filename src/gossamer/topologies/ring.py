@@ -1,5 +1,5 @@
-"""Everyone talks to the two beside it."""
-# ruff: noqa: A002 -- a round is what everybody calls it
+"""Ring: every rank exchanges with the two beside it."""
+# ruff: noqa: A002 -- a round is the usual name
 
 from __future__ import annotations
 

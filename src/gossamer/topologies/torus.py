@@ -1,5 +1,5 @@
-"""Everyone talks to the four around it, on a grid without an edge."""
-# ruff: noqa: A002 -- a round is what everybody calls it
+"""Torus: every rank exchanges with the four around it, on a grid whose edges meet."""
+# ruff: noqa: A002 -- a round is the usual name
 
 from __future__ import annotations
 

@@ -1,1 +1,10 @@
-"""TODO map of reference."""
+"""Reference kernels in plain torch: the truth that compiled loops equal bit for bit.
+
+quantize, levels, onebit, ternary, twobit     codes of 8, a few, 1, less than 2, and 2 bits
+float4, sign_magnitude                        a sign and a power of two; a sign and one of two magnitudes
+half                                          16-bit numbers, summed in 32 bits
+select, index_coding                          which entries travel, and their places in few bits
+bits, segments                                packing of small codes; blocks that respect tensors
+counter_rng                                   random numbers by key and place
+residual, finite, gram_schmidt                what was not sent; finiteness; orthonormal columns
+"""

@@ -1,4 +1,4 @@
-"""Small codes, several to a byte. Every tensor starts at a byte's boundary; what is left of its last byte is zero."""
+"""Bit packing: small codes, several to a byte. Every tensor starts at a byte; the rest of its last byte is zero."""
 
 from __future__ import annotations
 

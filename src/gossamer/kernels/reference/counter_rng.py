@@ -1,4 +1,4 @@
-"""Random numbers that depend on nothing but a key and a place, so that any loop can draw them in any order."""
+"""Counter-based random numbers: a function of key and place, so that any loop can draw them in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether numbers can be sent and added up."""
+"""Range checks: whether numbers can be sent and added up."""
 
 from __future__ import annotations
 

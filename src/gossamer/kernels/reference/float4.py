@@ -1,6 +1,6 @@
-"""Every entry as a sign and a power of two, in four bits. w = x + residual.before, or x.
+"""Float4: every entry as a sign and a power of two, in four bits. w = x + residual.before, or x.
 
-Arithmetic as in quantise.py.
+Arithmetic as in quantize.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Orthonormal columns, the same bits everywhere."""
+"""Gram-Schmidt: orthonormal columns, the same bits everywhere."""
 
 from __future__ import annotations
 

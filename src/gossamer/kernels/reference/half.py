@@ -1,4 +1,4 @@
-"""Numbers of two bytes, and sums of them in four."""
+"""Half precision: numbers of two bytes, and sums of them in four."""
 
 from __future__ import annotations
 

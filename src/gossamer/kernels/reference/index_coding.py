@@ -1,4 +1,4 @@
-"""Ascending places in few bits, and the sums of entries at places.
+"""Index coding: ascending places in few bits, and the sums of entries at places.
 
 Elias 1974, Fano 1971: of `room` places below n, each place's lowest `low` bits are written as they are; the rest, which
 ascends, in unary: bit (place >> low) + i is set for the i-th place. A bitmap of n bits where that is shorter. Sizes
@@ -82,7 +82,7 @@ def sparse_decode(
 
 
 def scatter(entries: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False) -> None:
-    """As `sparse_decode`, of (places, values). The places come from `decode_places`: nobody checks them again."""
+    """As `sparse_decode`, of (places, values). The places come from `decode_places` and are not checked again."""
     if not onto:
         out.zero_()
     for places, values in entries:

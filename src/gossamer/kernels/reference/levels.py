@@ -1,6 +1,6 @@
-"""A norm per block, and every entry on one of a few levels below it, such that the expectation is right.
+"""Level quantization: a norm per block, and every entry on one of a few levels below it, right on average.
 
-w = x + residual.before, or x. Arithmetic as in quantise.py.
+w = x + residual.before, or x. Arithmetic as in quantize.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The sign of every entry, and one magnitude per block. w = x + residual.before, or x.
+"""Sign code: the sign of every entry, and one magnitude per block. w = x + residual.before, or x.
 
-Arithmetic as in quantise.py.
+Arithmetic as in quantize.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every entry in eight bits. w = x + residual.before, or x; residual.after = w - what the code stands for.
+"""8-bit code of every entry. w = x + residual.before, or x; residual.after = w - what the code stands for.
 
 Arithmetic is float32 (float64 for such input), one rounding for every operation written, none fused.
 """

@@ -1,4 +1,4 @@
-"""What was not sent, before and after."""
+"""Residuals: what was not sent, before and after."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from gossamer.kernels.reference.finite import all_finite
 
 @dataclass(frozen=True)
 class Residual:
-    """before: what is still owed, (n,), read; after: room for what will be owed, (n,), written. Both at least float32.
+    """Both at least float32. They may be one tensor; an encoder then updates it in place."""
 
-    They may be one tensor; an encoder then updates it in place.
-    """
-
-    before: Tensor
-    after: Tensor
+    before: Tensor  # what is still owed: (n,), read
+    after: Tensor  # room for what will be owed: (n,), written
 
 
 def wanted(x: Tensor, residual: Residual | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tensors side by side, cut into blocks. No block reaches from one tensor into the next."""
+"""Segments: tensors side by side, cut into blocks. No block reaches from one tensor into the next."""
 
 from __future__ import annotations
 

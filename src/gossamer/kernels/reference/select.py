@@ -1,4 +1,4 @@
-"""Which entries travel. Places are int32, ascending, within the whole buffer."""
+"""Selection of the entries that travel. Places are int32, ascending, within the whole buffer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The sign of every entry, and which of its block's two magnitudes it has. w = x + residual.before, or x.
+"""Sign and magnitude: the sign of every entry, and one of its block's two magnitudes. w = x + residual.before, or x.
 
-Arithmetic as in quantise.py.
+Arithmetic as in quantize.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plus a scale, minus it, or nothing, such that the expectation is right. Arithmetic as in quantise.py."""
+"""Ternary code: plus a scale, minus it, or nothing, right on average. Arithmetic as in quantize.py."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def ternary_encode(
     where |x| <= s. What is left of x is written to `after` where given, (n,) at least float32, which may be x. Raises
     NotFinite.
 
-    Four neighbours share a byte, the first one lowest. Of five to a byte, those 64 apart do, in every 320 entries of a
-    tensor: byte i has i, 64 + i, ... 256 + i, and loops make or read 64 bytes at once. In the rest neighbours do.
+    Four neighbors share a byte, the first one lowest. Of five to a byte, those 64 apart do, in every 320 entries of a
+    tensor: byte i has i, 64 + i, ... 256 + i, and loops make or read 64 bytes at once. In the rest neighbors do.
     """
     w = wanted(x, None)
     expect(scales, torch.float32, len(sizes))

@@ -1,6 +1,6 @@
-"""Plus a threshold, minus it, or nothing. w = x + residual.before, or x.
+"""Two-bit code: plus a threshold, minus it, or nothing. w = x + residual.before, or x.
 
-Arithmetic as in quantise.py.
+Arithmetic as in quantize.py.
 """
 
 from __future__ import annotations

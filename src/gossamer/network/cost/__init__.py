@@ -1,1 +1,9 @@
-"""TODO map of cost."""
+"""Costs of collective operations on a network, in virtual time.
+
+op_cost              how long an operation takes: its price
+cheapest_collective  which collective computes a mean the fastest
+message_schedule     the messages of one rank in an operation, in order
+message_simulator    carries the messages of all ranks over the network's lines
+shared_link          lines between sites that many senders share
+event_queue          events by time
+"""

@@ -1,4 +1,4 @@
-"""Which collective is the fastest on a network, for a tensor of so many bytes: by price, before anything is sent."""
+"""Collective selection by price: which collective is the fastest for a tensor of so many bytes on a network."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Wish = Collective | str  # a table, "auto", or a name in COLLECTIVES
 
 
 def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = ETHERNET) -> Collective:
-    """What sums a tensor where somebody asked for "auto", for a collective by its name in COLLECTIVES, or for a table.
+    """The collective of a wish: "auto", the name of a collective in COLLECTIVES, or a table.
 
     Half precision goes Direct whatever is asked for: its owner sums in float32, and rounds once.
-    A ring follows fast links. "hierarchical(4)" has nodes of four neighbouring ranks; without a number nodes are as
+    A ring follows fast links. "hierarchical(4)" has nodes of four consecutive ranks; without a number nodes are as
     large as the first site.
     """
     if itemsize < SUMMED_BYTES:
@@ -66,11 +66,11 @@ def fastest(
     among: Sequence[Collective] | None = None,
     tcp: Tcp = ETHERNET,
 ) -> Collective:
-    """What sums a tensor of `nbytes` bytes soonest.
+    """The collective that sums a tensor of `nbytes` bytes soonest.
 
     Of several, the one in which a rank sends to the fewest others: steady streams from one to one leave a switch
-    nothing to queue. Where round trips are long it is the one in which a rank sends to the most: what loss, which
-    nobody has noticed yet, does to one of many streams keeps the line busy with the others.
+    nothing to queue. Where round trips are long it is the one in which a rank sends to the most: while one of many
+    streams recovers from a loss, the others keep the line busy.
     among: None for `candidates(network)`. All ranks must use the same collective: it follows from nothing but the
     arguments, so that ranks that have measured their network must agree on one measurement first.
     """
@@ -141,7 +141,7 @@ def most_others(collective: Collective, world: int) -> int:
 
 
 def candidates(network: Network) -> tuple[Collective, ...]:
-    """What is worth a price on a network; the simplest first."""
+    """The collectives worth a price on a network; the simplest first."""
     per_node = ranks_per_site(network)
     nodes = (HierarchicalAllReduce(per_node=per_node),) if per_node else ()
     return (DirectAllReduce(), HalvingDoubling(), RingAllReduce(order=order_of(network)), *nodes, TreeAllReduce())
@@ -162,7 +162,7 @@ def _distance(network: Network, sender: int, receiver: int) -> tuple[float, floa
 
 
 def ranks_per_site(network: Network) -> int:
-    """How many neighbouring ranks each share a site, the last ones perhaps fewer; 0 where that is not so, or no use."""
+    """How many consecutive ranks each share a site, the last ones perhaps fewer; 0 where that is not so, or no use."""
     first, *others = (len(list(ranks)) for _, ranks in groupby(host.site for host in network.hosts))
     alike = all(size == first for size in others[:-1]) and others[-1:] <= [first]
     return first if alike and others and first > 1 else 0

@@ -1,4 +1,4 @@
-"""Virtual time: what happens, one after the other."""
+"""Event queue of virtual time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import count
 
 @dataclass
 class EventQueue:
-    """What happens next, in the order of time, and of turns where several things happen at one moment."""
+    """Events in the order of time, then of turns, then in which they were put in."""
 
     events: list[tuple[float, int, int, Callable[[float], None]]] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)

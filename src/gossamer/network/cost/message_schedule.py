@@ -1,7 +1,7 @@
-"""Who sends what to whom, in order: one rank's part in an exchange, as Gloo cuts it, or as a table of hops does.
+"""Message schedules: the moves of one rank in an exchange, as Gloo cuts it, or as a table of hops does.
 
-Pure functions of integers. Every exchange is a list of moves; Sent and Received wait for the oldest send or receive
-that nobody has waited for yet. An eager send leaves at once, and who is to Hear it need not have said so. Sizes are
+Pure functions of integers. Every exchange is a list of moves; SendCompleted and ReceiveCompleted wait for the oldest
+send or receive that was not waited for yet. An eager send leaves before its receiver asks for it with Hear. Sizes are
 payload bytes.
 """
 
@@ -23,11 +23,11 @@ MOST_MESSAGES = 1000  # in the price of a table: beyond, fewer and larger chunks
 
 @dataclass(frozen=True)
 class Send:
-    """eager: leaves at once, and is not waited for; otherwise when its receiver has said that it is ready."""
+    """A message to a peer."""
 
     to: int
     nbytes: int
-    eager: bool = False
+    eager: bool = False  # leaves at once, and is not waited for; otherwise once its receiver is ready
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class ReceiveCompleted:
 
 @dataclass(frozen=True)
 class Hear:
-    """Wait for the oldest eager message of `of` that was not heard yet."""
+    """Wait for the oldest eager message of `of` that was not received yet."""
 
     of: int
 
 
 @dataclass(frozen=True)
 class RankTurn:
-    """Of what a rank does at one moment, in all exchanges, do what follows after all that has a lower number."""
+    """Among what a rank does at one moment in all exchanges, do the moves that follow after those of lower numbers."""
 
     number: int
 
@@ -95,7 +95,7 @@ def _windowed(to: int, of: int, sends: Sequence[int], receives: Sequence[int]) -
 
 
 def direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
-    """nbytes[j] straight to rank j, all at once, while everyone else does the same."""
+    """nbytes[j] straight to rank j, all at once, while all others do the same."""
     others = [(rank + step) % world for step in range(1, world)]
     yield from (Receive(peer) for peer in reversed(others))
     yield from (Send(peer, nbytes[peer]) for peer in others)
@@ -103,7 +103,7 @@ def direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
 
 
 def neighbors(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-    """The same payload to everyone it is told, and theirs from those who are heard."""
+    """The same payload to each of `tells`, and a payload from each of `hears`."""
     to, of = ([peer for peer in peers if peer != rank] for peers in (tells, hears))
     yield from (Send(peer, nbytes) for peer in to)
     yield from (Receive(peer) for peer in of)
@@ -118,7 +118,7 @@ def _all(peers: Sequence[int]) -> Moves:
 
 
 def tree_broadcast(rank: int, world: int, nbytes: int, source: int = 0) -> Moves:
-    """Down a binomial tree: with every round twice as many ranks have it.
+    """Down a binomial tree: with every round twice as many ranks have the bytes.
 
     source: Thakur et al. 2005, IJHPCA
     """
@@ -144,7 +144,7 @@ def eager_direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
 
 
 def eager_neighbors(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-    """The same payload to everyone it is told, without asking whether they are ready; then theirs."""
+    """The same payload to each of `tells`, without asking whether they are ready; then one from each of `hears`."""
     yield from (Send(peer, nbytes, eager=True) for peer in tells if peer != rank)
     yield from (Hear(peer) for peer in hears if peer != rank)
 
@@ -170,7 +170,7 @@ def table_moves(collective: Collective, rank: int, world: int, numel: int, items
 
 @lru_cache(maxsize=1024)
 def _piece_moves(collective: Collective, rank: int, world: int, nbytes: int) -> tuple[tuple[Move, ...], ...]:
-    """For every piece, what a rank does with `nbytes` of it, round after round: what it sends, then what it hears."""
+    """For every piece, a rank's moves of `nbytes` of it, round after round: its send, then what it receives."""
     moves: list[list[Move]] = [[] for _ in range(collective.pieces(world))]
     for hop in sorted(collective.hops(rank, world), key=lambda hop: (hop.round, hop.does is not Does.SEND)):
         move = Send(hop.peer, nbytes, eager=True) if hop.does is Does.SEND else Hear(hop.peer)
@@ -189,6 +189,6 @@ def _turns(collective: Collective, rank: int, world: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _messages(collective: Collective, world: int) -> int:
-    """How many a chunk of every piece takes, of all ranks together; 1 at least."""
+    """How many messages a chunk of every piece takes, of all ranks together; 1 at least."""
     tables = (collective.hops(rank, world) for rank in range(world))
     return max(1, sum(len(hop.pieces) for table in tables for hop in table if hop.does is Does.SEND))

@@ -1,9 +1,9 @@
-"""The moves of every rank in virtual time, on lines that carry one thing at a time.
+"""Message simulator: the moves of every rank in virtual time, on lines that carry one message at a time.
 
 A message takes its path's latency and its bytes over the rate of the slowest of its lines (Hockney 1994): the sender's,
-the receiver's, and one between their sites where others send too. It leaves once its receiver has said that it is
-ready: Gloo sends nothing before, so a message costs a round trip unless it was awaited. An eager one leaves as soon as
-what went the same way before has left.
+the receiver's, and one between their sites where others send too. It leaves once its receiver is known to be ready:
+Gloo sends nothing before, so a message costs a round trip unless it was awaited. An eager one leaves as soon as the
+message before it on its connection has left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Carried = Callable[[int, int, int, float, float], None]  # sender, receiver, byt
 
 @dataclass
 class _Connection:
-    """One direction between two hosts: what it may do, what it did, and the eager messages it still has to send."""
+    """One direction between two hosts: its rates, its stream so far, and the eager messages it still has to send."""
 
     stream: Stream
     path: Path
@@ -47,7 +47,7 @@ class _Connection:
 
 
 class Wires:
-    """Carries messages without sending anything: says when. Lines and connections remember what they carried.
+    """Tells when messages arrive, without sending any. Lines and connections remember what they carried.
 
     window_bytes: what a connection dares to have under way at first; None: what TCP begins with.
     """
@@ -135,7 +135,7 @@ def _latency_seconds(path: Path) -> float:
 
 @dataclass
 class _Rank:
-    """One rank within one exchange: its moves, and what came of those it has not waited for."""
+    """One rank within one exchange: its moves, and the results of those that it has not waited for."""
 
     moves: Moves
     waiting: Move | None = None
@@ -192,14 +192,14 @@ class _Exchange:
                     return
 
     def _cross(self, sender: int, receiver: int, nbytes: int, begin: float, then: Carried, now: float) -> None:
-        """What nobody holds up goes on at once, in its turn among what happens now."""
+        """A message that nothing holds up goes on at once, in its turn among the events of this moment."""
         begin, passed = self._wires.cross(sender, receiver, nbytes, begin, now)
         if passed > now:
             self._clock.at(passed, partial(then, sender, receiver, nbytes, begin))
         else:
             then(sender, receiver, nbytes, begin, now)
 
-    # -- messages that leave when both ends have said so
+    # -- messages that leave when both ends are ready
 
     def _match(self, sender: int, receiver: int) -> None:
         offers, wishes = self._offers.get((sender, receiver)), self._wishes.get((sender, receiver))

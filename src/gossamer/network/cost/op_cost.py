@@ -1,4 +1,4 @@
-"""How long words take on a network: the moves of every rank in virtual time, cut by an engine or by tables of hops."""
+"""Operation costs: how long collective operations take on a network, as an engine or tables of hops cut them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEFAULT: Chosen = "auto"
 
 
 class MessagePlan(Protocol):
-    """How words are cut into messages."""
+    """How operations are cut into messages."""
 
     def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]: ...
 
@@ -58,7 +58,7 @@ class MessagePlan(Protocol):
 
 
 class Engine:
-    """As Gloo does it, and as words are put to it: messages wait for their receivers; large means go round a ring."""
+    """As ProcessGroupTransport has Gloo do it: messages wait for their receivers, large means go by a ring."""
 
     def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
         if itemsize < SUMMED_BYTES or numel * itemsize <= SMALL_BYTES:
@@ -66,7 +66,7 @@ class Engine:
         return [ring_mean(rank, world, numel * itemsize, itemsize)]
 
     def _direct_mean(self, rank: int, world: int, numel: int, itemsize: int) -> Moves:
-        """Each part to its owner; each owner's sum to everyone."""
+        """Each part to its owner; each owner's sum to all ranks."""
         sizes = [(numel // world + (owner < numel % world)) * itemsize for owner in range(world)]
         yield from direct(rank, world, sizes)
         yield from direct(rank, world, [sizes[rank]] * world)
@@ -115,7 +115,7 @@ ENGINE = Engine()
 
 
 def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> MessagePlan:
-    """engine: Gloo's; else eager, by one collective for all means, or by what a wish comes to for each of them."""
+    """engine: Gloo's; else eager, by one collective for all means, or by the one that a wish means for each of them."""
 
     def choose(nbytes: int, itemsize: int, ranks: Sequence[int]) -> Collective:
         hosts = tuple(network.hosts[rank] for rank in ranks)
@@ -125,7 +125,7 @@ def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> M
 
 
 def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE) -> list[Moves]:
-    """One rank's part in having a word answered: exchanges that go on side by side."""
+    """One rank's part in an operation: exchanges that go on side by side."""
     match op:
         case AllReduceMean(tensor):
             return way.mean(rank, world, tensor.numel(), tensor.element_size())
@@ -156,24 +156,24 @@ def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
 
 
 def seconds(op: CollectiveOp, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> float:
-    """How long a word takes when all ranks say it at once, over connections that were idle."""
+    """How long an operation takes when all ranks begin it at once, over connections that were idle."""
     world = len(network.hosts)
     return max(NetworkCost(network, tcp, collective).answer([op] * world, [0.0] * world))
 
 
 class NetworkCost:
-    """Answers words without sending anything: says when. Lines and connections remember what they carried."""
+    """Tells when operations are answered, without sending any. Lines and connections remember what they carried."""
 
     def __init__(self, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> None:
         self._way, self._wires = message_plan(collective, network, tcp), Wires(network, tcp)
         self.world = len(network.hosts)
 
     def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
-        """Rank r says words[r] at starts[r]; the moments at which they have their answers."""
+        """Rank r begins ops[r] at starts[r]; the moments at which ranks have their answers."""
         return self._wires.run([parts_of(op, rank, self.world, self._way) for rank, op in enumerate(ops)], starts)
 
     def broadcast(self, nbytes: int, starts: Sequence[float], source: int = 0) -> list[float]:
-        """The moments at which they have what `source` had: `nbytes` bytes."""
+        """The moments at which ranks have the `nbytes` bytes of `source`."""
         return self._wires.run(
             [self._way.broadcast(rank, self.world, nbytes, source) for rank in range(self.world)], starts
         )

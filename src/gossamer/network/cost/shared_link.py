@@ -1,4 +1,4 @@
-"""Lines that many senders share, in virtual time: when they are busy, and when what is put on them has passed."""
+"""Shared links: lines between sites that many senders share, in virtual time."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class SharedLine:
 
 @dataclass
 class SharedLines:
-    """Those of a network: one for each direction between two sites whose path has a rate."""
+    """The shared lines of a network: one for each direction between two sites whose path has a rate."""
 
     network: Network
     lines: dict[tuple[str, str], SharedLine] = field(default_factory=dict)
 
     def between(self, sender: int, receiver: int) -> SharedLine | None:
-        """What two hosts share with others; None where they have the way to themselves."""
+        """The line that two hosts share with others; None where they have the way to themselves."""
         rate = self.network.path(sender, receiver).bits_per_second
         if rate is None:
             return None
