@@ -97,7 +97,7 @@ def _run(job: Job, attempts: Attempts) -> Outcome:
 
 
 def _rendezvous_and_run(job: Job, attempts: Attempts) -> None:
-    """On one machine any free port will do: when somebody else was faster, take another."""
+    """Rendezvous, on one machine at any free port: where another program was faster, try the next."""
     for tried in range(1, PORTS_TRIED + 1):
         endpoint = job.rendezvous or free_endpoint()
         try:

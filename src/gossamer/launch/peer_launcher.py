@@ -71,7 +71,7 @@ def launch_peers(
                 return supervisor.run(signals)
         finally:
             supervisor.close()
-            del store, trains  # nobody is left to ask it
+            del store, trains  # no process is left to ask it
 
 
 def _host(job: Job) -> str:

@@ -41,8 +41,8 @@ def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[s
 class ManagedProcess:
     """At most one process at a time, which leads a process group: its helpers end with it.
 
-    number: in the run's files; command: what is run, after `prefix`, in which ${local_rank} stands for the number;
-    environment(attempt): the whole of it; guard: ends the processes if this one cannot; begin: how a process starts.
+    number: in the run's files; command: run after `prefix`, in which ${local_rank} stands for the number;
+    environment(attempt): all of it; orphan_reaper: ends the processes if this one cannot; begin: starts a process.
     """
 
     def __init__(

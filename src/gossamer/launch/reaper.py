@@ -15,10 +15,10 @@ POLL_SECONDS = 0.02
 
 
 class Reaper:
-    """Whoever is still there `patience_seconds` after the first failure, or a request to stop, is killed.
+    """Kills the workers that are left `grace_seconds` after the first failure, or after a request to stop.
 
-    The engine asks politely and waits up to 30 seconds; a worker blocked in native code, with a signal
-    handler of its own, would make everyone wait that long. Every worker leads a process group: its helpers end with it.
+    The engine sends SIGTERM and waits up to 30 seconds; a worker blocked in native code, with a signal handler of its
+    own, would delay the end that long. Every worker leads a process group: its helpers end with it.
     """
 
     def __init__(

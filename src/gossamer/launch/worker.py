@@ -64,7 +64,7 @@ class FailureReporter:
         write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
 
     def ended(self, code: object) -> int:
-        """What sys.exit was given; anything but a number is printed and means 1, as without a launcher."""
+        """The exit code of sys.exit(code); anything but a number is printed and means 1, as without a launcher."""
         if code is None or code == 0:
             return 0
         exit_code = code if isinstance(code, int) else 1

@@ -54,7 +54,7 @@ class LineReader:
 
 
 def _last_version(line: bytes) -> bytes:
-    """What a terminal would show; a carriage return at the very end may still be half of a line's end."""
+    """The line as a terminal would show it; a carriage return at the very end may still be half of a line's end."""
     return line[line.rfind(b"\r", 0, max(len(line) - 1, 0)) + 1 :]
 
 
