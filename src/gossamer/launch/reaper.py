@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from gossamer.launch.logs.run_files import RunFiles, read_json
+from gossamer.launch.process import signal_group
 
 GRACE_SECONDS = 2.5
 POLL_SECONDS = 0.02
@@ -72,10 +73,7 @@ class Reaper:
         with self._lock:
             self._find_started()
             for pid in self._pids.values():
-                try:
-                    os.killpg(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    continue
+                signal_group(pid, signal.SIGKILL)
 
     def _find_started(self) -> None:
         for rank in tuple(self._not_started):

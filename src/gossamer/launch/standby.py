@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import time
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gossamer.launch.parent_watchdog import OrphanReaper
-from gossamer.launch.process import spawn
+from gossamer.launch.process import signal_group, spawn
 
 # Processes that start at this moment have more use for the CPU
 DELAY_SECONDS = 1.0
@@ -77,8 +76,7 @@ class StandbyProcess:
             self._end(process)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
         process.communicate()
         self._orphan_reaper.remove(process.pid)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-import socket
 import sys
 import threading
 import time
@@ -56,9 +55,7 @@ class FailureReporter:
         self._files = files
 
     def started(self) -> None:
-        """So that the launcher can find this process, even if it does nothing more."""
-        started = {"pid": os.getpid(), "host": socket.gethostname(), "moment": time.time()}
-        write_json(self._files.started(self._rank, self._attempt), started)
+        self._files.report_start(self._rank, self._attempt, os.getpid())
 
     def finished(self) -> None:
         write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
