@@ -142,9 +142,9 @@ class Attempts(LogsSpecs):
 
     job: Job
     files: RunFiles
-    show: Show
-    note: Callable[[str], None]
-    number: int = 0
+    show: Show  # gets every line the workers print
+    note: Callable[[str], None]  # gets the launcher's own sentences
+    number: int = 0  # of the current attempt
     reaper: Reaper = field(init=False)
     follower: Follower = field(init=False)
 
