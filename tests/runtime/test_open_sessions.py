@@ -51,6 +51,7 @@ def closed_by_the_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many sessions the worker closes after a script that left its one open."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
+    monkeypatch.setattr(registry, "_open", type(registry._open)())  # without those of other tests
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     closed: list[events.Closed] = []
@@ -67,7 +68,8 @@ def test_the_worker_closes_what_a_script_left_open(tmp_path: Path, monkeypatch: 
 
 
 def test_a_registry_that_forgets_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry._open, "add", lambda session: None)
+    monkeypatch.setattr(registry, "register", lambda session: None)
+    monkeypatch.setattr("gossamer.session.session.register", lambda session: None)
     assert closed_by_the_worker(tmp_path, monkeypatch) == 0
     with pytest.raises(AssertionError):
         test_a_session_is_there_until_it_is_closed()

@@ -148,7 +148,7 @@ def complete(
 
 
 def _prune(directory: Path, step: int, rank: int, world: int, keep: int) -> None:
-    """Of this rank's files: leave the `keep` newest complete steps up to this one, and no temporary.
+    """Remove this rank's temporary files, and all but its `keep` newest complete steps up to this one.
 
     Rank 0 also removes the files of ranks beyond the world size.
     """

@@ -65,8 +65,8 @@ def doctor(
 
     Measured over TCP on the interface that training would use. Ends with 1 where a pair cannot talk.
     """
-    workers = workers or (2 if machines.nnodes == 1 else 1)
-    if workers * machines.nnodes < 2:
+    workers = workers or (2 if machines.nodes == 1 else 1)
+    if workers * machines.nodes < 2:
         raise click.UsageError("One worker has nobody to talk to: say --workers 2, or more.")
     network = machines.emulated(network_text, workers)
     planned = enter(network, ())
@@ -77,7 +77,7 @@ def doctor(
             script=WORKER,
             arguments=(str(Path(folder, "report.json")), f"--seconds={seconds}"),
             workers=workers,
-            **machines.job_settings(),
+            **vars(machines),
             logs=Path(folder, "logs"),
         )
         with emulate(network, planned, say) as emulation:

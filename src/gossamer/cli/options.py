@@ -67,21 +67,21 @@ emulation_option = click.option(
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines of a run, as the command line has them. Raises where they contradict each other."""
+    """The machines of a run, by the names of Job's fields. Raises where they contradict each other."""
 
     interface: str | None
-    nnodes: int
+    nodes: int
     node_rank: int
     rendezvous: str | None
 
     def __post_init__(self) -> None:
-        if self.nnodes > 1 and self.rendezvous is None:
+        if self.nodes > 1 and self.rendezvous is None:
             raise click.UsageError(
                 "Several machines need a place to meet: add --rendezvous HOST:PORT, the same on all."
             )
-        if self.node_rank >= self.nnodes:
+        if self.node_rank >= self.nodes:
             raise click.UsageError(
-                f"--node-rank counts from 0 to {self.nnodes - 1} for --nnodes {self.nnodes}, not {self.node_rank}."
+                f"--node-rank counts from 0 to {self.nodes - 1} for --nnodes {self.nodes}, not {self.node_rank}."
             )
         if self.rendezvous is not None:
             split_endpoint(self.rendezvous)
@@ -89,14 +89,9 @@ class Machines:
     def emulated(self, network_text: str | None, hosts: int) -> Network | None:
         """The network to emulate between `hosts` hosts on this machine, if any."""
         network = read_network(network_text, hosts) if network_text is not None else None
-        if network is not None and (self.nnodes > 1 or self.interface is not None):
+        if network is not None and (self.nodes > 1 or self.interface is not None):
             raise click.UsageError("--network emulates all machines on this one: leave out --nnodes and --interface.")
         return network
-
-    def job_settings(self) -> dict[str, Any]:
-        """As arguments of Job."""
-        names = {"nodes": self.nnodes, "node_rank": self.node_rank, "rendezvous": self.rendezvous}
-        return names | {"interface": self.interface}
 
 
 MACHINE_OPTIONS = (

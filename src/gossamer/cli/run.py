@@ -119,7 +119,7 @@ def run(
         script=script,
         arguments=arguments,
         workers=workers,
-        **machines.job_settings(),
+        **vars(machines),
         recipe=recipe,
         max_restarts=max_restarts,
         logs=logs or _new_logs(),

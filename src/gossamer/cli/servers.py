@@ -54,7 +54,7 @@ def read_serving(servers: int, token_file: Path | None, machines: Machines) -> S
         if token_file is not None:
             raise click.UsageError("--token-file is what servers and workers know each other by: add --servers 1.")
         return None
-    for option, given in (("--nnodes", machines.nnodes > 1), ("--rendezvous", machines.rendezvous is not None)):
+    for option, given in (("--nnodes", machines.nodes > 1), ("--rendezvous", machines.rendezvous is not None)):
         if given:
             raise click.UsageError(ONE_MACHINE.format(option=option))
     return Serving(servers=servers, token_file=token_file)

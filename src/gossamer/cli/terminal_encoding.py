@@ -17,12 +17,12 @@ def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
     """An error handler for `codecs`: the replacement of the first character, and where to go on."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    letter = error.object[error.start]
-    if ord(letter) in BYTES_KEPT:
-        return bytes([ord(letter) - 0xDC00]), error.start + 1
-    if ord(letter) in SPINNER:
+    character = error.object[error.start]
+    if ord(character) in BYTES_KEPT:
+        return bytes([ord(character) - 0xDC00]), error.start + 1
+    if ord(character) in SPINNER:
         return "*", error.start + 1
-    return STAND_INS.get(letter, letter.encode("ascii", "backslashreplace").decode("ascii")), error.start + 1
+    return STAND_INS.get(character, character.encode("ascii", "backslashreplace").decode("ascii")), error.start + 1
 
 
 def write_plainly(*streams: TextIO) -> None:

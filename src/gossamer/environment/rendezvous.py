@@ -129,7 +129,7 @@ def _meet(store: Store, job: JobEnvironment, address: str | None, seconds: float
     with socket.socket() as listener:
         if address is not None:
             listener.bind((address, 0))
-            listener.listen()  # the kernel completes the handshake; nobody needs to accept
+            listener.listen()  # the kernel completes the handshake without accept
         port = listener.getsockname()[1] if address else 0
         hello = f"{socket.gethostname()}|{os.getpid()}|{device_for(job).type}|{address or ''}|{port}"
         hellos = _everyone(store, job, "hello", hello, seconds)
@@ -183,7 +183,7 @@ def join(job: JobEnvironment, seconds: float = 10.0) -> str:
 
 
 def comebacks() -> int:
-    """How often this worker was restarted alone while the others went on."""
+    """The number of times this worker was restarted alone while the others went on."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "1")) if returns() else 0
 
 
@@ -194,8 +194,8 @@ def leave() -> None:
 
 
 def _leave_quietly(process: int) -> None:
-    # A forked child inherits this call, and the group is not its own. At exit nobody needs to hear that
-    # a peer has gone first.
+    # A forked child inherits this call, and the group is not its own. At exit it does not matter
+    # that a peer has gone first.
     if os.getpid() == process:
         with contextlib.suppress(RuntimeError):
             leave()

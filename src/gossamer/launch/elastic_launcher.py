@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from gossamer.launch.logs.run_files import RunFiles, read_json
 from gossamer.launch.peer_launcher import launch_peers
 from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.ports import free_endpoint
+from gossamer.launch.process import on_stop_signals
 from gossamer.launch.reaper import Reaper
 from gossamer.launch.rendezvous import check_free, reach
 
@@ -83,8 +83,12 @@ def _check_rendezvous(job: Job, endpoint: str, note: Callable[[str], None]) -> N
 
 
 def _run(job: Job, attempts: Attempts) -> Outcome:
+    def stop(number: int, frame: FrameType | None) -> None:
+        attempts.reaper.stop()
+        raise LauncherStopped(number)
+
     try:
-        with _signals(attempts.reaper):
+        with on_stop_signals(stop):
             _rendezvous_and_run(job, attempts)
     except ChildFailedError as failed:
         exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
@@ -97,7 +101,7 @@ def _run(job: Job, attempts: Attempts) -> Outcome:
 
 
 def _rendezvous_and_run(job: Job, attempts: Attempts) -> None:
-    """On one machine any free port will do: when somebody else was faster, take another."""
+    """Rendezvous, on one machine at any free port: where another program was faster, try the next."""
     for tried in range(1, PORTS_TRIED + 1):
         endpoint = job.rendezvous or free_endpoint()
         try:
@@ -138,9 +142,9 @@ class Attempts(LogsSpecs):
 
     job: Job
     files: RunFiles
-    show: Show
-    note: Callable[[str], None]
-    number: int = 0
+    show: Show  # gets every line the workers print
+    note: Callable[[str], None]  # gets the launcher's own sentences
+    number: int = 0  # of the current attempt
     reaper: Reaper = field(init=False)
     follower: Follower = field(init=False)
 
@@ -195,22 +199,6 @@ class Attempts(LogsSpecs):
         failures = self.failures({})
         why = cause(failures) if failures else "a worker failed"
         self.note(f"{why}. Restarting all workers ({attempt} of at most {self.job.max_restarts}).")
-
-
-@contextmanager
-def _signals(reaper: Reaper) -> Iterator[None]:
-    """A signal that asks to stop ends the workers, quietly, and then the run."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        reaper.stop()
-        raise LauncherStopped(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -15,13 +15,13 @@ ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe"
 
 
 class Origin(IntEnum):
-    """How likely a failure is the cause of the others, the likeliest first."""
+    """Origins of a failure, the likeliest cause of all others first."""
 
-    KILLED = 0
-    RAISED = 1
-    ENDED = 2
-    ECHO = 3
-    STOPPED = 4
+    KILLED = 0  # by a signal such as SIGKILL or SIGSEGV
+    RAISED = 1  # an exception of the script
+    ENDED = 2  # sys.exit, or an exit code without a report
+    ECHO = 3  # an error that says no more than that another worker is gone
+    STOPPED = 4  # by the launcher, because of another
 
 
 FAULTS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
@@ -108,10 +108,10 @@ LOOK_SECONDS = 0.05  # between looks at what workers print
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: well, by a failure, or by a signal to the launcher; and after how many restarts."""
+    """The end of a run: well, by a failure, or by a signal to the launcher."""
 
     failure: Failure | None = None
-    signal: int | None = None
+    signal: int | None = None  # its number
     restarts: int = 0
 
     @property

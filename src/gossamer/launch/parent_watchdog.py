@@ -1,8 +1,8 @@
 """Parent watchdog: a process that outlives a killed launcher and kills the process groups it had started.
 
 This file is also the program: `python -I -S parent_watchdog.py` reads +PID and -PID, a line each, and kills the process
-groups that are left when nobody writes any more. Killed, because what stands still or is stuck in native code hears
-nothing else; a process of its own, because the killed launcher cannot.
+groups that are left at the end of its input. SIGKILL, because a process that is stopped or stuck in native code
+handles no other signal; a process of its own, because the killed launcher cannot.
 """
 
 from __future__ import annotations

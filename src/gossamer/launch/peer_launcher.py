@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from gossamer.environment import worker_registry
 from gossamer.environment.network_interfaces import interfaces
@@ -22,6 +19,7 @@ from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.ports import free_endpoints
+from gossamer.launch.process import on_stop_signals
 from gossamer.launch.rendezvous import serve_store
 from gossamer.launch.supervisor import Supervisor
 
@@ -52,7 +50,8 @@ def launch_peers(
     that does not help.
     """
     require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
-    with stop_signals() as signals, OrphanReaper() as orphan_reaper:
+    signals: list[int] = []  # polled, so that none interrupts a start or an end
+    with on_stop_signals(lambda number, frame: signals.append(number)), OrphanReaper() as orphan_reaper:
         store, store_endpoint = serve_store(serving.store_endpoint or f"{_host(job)}:0", serving.network)
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
         token = check_token_file(serving.token_file) if serving.token_file else make_token_file(directory)
@@ -71,7 +70,7 @@ def launch_peers(
                 return supervisor.run(signals)
         finally:
             supervisor.close()
-            del store, trains  # nobody is left to ask it
+            del store, trains  # no process is left to ask it
 
 
 def _host(job: Job) -> str:
@@ -101,19 +100,3 @@ def _shared_environment(
         "GOSSAMER_SERVERS": ",".join(endpoints),
         "GOSSAMER_TOKEN_FILE": str(token),
     }  # fmt: skip
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """A list that grows by each signal that asks to stop: signals are polled, and interrupt no start or end."""
-    signals: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

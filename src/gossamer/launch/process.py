@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
-from gossamer.launch.logs.run_files import RunFiles, write_json
+from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.parent_watchdog import OrphanReaper
 
 POLL_SECONDS = 0.02
@@ -33,6 +34,23 @@ def spawn(
         )
 
 
+def signal_group(leader: int, number: signal.Signals) -> None:
+    """Signal the process group of `leader`, as far as it is there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+@contextmanager
+def on_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let `handler` have the signals that ask to stop, in the main thread, until the block ends."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
 def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
     """The command after its prefix, for the process of this number."""
     return [*(part.replace("${local_rank}", str(number)) for part in prefix), *command]
@@ -41,8 +59,8 @@ def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[s
 class ManagedProcess:
     """At most one process at a time, which leads a process group: its helpers end with it.
 
-    number: in the run's files; command: what is run, after `prefix`, in which ${local_rank} stands for the number;
-    environment(attempt): the whole of it; guard: ends the processes if this one cannot; begin: how a process starts.
+    number: in the run's files; command: run after `prefix`, in which ${local_rank} stands for the number;
+    environment(attempt): all of it; orphan_reaper: ends the processes if this one cannot; begin: starts a process.
     """
 
     def __init__(
@@ -81,9 +99,7 @@ class ManagedProcess:
         output, boot = (path(self.number, self.attempt) for path in (self._files.output, self._files.boot))
         self._process = self._begin(self._command, self._environment(self.attempt), output, boot)
         self._orphan_reaper.add(self._process.pid)
-        # Where fault injection finds the process
-        started = {"pid": self._process.pid, "host": socket.gethostname(), "moment": time.time()}
-        write_json(self._files.started(self.number, self.attempt), started)
+        self._files.report_start(self.number, self.attempt, self._process.pid)
 
     def ended(self) -> int | None:
         """The exit code, negative for a signal's number, once; None while it lives or was not started."""
@@ -108,8 +124,7 @@ class ManagedProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+            signal_group(self._process.pid, number)
 
 
 def end_all(processes: Sequence[ManagedProcess], grace_seconds: float, hurried: Callable[[], bool]) -> dict[int, int]:

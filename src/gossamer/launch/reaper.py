@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable
 
 from gossamer.launch.logs.run_files import RunFiles, read_json
+from gossamer.launch.process import signal_group
 
 GRACE_SECONDS = 2.5
 POLL_SECONDS = 0.02
 
 
 class Reaper:
-    """Whoever is still there `patience_seconds` after the first failure, or a request to stop, is killed.
+    """Kills the workers that are left `grace_seconds` after the first failure, or after a request to stop.
 
-    The engine asks politely and waits up to 30 seconds; a worker blocked in native code, with a signal
-    handler of its own, would make everyone wait that long. Every worker leads a process group: its helpers end with it.
+    The engine sends SIGTERM and waits up to 30 seconds; a worker blocked in native code, with a signal handler of its
+    own, would delay the end that long. Every worker leads a process group: its helpers end with it.
     """
 
     def __init__(
@@ -72,10 +73,7 @@ class Reaper:
         with self._lock:
             self._find_started()
             for pid in self._pids.values():
-                try:
-                    os.killpg(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    continue
+                signal_group(pid, signal.SIGKILL)
 
     def _find_started(self) -> None:
         for rank in tuple(self._not_started):

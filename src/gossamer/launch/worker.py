@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-import socket
 import sys
 import threading
 import time
@@ -56,15 +55,13 @@ class FailureReporter:
         self._files = files
 
     def started(self) -> None:
-        """So that the launcher can find this process, even if it does nothing more."""
-        started = {"pid": os.getpid(), "host": socket.gethostname(), "moment": time.time()}
-        write_json(self._files.started(self._rank, self._attempt), started)
+        self._files.report_start(self._rank, self._attempt, os.getpid())
 
     def finished(self) -> None:
         write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
 
     def ended(self, code: object) -> int:
-        """What sys.exit was given; anything but a number is printed and means 1, as without a launcher."""
+        """The exit code of sys.exit(code); anything but a number is printed and means 1, as without a launcher."""
         if code is None or code == 0:
             return 0
         exit_code = code if isinstance(code, int) else 1

@@ -98,7 +98,7 @@ class MomentumTransfer(Momentum):
 
     @abstractmethod
     def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
-        """Do the optimizer's work on parameters whose momentum has moved; returns the groups left for it."""
+        """Update parameters whose momentum has moved, in the optimizer's place; returns the groups left for it."""
 
     def now(self) -> tuple[float, bool]:
         for group in self._owning_groups():

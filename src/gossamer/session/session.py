@@ -111,12 +111,10 @@ class Session:
         return AggregationContext(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
 
     def _settings(self) -> str:
-        """What must be alike where ranks make the same step. Apart, one may be a step behind its scheduler."""
-        return (
-            ""
-            if self._stages.now.local_parameters
-            else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
-        )
+        """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
+        if self._stages.now.local_parameters:
+            return ""
+        return f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
 
     def _check_ranks_alike(self) -> None:
         if self._transport.world == 1:
@@ -136,7 +134,7 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """How many steps were made: exchanges that were committed, or backward passes while workers train apart."""
+        """Steps so far: exchanges that were committed, or backward passes while workers train apart."""
         return self._synchronizer.step
 
     def weight(self, weight: float) -> None:

@@ -54,11 +54,11 @@ def group_transport(world: World, wish: str) -> Transport:
 
 
 def _listening_address() -> str:
-    """Of the interface that was chosen, or that leads to rank 0 where the script made the process group itself."""
+    """The address of the chosen interface, or of the one towards rank 0 where the script made the process group."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return own_address()
     try:
         towards = choose_interface(here())
-    except ConnectError:  # it cannot be told; nobody reaches loopback from elsewhere, and the engine serves
+    except ConnectError:  # undecidable: loopback is not reached from elsewhere, and torch's collectives are used
         towards = None
     return interfaces().get(towards or "", own_address())

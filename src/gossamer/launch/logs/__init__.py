@@ -1,6 +1,6 @@
 """Logs: what a run's processes print, shown as it comes and kept in one log file per process.
 
 run_files.py  the run's private directory: output, start, end and failure reports by rank and attempt
-follow.py     reads growing files by lines, and writes the log of each rank
-streams.py    the same for workers and servers that start one by one
+follow.py     reads growing files by lines, and writes the log of each worker
+streams.py    the same for servers, which start one by one
 """

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class LineReader:
 
 
 def _last_version(line: bytes) -> bytes:
-    """What a terminal would show; a carriage return at the very end may still be half of a line's end."""
+    """The line as a terminal would show it; a carriage return at the very end may still be half of a line's end."""
     return line[line.rfind(b"\r", 0, max(len(line) - 1, 0)) + 1 :]
 
 
@@ -87,70 +88,103 @@ class RankLog:
         self._file.close()
 
 
-class Follower:
-    """Hands every line of every local worker to `show(rank, line)` and to the rank's log file."""
+class OutputReader:
+    """Lines of a process's output files, from its latest attempt."""
 
-    def __init__(self, job: Job, files: RunFiles, show: Show) -> None:
-        self._job = job
-        self._files = files
-        self._show = show
-        self._lock = threading.RLock()  # one thread looks, the engine's begins and drains
+    def __init__(self, files: RunFiles, number: int) -> None:
+        self._files, self._number = files, number
+        self._readers: tuple[LineReader, ...] = ()
+
+    def begin(self, attempt: int) -> None:
+        paths = (self._files.boot(self._number, attempt), self._files.output(self._number, attempt))
+        self._readers = tuple(LineReader(path) for path in paths)
+
+    def lines(self) -> Iterator[str]:
+        return chain.from_iterable(reader.lines() for reader in self._readers)
+
+    def rest(self) -> Iterator[str]:
+        return chain.from_iterable(reader.rest() for reader in self._readers)
+
+
+class WorkerLog:
+    """Hands every line of one worker to `show(rank, line)` and to its log file, with a header for each attempt."""
+
+    def __init__(self, job: Job, rank: int, files: RunFiles, show: Show) -> None:
         job.logs.mkdir(parents=True, exist_ok=True)
-        self._logs = {rank: RankLog(log_path(job.logs, rank), job.command) for rank in job.local_ranks}
-        self._readers: dict[int, tuple[LineReader, LineReader]] = {}
-        self._attempt = -1
-        self._headed: set[int] = set()
+        self._rank, self._files, self._show = rank, files, show
+        self._lock = threading.RLock()  # one thread looks, the launcher's begins and drains
+        self._log = RankLog(log_path(job.logs, rank), job.command)
+        self._output = OutputReader(files, rank)
+        self._attempt, self._headed = -1, False
 
     def begin(self, attempt: int) -> None:
         """Hand on the rest of the previous attempt's files, which are complete now, and follow the new ones."""
         with self._lock:
             self.drain()
-            self._attempt = attempt
-            self._headed.clear()
-            self._readers = {
-                rank: (
-                    LineReader(self._files.boot(rank, attempt)),
-                    LineReader(self._files.output(rank, attempt)),
-                )
-                for rank in self._job.local_ranks
-            }
+            self._attempt, self._headed = attempt, False
+            self._output.begin(attempt)
 
     def look(self) -> None:
         with self._lock:
-            for rank, readers in tuple(self._readers.items()):
-                for reader in readers:
-                    self._hand_on(rank, reader.lines())
+            self._hand_on(self._output.lines())
 
     def drain(self) -> None:
         with self._lock:
-            for rank, readers in self._readers.items():
-                for reader in readers:
-                    self._hand_on(rank, reader.rest())
+            self._hand_on(self._output.rest())
+
+    def note(self, text: str) -> None:
+        """Add a text to the log that the worker did not print, after all that it did."""
+        with self._lock:
+            self.drain()
+            self._head()
+            self._log.add(text.splitlines())
+
+    def close(self) -> None:
+        with self._lock:
+            self.drain()
+            self._head()
+            self._log.close()
+
+    def _hand_on(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            self._head()
+            self._log.add([line])
+            self._show(self._rank, line)
+
+    def _head(self) -> None:
+        """The header waits for the first line, because only then the worker has reported its pid."""
+        if not self._headed:
+            self._headed = True
+            started = read_json(self._files.started(self._rank, self._attempt)) or {}
+            self._log.header(self._rank, self._attempt, started)
+
+
+class Follower:
+    """The logs of all local workers, which begin their attempts together."""
+
+    def __init__(self, job: Job, files: RunFiles, show: Show) -> None:
+        self._logs = {rank: WorkerLog(job, rank, files, show) for rank in job.local_ranks}
+
+    def begin(self, attempt: int) -> None:
+        for log in self._logs.values():
+            log.begin(attempt)
+
+    def look(self) -> None:
+        for log in self._logs.values():
+            log.look()
+
+    def drain(self) -> None:
+        for log in self._logs.values():
+            log.drain()
 
     def note(self, rank: int, text: str) -> None:
         """Add a text to a rank's log that its worker did not print."""
-        with self._lock:
-            if rank in self._logs:
-                self._head(rank)
-                self._logs[rank].add(text.splitlines())
+        if rank in self._logs:
+            self._logs[rank].note(text)
 
     def close(self) -> None:
-        for rank, log in self._logs.items():
-            self._head(rank)
+        for log in self._logs.values():
             log.close()
-
-    def _hand_on(self, rank: int, lines: Iterator[str]) -> None:
-        for line in lines:
-            self._head(rank)
-            self._logs[rank].add([line])
-            self._show(rank, line)
-
-    def _head(self, rank: int) -> None:
-        """The header waits for the first line, because only then the worker has said its pid."""
-        if rank not in self._headed:
-            self._headed.add(rank)
-            started = read_json(self._files.started(rank, self._attempt)) or {}
-            self._logs[rank].header(rank, self._attempt, started)
 
 
 def log_path(logs: Path, rank: int) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,11 @@ class RunFiles:
 
     def started(self, rank: int, attempt: int) -> Path:
         return self.directory / f"started-{attempt}-{rank}.json"
+
+    def report_start(self, rank: int, attempt: int, pid: int) -> None:
+        """Tell the launcher and fault injection where the process is."""
+        report = {"pid": pid, "host": socket.gethostname(), "moment": time.time()}
+        write_json(self.started(rank, attempt), report)
 
     def newest_start(self, rank: int) -> dict[str, Any] | None:
         """The start report of the rank's latest attempt; None before the first."""
