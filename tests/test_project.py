@@ -1,9 +1,10 @@
-"""The project keeps its own house: names, files, floors and what the prose promises."""
+"""House rules: names, files, import floors and what the prose promises."""
 
 import ast
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,81 @@ def test_examples_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 100
 
 
+# -- files and names -------------------------------------------------------------------------------
+
+LONG = {"kernels-src/mesh.cpp"}  # one event loop, whose every part needs the others
+
+
+def _long_files(root: Path, *folders: str) -> set[str]:
+    files = [path for name in folders for path in (root / name).rglob("*") if path.suffix in {".py", ".cpp", ".hpp"}]
+    assert files, "no sources found"
+    return {str(path.relative_to(root)) for path in files if len(path.read_text().splitlines()) > 400}
+
+
 def test_no_file_is_long() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
-    assert lengths, "no sources found"
-    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
+    assert _long_files(ROOT, "src", "tests", "benchmarks", "examples", "kernels-src") <= LONG
+
+
+def test_a_long_file_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("\n" * 400)
+    (tmp_path / "long.py").write_text("\n" * 401)
+    assert _long_files(tmp_path, ".") == {"long.py"}
+
+
+def _classes_defined_twice(paths: Iterable[Path]) -> set[str]:
+    found = Counter(
+        node.name for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    )
+    return {name for name, count in found.items() if count > 1}
+
+
+def test_one_class_name_means_one_thing() -> None:
+    assert _classes_defined_twice(SOURCES) == set()
+
+
+def test_a_class_name_with_two_meanings_is_seen(tmp_path: Path) -> None:
+    paths = [tmp_path / "one.py", tmp_path / "other.py"]
+    for path, name in zip(paths, ("Once", "Also"), strict=True):
+        path.write_text(f"class {name}: ...\nclass Exchange: ...")
+    assert _classes_defined_twice(paths) == {"Exchange"}
+
+
+# Tests that lie beside what they test, and are about several modules
+MIRROR_NO_MODULE = {
+    "parameter_server/test_faults.py": "servers and workers of every mode on bad networks",
+    "parameter_server/test_laws.py": "laws of every mode of servers",
+    "strategies/test_golden.py": "trajectories of several strategies",
+    "transports/rpc/test_crowd.py": "many endpoints at once",
+}
+
+
+def _mirrors_nothing(tests: Path, package: Path) -> set[str]:
+    """Tests at tests/FOLDER/test_MODULE[_SUBJECT].py for which no package/FOLDER/MODULE.py exists."""
+    paths = [path.relative_to(tests) for path in tests.glob("*/**/test_*.py")]
+    assert paths, "no tests found"
+    mirrors = [path for path in paths if path.parts[0] not in {"scenarios", "laws", "support"}]
+    return {str(path) for path in mirrors if not any((package / path.parent / each).exists() for each in _named(path))}
+
+
+def _named(test: Path) -> Iterator[str]:
+    """The modules and packages that a test's name may begin with."""
+    parts = test.stem.split("_")[1:]
+    for count in range(1, len(parts) + 1):
+        name = "_".join(parts[:count])
+        yield from (f"{name}.py", f"{name}/__init__.py")
+
+
+def test_every_test_lies_where_its_module_lies() -> None:
+    assert _mirrors_nothing(ROOT / "tests", ROOT / "src" / "gossamer") <= set(MIRROR_NO_MODULE)
+
+
+def test_a_test_without_a_module_is_seen(tmp_path: Path) -> None:
+    for name in ("tests/gossip/test_rules_kept.py", "tests/gossip/test_lost.py", "tests/scenarios/test_any.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "src" / "gossip").mkdir(parents=True)
+    (tmp_path / "src" / "gossip" / "rules.py").touch()
+    assert _mirrors_nothing(tmp_path / "tests", tmp_path / "src") == {"gossip/test_lost.py"}
 
 
 # -- floors ----------------------------------------------------------------------------------------

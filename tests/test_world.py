@@ -1,4 +1,4 @@
-"""Where a worker stands, and which part of the data is its own."""
+"""World and Shard: where a worker stands, and which part of the data is its own."""
 
 import gc
 from collections import Counter

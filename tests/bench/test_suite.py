@@ -1,4 +1,4 @@
-"""Measuring: turns are taken, answers are those that were heard, and ratios are what they are called."""
+"""Compressor benchmark: trials alternate, answers are those that were recorded, and ratios are what they are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved and resumed, training continues bit for bit; what is half written is never chosen."""
+"""Coordinated checkpoints: resumed training continues bit for bit, and a half-written one is never chosen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.virtual import Worker, batch, cluster, network, parameters, seeded
+from support.virtual_workers import Worker, batch, cluster, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there."""
+"""Checkpoint files: written whole or not at all."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Trees of plain values and tensors, taken apart and put together."""
+"""Pytrees of plain values and tensors: flattened and rebuilt."""
 
 import math
 import sys

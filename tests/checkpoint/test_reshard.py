@@ -1,4 +1,4 @@
-"""Another number of workers goes on where the last ones stopped: nothing owed is lost, and no sample either."""
+"""Resharding a checkpoint for another number of workers: no residual is lost, and no sample either."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from laws.laws import Group, in_threads
-from support.virtual import Worker, batch, cluster, network, notices, parameters
+from support.virtual_workers import Worker, cluster, network, notices, parameters, train_step
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 from gossamer.checkpoint import reshard
 from gossamer.compressors import Compressor, Feedback, Sharded, SparseSum, TopK
@@ -39,10 +38,7 @@ def train(worker: Worker, recipe: str, steps: int, load: Path | None = None, sav
     mine = session.load(load) if load is not None else {}
     begun = parameters(model), copied(session.state_dict()), session.steps, mine
     for step in range(session.steps, session.steps + steps):
-        optimizer.zero_grad()
-        inputs, targets = batch(step, worker.rank)
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+        train_step(model, optimizer, step, worker.rank)
     if save is not None:
         session.save(save, rank=worker.rank)
     return begun, (parameters(model), session.state_dict(), session.steps, mine)
@@ -260,10 +256,7 @@ def test_debts_outlive_a_resized_neighbour() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         session = worker.attach(model, optimizer, resolve(SEVERAL, worker.world))
         for step in range(3):
-            optimizer.zero_grad()
-            inputs, targets = batch(step, worker.rank)
-            mse_loss(model(inputs), targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         before = copied(session.state_dict())
         model[4].weight = nn.Parameter(torch.zeros(9, 16, dtype=torch.float64))
         session.reset("4.weight")

@@ -1,4 +1,4 @@
-"""A run goes on where its recipe's text has come to mean other wrappers: what still had to be sent is the same."""
+"""Resharding where a recipe's text has come to mean other wrappers: what still had to be sent is the same."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint.test_reshard import copied, train
-from support.virtual import Worker, agree, batch, cluster, network, notices, parameters
-from torch.nn.functional import mse_loss
+from support.virtual_workers import Worker, agree, cluster, network, notices, parameters, train_step
 
 from gossamer.checkpoint import reshard
 from gossamer.compressors.error_feedback import RESIDUAL
@@ -36,10 +35,7 @@ def advance(worker: Worker, recipe: str, state: State) -> tuple[State, torch.Ten
     begun = copied(session.state_dict())
     assert begun["recipe"] == recipe
     for step in range(session.steps, session.steps + 3):
-        optimizer.zero_grad()
-        inputs, targets = batch(step, worker.rank)
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+        train_step(model, optimizer, step, worker.rank)
     assert session.steps == state["step"] + 3
     return begun["state"], parameters(model), session.state_dict()["state"]
 

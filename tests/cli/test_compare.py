@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from support.command_line import output_of
 
 from gossamer.cli import compare
 from gossamer.cli.compare import compare_command
@@ -31,8 +31,7 @@ for step in range(100_000):
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(compare_command, list(arguments))
-    return result.exit_code, result.output
+    return output_of(compare_command, *arguments)
 
 
 @pytest.mark.processes

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
+from support.command_line import refusal
 
 from gossamer.cli import doctor as module
-from gossamer.cli.main import gossamer
 from gossamer.doctor import DoctorReport, HostReport, PairReport
 from gossamer.emulation import EmulationPlan, plan
 from gossamer.network import read_network
@@ -65,9 +64,7 @@ def test_an_emulated_network_is_measured_as_it_was_asked_for(tmp_path: Path) -> 
 
 
 def refused(*options: str) -> str:
-    result = CliRunner().invoke(gossamer, ["doctor", *options])
-    assert result.exit_code != 0
-    return " ".join(f"{result.output} {result.exception}".split())
+    return plain(refusal("doctor", *options))
 
 
 def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,19 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from support.command_line import refusal
+from support.testbed_traffic import eventually, inhabitants, left_by
 
 from gossamer.cli import emulation
 from gossamer.cli.emulation import Emulation, Victims, emulate, enter, schedule
-from gossamer.cli.main import gossamer
 from gossamer.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
-from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.emulation.shell import LabError
 from gossamer.launch.job import Job
 from gossamer.launch.logs.run_files import RunFiles, write_json
@@ -50,10 +48,6 @@ for step in range(int(sys.argv[1])):
 def command(directory: Path, steps: int, *options: str) -> list[str]:
     (directory / "train.py").write_text(TRAINING)
     return [*GOSSAMER, "run", *options, "train.py", str(steps)]
-
-
-def left_by(pid: int) -> list[str]:
-    return [path.name for path in DIRECTORY.glob(f"gossamer-{pid}-*")]
 
 
 @needs_lab
@@ -95,23 +89,14 @@ def test_a_killed_run_leaves_nothing_to_the_next(tmp_path: Path) -> None:
         run.kill()
     names = left_by(run.pid)
     assert len(names) == 3
-    deadline = time.monotonic() + 10
-    while any(inhabitants(name) for name in names) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [inhabitants(name) for name in names] == [""] * 3
+    assert eventually(lambda: not inhabitants(names), 10)
     with EmulatedNetwork(NETWORK):
         assert left_by(run.pid) == []
 
 
-def inhabitants(name: str) -> str:
-    return subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
-
-
 def refused(directory: Path, *options: str) -> str:
     (directory / "train.py").touch()
-    result = CliRunner().invoke(gossamer, ["run", *options, str(directory / "train.py")])
-    assert result.exit_code != 0
-    return f"{result.output} {result.exception}"
+    return refusal("run", *options, str(directory / "train.py"))
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,13 +183,6 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def eventually(pid: int, states: str) -> bool:
-    deadline = time.monotonic() + 5
-    while state(pid) not in states and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return state(pid) in states
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_faults_happen_to_the_newest_worker_of_a_rank(tmp_path: Path) -> None:
     files, said = RunFiles(tmp_path), list[str]()
@@ -212,9 +190,9 @@ def test_faults_happen_to_the_newest_worker_of_a_rank(tmp_path: Path) -> None:
     coming = schedule(faults, Emulation(), tmp_path, said.append)
     with worker(files, 1, 0) as before, worker(files, 1, 10) as newest:
         coming.tick(1)
-        assert eventually(newest.pid, "T")
+        assert eventually(lambda: state(newest.pid) in "T")
         coming.tick(2)
-        assert eventually(newest.pid, "SR")
+        assert eventually(lambda: state(newest.pid) in "SR")
         coming.tick(3)  # nobody is rank 0 yet
         assert newest.wait(5) == -signal.SIGKILL
         assert state(before.pid) in "SR"

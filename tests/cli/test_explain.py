@@ -2,7 +2,7 @@ import json
 import math
 
 import pytest
-from click.testing import CliRunner
+from support.command_line import output_of
 
 from gossamer.cli import explain as explain_module
 from gossamer.cli.explain import explain
@@ -28,8 +28,7 @@ def script(tmp_path):
 
 
 def run(*args):
-    result = CliRunner().invoke(explain, args)
-    return result.exit_code, result.output
+    return output_of(explain, *args)
 
 
 def shown(output, start):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.command_line import refusal
 
 from gossamer.cli.main import gossamer
 from gossamer.cli.rehearse import RehearsalPlan, RehearsalRow, _lines, _steps
@@ -47,7 +48,7 @@ def test_recipes_are_rehearsed_with_real_bytes(shapes, tmp_path):
     assert dense["seconds_per_step"] >= 0.0499
     assert dense["ratio"] == pytest.approx(dense["seconds_per_step"] / 0.05)
     sent = [row["record"]["bytes_sent_per_step"]["accounted"] for row in report["rows"]]
-    assert 4 * NUMEL <= sent[0] <= 4 * NUMEL + 1000  # two workers send half each way, and the step's last word
+    assert 4 * NUMEL <= sent[0] <= 4 * NUMEL + 1000  # two workers send half each way, and the step's last op
     assert sent[1] < 0.05 * sent[0]
     rows = re.findall(r"^(\S+\(.*?\)) +\S+ m?s +- +(\d+\.\d\d) ", done.stdout, flags=re.MULTILINE)
     assert rows == [(row["recipe"], f"{row['ratio']:.2f}") for row in report["rows"]]
@@ -192,9 +193,7 @@ def test_recipes_that_talk_less_are_rehearsed(shapes, tmp_path):
 
 
 def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(gossamer, ["rehearse", *arguments])
-    assert result.exit_code != 0
-    return str(result.output)
+    return refusal("rehearse", *arguments)
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(shapes, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.command_line import refusal
 from support.processes import engine_files_left_open
 
 from gossamer.cli import servers
@@ -325,9 +326,7 @@ def test_servers_have_hosts_of_their_own(
 
 
 def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(gossamer, ["run", *arguments])
-    assert result.exit_code != 0
-    return str(result.output) + str(result.exception)
+    return refusal("run", *arguments)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What holds for every collective there is, and tables that break it."""
+"""Laws of every collective's table, and tables that break them."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Few entries in few bits: the second codec sees the first one's values, and nothing is lost between them."""
+"""Chained codecs: the second one encodes the first one's values, and nothing is lost between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything travels, in two bytes where asked: how it is rounded, and what leaves the format's range."""
+"""Dense all-reduce, in two bytes where asked: how values are rounded, and what leaves the format's range."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support import aggregations
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense
@@ -14,7 +15,6 @@ from gossamer.core.aggregation import AggregationContext, AggregationResult, Sta
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite
-from gossamer.runtime.runner import simulate
 
 N = 3000
 LAYOUT = Layout.of({"w": (N,)})
@@ -26,13 +26,7 @@ def numbers(name: object, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def aggregate(compressor: Compressor, inputs: list[Tensor], outs: list[Tensor | None]) -> list[AggregationResult]:
-    found: list[AggregationResult] = simulate(
-        [
-            compressor.aggregate(FlatTensors(x, LAYOUT), State(), AggregationContext(rank=rank, world=len(inputs)), out)
-            for rank, (x, out) in enumerate(zip(inputs, outs, strict=True))
-        ]
-    )
-    return found
+    return aggregations.aggregate(compressor, inputs, LAYOUT, outs=outs)
 
 
 @pytest.mark.parametrize("name", HALVES)

@@ -1,4 +1,4 @@
-"""Momentum before the wire: what waits is not lost, what is sent starts anew, and bytes are what was promised."""
+"""Deep gradient compression: momentum correction, masking, warm-up stages, and bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from laws.formulas import ring
 from laws.laws import LAYOUT, Group, close
+from support.aggregations import aggregate, priced, priced_bytes
 from torch import Tensor
 
 from gossamer.compressors import DGC, Compressor, Route
@@ -19,7 +20,7 @@ from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite
 from gossamer.kernels import coded_bytes
-from gossamer.runtime.runner import price, simulate
+from gossamer.runtime.runner import simulate
 
 SIZES = LAYOUT.sizes
 
@@ -175,9 +176,7 @@ def test_masking_leaves_the_others_their_momentum_where_everything_travels() -> 
 
 
 def bytes_of(compressor: Compressor, world: int, step: int, numel: int = 4096) -> float:
-    at = AggregationContext(step=step, world=world)
-    x = FlatTensors.zeros(Layout.of({"matrix": (64, numel // 64)}), dtype=torch.float32, device=torch.device("meta"))
-    return sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+    return priced_bytes(compressor, world, Layout.of({"matrix": (64, numel // 64)}), step)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -190,9 +189,7 @@ def test_density_falls_in_five_stages(world: int) -> None:
 
 
 def ops(compressor: Compressor, world: int) -> list[str]:
-    at = AggregationContext(world=world)
-    x = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
-    return [op.op for op in price(compressor.aggregate(x, compressor.init(x, at), at), world)]
+    return [op.op for op in priced(compressor, world, LAYOUT)]
 
 
 def test_everything_travels_where_it_is_cheaper() -> None:
@@ -258,14 +255,8 @@ def test_half_precision_gradients_are_remembered_in_single(density: float) -> No
     for finite in (True, False):  # momentum makes the second one too large for float16
         states = group.states
         assert {packed.flat.dtype for state in states for packed in state.values()} == {torch.float32}
-        staged: list[AggregationResult] = simulate(
-            [
-                DGC(density=density, masking=False).aggregate(
-                    FlatTensors(x.clone(), LAYOUT), state, group.at(rank), torch.empty_like(x)
-                )
-                for rank, state in enumerate(states)
-            ]
-        )
+        compressor, outs = DGC(density=density, masking=False), [torch.empty_like(x) for _ in states]
+        staged = aggregate(compressor, [x.clone() for _ in states], LAYOUT, states, outs, group.at)
         assert [each.finite for each in staged] == [finite, finite]
         group.states = [each.next_state.after(old) for each, old in zip(staged, states, strict=True)]
         group.step += 1

@@ -1,4 +1,4 @@
-"""Float4 and SignMagnitude: how near what is sent is, after another rule, with feedback, and for differences."""
+"""Float4 and SignMagnitude: errors after another rule, with feedback, and for differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense within nodes, compressed between them: the laws over nodes of several."""
+"""Hierarchical compression: the laws over nodes of several workers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from laws.laws import (
-    LAYOUT,
-    Group,
-    check_in_place,
-    check_own,
-    check_refuses_to_send_nonsense,
-    check_zeros,
-    close,
-)
+from laws.laws import LAYOUT, Group, check_in_place, check_own, check_refuses_to_send_nonsense, check_zeros, close
 from support.between_nodes import BETWEEN, FED_BACK, NODES
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Dense within nodes, compressed between them: pieces, numbers, words and bytes."""
+"""Hierarchical compression: pieces, numbers, ops and bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 import torch
 from laws.formulas import places
-from laws.laws import (
-    LAYOUT,
-    Group,
-    check_bytes,
-)
+from laws.laws import LAYOUT, Group, check_bytes
 from support.between_nodes import BETWEEN, FED_BACK, NODES
 from torch import Tensor
 
@@ -142,7 +138,7 @@ def test_places_draw_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spread(Hierarchical(QSGD(levels=1), per_node=2)) == 0
 
 
-# -- words and bytes ---------------------------------------------------------------------------------------------------
+# -- ops and bytes -----------------------------------------------------------------------------------------------------
 
 
 def words_of(compressor: Compressor, rank: int, world: int) -> list[CollectiveOp]:

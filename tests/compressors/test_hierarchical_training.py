@@ -1,4 +1,4 @@
-"""Dense within nodes, compressed between them: what is refused, and what training comes to."""
+"""Hierarchical compression: what is refused, and what training comes to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from laws.laws import (
-    LAYOUT,
-)
+from laws.laws import LAYOUT
 from support.between_nodes import FED_BACK
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.virtual_workers import Worker, cluster, network, parameters, train_step
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from gossamer import checkpoint
 from gossamer.compressors import Feedback, Hierarchical, Sharded
@@ -51,10 +48,7 @@ def train(worker: Worker, recipe: str, steps: int, folder: Path | None = None, *
     if load:
         session.load(folder)
     for step in range(session.steps, session.steps + steps):
-        optimizer.zero_grad()
-        inputs, targets = batch(step, worker.rank)
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+        train_step(model, optimizer, step, worker.rank)
     if folder is not None and not load:
         session.save(folder)
     return parameters(model), session.state_dict()["state"]

@@ -1,4 +1,4 @@
-"""Who adds up what: every place has one owner, any pattern is spread evenly, places are integers."""
+"""Index regions: every index has one owner, any pattern is spread evenly, indices are integers."""
 
 from __future__ import annotations
 

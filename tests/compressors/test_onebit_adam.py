@@ -1,4 +1,4 @@
-"""Adam's momentum travels once its variance stands still: what is sent."""
+"""1-bit Adam: what is sent of the momentum once the variance is frozen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from laws.formulas import ring
 from laws.laws import LAYOUT, Group, close
+from support.aggregations import priced_bytes
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, Feedback, OneBit, OneBitAdam, Route, Sharded
@@ -16,9 +17,7 @@ from gossamer.compressors.dgc import MOMENTUM
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import AggregationContext, AggregationResult
-from gossamer.core.layout import FlatTensors
 from gossamer.recipes.recipe import resolve
-from gossamer.runtime.runner import price
 
 
 class Accelerated(Group):
@@ -73,15 +72,12 @@ def test_feedback_keeps_adams_moment_near_what_it_should_be() -> None:
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_bytes_of_both_phases(world: int) -> None:
     compressor = OneBitAdam(warmup=3, inner=Feedback(OneBit(block=64)))
-    x = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
     for step, expected in [
         (0, ring(world, 4 * LAYOUT.numel)),
         (2, ring(world, 4 * LAYOUT.numel)),
         (3, sum((world - 1) * (-(-size // 8) + 4 * -(-size // 64)) for size in LAYOUT.sizes)),
     ]:
-        at = AggregationContext(step=step, world=world)
-        sent = sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))
-        assert sent == expected
+        assert priced_bytes(compressor, world, LAYOUT, step) == expected
 
 
 def test_a_recipe_feeds_back_and_shards_the_inner_compressor() -> None:

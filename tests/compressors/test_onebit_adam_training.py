@@ -1,4 +1,4 @@
-"""Adam's momentum travels once its variance stands still: what training comes to."""
+"""1-bit Adam: what training comes to once the variance is frozen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from support.virtual import Worker, agree, batch, cluster, joined, loss_of, network, notices, parameters, seeded
+from support.virtual_workers import (
+    Worker,
+    agree,
+    batch,
+    cluster,
+    joined,
+    loss_of,
+    network,
+    notices,
+    parameters,
+    seeded,
+    train_step,
+)
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -48,9 +60,7 @@ def together(kind: type[torch.optim.Adam], inner: str = "Dense()", cycle: bool =
         for step in range(steps):
             if cycle:
                 first_beta(optimizer, step)
-            optimizer.zero_grad()
-            loss_of(model, step, worker.rank).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         return parameters(model)
 
     return agree(cluster(work, 3))
@@ -185,9 +195,7 @@ def everything(session: Session) -> Tensor:
 @pytest.mark.parametrize("bad", [1, 5])
 def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(text: str, bad: int) -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = adam(model)
-        session = worker.attach(model, optimizer, text)
+        model, optimizer, session = worker.start(network(0), adam, text)
         for step in range(8):
             before = everything(session)
             optimizer.zero_grad()
@@ -205,15 +213,11 @@ def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(text: str, bad: int
 @pytest.mark.parametrize("stop", [2, 4, 6])
 def test_a_resumed_run_has_the_same_bits(text: str, stop: int, tmp_path: Path) -> None:
     def work(worker: Worker, steps: int) -> Tensor:
-        model = network(worker.rank)
-        optimizer = adam(model)
-        session = worker.attach(model, optimizer, text)
+        model, optimizer, session = worker.start(network(worker.rank), adam, text)
         session.load(tmp_path)
         for step in range(session.steps, steps):
             first_beta(optimizer, step)
-            optimizer.zero_grad()
-            loss_of(model, step, worker.rank).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         if steps == stop:
             session.save(tmp_path)
         return parameters(model)
@@ -244,16 +248,12 @@ def test_the_loss_scale_does_not_show(text: str) -> None:
 
 def test_ranks_that_run_out_of_data_agree_in_the_end() -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = adam(model)
-        session = worker.attach(model, optimizer, REAL[0])
+        model, optimizer, session = worker.start(network(0), adam, REAL[0])
         for epoch in range(3):
             with session.epoch():
                 for step in range([5, 2, 1][worker.rank]):
                     first_beta(optimizer, step)
-                    optimizer.zero_grad()
-                    loss_of(model, 10 * epoch + step, worker.rank).backward()
-                    optimizer.step()
+                    train_step(model, optimizer, 10 * epoch + step, worker.rank)
         return parameters(model)
 
     agree(cluster(work, 3))

@@ -1,4 +1,4 @@
-"""Between two peers every compressor says what it says in a group."""
+"""Point-to-point encoding: every compressor sends one peer what it sends a group."""
 
 from __future__ import annotations
 

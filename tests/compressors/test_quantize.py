@@ -1,4 +1,4 @@
-"""Int8 and QSGD: what they send, and that what they draw is right on average, in size and in address."""
+"""Int8 and QSGD: what they send, and that random rounding is unbiased, in size and in address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way each tensor takes."""
+"""Route: which compressor each tensor takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every worker averages a part: fewer bytes, two residuals, a draw for each use, one opinion on what is finite."""
+"""Sharded aggregation: fewer bytes, two residuals, one draw for each use, one decision on what is finite."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from laws.laws import LAYOUT, Group, check_conservation, check_own
+from support.aggregations import aggregate, priced, priced_bytes
 from torch import Tensor
 
 from gossamer.compressors import Codec, Compressor, Feedback, OneBit, Route, Sharded, TopK, TwoBit, sharded
@@ -16,21 +17,16 @@ from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.sharded import OWED, settle
-from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.aggregation import Aggregation, AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllGather, AllToAll
 from gossamer.kernels import Residual
-from gossamer.runtime.runner import price, simulate
 
 CODECS = [Int8(block=16), QSGD(), OneBit(), TwoBit(), TwoBit(adaptive=True), TopK(density=0.1)]
 
 
 def sent(compressor: Compressor, world: int, numel: int = 2**20) -> float:
-    x, at = (
-        FlatTensors.zeros(Layout.of({"w": (numel,)}), dtype=torch.float32, device=torch.device("meta")),
-        AggregationContext(world=world),
-    )
-    return sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+    return priced_bytes(compressor, world, Layout.of({"w": (numel,)}))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
@@ -43,9 +39,7 @@ def test_bytes_hardly_grow_with_the_workers(codec: Codec) -> None:
 
 
 def test_a_part_travels_in_two_words() -> None:
-    x, at = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta")), AggregationContext(world=4)
-    said = [op.op for op in price(Sharded(Int8()).aggregate(x, State(), at), 4)]
-    assert said == [AllToAll.name, AllGather.name]
+    assert [op.op for op in priced(Sharded(Int8()), 4, LAYOUT)] == [AllToAll.name, AllGather.name]
 
 
 # -- the second residual -----------------------------------------------------------------------------------------------
@@ -161,19 +155,6 @@ def test_parts_of_one_tensor_do_not_share_their_noise() -> None:
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------
-
-
-def aggregate(
-    compressor: Compressor, inputs: list[Tensor], layout: Layout, states: list[State]
-) -> list[AggregationResult]:
-    world = len(inputs)
-    result: list[AggregationResult] = simulate(
-        [
-            compressor.aggregate(FlatTensors(x, layout), state, AggregationContext(rank=rank, world=world))
-            for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
-        ]
-    )
-    return result
 
 
 @pytest.mark.parametrize("codec", [Int8(), OneBit(), TopK(density=0.1)], ids=repr)

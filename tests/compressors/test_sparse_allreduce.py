@@ -1,13 +1,13 @@
-"""Sums of few entries: bytes that do not grow, nothing lost whatever overlaps, the dense mean where that is cheaper."""
+"""Sparse all-reduce: nothing lost whatever overlaps, the same training, and no message taken that nobody wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from laws.laws import LAYOUT, Group, check_conservation, check_own, perform_together
+from laws.laws import LAYOUT, Group, check_conservation, check_own
+from support.aggregations import aggregate
 from torch import Tensor
 
 from gossamer.compressors import (
@@ -26,99 +26,16 @@ from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.index_regions import Regions
 from gossamer.compressors.int8 import Int8
 from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext, AggregationResult, State
+from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Payload
+from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.kernels import coded_bytes
-from gossamer.runtime.runner import price, simulate
 
 SUM = Feedback(SparseSum(TopK(density=0.01)))
-MILLION = Layout.of({"w": (2**20,)})
-META: Any = {"dtype": torch.float32, "device": torch.device("meta")}
-
-
-def said(compressor: Compressor, world: int, layout: Layout = MILLION) -> list[Any]:
-    x, at = FlatTensors.zeros(layout, **META), AggregationContext(world=world)
-    return price(compressor.aggregate(x, compressor.init(x, at), at), world)
-
-
-def sent(compressor: Compressor, world: int, layout: Layout = MILLION) -> float:
-    return sum(op.bytes_sent for op in said(compressor, world, layout))
-
-
-# -- bytes -------------------------------------------------------------------------------------------------------------
-
-
-def check_flat(compressor: Compressor) -> None:
-    k = round(0.01 * 2**20)
-    found = [sent(compressor, world) / ((world - 1) / world) for world in (4, 16, 64, 256)]
-    assert max(found) <= 24 * k, f"{max(found) / k} bytes an entry"
-    assert max(found) <= 1.25 * min(found), "bytes grow with the workers"
-
-
-def test_bytes_hardly_grow_with_the_workers() -> None:
-    check_flat(SUM)
-    with pytest.raises(AssertionError):
-        check_flat(Feedback(TopK(density=0.01)))
-
-
-def test_the_bound_holds_wherever_a_region_gets_forty_entries() -> None:
-    for density in (0.1, 0.01, 0.001, 0.0001):
-        k = round(density * 2**20)
-        for world in (world for world in (2, 3, 8, 64, 256) if k >= 40 * world):
-            assert sent(SparseSum(TopK(density=density)), world) <= 24 * k * (world - 1) / world
-
-
-def test_a_sum_travels_in_two_words() -> None:
-    assert [op.op for op in said(SUM, 4)] == [AllToAll.name, AllGather.name]
-
-
-@pytest.mark.parametrize("world", [6, 7])
-def test_what_is_priced_is_sent(world: int) -> None:
-    compressor = Feedback(SparseSum(TopK(density=0.05)))
-    assert {done.bytes_sent for done in perform_together(compressor, world)} == {sent(compressor, world, LAYOUT)}
-
-
-# -- dense where that is cheaper ---------------------------------------------------------------------------------------
-
-
-def over_dense(numel: int, world: int, density: float) -> float:
-    """By how many bytes a message to one other worker exceeds its share of a dense mean, for one tensor."""
-    choice, x = SparseSum(TopK(density=density)), FlatTensors.zeros(Layout.of({"w": (numel,)}), **META)
-    rows = Regions(numel, world).rows
-    return 4 + sum(4 * room + coded_bytes(room, rows) for room in choice.rooms(x, world)) - 2 * 4 * numel / world
-
-
-def check_crossing() -> None:
-    most = SparseSum(TopK(density=0.7))
-    over = {numel: over_dense(numel, 4, 0.7) for numel in range(16, 3000)}
-    tie = next(numel for numel in over if over[numel] == 0)
-    dearer, cheaper = (next(n for n in over if sign * over[n] > 0) for sign in (1, -1))
-    for numel, op in ((tie, AllReduceMean), (dearer, AllReduceMean), (cheaper, AllToAll)):
-        layout = Layout.of({"w": (numel,)})
-        assert said(Feedback(most), 4, layout)[0].op == said(most, 4, layout)[0].op == op.name
-        assert (sent(most, 4, layout) == sent(Dense(), 4, layout)) == (op is AllReduceMean)
-
-
-def test_it_is_the_dense_mean_where_that_costs_as_much_or_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_crossing()
-    strict = lambda payload_bytes, x, at: at.world * payload_bytes > 2 * 4 * x.layout.numel  # noqa: E731
-    monkeypatch.setattr(module, "dearer_than_dense", strict)
-    with pytest.raises(AssertionError):
-        check_crossing()
-
-
-def test_a_dense_mean_leaves_nothing_and_pays_what_waited() -> None:
-    group = Group(Feedback(SparseSum(TopK(density=1.0))), 3)
-    for rank, state in enumerate(group.states):
-        state[RESIDUAL].flat.fill_(float(3 * rank))
-    staged = group.aggregate([torch.ones(LAYOUT.numel, dtype=torch.float64)] * 3)
-    assert torch.equal(staged[0].mean, torch.full_like(staged[0].mean, 4.0))
-    assert not any(state[RESIDUAL].flat.any() for state in group.states)
 
 
 # -- nothing is lost ---------------------------------------------------------------------------------------------------
+
 
 NUMEL, WORLD = 4096, 4
 ONE = Layout.of({"w": (NUMEL,)})
@@ -269,18 +186,6 @@ def test_it_remembers_no_more_than_feedback_does() -> None:
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------
-
-
-def aggregate(
-    compressor: Compressor, inputs: Sequence[Tensor], layout: Layout, states: list[State]
-) -> list[AggregationResult]:
-    result: list[AggregationResult] = simulate(
-        [
-            compressor.aggregate(FlatTensors(x, layout), state, AggregationContext(rank=rank, world=len(inputs)))
-            for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
-        ]
-    )
-    return result
 
 
 def check_noticed(place: int, rank: int) -> None:

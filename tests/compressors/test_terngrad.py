@@ -1,4 +1,4 @@
-"""TernGrad: right on average, whole numbers in the sum, one scale for the group; and what clipping does to that."""
+"""TernGrad: unbiased, whole numbers in the sum, one scale for the group; and what clipping does to that."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from laws.unbiased import check_unbiased, draws_of
+from support.aggregations import aggregate
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Feedback, Route, TernGrad
@@ -26,13 +27,7 @@ OUTLIER = torch.cat([torch.linspace(-0.5, 0.5, 63), torch.tensor([-7.0])])
 def together(compressor: Compressor, inputs: Sequence[Tensor], seed: int = 0) -> list[AggregationResult]:
     """One aggregation of one tensor per worker."""
     layout, world = Layout.of({"x": (len(inputs[0]),)}), len(inputs)
-    staged: list[AggregationResult] = simulate(
-        [
-            compressor.aggregate(FlatTensors(x, layout), State(), AggregationContext(seed=seed, rank=rank, world=world))
-            for rank, x in enumerate(inputs)
-        ]
-    )
-    return staged
+    return aggregate(compressor, inputs, layout, at=lambda rank: AggregationContext(seed=seed, rank=rank, world=world))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Few entries: which ones, how often, and what a payload that nobody made does."""
+"""Sparse codecs: which entries are chosen, how often, and what a malformed payload does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.aggregations import aggregate
 from torch import Tensor
 
 from gossamer.compressors import Dense, Feedback, RandomK, TopK
@@ -36,10 +37,7 @@ def room(layout: Layout = LAYOUT) -> Residual:
 
 
 def alone(compressor: RandomK, x: Tensor, layout: Layout, step: int) -> Tensor:
-    staged: AggregationResult = simulate(
-        [compressor.aggregate(FlatTensors(x, layout), State(), AggregationContext(step=step))]
-    )[0]
-    return staged.own
+    return aggregate(compressor, [x], layout, at=lambda rank: AggregationContext(step=step))[0].own
 
 
 # -- how many ------------------------------------------------------------------------------------------------------
@@ -229,10 +227,9 @@ def test_a_sum_out_of_range_is_refused_before_the_first_word() -> None:
 def test_half_precision_travels_wide_and_is_rounded_once(dtype: torch.dtype) -> None:
     xs = [numbers(seed).to(dtype) for seed in range(3)]
     random_k, at = RandomK(density=0.5), AggregationContext(world=3)
-    apart: list[AggregationResult] = simulate([random_k.aggregate(FlatTensors(x, LAYOUT), State(), at) for x in xs])
-    together: list[AggregationResult] = simulate(
-        [random_k.aggregate(FlatTensors(x, LAYOUT), State(), at, x) for x in [x.clone() for x in xs]]
-    )
+    over = [x.clone() for x in xs]
+    apart = aggregate(random_k, xs, LAYOUT, at=lambda rank: at)
+    together = aggregate(random_k, over, LAYOUT, outs=over, at=lambda rank: at)
     places = random_k.places(LAYOUT, at)
     assert apart[0].mean.dtype == torch.float32
     torch.testing.assert_close(apart[0].mean[places], torch.stack(xs).float().mean(0)[places])
@@ -280,14 +277,8 @@ def test_what_found_no_room_comes_later() -> None:
     total = torch.zeros(20)
     for step in range(5):
         given_now = x if step == 0 else torch.zeros(20)
-        staged: list[AggregationResult] = simulate(
-            [
-                threshold.aggregate(
-                    FlatTensors(given_now, TWENTY), state, AggregationContext(step=step, rank=rank, world=2)
-                )
-                for rank in (0, 1)
-            ]
-        )
+        ats = [AggregationContext(step=step, rank=rank, world=2) for rank in range(2)]
+        staged = aggregate(threshold, [given_now] * 2, TWENTY, [state] * 2, at=ats.__getitem__)
         state = staged[0].next_state.after(state)
         total += staged[0].mean
     assert torch.equal(total, x)
@@ -348,15 +339,9 @@ def test_where_everything_travels_nothing_is_left() -> None:
     xs = [numbers(seed, layout) for seed in range(8)]
 
     def run(compressor: Feedback | Dense) -> list[AggregationResult]:
-        result: list[AggregationResult] = simulate(
-            [
-                compressor.aggregate(packed, compressor.init(packed, at), at)
-                for packed, at in (
-                    (FlatTensors(x, layout), AggregationContext(rank=rank, world=8)) for rank, x in enumerate(xs)
-                )
-            ]
-        )
-        return result
+        ats = [AggregationContext(rank=rank, world=8) for rank in range(8)]
+        states = [compressor.init(FlatTensors(x, layout), at) for x, at in zip(xs, ats, strict=True)]
+        return aggregate(compressor, xs, layout, states)
 
     whole = run(Feedback(Threshold(value=2.0, capacity=0.5)))
     assert torch.equal(whole[0].mean, run(Dense())[0].mean)

@@ -1,4 +1,4 @@
-"""TwoBit: a fixed threshold and its speed limit; an adaptive one that has the size of what it sees."""
+"""TwoBit: a fixed threshold and its speed limit; an adaptive one that follows what it sees."""
 
 from __future__ import annotations
 

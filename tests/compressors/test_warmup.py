@@ -1,4 +1,4 @@
-"""Everything at first, then less."""
+"""Warm-up: dense in the first steps, compressed after."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from laws.laws import LAYOUT, Group
+from support.aggregations import priced_bytes
 from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK, Warmup
@@ -16,7 +17,7 @@ from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.kernels import Residual
-from gossamer.runtime.runner import price, simulate
+from gossamer.runtime.runner import simulate
 
 SMALL = Layout.of({"a": (3, 4), "b": (5,)})
 
@@ -26,9 +27,7 @@ def numbers(seed: int = 0) -> Tensor:
 
 
 def bytes_at(compressor: Compressor, step: int) -> float:
-    blank = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
-    at = AggregationContext(step=step, world=4)
-    return sum(each.bytes_sent for each in price(compressor.aggregate(blank, compressor.init(blank, at), at), 4))
+    return priced_bytes(compressor, 4, LAYOUT, step)
 
 
 @pytest.mark.parametrize("wrap", [Warmup, lambda inner, steps: Feedback(Warmup(inner, steps))])

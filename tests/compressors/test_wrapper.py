@@ -1,4 +1,4 @@
-"""What stands around a compressor asks for the tensors as the compressor wants them."""
+"""Wrappers: a compressor inside one gets the tensors that it asks for."""
 
 from __future__ import annotations
 

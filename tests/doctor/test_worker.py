@@ -1,4 +1,4 @@
-"""Real workers, started by hand, that measure each other."""
+"""Doctor workers, started by hand, that measure each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lab whose owner is ended from outside leaves nothing, at the latest when the next one begins."""
+"""Network namespaces: an owner that is killed leaves nothing, at the latest when the next one begins."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.testbed_traffic import line
+from support.testbed_traffic import eventually, inhabitants, left_by, line
 
 from gossamer.emulation import EmulatedNetwork, namespaces, plan
 from gossamer.emulation.capabilities import reentering
@@ -27,9 +26,9 @@ needs_lab = pytest.mark.skipif(
 
 OWNER = """
 import sys
-from gossamer.emulation import Lab
+from gossamer.emulation import EmulatedNetwork
 from gossamer.network import read_network
-with Lab(read_network(sys.argv[1], 3)) as lab:
+with EmulatedNetwork(read_network(sys.argv[1], 3)) as lab:
     print(lab.emulation, flush=True)
     sys.stdin.read()
 """
@@ -41,24 +40,6 @@ def owner(spec: str, *prefix: str) -> subprocess.Popen[str]:
     )
 
 
-def left_by(pid: int) -> list[str]:
-    return [path.name for path in DIRECTORY.glob(f"gossamer-{pid}-*")]
-
-
-def inhabitants(names: list[str]) -> str:
-    return "".join(
-        subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
-        for name in names
-    )
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (held := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return held
-
-
 @needs_lab
 @pytest.mark.namespaces
 @pytest.mark.processes
@@ -66,7 +47,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
 def test_a_killed_owner_leaves_no_process_and_the_next_lab_removes_the_rest(seed: int) -> None:
     moment = random.Random(seed).uniform(0, 0.15)
     with owner("100mbit,2ms" if seed % 2 else "100mbit") as process:
-        # It takes seconds until the library is there, and tenths until the lab is: kill it within those
+        # It takes seconds until the library is there, and tenths until the network is: kill it within those
         assert eventually(lambda: bool(left_by(process.pid)), 60)
         time.sleep(moment)
         process.kill()

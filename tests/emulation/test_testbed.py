@@ -1,4 +1,4 @@
-"""What the lab's network does to packets, by the kernel's counters and clocks of programs on its hosts."""
+"""Emulated networks: what they do to packets, by the kernel's counters and clocks of programs on the hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line between two sites that all their hosts share, in the emulated network."""
+"""Shared lines between two sites of an emulated network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job the launchers' variables describe."""
+"""Launcher variables: which job they describe."""
 
 import pytest
 

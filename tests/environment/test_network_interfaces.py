@@ -1,4 +1,4 @@
-"""Which interface leads to the other workers."""
+"""Network interfaces: which one leads to the other workers."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""Finding each other, or saying why not."""
+"""Rendezvous: joining a job, or saying why not."""
 
 import contextlib
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Where workers listen, for whoever comes back."""
+"""Worker registry: where workers listen, for a restarted one to find."""
 
 from __future__ import annotations
 

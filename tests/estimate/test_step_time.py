@@ -30,7 +30,7 @@ def nothing_asked_for(monkeypatch):
 
 
 class Fixed:
-    """Every word takes ten seconds after the last rank has said it, every broadcast one."""
+    """Every op takes ten seconds after the last rank has said it, every broadcast one."""
 
     def answer(self, ops, starts):
         return [max(starts) + 10.0] * len(starts)
@@ -57,7 +57,7 @@ def job(ready, *rounds, last=0.0):
         ([job(2.0, 1.0), job(18.0, 1.0)], 33.0, 9.0, 10.0, 2.0),  # nobody waits for the first, there since 13
         ([job(20.0, 1.0, 3.0, last=2.0)], 50.0, 26.0, 20.0, 6.0),  # two rounds
         ([job(20.0, 1.0, 3.0, last=2.0)] * 2, 53.0, 29.0, 17.0, 12.0),  # of two: 9 s and 7 s for one, 1 s for the other
-        ([job(2.0, 1.0, 1.0), job(18.0, 1.0)], 34.0, 10.0, 10.0, 3.0),  # the second word waits for its turn at 19
+        ([job(2.0, 1.0, 1.0), job(18.0, 1.0)], 34.0, 10.0, 10.0, 3.0),  # the second op waits for its turn at 19
     ],
 )
 def test_the_lane_is_a_queue(jobs, end, waiting, wire, codec):
@@ -87,7 +87,7 @@ def test_after_backward_there_is_nothing_to_share():
 
 def test_what_is_delayed_is_ready_later():
     step = run_step([job(1.0, 4.0), job(15.0, 0.0)], measured(crowded=True), Fixed(), [0.0])
-    assert step.ends == [29.0 + 4.0]  # the second is ready at 15 + 4, when the lane just became free
+    assert step.ends == [29.0 + 4.0]  # the second is ready at 15 + 4, when the communication thread just became free
     assert step.codec == [8.0]
 
 
@@ -166,7 +166,7 @@ def trip(*jobs, offering=0.0, landing=0.0):
     return Trip(jobs=jobs, offering_seconds=offering, landing_seconds=landing)
 
 
-PASS = 24.0  # seconds; a word takes ten
+PASS = 24.0  # seconds; an op takes ten
 
 
 @pytest.mark.parametrize(
@@ -177,20 +177,20 @@ PASS = 24.0  # seconds; a word takes ten
         (PeriodicSchedule(5, delay=1), 3, (5 * PASS + 2 + 33 + 3 - PASS) / 5, (33 - PASS) / 5),  # 33 > 24
         (PeriodicSchedule(5, delay=2), 3, (5 * PASS + 2 + 3) / 5, 0.0),
         (PeriodicSchedule(1), 1, PASS + 2 + 11 + 3, 11.0),
-        (PeriodicSchedule(1, delay=1), 3, 33.0, 33 - PASS - 5),  # the lane never rests
+        (PeriodicSchedule(1, delay=1), 3, 33.0, 33 - PASS - 5),  # the communication thread never rests
         (PeriodicSchedule(1, delay=3), 3, 33.0, 33 - PASS - 5),  # and a longer delay does not help it
         (PeriodicSchedule(1, delay=3), 2, PASS + 5, 0.0),
     ],
 )
 def test_training_waits_for_what_has_not_landed(schedule, ops, seconds, waiting):
-    """2 seconds of offering, 1 of computing before each word, 3 of landing."""
+    """2 seconds of offering, 1 of computing before each op, 3 of landing."""
     going = trip(job(0.0, *[1.0] * ops), offering=2.0, landing=3.0)
     on_lane = 10 * ops / schedule.period, ops / schedule.period
     assert turns(schedule, going) == pytest.approx((seconds, waiting, *on_lane))
 
 
 def test_fragments_take_turns_on_one_lane():
-    """The long one is still on the lane when the short one leaves: 4 passes hold 96 seconds of 42 + 11."""
+    """The long one still occupies the communication thread when the short one leaves: 96 seconds of 42 + 11 in 4."""
     long, short = trip(job(0.0, *[0.5] * 4)), trip(job(0.0, 1.0))
     assert turns(PeriodicSchedule(4, fragments=2, delay=1), long, short)[:2] == pytest.approx(
         ((96 + 42 - 24) / 4, (42 - 24) / 4)
@@ -202,7 +202,7 @@ def test_fragments_take_turns_on_one_lane():
 
 
 def test_who_comes_is_known_before_anything_else_leaves():
-    """The meeting takes 10 seconds; then one bucket leaves at 11 and the other at 12, and that one is there at 22."""
+    """The participation poll takes 10 seconds; one bucket leaves at 11, the other at 12, which is there at 22."""
     going = trip(job(0.0, 0.0), job(0.0, 1.0), job(0.0, 1.0))
     assert turns(PeriodicSchedule(2), going) == pytest.approx(((48 + 22) / 2, 22 / 2, 20 / 2, 2 / 2))
     with pytest.raises(AssertionError):
@@ -212,7 +212,7 @@ def test_who_comes_is_known_before_anything_else_leaves():
 
 
 def test_on_crowded_processors_a_turn_slows_training():
-    """Computing on the lane takes twice as long beside training, which loses as much as it is given."""
+    """Computing on the communication thread takes twice as long beside training, which loses as much as it is given."""
     going = trip(job(0.0, 4.0, last=2.0))
     assert turns(PeriodicSchedule(2, delay=1), going, crowded=True) == pytest.approx(((48 + 6) / 2, 0.0, 5.0, 12 / 2))
     assert turns(PeriodicSchedule(2, delay=1), going) == pytest.approx((24.0, 0.0, 5.0, 3.0))
@@ -220,7 +220,7 @@ def test_on_crowded_processors_a_turn_slows_training():
 
 
 def test_training_is_slowed_only_until_it_waits():
-    """Of 30 seconds on the lane 24 are shared and take twice as long; then training waits, and the rest goes alone."""
+    """Of the communication thread's 30 seconds 24 are shared and take twice as long; then training waits."""
     going = trip(job(0.0, 30.0))
     (seconds, waiting, _, codec) = turns(PeriodicSchedule(2, delay=1), going, crowded=True)
     assert codec == pytest.approx((24 * 2 + 6) / 2)
@@ -270,7 +270,7 @@ def test_what_travels_while_training_goes_on_is_hidden():
 @pytest.mark.parametrize(("collective", "gather_seconds"), [("", 0.5), ("engine", 1.0)])
 def test_every_turn_begins_with_a_meeting(collective, gather_seconds, monkeypatch):
     """One way, or there and back where messages wait for their receivers; and the half of the backward pass that an
-    exchange of gradients hides behind, which a turn comes after."""
+    exchange of gradients hides behind, which a sync round comes after."""
     monkeypatch.setenv("GOSSAMER_COLLECTIVE", collective)
     meeting = told("LocalSGD(1)", "1gbit,1s").step_seconds - told("EveryStep()", "1gbit,1s").step_seconds
     assert meeting == pytest.approx(gather_seconds + 0.1, rel=0.01)
@@ -312,7 +312,7 @@ round_trip = "500ms"
 
 
 def test_slow_paths_between_sites_do_not_slow_what_is_inside(tmp_path):
-    """Once in 50 steps everyone pays for the words between sites, over connections that had nothing to do meanwhile."""
+    """Once in 50 steps everyone pays for the ops between sites, over connections that had nothing to do meanwhile."""
     spec = tmp_path / "two-sites.toml"
     spec.write_text(TWO_SITES)
     buckets = {"site_buckets": [bucket(1, a=(1000, 1000))], "site_control_bytes": 23}

@@ -111,7 +111,7 @@ def test_rows_that_find_no_room_are_counted():
 
 @pytest.mark.parametrize("text", ["DiLoCo(30, fragments=4, delay=3)", "DelayedAveraging(delay=5, period=2)"])
 def test_a_drawing_is_the_table_that_runs(text):
-    """Every mark comes from a turn of the plan, and every turn has its marks."""
+    """Every mark comes from a sync round of the plan, and every sync round has its marks."""
     stage = lasting(text)
     drawing = draw(stage)
     columns = len(drawing.rows[0][1])

@@ -1,11 +1,11 @@
-"""What a recipe sends and remembers, foretold from shapes."""
+"""Traffic estimates: bytes sent and remembered by a recipe, from shapes."""
 
 import math
 from itertools import pairwise
 
 import pytest
 import torch
-from support.foretold import WORKERS, other, ring
+from support.expected_traffic import WORKERS, other, ring
 
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout

@@ -1,4 +1,4 @@
-"""What strategies send: real sessions against the forecast, to the byte."""
+"""Traffic estimates against what sessions send, to the byte."""
 
 import threading
 from dataclasses import dataclass, field
@@ -6,11 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from support.foretold import other, ring
-from support.virtual import batch, cluster, network, seeded
+from support.expected_traffic import other, ring
+from support.virtual_workers import batch, cluster, network, seeded, subscribed
 from torch import nn
 
-from gossamer import events
 from gossamer.errors import AttachError
 from gossamer.estimate.traffic import estimate_traffic
 from gossamer.events import Attached, StepEnded
@@ -56,11 +55,8 @@ def heard_of(text, passes, world=3, model=network, optimizer=None):
             nn.functional.mse_loss(mine(x), y).backward()
             steps.step()
 
-    unsubscribe = events.subscribe(listener)
-    try:
+    with subscribed(listener):
         cluster(work, world)
-    finally:
-        unsubscribe()
     return recipe, listener.attached[threads[0]], listener.sent[threads[0]]
 
 

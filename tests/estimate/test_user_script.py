@@ -1,10 +1,10 @@
-"""A script is run until it attaches, to see what it would send."""
+"""User scripts, run until they attach to see what they would send."""
 
 import os
 import sys
 
 import pytest
-from support.foretold import other, ring
+from support.expected_traffic import other, ring
 
 from gossamer import events
 from gossamer.errors import AttachError

@@ -1,4 +1,4 @@
-"""Whoever joins gossip begins from what a live peer showed, to the bit, or does not begin."""
+"""State transfer: a joiner begins from what a live peer showed, to the bit, or does not begin."""
 
 from __future__ import annotations
 

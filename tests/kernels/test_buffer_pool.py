@@ -1,4 +1,4 @@
-"""Memory is used again when, and only when, nobody sees it."""
+"""Buffer pool: memory is reused when, and only when, no tensor refers to it."""
 
 from __future__ import annotations
 

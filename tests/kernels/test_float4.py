@@ -1,4 +1,4 @@
-"""Codes of four and two bits: what they stand for, that compiled loops equal plain torch, and what is refused."""
+"""Four-bit and two-bit codes: what they stand for, that compiled loops equal plain torch, and what is refused."""
 
 from __future__ import annotations
 

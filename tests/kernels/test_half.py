@@ -1,4 +1,4 @@
-"""Numbers of two bytes: rounded to the nearest, added up in four bytes, and by compiled loops to the same bits."""
+"""Half-precision kernels: rounded to nearest, summed in float32, and compiled loops to the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes in a few bits: compiled loops equal plain torch to the bit, and what is not sent is left."""
+"""Quantization kernels: compiled loops equal plain torch to the bit, and what is not sent is left."""
 
 from __future__ import annotations
 

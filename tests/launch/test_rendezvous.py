@@ -1,12 +1,23 @@
+"""Rendezvous endpoints of a launch: which may be listened on, who reaches them, and what is said where nobody does."""
+
 from __future__ import annotations
 
 import socket
 
 import pytest
+from torch.distributed import TCPStore
 
 from gossamer.errors import ConnectError
 from gossamer.launch import rendezvous
-from gossamer.launch.rendezvous import check_free, free_endpoint, reach, split_endpoint
+from gossamer.launch.rendezvous import (
+    PORTS,
+    check_free,
+    free_endpoint,
+    free_endpoints,
+    reach,
+    serve_store,
+    split_endpoint,
+)
 
 
 def test_a_free_endpoint_can_be_listened_on() -> None:
@@ -61,3 +72,37 @@ def test_a_first_machine_that_is_not_up_yet_is_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(rendezvous, "_call", lambda host, port, seconds: next(answers))
     reach("127.0.0.1:9", seconds=5.0)
     assert next(answers, "all asked") == "all asked"
+
+
+def test_places_for_servers_differ_and_are_not_handed_out_to_who_dials() -> None:
+    endpoints = free_endpoints("127.0.0.1", 50)
+    assert len(set(endpoints)) == 50
+    assert all(int(endpoint.rpartition(":")[2]) in PORTS for endpoint in endpoints)
+    with pytest.raises(ConnectError, match="--interface NAME"):
+        free_endpoints("192.0.2.1", 1)  # nobody's
+
+
+def test_a_taken_place_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("gossamer.launch.rendezvous.PORTS", range(port, port + 1))
+        assert free_endpoints("127.0.0.1", 1) == ()
+
+
+def check_it_listens_at_one_address_only(endpoint: str) -> None:
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.2", int(endpoint.rpartition(":")[2])))
+        except OSError:
+            raise AssertionError("somebody listens on every address") from None
+
+
+def test_the_store_listens_where_it_was_asked_to_and_nowhere_else() -> None:
+    store, endpoint = serve_store("127.0.0.1:0")
+    store.set("key", "value")
+    check_it_listens_at_one_address_only(endpoint)
+    with pytest.raises(ConnectError, match="cannot listen at"):
+        serve_store(endpoint)
+    anywhere = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(AssertionError):
+        check_it_listens_at_one_address_only(f"127.0.0.1:{anywhere.port}")

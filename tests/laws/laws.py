@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.aggregations import aggregate, priced_bytes
 from torch import Tensor
 
 from gossamer.compressors import Compressor
@@ -16,7 +17,7 @@ from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import NotFinite
-from gossamer.runtime.runner import price, run_script, simulate
+from gossamer.runtime.runner import run_script
 from gossamer.transports.simulated import SimulatedGroup
 
 SHAPES = {
@@ -60,25 +61,14 @@ class Group:
         ]
 
     def aggregate(self, gradients: Sequence[Tensor]) -> list[AggregationResult]:
-        staged: list[AggregationResult] = simulate(
-            [
-                self.compressor.aggregate(FlatTensors(x.clone(), self.layout), state, self.at(rank))
-                for rank, (x, state) in enumerate(zip(gradients, self.states, strict=True))
-            ]
-        )
+        staged = aggregate(self.compressor, [x.clone() for x in gradients], self.layout, self.states, at=self.at)
         self.states = [each.next_state.after(old) for each, old in zip(staged, self.states, strict=True)]
         self.step += 1
         return staged
 
     def aggregate_into(self, gradients: Sequence[Tensor], into: Sequence[Tensor]) -> list[AggregationResult]:
         """The means written where each rank wants its own; nothing is committed."""
-        told: list[AggregationResult] = simulate(
-            [
-                self.compressor.aggregate(FlatTensors(x, self.layout), state, self.at(rank), out)
-                for rank, (x, state, out) in enumerate(zip(gradients, self.states, into, strict=True))
-            ]
-        )
-        return told
+        return aggregate(self.compressor, gradients, self.layout, self.states, into, self.at)
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> None:
@@ -136,7 +126,7 @@ def check_zeros(compressor: Compressor, world: int) -> None:
 
 
 def check_refuses_to_send_nonsense(compressor: Compressor) -> None:
-    """A number that is not finite is noticed before the first word, wherever it lies; nothing is remembered."""
+    """A number that is not finite is noticed before the first op, wherever it lies; nothing is remembered."""
     group = Group(compressor, 2, dtype=torch.float32)
     for number in (math.nan, math.inf, -math.inf):
         for slot in LAYOUT:
@@ -148,9 +138,7 @@ def check_refuses_to_send_nonsense(compressor: Compressor) -> None:
 
 def check_bytes(compressor: Compressor, world: int, formula: Callable[[int], float]) -> None:
     """Law 3: priced on meta tensors, counted while performing, and the formula: the same number."""
-    blank = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("meta"))
-    at = AggregationContext(world=world)
-    priced = sum(each.bytes_sent for each in price(compressor.aggregate(blank, compressor.init(blank, at), at), world))
+    priced = priced_bytes(compressor, world, LAYOUT)
     assert priced == formula(world), f"priced {priced}, the formula says {formula(world)}"
     counted = {performed.bytes_sent for performed in perform_together(compressor, world)}
     assert counted == {priced}, f"counted {counted}, priced {priced}"
@@ -190,12 +178,7 @@ def check_untouched(compressor: Compressor) -> None:
     states = group.states
     inputs = group.gradients()
     kept = [x.clone() for x in inputs]
-    simulate(
-        [
-            compressor.aggregate(FlatTensors(x, LAYOUT), state, group.at(rank))
-            for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
-        ]
-    )
+    aggregate(compressor, inputs, LAYOUT, states, at=group.at)
     for state, old in zip(states, before, strict=True):
         for key, packed in state.items():
             assert torch.equal(packed.flat, old[key]), f"{key} was written before the commit"
@@ -210,13 +193,8 @@ def check_in_place(compressor: Compressor, world: int) -> None:
     inputs = group.gradients()
 
     def run(outs: Sequence[Tensor | None]) -> list[AggregationResult]:
-        result: list[AggregationResult] = simulate(
-            [
-                compressor.aggregate(FlatTensors(x if out is None else out, LAYOUT), state, group.at(rank), out)
-                for rank, (x, out, state) in enumerate(zip(inputs, outs, group.states, strict=True))
-            ]
-        )
-        return result
+        given = [x if out is None else out for x, out in zip(inputs, outs, strict=True)]
+        return aggregate(compressor, given, LAYOUT, group.states, outs, group.at)
 
     apart = run([None] * world)
     apart = [replace(each, mean=each.mean.clone()) for each in apart]

@@ -1,4 +1,4 @@
-"""Every compressor there is obeys the laws; every law catches its broken twins."""
+"""Laws of compressors: every compressor obeys them, and every law catches its broken twins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks as users write them."""
+"""Network descriptions as users write them."""
 
 from __future__ import annotations
 

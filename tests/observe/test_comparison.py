@@ -1,4 +1,4 @@
-"""Records side by side, from literals."""
+"""Comparison of run records, from literals."""
 
 from __future__ import annotations
 

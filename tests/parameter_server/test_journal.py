@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.direct_server import Told, same_state
 from support.server_runs import sgd
-from support.virtual import notices
+from support.virtual_workers import notices
 from torch.optim import AdamW
 
 from gossamer import checkpoint

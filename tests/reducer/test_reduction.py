@@ -1,4 +1,4 @@
-"""Rounds of several buckets: the same bits however many travel at once, and failures while others are under way."""
+"""Reduction of several buckets: the same bits however many travel at once, and failures while others are in flight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.virtual import Worker, batch, cluster, heard, network, parameters
+from support.forwarding import ForwardingTransport
+from support.virtual_workers import Worker, batch, cluster, heard, network, parameters, train_step
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -40,20 +41,17 @@ RECIPES = [
 ]
 
 
-class Noting:
+class Noting(ForwardingTransport):
     """A transport that notes what was begun: the numbers of elements in each mean."""
 
     def __init__(self, inner: Transport) -> None:
-        self._inner, self.rank, self.world = inner, inner.rank, inner.world
+        super().__init__(inner)
         self.begun: list[int] = []
 
     def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         ops = op.ops if isinstance(op, Coalesced) else (op,)
         self.begun += [each.tensor.numel() for each in ops if isinstance(each, AllReduceMean)]
         return self._inner.begin(op)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +65,13 @@ def trained(recipe: str, wrap: Any = lambda transport: transport) -> Tensor:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         session = worker.attach(model, optimizer, recipe)
         for step in range(8):
-            optimizer.zero_grad()
-            inputs, targets = batch(step, worker.rank)
-            mse_loss(model(inputs), targets).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         assert session._synchronizer is not None
         assert len(session._synchronizer.buckets) == 6
         return parameters(model)
 
     first, *others = cluster(work, 3, wrap)
-    if not recipe.startswith("DiLoCo"):  # its workers part between two turns
+    if not recipe.startswith("DiLoCo"):  # its workers part between two sync rounds
         assert all(torch.equal(first, other) for other in others)
     return first
 
@@ -258,7 +253,7 @@ class Refusing(PowerSGD):
 
 
 def on_a_lane(compressor: Compressor, transport: Any) -> list[Work[Any]]:
-    """Three buckets, handed to a lane one by one; the last takes the report along."""
+    """Three buckets, handed to a communication thread one by one; the last takes the report along."""
     comm_thread = CommThread(torch.device("cpu"))
     cargo = [bucket({f"{number}": (10, 12)}) for number in range(3)]
     round_ = StepReduction(compressor, transport, list("012"), AggregationContext(), 1.0, 1.0)

@@ -2,7 +2,7 @@ import time
 
 import pytest
 import torch
-from support.virtual import Worker, cluster
+from support.virtual_workers import Worker, cluster
 
 from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal import simulated_model

@@ -1,4 +1,4 @@
-"""Several scripts over one transport: an order that is the same on every rank, fewer round trips, the same bits."""
+"""Pipelining of several scripts: one order on every rank, fewer round trips, the same bits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_order_is_a_table(rounds: list[int], window: int, table: list[tuple[
 
 
 class Noting:
-    """Says so many words, and notes when each is begun and when its answer is waited for."""
+    """Says so many ops, and notes when each is begun and when its answer is waited for."""
 
     def __init__(self, number: int, rounds: int, notes: list[tuple[str, int, int]]) -> None:
         self._number, self._rounds, self._notes, self._said = number, rounds, notes, 0
@@ -125,7 +125,7 @@ class Clock(threading.local):
 
 
 class Faraway:
-    """Answers a round trip after the last rank has said the word; refuses ranks that do so in another order."""
+    """Answers a round trip after the last rank has said the op; refuses ranks that do so in another order."""
 
     def __init__(self, inner: SimulatedTransport, clock: Clock) -> None:
         self._inner, self._clock = inner, clock
@@ -156,7 +156,7 @@ class Faraway:
 
 
 def form(op: CollectiveOp) -> str:
-    """What tells words apart: no two buckets are equally large."""
+    """What tells ops apart: no two buckets are equally large."""
     match op:
         case AllReduceMean(tensor):
             return f"mean {tensor.shape}"
@@ -169,7 +169,7 @@ def form(op: CollectiveOp) -> str:
 
 
 def taking(script: Script, clock: Clock, seconds: Iterator[float]) -> Generator[CollectiveOp, Any, Any]:
-    """The same script, which computes so long before each word and after the last."""
+    """The same script, which computes so long before each op and after the last."""
     answer: Any = None
     while True:
         clock.now += next(seconds)
@@ -207,7 +207,7 @@ class ByReadiness(Pipeline):
 
 
 class CountedTwice(ScriptRun):
-    """Broken: all the time since a word was begun counts as the wire's."""
+    """Broken: all the time since an op was begun counts as the wire's."""
 
     begun: float | None = None
 
@@ -351,7 +351,7 @@ def test_an_order_by_readiness_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def check_seconds(monkeypatch: pytest.MonkeyPatch, speaker: Speaker) -> None:
-    """A quarter before each word and after the last: 12 of them for 4 scripts, and nothing is counted twice."""
+    """A quarter before each op and after the last: 12 of them for 4 scripts, and nothing is counted twice."""
     found = travelled(
         monkeypatch, pipelined, PowerSGD(rank=2), computing=lambda rank: iter(lambda: 0.25, None), speaker=speaker
     )

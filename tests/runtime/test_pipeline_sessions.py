@@ -1,10 +1,10 @@
-"""Sessions try how many buckets' words travel at once, and all ranks try the same."""
+"""Pipeline tuning in sessions: which depths are tried, the same on all ranks."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from support.virtual import Worker, batch, cluster, network
+from support.virtual_workers import Worker, batch, cluster, network
 
 from gossamer.runtime.pipeline import DEPTH, Pipeline
 from gossamer.runtime.pipeline_tuner import FIRST_TRIAL, TRIAL_DEPTHS, PipelineTuner

@@ -1,4 +1,4 @@
-"""How many buckets' words travel at once: tried in virtual time, on every rank alike, and never a loss for long."""
+"""Pipeline tuning in virtual time: how many buckets travel at once, on every rank alike, and never a loss for long."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class OneLine:
 
 @cache
 def said(recipe: str) -> list[CollectiveOp]:
-    """Of a bucket of 25 MB, in whose first word the control word travels along."""
+    """Of a bucket of 25 MB, in whose first op the control op travels along."""
     return trace_ops(resolve(recipe), Layout.of({"weight": (1024, 6400)}), torch.float32, WORLD, control_bytes=32)
 
 

@@ -1,4 +1,4 @@
-"""The page about collectives shows what the program prints, and what the code says."""
+"""Collective prices: the page shows what the program prints, and what the code says."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A model that is compiled after attach: nothing of the session's is in its graph."""
+"""Models compiled after attach: nothing of the session is in their graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual import batch, network, parameters
+from support.virtual_workers import batch, network, parameters
 from torch._dynamo.exc import Unsupported
 
 import gossamer

@@ -17,7 +17,7 @@ from benchmarks.report import Table, page_part, verdict
 from benchmarks.studies import COMPRESSORS, DENSE, EVERY, STUDIES, TOP_K, without_feedback
 from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS, Adaptive, Task
 from benchmarks.training import Run, Workers, train
-from support.linear import samples
+from support.linear_regression import samples
 from torch import nn
 from torch.nn.functional import mse_loss
 

@@ -1,4 +1,4 @@
-"""Worker processes of the tests load torch's compiler when they compile, and not before."""
+"""Eager worker processes: they load torch's compiler when they compile, and not before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which seeds a run of fault tests goes through, and what a failure says of how to see it again."""
+"""Fault seeds: which ones a run goes through, and how a failure says to see it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same script, the same bits, whoever launches: nobody but the environment, torchrun, mpirun."""
+"""Launchers: the same script gives the same bits with none, by the environment, torchrun and mpirun."""
 
 from __future__ import annotations
 

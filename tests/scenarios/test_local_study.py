@@ -1,4 +1,4 @@
-"""The study of strategies: its workers are sessions, its bytes are those of the words, its sentences follow from it."""
+"""The study of strategies: its workers are sessions, its bytes are those of the ops, its sentences follow from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.local import STUDY, main, options
 from benchmarks.local_report import Losses, Study, page_part, plot, sentences, study
 from benchmarks.tasks import TASKS, Task
 from benchmarks.virtual_workers import APART, Run, train
-from support.linear import samples
+from support.linear_regression import samples
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -76,7 +76,7 @@ def test_what_is_merged_is_looked_at() -> None:
 )
 def test_bytes_are_those_of_the_steps(recipe: str, trials: int) -> None:
     """All that landed, what a session says before its first step and once it has tried how many buckets travel at once,
-    and of turns under way after its last."""
+    and of sync rounds under way after its last."""
     told: list[float] = []
     unsubscribe = events.subscribe(
         lambda event: told.append(event.bytes_sent) if hasattr(event, "waiting_seconds") else None

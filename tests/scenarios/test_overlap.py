@@ -9,26 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from support.forwarding import ForwardingTransport
 from support.sessions import sgd
-from support.virtual import Worker, batch, cluster
+from support.virtual_workers import Worker, batch, cluster, heard
 from torch import Tensor, nn
 
 from gossamer import events
 from gossamer.core.ops import CollectiveOp
 from gossamer.reducer.bucketing import assign_buckets
-from gossamer.runtime.transport import Transport
 
 
-class Slow:
-    """Answers every word 50 ms late."""
+class Slow(ForwardingTransport):
+    """Answers every op 50 ms late."""
 
     delay_seconds = 0.05
-
-    def __init__(self, inner: Transport) -> None:
-        self._inner, self.rank, self.world = inner, inner.rank, inner.world
-
-    def answer(self, op: CollectiveOp) -> Any:
-        return self.begin(op)()
 
     def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         answered, due = self._inner.begin(op), time.perf_counter() + self.delay_seconds
@@ -38,9 +32,6 @@ class Slow:
             return answered()
 
         return wait
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 class Pausing(torch.autograd.Function):
@@ -58,11 +49,7 @@ class Pausing(torch.autograd.Function):
 
 def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.synchronizers.stages.assign_buckets", partial(assign_buckets, bucket_bytes=1))
-    buckets, waits = 6, list[float]()
-
-    def note(event: events.Event) -> None:
-        if isinstance(event, events.StepEnded) and event.step > 1:
-            waits.append(event.waiting_seconds)
+    buckets = 6
 
     def work(worker: Worker) -> None:
         layers = [nn.Linear(6, 6, bias=False).double() for _ in range(buckets)]
@@ -77,12 +64,10 @@ def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) ->
             x.square().mean().backward()
             optimizer.step()
 
-    stop = events.subscribe(note)
-    try:
+    with heard(events.StepEnded) as ended:
         cluster(work, 2, Slow)  # type: ignore[arg-type]
-    finally:
-        stop()
-    # Of each step's words, the first layer's cannot hide: it comes after backward. Another may arrive as late.
+    waits = [event.waiting_seconds for event in ended if event.step > 1]
+    # Of each step's ops, the first layer's cannot hide: it comes after backward. Another may arrive as late.
     fit = (buckets - 2) * Slow.delay_seconds
     hidden = [1 - (wait - 2 * Slow.delay_seconds) / fit for wait in waits]
     assert sorted(hidden)[len(hidden) // 2] >= 0.8, hidden

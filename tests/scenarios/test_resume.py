@@ -1,4 +1,4 @@
-"""A worker is killed: the end says why and how to go on, and going on ends where an undisturbed run ends."""
+"""Killed workers: the error says why and how to go on, and a resumed run ends where an undisturbed one ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that were lost and come back alone."""
+"""Lost workers that come back alone."""
 
 from __future__ import annotations
 

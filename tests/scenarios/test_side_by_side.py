@@ -1,4 +1,4 @@
-"""Jobs side by side: as they are done, in processes of one thread each."""
+"""Parallel jobs, in processes of one thread each."""
 
 from __future__ import annotations
 

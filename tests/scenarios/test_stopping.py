@@ -1,4 +1,4 @@
-"""A run that was asked to stop leaves the block on every rank, and the script goes on below it."""
+"""Stop requests: every rank leaves the block, and the script goes on below it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.sessions import sgd
-from support.virtual import Worker, cluster, loss_of, network, parameters
+from support.virtual_workers import Worker, cluster, loss_of, network, parameters
 
 from gossamer.errors import Stopped
 from gossamer.session.session import Session

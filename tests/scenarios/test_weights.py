@@ -1,10 +1,10 @@
-"""Batches that count differently: what is remembered keeps the weight that it had."""
+"""Sample weights: what is remembered keeps the weight that it had."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from support.virtual import Worker, cluster, network
+from support.virtual_workers import Worker, cluster, network
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

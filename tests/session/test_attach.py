@@ -1,4 +1,4 @@
-"""Attach serves a model or says at once why not, and is alone with neither its peers nor the rest of the process."""
+"""Attach: serves a model or says at once why not, and touches neither its peers nor the rest of the process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 import torch
 from support.paths import SUPPORT
 from support.processes import findings, per_rank, succeed
+from support.virtual_workers import notices
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 import gossamer
-from gossamer import events
 from gossamer.errors import AttachError, RecipeError
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.open_sessions import open_sessions
@@ -226,10 +226,8 @@ def test_models_that_are_sharded_or_averaged_already() -> None:
 
 @pytest.fixture
 def noticed() -> Iterator[list[str]]:
-    heard: list[str] = []
-    stop = events.subscribe(lambda event: heard.append(event.message) if isinstance(event, events.Noticed) else None)
-    yield heard
-    stop()
+    with notices() as said:
+        yield said
 
 
 @pytest.mark.parametrize(

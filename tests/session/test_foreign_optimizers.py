@@ -1,4 +1,4 @@
-"""Another optimizer's steps in attached parameters: served where they mean the same on every rank, else refused."""
+"""Foreign optimizers' steps in attached parameters: served where they mean the same on every rank, else refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual import Worker, agree, batch, cluster, joined, network, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, joined, loss_of, network, parameters
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import mse_loss
@@ -134,13 +134,10 @@ def test_what_was_thawed_for_a_second_optimizer() -> None:
 
 def train(worker: Worker, recipe: str, make: Callable[[nn.Module], list[Optimizer]]) -> tuple[Tensor, str]:
     """Two steps with the attached optimizer, then three with all that `make` gives; what was refused, if anything."""
-    model = network(0)
-    first = sgd(model)
-    session = worker.attach(model, first, recipe)
+    model, first, session = worker.start(network(0), sgd, recipe)
     others = make(model)
     for step in range(5):
-        inputs, targets = batch(step, worker.rank)
-        mse_loss(model(inputs), targets).backward()
+        loss_of(model, step, worker.rank).backward()
         before = parameters(model)
         try:
             for optimizer in [first] if step < 2 else others:

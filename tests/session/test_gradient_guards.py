@@ -1,4 +1,4 @@
-"""What real loops do to a session between its steps."""
+"""Gradient guards: clipping, scalers and skipped steps of real training loops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.virtual import Worker, agree, closure_of, cluster, loss_of, network, parameters
+from support.virtual_workers import Worker, agree, closure_of, cluster, loss_of, network, parameters
 from torch import Tensor, nn
 
 from gossamer import checkpoint
@@ -60,9 +60,7 @@ def test_other_scales_and_other_clipping_are_found() -> None:
 @pytest.mark.parametrize("where", ["before step", "while accumulating"])
 def test_saving_keeps_gradients(where: str, tmp_path: Path) -> None:
     def work(worker: Worker, save: bool) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, "TopK(0.3)")
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(0.3)")
         for step in range(4):
             optimizer.zero_grad()
             with session.no_sync():
@@ -80,9 +78,7 @@ def test_saving_keeps_gradients(where: str, tmp_path: Path) -> None:
 
 def test_a_parameter_added_later_is_an_error() -> None:
     def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer)
+        model, optimizer, _ = worker.start(network(0), sgd)
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         loss_of(model, 0, worker.rank).backward()
         optimizer.step()
@@ -94,9 +90,7 @@ def test_a_parameter_added_later_is_an_error() -> None:
 
 def test_clip_norm_with_a_closure_is_an_error() -> None:
     def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer, clip_norm=0.1)
+        model, optimizer, _ = worker.start(network(0), sgd, clip_norm=0.1)
         optimizer.step(closure_of(model, optimizer, worker.rank))
 
     with pytest.raises(LoopError, match="clip_grad_norm_"):
@@ -123,9 +117,7 @@ def test_numbers_whose_sum_overflows_are_skipped(recipe: str) -> None:
 
 def test_no_gradient_on_a_rank_right_after_an_epoch() -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer)
+        model, optimizer, session = worker.start(network(0), sgd)
         with session.epoch():
             loss_of(model, 0, worker.rank).backward()
             optimizer.step()

@@ -1,4 +1,4 @@
-"""What a loop logs: numbers, or tensors as they come out of it."""
+"""Logged metrics: numbers, or tensors as they come out of a loop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.virtual_workers import heard
 from torch import nn
 from torch.optim import SGD
 
@@ -15,16 +16,11 @@ from gossamer.session import lifecycle_events
 
 
 def logged(**metrics: Any) -> dict[str, float]:
-    heard: list[dict[str, float]] = []
-    end = events.subscribe(lambda each: heard.append(dict(each.values)) if isinstance(each, events.Logged) else None)
     model = nn.Linear(3, 2)
-    try:
-        with gossamer.attach(model, SGD(model.parameters(), 0.1)) as session:
-            session.log(**metrics)
-    finally:
-        end()
-    (values,) = heard
-    return values
+    with heard(events.Logged) as found, gossamer.attach(model, SGD(model.parameters(), 0.1)) as session:
+        session.log(**metrics)
+    (event,) = found
+    return dict(event.values)
 
 
 def test_a_loss_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Momentum moves from the optimizer into the compressor, and training stays what it was."""
+"""Momentum transfer from the optimizer into the compressor: training stays what it was."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.momenta import ALL, MIXED, Cycle, alone, close, go, one_cycle, sgd, together
-from support.virtual import Worker, agree, cluster, loss_of, network, parameters, seeded
+from support.momentum_training import ALL, MIXED, Cycle, alone, close, go, one_cycle, sgd, together
+from support.virtual_workers import Worker, agree, cluster, loss_of, network, parameters, seeded
 from torch import Tensor, nn
 
 from gossamer.compressors import DGC, Compressor

@@ -1,4 +1,4 @@
-"""Runs with momentum in the compressor: skipped steps, resumed and uneven ones, models that change."""
+"""Momentum transfer in runs: skipped steps, resumed and uneven ones, models that change."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.momenta import ALL, MIXED, REAL, close, one_cycle, sgd
-from support.virtual import Worker, agree, batch, cluster, grow, loss_of, network, parameters
+from support.momentum_training import ALL, MIXED, REAL, close, one_cycle, sgd
+from support.virtual_workers import Worker, agree, batch, cluster, grow, loss_of, network, parameters, train_step
 from torch import Tensor, nn
 
 from gossamer.session.session import Session
@@ -26,9 +26,7 @@ def remembered(session: Session) -> Tensor:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str, value: float) -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, recipe)
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
         for step in range(5):
             before, weights = remembered(session), parameters(model)
             optimizer.zero_grad()
@@ -79,9 +77,7 @@ def test_a_resumed_run_has_the_same_bits(recipe: str, stop: int, tmp_path: Path)
         if mine:
             scheduler.load_state_dict(mine["scheduler"])
         for step in range(session.steps, steps):
-            optimizer.zero_grad()
-            loss_of(model, step, worker.rank).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
             scheduler.step()
         if steps == stop:
             session.save(tmp_path, scheduler=scheduler.state_dict())
@@ -98,16 +94,12 @@ def test_ranks_that_run_out_of_data_agree_in_the_end(recipe: str) -> None:
     """Their schedulers stand still meanwhile, so their momentum is old."""
 
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, recipe)
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
         for epoch in range(2):
             with session.epoch():
                 for step in range([5, 2, 1][worker.rank]):
                     optimizer.param_groups[0]["momentum"] = optimizer.param_groups[1]["momentum"] = 0.9 - 0.1 * step
-                    optimizer.zero_grad()
-                    loss_of(model, 10 * epoch + step, worker.rank).backward()
-                    optimizer.step()
+                    train_step(model, optimizer, 10 * epoch + step, worker.rank)
         return parameters(model)
 
     agree(cluster(work, 3))

@@ -1,4 +1,4 @@
-"""What schedulers and users see of momentum that moved, and what is refused."""
+"""Momentum transfer as schedulers and users see it, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.momenta import ALL, sgd, together
-from support.virtual import Worker, closure_of, cluster, loss_of, network, notices
+from support.momentum_training import ALL, sgd, together
+from support.virtual_workers import Worker, closure_of, cluster, loss_of, network, notices
 from torch import nn
 
 from gossamer.errors import AttachError, LoopError
@@ -20,9 +20,7 @@ from gossamer.session.session import Session
 
 def test_groups_are_the_users_own_before_and_after_every_step() -> None:
     def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, "DGC(0.1)")
+        model, optimizer, session = worker.start(network(0), sgd, "DGC(0.1)")
         groups, settings = list(optimizer.param_groups), [dict(group) for group in optimizer.param_groups]
         inside: list[list[tuple[float, float, int]]] = []
         optimizer.register_step_pre_hook(
@@ -49,9 +47,7 @@ def test_groups_are_the_users_own_before_and_after_every_step() -> None:
 
 def test_a_step_that_failed_leaves_no_trace() -> None:
     def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, ALL)
+        model, optimizer, session = worker.start(network(0), sgd, ALL)
         groups = list(optimizer.param_groups)
 
         def fail(*rest: Any) -> None:
@@ -86,9 +82,7 @@ def test_one_line_says_that_momentum_moved() -> None:
 )
 def test_clipping_after_backward_is_noticed_once(recipe: str, clips: bool, lines: int) -> None:
     def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, recipe)
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
         for step in range(3):
             optimizer.zero_grad(set_to_none=step != 1)
             session.weight(2 + worker.rank)
@@ -162,9 +156,7 @@ def test_fused_optimizers_with_a_scaler_are_refused() -> None:
 
 def test_closures_are_refused() -> None:
     def work(worker: Worker, recipe: str) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer, recipe)
+        model, optimizer, _ = worker.start(network(0), sgd, recipe)
         optimizer.step(closure_of(model, optimizer, worker.rank))
 
     cluster(lambda worker: work(worker, "Dense()"), 2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.sessions import RECIPES, alone, sgd, train
-from support.virtual import Worker, agree, batch, cluster, joined, network, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, joined, loss_of, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -27,13 +27,11 @@ def test_dense_equals_one_process_on_the_joined_batch(world: int, set_to_none: b
 
 def test_the_large_batch_law_catches_a_missing_exchange() -> None:
     def lonely(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer)
+        model, optimizer, session = worker.start(network(0), sgd)
         for step in range(5):
             optimizer.zero_grad()
             with session.no_sync():
-                mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+                loss_of(model, step, worker.rank).backward()
             session._synchronizer.finished = True  # type: ignore[union-attr]  # the twin forgets to exchange
             optimizer.step()
         return parameters(model)
@@ -100,8 +98,7 @@ def test_clipping_scheduling_groups_and_nesterov() -> None:
         model = network(worker.rank)
 
         def backward(step: int) -> None:
-            inputs, targets = batch(step, worker.rank)
-            mse_loss(model(inputs), targets).backward()
+            loss_of(model, step, worker.rank).backward()
 
         return loop(model, backward, lambda optimizer: worker.attach(model, optimizer))
 
@@ -119,12 +116,10 @@ def test_clipping_scheduling_groups_and_nesterov() -> None:
 @pytest.mark.parametrize("world", [1, 3])
 def test_clip_norm_is_clip_grad_norm(world: int) -> None:
     def by_hand(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer)
+        model, optimizer, _ = worker.start(network(0), sgd)
         for step in range(4):
             optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.2)
             optimizer.step()
         return parameters(model)
@@ -140,7 +135,7 @@ def test_everyone_stops_after_the_same_step(world: int) -> None:
         with session.epoch():
             for step in range(100 if worker.rank != 1 else 3):
                 session.optimizer.zero_grad()
-                mse_loss(session.model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+                loss_of(session.model, step, worker.rank).backward()
                 if step == 5 and worker.rank == world - 1:
                     session.ask_to_stop()
                 session.optimizer.step()
@@ -159,14 +154,11 @@ def test_everyone_stops_after_the_same_step(world: int) -> None:
 
 def test_a_forked_child_is_inert() -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer)
+        model, optimizer, session = worker.start(network(0), sgd)
         session._pid += 1
         assert session._synchronizer is not None
         session._synchronizer._pid += 1
-        inputs, targets = batch(0, worker.rank)
-        mse_loss(model(inputs), targets).backward()
+        loss_of(model, 0, worker.rank).backward()
         optimizer.step()
         assert session.steps == 0
         session.close()  # does nothing in a child

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: nobody takes the step, and who had them is named."""
+"""Non-finite gradients in sessions: no rank takes the step, and the origin is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.sessions import RECIPES, sgd
-from support.virtual import Worker, agree, batch, cluster, heard, network, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, heard, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -1,11 +1,21 @@
-"""Gradients that not everyone has, that add up over several passes, and that are thrown away."""
+"""Gradients in sessions: missing on some ranks, accumulated over several passes, and thrown away."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual import Worker, agree, batch, cluster, joined, network, parameters, seeded
+from support.virtual_workers import (
+    Worker,
+    agree,
+    batch,
+    cluster,
+    loss_of,
+    network,
+    parameters,
+    seeded,
+    trained_alone,
+)
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -58,13 +68,11 @@ def test_unused_frozen_and_tied_parameters(recipe: str) -> None:
 
 def test_a_rank_where_no_hook_fires_keeps_the_others_company() -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer)
+        model, optimizer, _ = worker.start(network(0), sgd)
         for step in range(3):
             optimizer.zero_grad()
             if worker.rank != 1:
-                mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+                loss_of(model, step, worker.rank).backward()
             optimizer.step()
         return parameters(model)
 
@@ -75,9 +83,7 @@ def test_a_rank_where_no_hook_fires_keeps_the_others_company() -> None:
 
 
 def accumulate(worker: Worker, recipe: str, how: str) -> Tensor:
-    model = network(0)
-    optimizer = sgd(model)
-    session = worker.attach(model, optimizer, recipe)
+    model, optimizer, session = worker.start(network(0), sgd, recipe)
     for step in range(3):
         optimizer.zero_grad()
         for part in range(3):
@@ -93,16 +99,12 @@ def accumulate(worker: Worker, recipe: str, how: str) -> Tensor:
 
 
 def test_no_sync_equals_a_larger_batch_and_so_does_dense_without_it() -> None:
-    model = network(0)
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        inputs, targets = joined(batch(10 * step + part, rank) for rank in range(2) for part in range(3))
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+    expected = trained_alone(
+        sgd, 3, lambda step: [batch(10 * step + part, rank) for rank in range(2) for part in range(3)]
+    )
     for how in ("no_sync", "every"):
         ended = agree(cluster(lambda worker, h=how: accumulate(worker, "Dense()", h), 2))
-        torch.testing.assert_close(ended, parameters(model), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(ended, expected, atol=1e-12, rtol=1e-12)
 
 
 def test_no_sync_with_a_compressor_and_the_error_without() -> None:
@@ -136,12 +138,10 @@ def test_lbfgs_with_dense_and_the_error_otherwise() -> None:
 
 def test_a_backward_that_was_thrown_away_is_no_error() -> None:
     def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer, "TopK(0.1)")
+        model, optimizer, _ = worker.start(network(0), sgd, "TopK(0.1)")
         for step in range(4):
             optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
             if step % 2:
                 optimizer.step()
 

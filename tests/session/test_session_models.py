@@ -7,7 +7,18 @@ import os
 import pytest
 import torch
 from support.sessions import sgd, train
-from support.virtual import Worker, agree, batch, cluster, grow, network, parameters, seeded
+from support.virtual_workers import (
+    Worker,
+    agree,
+    batch,
+    cluster,
+    grow,
+    loss_of,
+    network,
+    parameters,
+    seeded,
+    train_step,
+)
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
@@ -116,10 +127,7 @@ def test_compiled_models_keep_their_names() -> None:
         session = worker.attach(compiled, optimizer, "TopK(0.5)")  # type: ignore[arg-type]
         assert session._synchronizer is not None
         for step in range(2):
-            optimizer.zero_grad()
-            inputs, targets = batch(step, worker.rank)
-            mse_loss(compiled(inputs), targets).backward()
-            optimizer.step()
+            train_step(compiled, optimizer, step, worker.rank)
         return parameters(model), session._synchronizer.buckets[0].layout.names
 
     results = [cluster(work, 1)[0]] if os.environ.get("GOSSAMER_NO_COMPILE") else cluster(work, 2)
@@ -179,7 +187,7 @@ def test_thawing_after_attach_is_an_error() -> None:
         optimizer = sgd(model)
         worker.attach(model, optimizer)
         first.requires_grad_(True)
-        mse_loss(model(batch(0, worker.rank)[0]), batch(0, worker.rank)[1]).backward()
+        loss_of(model, 0, worker.rank).backward()
         optimizer.step()
 
     with pytest.raises(LoopError, match="frozen"):

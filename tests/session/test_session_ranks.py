@@ -1,4 +1,4 @@
-"""Ranks that are not alike: in data, in weights, and where they must be."""
+"""Ranks of a session that differ: in data, in weights, and where they must not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from support.sessions import sgd, train
-from support.virtual import Worker, agree, batch, cluster, joined, network, notices, parameters
+from support.virtual_workers import (
+    Worker,
+    agree,
+    batch,
+    cluster,
+    loss_of,
+    network,
+    notices,
+    parameters,
+    train_step,
+    trained_alone,
+)
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -25,8 +36,7 @@ def test_ranks_run_out_of_data_at_different_times(recipe: str) -> None:
         for epoch in range(2):
             with session.epoch():
                 for step in range([5, 2, 0][worker.rank]):
-                    inputs, targets = batch(100 * epoch + step, worker.rank)
-                    mse_loss(model(inputs), targets).backward()
+                    loss_of(model, 100 * epoch + step, worker.rank).backward()
                     optimizer.step()
                     optimizer.zero_grad()
         moments = [state["exp_avg"].flatten() for state in optimizer.state.values()]
@@ -40,14 +50,10 @@ def test_ranks_run_out_of_data_at_different_times(recipe: str) -> None:
 
 def test_saving_within_an_epoch(tmp_path: Path) -> None:
     def work(worker: Worker, batches: int) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, "TopK(0.3)")
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(0.3)")
         with session.epoch():
             for step in range(batches):
-                optimizer.zero_grad()
-                mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-                optimizer.step()
+                train_step(model, optimizer, step, worker.rank)
                 if step == 2:
                     session.save(tmp_path)
         return parameters(model)
@@ -62,9 +68,7 @@ def test_weights_make_uneven_batches_one_batch() -> None:
     sizes = [5, 3, 1]
 
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer)
+        model, optimizer, session = worker.start(network(0), sgd)
         for step in range(4):
             optimizer.zero_grad()
             inputs, targets = batch(step, worker.rank, sizes[(worker.rank + step) % 3])
@@ -73,25 +77,17 @@ def test_weights_make_uneven_batches_one_batch() -> None:
             optimizer.step()
         return parameters(model)
 
-    model = network(0)
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        inputs, targets = joined(batch(step, rank, sizes[(rank + step) % 3]) for rank in range(3))
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    torch.testing.assert_close(agree(cluster(work, 3)), parameters(model), atol=1e-12, rtol=1e-12)
+    expected = trained_alone(sgd, 4, lambda step: [batch(step, rank, sizes[(rank + step) % 3]) for rank in range(3)])
+    torch.testing.assert_close(agree(cluster(work, 3)), expected, atol=1e-12, rtol=1e-12)
 
 
 def test_equal_weights_change_no_bit() -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(0)
-        optimizer = sgd(model)
-        session = worker.attach(model, optimizer, "TopK(0.2)")
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(0.2)")
         for step in range(4):
             optimizer.zero_grad()
             session.weight(7)
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
             optimizer.step()
         return parameters(model)
 
@@ -127,11 +123,9 @@ def test_other_recipe_layout_and_learning_rate_are_found() -> None:
         cluster(wider, 2)
 
     def hotter(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer)
+        model, optimizer, _ = worker.start(network(0), sgd)
         for step in range(3):
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
             optimizer.step()
             optimizer.param_groups[0]["lr"] *= 0.5 if worker.rank == 1 and step == 1 else 1.0
 
@@ -142,11 +136,8 @@ def test_other_recipe_layout_and_learning_rate_are_found() -> None:
 @pytest.mark.parametrize("equal", [True, False])
 def test_equal_first_batches_are_noticed(equal: bool) -> None:
     def work(worker: Worker) -> None:
-        model = network(0)
-        optimizer = sgd(model)
-        worker.attach(model, optimizer)
-        inputs, targets = batch(0, 0 if equal else worker.rank)
-        mse_loss(model(inputs), targets).backward()
+        model, _, _ = worker.start(network(0), sgd)
+        loss_of(model, 0, 0 if equal else worker.rank).backward()
 
     with notices() as said:
         cluster(work, 2)

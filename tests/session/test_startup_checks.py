@@ -1,4 +1,4 @@
-"""What ranks are given as they begin."""
+"""Startup checks: what ranks are given as they begin."""
 
 import pytest
 import torch

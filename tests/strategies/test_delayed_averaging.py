@@ -1,4 +1,4 @@
-"""Averages that land later, in the place of one's own part."""
+"""Delayed averaging: averages that land later, in the place of a worker's own part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.loops import LR, START, agree, close, gradient, mean_of, owed_and_in_flight, run, sgd, spread
+from support.training_loops import LR, START, agree, close, gradient, mean_of, owed_and_in_flight, run, sgd, spread
 from torch import Tensor
 
 from gossamer.compressors import TopK

@@ -1,4 +1,4 @@
-"""An outer optimizer above local training, against its own definition written out in a few lines."""
+"""DiLoCo: an outer optimizer above local training, against its definition written out in a few lines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from strategies.test_local_sgd import CENTRES, quadratic
-from support.loops import LR, START, Trace, agree, close, gradient, heard, mean_of, run, sgd
-from support.virtual import batch, cluster, network, parameters
+from support.training_loops import LR, START, Trace, agree, close, gradient, heard, mean_of, run, sgd
+from support.virtual_workers import cluster, network, parameters, train_step
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from gossamer import events
 from gossamer.errors import AttachError
@@ -55,10 +54,7 @@ def test_it_is_torchs_nesterov_on_the_mean_difference(outer: tuple[float, float]
     )
     for step in range(9):
         for rank, (model, local) in enumerate(zip(models, inner, strict=True)):
-            local.zero_grad()
-            inputs, targets = batch(step, rank)
-            mse_loss(model(inputs), targets).backward()
-            local.step()
+            train_step(model, local, step, rank)
         if step % 3 == 2:
             before = agreed.detach().clone()
             agreed.grad = mean_of([agreed.detach() - parameters(model) for model in models])
@@ -92,10 +88,7 @@ def alone(rank: int, steps: int) -> list[Tensor]:
     optimizer = sgd()(model)
     path = []
     for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = batch(step, rank)
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+        train_step(model, optimizer, step, rank)
         path.append(parameters(model))
     return path
 

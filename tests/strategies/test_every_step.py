@@ -1,4 +1,4 @@
-"""Gradients in every step, summed over several passes."""
+"""Synchronous gradients in every step, accumulated over several passes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import LR, START, agree, close, run, sgd
-from support.virtual import Worker, batch, cluster, joined, network, parameters, seeded
+from support.training_loops import LR, START, agree, close, run, sgd
+from support.virtual_workers import (
+    Batch,
+    Worker,
+    batch,
+    cluster,
+    loss_of,
+    network,
+    parameters,
+    seeded,
+    trained_alone,
+)
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -61,9 +71,7 @@ LOOPS: list[Loop] = [every_batch, every_batch_with_zeros, classical, muted]
 
 
 def accumulated(worker: Worker, recipe: Any, loop: Loop, sizes: Sequence[int]) -> Tensor:
-    model = network(worker.rank)
-    optimizer = sgd(momentum=0.9)(model)
-    session = worker.attach(model, optimizer, recipe)
+    model, optimizer, session = worker.start(network(worker.rank), sgd(momentum=0.9), recipe)
 
     def loss(step: int) -> Tensor:
         size = sizes[(step + worker.rank) % len(sizes)]
@@ -79,15 +87,12 @@ def accumulated(worker: Worker, recipe: Any, loop: Loop, sizes: Sequence[int]) -
 
 def big_batches(sizes: Sequence[int]) -> Tensor:
     """One process on the batches of all workers and passes at once."""
-    model = network(0)
-    optimizer = sgd(momentum=0.9)(model)
-    for exchange in range(EXCHANGES):
-        optimizer.zero_grad()
+
+    def batches(exchange: int) -> list[Batch]:
         places = [(step, rank) for step in range(K * exchange, K * exchange + K) for rank in range(WORLD)]
-        inputs, targets = joined(batch(step, rank, sizes[(step + rank) % len(sizes)]) for step, rank in places)
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    return parameters(model)
+        return [batch(step, rank, sizes[(step + rank) % len(sizes)]) for step, rank in places]
+
+    return trained_alone(sgd(momentum=0.9), EXCHANGES, batches)
 
 
 def check_big_batch(loop: Loop, sizes: Sequence[int]) -> None:
@@ -127,9 +132,7 @@ def test_the_sum_is_what_is_compressed(compressor: str) -> None:
     """The same bits as summing on each rank first, where the weights are powers of two."""
 
     def by_hand(worker: Worker) -> Tensor:
-        model = network(worker.rank)
-        optimizer = sgd(momentum=0.9)(model)
-        session = worker.attach(model, optimizer, compressor)
+        model, optimizer, session = worker.start(network(worker.rank), sgd(momentum=0.9), compressor)
         for step in range(0, 8, 2):
             optimizer.zero_grad()
             for each in (step, step + 1):
@@ -220,9 +223,7 @@ def test_a_bad_pass_is_gone_with_its_exchange() -> None:
     """Nothing of it is left in the sums."""
 
     def work(worker: Worker, bad: int) -> Tensor:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        worker.attach(model, optimizer, "EveryStep(accumulate=3) + TopK(0.3)")
+        model, optimizer, _ = worker.start(network(worker.rank), sgd(), "EveryStep(accumulate=3) + TopK(0.3)")
         for step in range(9):
             optimizer.zero_grad()
             inputs, targets = batch(step, worker.rank)
@@ -247,7 +248,7 @@ def test_a_parameter_that_one_pass_used_is_averaged() -> None:
         for step in range(4):
             optimizer.zero_grad()
             used = second if step == 2 and worker.rank == 1 else first
-            mse_loss(used(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(used, step, worker.rank).backward()
             optimizer.step()
             if step == 1:
                 assert torch.equal(parameters(second), before), "weight decay moved what nobody used"

@@ -1,4 +1,4 @@
-"""Trajectories as they were when they had been checked: nothing about them changes unnoticed."""
+"""Golden trajectories: nothing about them changes unnoticed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from support import golden
-from support.loops import sgd
-from support.virtual import Worker, cluster, parameters
+from support.training_loops import sgd
+from support.virtual_workers import Worker, cluster, parameters
 from torch import Tensor, nn
 
 GOLDEN = {

@@ -1,4 +1,4 @@
-"""Training apart and averaging parameters: equal to synchronous training where it should be, and only there."""
+"""Local SGD: equal to synchronous training where it should be, and only there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import LR, START, Trace, agree, close, gradient, mean_of, run, sgd, spread
-from support.virtual import Worker, batch, cluster, parameters, seeded
+from support.training_loops import LR, START, Trace, agree, close, gradient, mean_of, run, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, parameters, seeded
 from torch import Tensor, nn
 
 from gossamer.errors import AttachError

@@ -1,4 +1,4 @@
-"""Schedules are literal tables first."""
+"""Schedules of sync rounds, as literal tables."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_fragment_has_its_turn_once_a_period(schedule: PeriodicSchedule) -
 
 @dataclass(frozen=True)
 class Crowded(PeriodicSchedule):
-    """Whole passes between turns, and the rest of the period silent."""
+    """Whole passes between sync rounds, and the rest of the period silent."""
 
     def sync_round(self, number: int) -> SyncRound:
         periods, fragment = divmod(number, self.fragments)
@@ -86,7 +86,7 @@ class Crowded(PeriodicSchedule):
 
 @dataclass(frozen=True)
 class Drifting(PeriodicSchedule):
-    """Turns so many passes apart, whatever the period is."""
+    """Sync rounds so many passes apart, whatever the period is."""
 
     def sync_round(self, number: int) -> SyncRound:
         launch = (number + 1) * (self.period // self.fragments)

@@ -142,7 +142,7 @@ def never_unpickles() -> None:
 
 
 def trains_beside_forked_loaders() -> None:
-    """Each epoch forks a worker of the DataLoader's and lets it end, with the lane and the group's threads about."""
+    """Each epoch forks a DataLoader's worker and lets it end, beside the communication thread and the group's."""
     training = Training()
     inputs = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(inputs)

@@ -217,7 +217,7 @@ class Reducing(torch.autograd.Function):
 
 
 def other_collectives_beside_the_lane() -> None:
-    """The lane has a group of its own, so collectives in the model cannot come between its words."""
+    """The communication thread has a group of its own, so collectives in the model cannot come between its ops."""
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(6)])
     optimizer = torch.optim.SGD(layers.parameters(), 0.01)

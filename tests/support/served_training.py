@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from support.virtual import Worker, batch, cluster, joined, network, parameters
+from support import training_loops
+from support.virtual_workers import Worker, batch, cluster, network, parameters, trained_alone
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -41,14 +42,8 @@ def trained(worker: Worker, recipe: str, steps: int = 5) -> torch.Tensor:
 
 def alone(world: int, steps: int = 5) -> torch.Tensor:
     """One process on the joined batches, from where rank 0 begins."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for number in range(steps):
-        x, y = joined(batch(number, rank) for rank in range(world))
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return parameters(model)
+    rule = training_loops.sgd(lr=0.05, momentum=0.9)
+    return trained_alone(rule, steps, lambda step: [batch(step, rank) for rank in range(world)])
 
 
 def check_joined(recipe: str, world: int) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.virtual import Worker, batch, joined, network, parameters
+from support.virtual_workers import Worker, batch, loss_of, network, parameters, trained_alone
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 RECIPES = [
     "Dense()",
@@ -24,24 +23,14 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 
 def train(worker: Worker, recipe: Any = None, steps: int = 5, *, set_to_none: bool = True, **options: Any) -> Tensor:
-    model = network(worker.rank)
-    optimizer = sgd(model)
-    worker.attach(model, optimizer, recipe, **options)
+    model, optimizer, _ = worker.start(network(worker.rank), sgd, recipe, **options)
     for step in range(steps):
         optimizer.zero_grad(set_to_none=set_to_none)
-        inputs, targets = batch(step, worker.rank)
-        mse_loss(model(inputs), targets).backward()
+        loss_of(model, step, worker.rank).backward()
         optimizer.step()
     return parameters(model)
 
 
 def alone(world: int, steps: int = 5) -> Tensor:
     """One process on the joined batch."""
-    model = network(0)
-    optimizer = sgd(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = joined(batch(step, rank) for rank in range(world))
-        mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    return parameters(model)
+    return trained_alone(sgd, steps, lambda step: [batch(step, rank) for rank in range(world)])

@@ -1,13 +1,15 @@
-"""Small programs that run on the hosts of a lab, and what they measure."""
+"""Small programs that run on the hosts of an emulated network, and what they measure."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from gossamer.emulation import EmulatedNetwork
+from gossamer.emulation.namespaces import DIRECTORY
 
 PAYLOAD_BYTES = 1472
 PACKET_BYTES = 1500
@@ -199,3 +201,23 @@ def arrived(lab: EmulatedNetwork, a: int, b: int, count: int) -> list[int]:
         with on(lab, a, NUMBERED, lab.hosts[b].address, count) as numbered:
             assert numbered.wait() == 0
             return [int(number) for number in line(collect).split()]
+
+
+def left_by(pid: int) -> list[str]:
+    """Network namespaces of an owner."""
+    return [path.name for path in DIRECTORY.glob(f"gossamer-{pid}-*")]
+
+
+def inhabitants(names: Iterable[str]) -> str:
+    """Processes in network namespaces."""
+    listing = [
+        subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True) for name in names
+    ]
+    return "".join(each.stdout for each in listing)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (held := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return held

@@ -1,4 +1,4 @@
-"""Gradients in every step, a step or more late."""
+"""Delayed gradients: averaged in every step, applied a step or more late."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from support.loops import LR, START, agree, close, gradient, heard, mean_of, run, sgd, spread
-from support.virtual import Worker, batch, cluster, network, parameters, seeded
+from support.training_loops import LR, START, agree, close, gradient, heard, mean_of, run, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -55,13 +55,11 @@ def test_late_gradients_are_compressed_alike(recipe: str) -> None:
     """The same script, later: with a learning rate of 0, what arrives is what arrives without delay, bit for bit."""
 
     def shown(worker: Worker, strategy: str) -> list[Tensor]:
-        model = network(worker.rank)
-        optimizer = sgd(lr=0.0)(model)
-        worker.attach(model, optimizer, f"{strategy} + {recipe}")
+        model, optimizer, _ = worker.start(network(worker.rank), sgd(lr=0.0), f"{strategy} + {recipe}")
         seen = []
         for step in range(8):
             optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
             if all(p.grad is not None for p in model.parameters()):
                 seen.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
             optimizer.step()
@@ -105,13 +103,11 @@ def test_what_nobody_used_has_no_gradient_later_either() -> None:
 
 def test_a_rank_without_a_gradient_hook_keeps_up() -> None:
     def work(worker: Worker) -> tuple[Tensor, int]:
-        model = network(0)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "EveryStep(delay=1)")
+        model, optimizer, session = worker.start(network(0), sgd(), "EveryStep(delay=1)")
         for step in range(5):
             optimizer.zero_grad()
             if (step, worker.rank) != (2, 1):
-                mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+                loss_of(model, step, worker.rank).backward()
             optimizer.step()
         return parameters(model), session.steps
 
@@ -123,9 +119,9 @@ def test_a_rank_without_a_gradient_hook_keeps_up() -> None:
 @pytest.mark.parametrize("delay", [1, 2])
 def test_a_bad_gradient_skips_the_step_it_is_late_for(delay: int) -> None:
     def work(worker: Worker) -> list[Tensor]:
-        model = network(worker.rank)
-        optimizer = sgd(momentum=0.9)(model)
-        worker.attach(model, optimizer, f"EveryStep(delay={delay}) + TopK(0.2)")
+        model, optimizer, _ = worker.start(
+            network(worker.rank), sgd(momentum=0.9), f"EveryStep(delay={delay}) + TopK(0.2)"
+        )
         path = []
         for step in range(7):
             optimizer.zero_grad()

@@ -1,41 +1,30 @@
-"""Sessions that average with neighbours: equal to the rules by hand, resumed to the bit, together where they must."""
+"""Gossip sessions: equal to the rules by hand, and together where they must be."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
-from strategies.test_gossip import Lopsided
-from support.apart import check_resume, train
-from support.loops import LR, START, Trace, agree, close, gradient, heard, run, sgd
-from support.processes import findings, succeed
-from support.virtual import Worker, batch, cluster, network, parameters, seeded
+from support.gossip_rounds import Lopsided
+from support.gossip_sessions import merged_of, pass_through, start
+from support.training_loops import LR, START, Trace, agree, close, gradient, heard, run, sgd
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer import events
-from gossamer.checkpoint import digest
-from gossamer.cli.explain import explain
-from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
-from gossamer.estimate.traffic import estimate_traffic
 from gossamer.gossip.rules import MASS
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.reducer.step_report import Presence
-from gossamer.session.lifecycle_events import begun
 from gossamer.session.session import Session
 from gossamer.strategies import Gossip
 from gossamer.synchronizers.gossip import GossipAveraging
 from gossamer.synchronizers.gossip_round import RoundHeader, check
-from gossamer.synchronizers.stages import bucket_fragments
 from gossamer.topologies import Topology
-from gossamer.transports.simulated import SimulatedGroup
 
 # -- what neighbours come to ------------------------------------------------------------------------------------------
 
@@ -170,8 +159,7 @@ def masked(worker: Worker, recipe: str) -> tuple[Tensor, Tensor, Tensor]:
         model = Masked()
     session = worker.attach(model, torch.optim.SGD(model.parameters(), lr=LR), recipe)
     for step in range(7):
-        inputs, targets = batch(step, worker.rank, dtype=torch.float32)
-        mse_loss(model(inputs), targets).backward()
+        loss_of(model, step, worker.rank).backward()
         session.optimizer.step()
         session.optimizer.zero_grad()
     session.close()
@@ -199,30 +187,6 @@ def test_masks_that_are_infinite_stay_as_they_are(recipe: str) -> None:
 
 
 # -- the loop's bad days ----------------------------------------------------------------------------------------------
-
-
-def pass_through(
-    session: Session,
-    steps: Iterable[int],
-    rank: int,
-    before: Callable[[Session, int], None] = lambda session, step: None,
-) -> None:
-    for step in steps:
-        session.optimizer.zero_grad()
-        inputs, targets = batch(step, rank)
-        mse_loss(session.model(inputs), targets).backward()
-        before(session, step)
-        session.optimizer.step()
-
-
-def start(worker: Worker, recipe: str) -> Session:
-    model = network(worker.rank)
-    return worker.attach(model, torch.optim.SGD(model.parameters(), lr=LR), recipe)
-
-
-def merged_of(session: Session) -> Tensor:
-    with session.merged(session.model):
-        return parameters(session.model)
 
 
 def test_a_gradient_that_is_not_finite_stays_local_and_is_told() -> None:
@@ -385,210 +349,3 @@ def test_a_session_that_ends_well_tells_what_all_agree_on(well: bool, digests: i
     with heard(events.Closed) as closed:
         cluster(work, 4)
     assert len({event.digest for event in closed}) == digests
-
-
-# -- resuming ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("recipe", "after", "world"),
-    [
-        ("Gossip() + Ring()", [3], 3),
-        ("Gossip(period=3) + TopK(0.2) + Ring()", [2, 7], 4),
-        ("Gossip() + PowerSGD(2) + Ring()", [5], 3),
-        ("Gossip('push-sum', period=2) + Exponential(one_peer=True)", [3], 3),
-        ("Gossip() + RandomPeers()", [5], 4),
-    ],
-)
-def test_resumed_training_goes_the_same_way(recipe: str, after: Sequence[int], world: int) -> None:
-    check_resume(recipe, after, world=world)
-
-
-def test_resumed_push_sum_goes_the_same_way_where_masses_differ() -> None:
-    check_resume(Recipe(strategy=Gossip("push-sum"), topology=Lopsided()), [3], world=4)  # type: ignore[arg-type]
-
-
-def no_mass(session: Any) -> None:
-    for kept in session["state"].values():
-        kept[f"mixing.{MASS}"].fill_(1.0)
-
-
-def nothing_public(session: Any) -> None:
-    for kept in session["state"].values():
-        kept["mixing.hat"].zero_()
-
-
-def no_pull(session: Any) -> None:
-    for kept in session["state"].values():
-        kept["mixing.pull"].zero_()
-
-
-def first_round(session: Any) -> None:
-    session["progress"]["round"] = 1
-
-
-@pytest.mark.parametrize(
-    ("recipe", "spoil"),
-    [
-        (Recipe(strategy=Gossip("push-sum"), topology=Lopsided()), no_mass),
-        ("Gossip() + TopK(0.2) + Ring()", nothing_public),
-        ("Gossip() + TopK(0.2) + Ring()", no_pull),
-        ("Gossip() + RandomPeers()", first_round),
-    ],
-    ids=["mass", "hat", "pull", "round"],
-)
-def test_the_resume_check_catches_what_is_forgotten(recipe: Any, spoil: Any) -> None:
-    with pytest.raises(AssertionError, match="another way"):
-        check_resume(recipe, [4], spoil, world=4)
-
-
-@pytest.mark.parametrize("recipe", ["Gossip() + Ring()", "Gossip() + Int8() + Ring()", "Gossip('push-sum') + Ring()"])
-def test_other_workers_begin_with_the_mean(recipe: str, tmp_path: Path) -> None:
-    before = cluster(lambda worker: train(worker, recipe, 0, 4, save=tmp_path), 4)
-    with heard(events.Noticed) as noticed:
-        after = cluster(lambda worker: begun_again(worker, recipe, tmp_path), 2)
-    mean = torch.stack([path[-1] for path, *_ in before]).mean(0)
-    for start, merged in after:
-        close(start, mean, 1e-12)
-        assert torch.equal(merged, after[0][1])
-    assert ["parameters are the mean of theirs" in event.message for event in noticed] == [True]
-
-
-def begun_again(worker: Worker, recipe: str, directory: Path) -> tuple[Tensor, Tensor]:
-    model = network(worker.rank)
-    session = worker.attach(model, torch.optim.AdamW(model.parameters(), lr=0.01), recipe)
-    assert session.load(directory) == {"made": 4}
-    begin = parameters(model)
-    pass_through(session, range(4, 7), worker.rank)
-    return begin, merged_of(session)
-
-
-def test_resized_parameters_begin_anew_and_the_rest_goes_on() -> None:
-    def work(worker: Worker) -> tuple[Tensor, Tensor]:
-        session = start(worker, "Gossip() + TopK(0.2) + Ring()")
-        pass_through(session, range(3), worker.rank)
-        session.optimizer.zero_grad()
-        session.model.get_parameter("4.bias").data = torch.full((3,), float(worker.rank), dtype=torch.float64)
-        session.reset("4.bias")
-        pass_through(session, range(3, 6), worker.rank)
-        state = session.state_dict()["state"]
-        return torch.cat([state[name]["mixing.pull"].flatten() for name in sorted(state)]), merged_of(session)
-
-    pulls, merged = zip(*cluster(work, 4), strict=True)
-    agree(merged)
-    assert float(torch.stack(pulls).sum(0).abs().max()) < 1e-13, "the copies no longer fit"
-
-
-# -- what is sent -----------------------------------------------------------------------------------------------------
-
-
-def sent_and_foretold(recipe: str, normed: bool = False) -> tuple[float, float]:
-    """Bytes of a worker and a step: as the transport counts them over whole cycles, and as they are explained."""
-    found = resolve(recipe, 4)
-
-    def make() -> nn.Module:
-        layers = [nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Linear(40, 30)] if normed else [nn.Linear(6, 40)]
-        return nn.Sequential(*layers, nn.Linear(30 if normed else 40, 3))
-
-    def work(worker: Worker) -> None:
-        with seeded(worker.rank):
-            model = make()
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        worker.attach(model, optimizer, found)
-        for step in range(16):
-            inputs, targets = batch(step, worker.rank, dtype=torch.float32)
-            mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-
-    with heard(events.StepEnded) as ended:
-        cluster(work, 4)
-    model, alone = make(), SimulatedGroup(1).transports[0]
-    fragments = bucket_fragments(
-        found.strategy.stages[-1], dict(model.named_parameters()), found.compressor, AggregationContext()
-    )
-    said = estimate_traffic(found, begun(model, None, found, fragments, alone), workers=4)
-    last = [event.bytes_sent for event in ended if event.step > 4]  # the very first compares batches as well
-    return sum(last) / len(last), said.bytes_sent
-
-
-@pytest.mark.parametrize(
-    ("recipe", "normed"),
-    [
-        ("Gossip() + Ring()", False),
-        ("Gossip() + Ring()", True),
-        ("Gossip(period=2) + TopK(0.1) + Ring()", False),
-        ("Gossip() + Int8()", True),
-        ("Gossip('push-sum') + Exponential(one_peer=True)", True),
-        ("Gossip(period=4) + RandomPeers()", False),
-    ],
-)
-def test_bytes_are_those_explained(recipe: str, normed: bool) -> None:
-    sent, said = sent_and_foretold(recipe, normed)
-    assert sent == said
-
-
-def test_bytes_differ_where_the_graph_does() -> None:
-    assert sent_and_foretold("Gossip() + Ring()")[0] < sent_and_foretold("Gossip()")[1]
-
-
-def explained(recipe: str, path: Path) -> Any:
-    options = ["--workers", "4", "--parameters", "1000000", "--network", "100mbit,20ms", "--step-seconds", "0.1"]
-    result = CliRunner().invoke(explain, [recipe, *options, "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    return json.loads(path.read_text())
-
-
-def test_explain_prices_a_round_among_neighbours(tmp_path: Path) -> None:
-    ring, everyone = (explained(recipe, tmp_path / "said") for recipe in ("Gossip() + Ring()", "Gossip()"))
-    ops = [(each["where"], each["word"], each["bytes_sent"]) for each in ring["words"] if each["bytes_sent"]]
-    assert ops == [("bucket 0", "Mix", 8_000_000), ("control", "Mix", 64), ("meetings", "Gather", 24)]
-    line_seconds = 8 * 4_000_000 / 100e6
-    for said, neighbors in ((ring, 2), (everyone, 3)):
-        assert 1 < said["foretold"]["wire_seconds"] / (neighbors * line_seconds) < 1.15
-
-
-# -- real processes ---------------------------------------------------------------------------------------------------
-
-SCRIPT = """
-import json
-import torch
-from torch import nn
-from torch.nn.functional import mse_loss
-import gossamer
-from gossamer.checkpoint import digest
-from gossamer.cli.explain import explain
-from gossamer.reducer.step_report import Presence
-from virtual import batch, network, parameters
-
-world = gossamer.init()
-for recipe in {recipes!r}:
-    model = network(world.rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gossamer.attach(model, optimizer, recipe) as session:
-        with session.epoch():
-            for step in range(5 + world.rank):
-                optimizer.zero_grad()
-                inputs, targets = batch(step, world.rank)
-                mse_loss(model(inputs), targets).backward()
-                optimizer.step()
-        own = digest(model.parameters())
-        with session.merged(model):
-            print("said", json.dumps(dict(own=own, merged=digest(model.parameters()))), flush=True)
-"""
-RECIPES = ["Gossip() + TopK(0.2) + Ring()", "Gossip('push-sum') + Exponential(one_peer=True)"]
-
-
-@pytest.mark.processes
-def test_real_workers_come_to_the_same_bits_as_simulated_ones() -> None:
-    def work(worker: Worker, recipe: str) -> str:
-        session = start(worker, recipe)
-        with session.epoch():
-            pass_through(session, range(5 + worker.rank), worker.rank)
-        return digest(session.model.parameters())
-
-    said = [findings(text) for text in succeed(["-c", SCRIPT.format(recipes=RECIPES)], 3)]
-    for place, recipe in enumerate(RECIPES):
-        assert len({each[place]["merged"] for each in said}) == 1
-        own = [each[place]["own"] for each in said]
-        assert own == cluster(lambda worker, recipe=recipe: work(worker, recipe), 3)
-    assert len({each["own"] for each in said[0]}) == 2, "all recipes do the same"

@@ -1,4 +1,4 @@
-"""Workers that train apart: what all agree on, when it is shown, reset, saved and ended."""
+"""Parameter averaging: what all workers agree on, when it is shown, reset, saved and ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.loops import START, Trace, agree, close, heard, owed_and_in_flight, sgd, spread
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.training_loops import START, Trace, agree, close, heard, owed_and_in_flight, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters, train_step
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 from gossamer import checkpoint, events
 from gossamer.errors import LoopError, RecipeError, Stopped
@@ -24,9 +23,7 @@ def test_merged_shows_what_all_agree_on_and_gives_back_every_bit() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         session = worker.attach(model, optimizer, "DiLoCo(3, fragments=2, delay=2, mix=0.5)")
         for step in range(7):
-            optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         mine, theirs = parameters(model), parameters(another)
         with session.merged(model) as shown:
             assert shown is model
@@ -51,13 +48,9 @@ def test_merged_shows_what_all_agree_on_and_gives_back_every_bit() -> None:
 ])  # fmt: skip
 def test_at_the_end_it_is_told_whether_each_holds_what_was_merged(recipe: str, steps: int, held: bool) -> None:
     def work(worker: Worker) -> Tensor:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, recipe)
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), recipe)
         for step in range(steps):
-            optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         session.close()
         return parameters(model)
 
@@ -72,13 +65,9 @@ def test_the_digest_at_the_end_is_of_what_all_agree_on() -> None:
     together = threading.Barrier(3)
 
     def work(worker: Worker) -> str:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "LocalSGD(4)")
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), "LocalSGD(4)")
         for step in range(6):
-            optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         with session.merged(model):
             merged = dict(model.named_parameters())
             expected = checkpoint.digest([merged[name] for name in sorted(merged)])
@@ -148,14 +137,10 @@ def test_a_reset_in_the_middle_leaves_all_agreeing(recipe: str) -> None:
 
 def test_saving_on_one_rank_while_others_train_is_an_error_on_all(tmp_path: Path) -> None:
     def work(worker: Worker, recipe: str) -> str:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, recipe)
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), recipe)
         try:
             for step in range(12):
-                optimizer.zero_grad()
-                mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-                optimizer.step()
+                train_step(model, optimizer, step, worker.rank)
                 if (step, worker.rank) == (5, 1):
                     session.save(tmp_path)
         except LoopError as error:
@@ -170,13 +155,9 @@ def test_saving_on_one_rank_while_others_train_is_an_error_on_all(tmp_path: Path
 
 def test_a_site_hears_first_that_one_of_it_saves(tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "LocalSGD(4, per_site=2)")
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), "LocalSGD(4, per_site=2)")
         for step in range(12):
-            optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
             if (step, worker.rank) == (5, 1):
                 session.save(tmp_path)
 
@@ -187,15 +168,13 @@ def test_a_site_hears_first_that_one_of_it_saves(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", ["EveryStep()", "LocalSGD(4)", "EveryStep(delay=1)"])
 def test_a_wish_to_stop_outlives_a_reset(recipe: str) -> None:
     def work(worker: Worker) -> int:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, recipe)
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), recipe)
         for step in range(20):
             if step == 3:
                 session.ask_to_stop()
                 session.reset("0.weight")
             optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
             try:
                 optimizer.step()
             except Stopped:
@@ -210,7 +189,7 @@ def test_a_second_backward_is_refused_where_gradients_arrive_late() -> None:
         model = network(worker.rank)
         worker.attach(model, sgd()(model), "EveryStep(delay=1)")
         for step in range(2):
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
 
     with pytest.raises(LoopError, match="no_sync"):
         cluster(work, 2)

@@ -1,4 +1,4 @@
-"""Workers that train apart, with numbers that are not finite."""
+"""Parameter averaging with non-finite numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import agree, heard, sgd, spread
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.training_loops import agree, heard, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -68,7 +68,7 @@ def test_bad_gradients_now_and_then_do_not_end_it() -> None:
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_an_overflow_on_one_rank_is_local(step: int) -> None:
-    """A GradScaler lowers that rank's scale and skips its step; turns stay where they are, and nobody hears of it."""
+    """A GradScaler lowers that rank's scale and skips its step; sync rounds stay where they are; no rank hears it."""
 
     def work(worker: Worker, overflows: bool) -> tuple[list[Tensor], float, int]:
         model = network(worker.rank, torch.float32)
@@ -108,15 +108,13 @@ def remembered(session: Session) -> Tensor:
 
 def spoilt(worker: Worker, recipe: str, number: float) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(memory before and after a step, merged parameters). A parameter of rank 1 is `number` during step 5 only."""
-    model = network(worker.rank)
-    optimizer = sgd()(model)
-    session = worker.attach(model, optimizer, recipe)
+    model, optimizer, session = worker.start(network(worker.rank), sgd(), recipe)
     session.weight([1, 2, 5][worker.rank])
     first = next(model.parameters()).detach()
     seen = []
     for step in range(9):
         optimizer.zero_grad()
-        mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+        loss_of(model, step, worker.rank).backward()
         kept, before = first.clone(), remembered(session)
         if (step, worker.rank) == (5, 1):
             first[0, 0] = number

@@ -1,4 +1,4 @@
-"""Workers that train apart, resumed: to the bit, and in other numbers."""
+"""Parameter averaging resumed: to the bit, and with other numbers of workers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.apart import check_resume, train
-from support.loops import agree
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.resumed_training import check_resume, train
+from support.training_loops import agree
+from support.virtual_workers import Worker, cluster, network, parameters, train_step
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 RESUMES = [
     ("LocalSGD(4) + TopK(0.2)", [2, 5]),
@@ -120,9 +119,7 @@ def test_other_workers_go_on_from_what_was_agreed(recipe: str, old: int, new: in
         with session.merged(model):
             merged = parameters(model)
         for step in range(7, 15):
-            optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            optimizer.step()
+            train_step(model, optimizer, step, worker.rank)
         with session.merged(model):
             return begun, merged, parameters(model), session.steps
 

@@ -1,4 +1,4 @@
-"""Workers that train apart on unequal data: they run out of it together, and weigh what they had."""
+"""Parameter averaging on uneven data: workers run out of it together, and weigh what they had."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from support.loops import LR, START, agree, close, gradient, mean_of, sgd
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.training_loops import LR, START, agree, close, gradient, mean_of, sgd
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters, train_step
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -20,10 +20,7 @@ def uneven(worker: Worker, recipe: str, batches: Sequence[int], epochs: int = 2)
     for epoch in range(epochs):
         with session.epoch():
             for step in range(batches[worker.rank]):
-                optimizer.zero_grad()
-                inputs, targets = batch(100 * epoch + step, worker.rank)
-                mse_loss(model(inputs), targets).backward()
-                optimizer.step()
+                train_step(model, optimizer, 100 * epoch + step, worker.rank)
     with session.merged(model):
         merged = parameters(model)
     return merged, parameters(model), session.steps
@@ -73,9 +70,7 @@ def test_merges_weigh_workers_by_their_samples(recipe: str) -> None:
     sizes = [[5, 3, 1], [2, 2, 7], [1, 4, 4], [3, 1, 1]]
 
     def work(worker: Worker) -> list[Tensor]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, recipe)
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), recipe)
         path = []
         for step in range(8):
             optimizer.zero_grad()
@@ -105,14 +100,12 @@ def test_steps_of_all_workers_count_alike_where_they_are_taken_back() -> None:
     weights = [1.0, 2.0, 5.0]
 
     def work(worker: Worker) -> tuple[list[Tensor], list[Tensor]]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "DelayedAveraging(2, period=2)")
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), "DelayedAveraging(2, period=2)")
         session.weight(weights[worker.rank])
         path, gradients = [], []
         for step in range(9):
             optimizer.zero_grad()
-            mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
+            loss_of(model, step, worker.rank).backward()
             gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
             optimizer.step()
             path.append(parameters(model))
@@ -133,9 +126,7 @@ def test_weights_that_change_leave_nobody_behind(weights: tuple[float, float, fl
     """What a worker keeps to itself is its residual and what is in flight, however long it goes on."""
 
     def work(worker: Worker) -> list[float]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "DelayedAveraging(1) + TopK(0.3)")
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), "DelayedAveraging(1) + TopK(0.3)")
         apart = []
         for step in range(160):
             session.weight(weights[(step + worker.rank) % 3] if step % 20 == 19 else 32.0)

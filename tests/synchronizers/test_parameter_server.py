@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from support.served_training import ROUNDS, begun, check_joined, step
-from support.virtual import Worker, batch, cluster, heard, network, parameters
+from support.virtual_workers import Worker, batch, cluster, heard, network, parameters
 from torch.nn.functional import mse_loss
 
 from gossamer import events

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.served_training import ROUNDS, begun, check_joined, trained
-from support.virtual import Worker, cluster, heard, network
+from support.virtual_workers import Worker, cluster, heard, network
 
 from gossamer import events, parameter_server
 from gossamer.core.peer_ops import SERVER, Peer
@@ -169,10 +169,10 @@ def test_without_msgspec_all_but_endpoints_is_there() -> None:
 import sys
 sys.modules["msgspec"] = None
 import gossamer
-from gossamer.synchronizers.peer_endpoints import assemble, assemble_workers
+from gossamer.synchronizers.peer_endpoints import connect_to_servers, connect_workers
 from gossamer.errors import AttachError
-for open_endpoints in (lambda: assemble(0, 2, None, 8, lambda text: [text] * 2),
-                       lambda: assemble_workers(0, 8, lambda text: [text] * 2)):
+for open_endpoints in (lambda: connect_to_servers(0, 2, None, 8, lambda text: [text] * 2),
+                       lambda: connect_workers(0, 8, lambda text: [text] * 2)):
     try:
         open_endpoints()
     except AttachError as error:

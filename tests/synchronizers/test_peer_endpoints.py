@@ -1,14 +1,13 @@
-"""Servers that never come, or are gone for good, keep nobody waiting for ever: in virtual time."""
+"""Peer endpoints whose servers never come, or are gone for good: no worker waits for ever, in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from math import inf
 
 import pytest
+from support.virtual_workers import notices
 
-from gossamer import events
 from gossamer.core.peer_ops import SERVER, WORKER, Await, Peer, PeerScript
 from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.simulation import Trace, compute, simulate_peers
@@ -28,14 +27,6 @@ class Endpoint:
 
     def close(self, why: GossamerError) -> None:
         self.why.append(why)
-
-
-@contextmanager
-def notices() -> Iterator[list[str]]:
-    found: list[str] = []
-    end = events.subscribe(lambda event: found.append(event.message) if isinstance(event, events.Noticed) else None)
-    yield found
-    end()
 
 
 def deaf() -> PeerScript:

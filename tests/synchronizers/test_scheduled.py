@@ -1,4 +1,4 @@
-"""Turns that leave, travel and land: counted in backward passes, by all ranks alike, while training goes on."""
+"""Sync rounds on a schedule: sent and applied while training goes on, counted in backward passes by all ranks alike."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import START, agree, heard, run, sgd, spread
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.forwarding import ForwardingTransport
+from support.training_loops import START, agree, heard, run, sgd, spread
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -22,17 +23,17 @@ from gossamer.session.session import Session
 
 
 def backward(model: nn.Module, step: int, rank: int) -> None:
-    mse_loss(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+    loss_of(model, step, rank).backward()
 
 
 # -- travelling -------------------------------------------------------------------------------------------------------
 
 
-class Gate:
-    """Once closed, words are answered when it is opened, or after a second in vain."""
+class Gate(ForwardingTransport):
+    """Once closed, ops are answered when it is opened, or after a second in vain."""
 
     def __init__(self, inner: Transport) -> None:
-        self._inner, self.rank, self.world = inner, inner.rank, inner.world
+        super().__init__(inner)
         self.open = threading.Event()
         self.open.set()
         self.in_vain = False
@@ -45,9 +46,6 @@ class Gate:
         answer = self.answer(op)
         return lambda: answer
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
 
 def steps_while_under_way(recipe: str, launch: int, steps: int) -> set[bool]:
     """Whether ranks made so many more steps after pass `launch` without any answer."""
@@ -55,9 +53,7 @@ def steps_while_under_way(recipe: str, launch: int, steps: int) -> set[bool]:
     def work(worker: Worker) -> bool:
         gate = worker.transport
         assert isinstance(gate, Gate)
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        worker.attach(model, optimizer, recipe)
+        model, optimizer, _ = worker.start(network(worker.rank), sgd(), recipe)
         for made in range(1, launch + steps + 1):
             if made == launch:
                 gate.open.clear()
@@ -151,9 +147,7 @@ def test_passes_are_counted_where_several_make_one_step() -> None:
     """A loop that accumulates by itself: the period is in backward passes, and a merge waits for the step."""
 
     def work(worker: Worker) -> tuple[list[Tensor], int]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        session = worker.attach(model, optimizer, "LocalSGD(4)")
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), "LocalSGD(4)")
         path = []
         for step in range(12):
             backward(model, step, worker.rank)
@@ -166,7 +160,7 @@ def test_passes_are_counted_where_several_make_one_step() -> None:
     results = cluster(work, 3)
     assert {steps for _, steps in results} == {12}
     apart = [spread(each) > 0 for each in zip(*(path for path, _ in results), strict=True)]
-    assert apart == [True, False, False, False]  # turns are due at 4, 8, 12 and steps end at 3, 6, 9, 12
+    assert apart == [True, False, False, False]  # sync rounds are due at 4, 8, 12 and steps end at 3, 6, 9, 12
 
 
 # -- accounts ---------------------------------------------------------------------------------------------------------
@@ -229,7 +223,7 @@ def until_stopped(worker: Worker, session: Session, batches: int, asks: tuple[in
     ],
 )
 def test_everyone_stops_after_the_same_step(recipe: str, last: int) -> None:
-    """At the next landing of a turn that left after it was asked for."""
+    """At the next landing of a sync round that left after it was asked for."""
 
     def work(worker: Worker) -> tuple[int, int, Tensor]:
         model = network(worker.rank)
@@ -258,9 +252,7 @@ def test_a_bad_gradient_within_a_site_skips_the_sites_step() -> None:
     """Of both its workers; the other site goes on, and who it was is told by the rank among all."""
 
     def work(worker: Worker) -> list[Tensor]:
-        model = network(worker.rank)
-        optimizer = sgd()(model)
-        worker.attach(model, optimizer, "LocalSGD(4, per_site=2)")
+        model, optimizer, _ = worker.start(network(worker.rank), sgd(), "LocalSGD(4, per_site=2)")
         path = [START]
         for step in range(8):
             optimizer.zero_grad()

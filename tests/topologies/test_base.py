@@ -1,4 +1,4 @@
-"""What holds for every topology there is, and topologies that break it."""
+"""Laws of every topology, and topologies that break them."""
 
 from dataclasses import dataclass
 from math import dist

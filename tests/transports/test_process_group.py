@@ -1,4 +1,4 @@
-"""The same through real processes on Gloo: bits, DDP's company, and DDP's hook."""
+"""Process groups: real processes on Gloo give the same bits, beside DDP and with DDP's hook."""
 
 from __future__ import annotations
 

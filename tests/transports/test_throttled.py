@@ -36,7 +36,7 @@ def took(act: Callable[[], object]) -> float:
 
 
 class Instant:
-    """Answers each word with itself."""
+    """Answers each op with itself."""
 
     rank, world = 1, 4
 
@@ -96,13 +96,13 @@ def test_an_answer_takes_as_long_as_on_the_network(op: CollectiveOp, clock: Cloc
         assert clock.now == pytest.approx(100.0 + number * seconds(op, network))
 
 
-# -- words under way beside each other ---------------------------------------------------------------------------------
+# -- ops under way beside each other -----------------------------------------------------------------------------------
 
-LINE, WAY = 8.0, 3.0  # seconds of a word of ONE; a Mean's way is twice as long
+LINE, WAY = 8.0, 3.0  # seconds of an op of ONE; a Mean's way is twice as long
 
 
 def price(op: CollectiveOp, network: Network, collective: object) -> float:
-    """A line that needs a second for a thousand bytes; a word of one element has none worth mentioning."""
+    """A line that needs a second for a thousand bytes; an op of one element has none worth mentioning."""
     tensor, hops = (op.tensor, 2) if isinstance(op, AllReduceMean) else (op.payload[0], 1)
     return tensor.numel() // 1000 * LINE / 2 + hops * WAY
 
@@ -111,7 +111,7 @@ Begun = list[tuple[float, CollectiveOp]]
 
 
 class AllAddedUp(ThrottledTransport):
-    """Broken: a word's time starts when the one before it is there."""
+    """Broken: an op's time starts when the one before it is there."""
 
     def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         found = super().begin(op)
@@ -120,7 +120,7 @@ class AllAddedUp(ThrottledTransport):
 
 
 class NothingShared(ThrottledTransport):
-    """Broken: every word has the line for itself."""
+    """Broken: every op has the line for itself."""
 
     def begin(self, op: CollectiveOp) -> Callable[[], Any]:
         self._left = 0.0
@@ -187,7 +187,7 @@ def test_other_ways_to_share_are_noticed(
 
 
 def test_two_buckets_that_go_on_at_once_save_round_trips(clock: Clock) -> None:
-    """Two words each, of few bytes: the second ones are begun when the first answers are there."""
+    """Two ops each, of few bytes: the second ones are begun when the first answers are there."""
 
     def took(window: int) -> float:
         began, pipeline = clock.now, Pipeline(window)

@@ -1,4 +1,4 @@
-"""Random numbers by place: their values, and z-scores of what independent uniform ones would do."""
+"""Counter-based random numbers: their values, and z-scores of what independent uniform ones would do."""
 
 from __future__ import annotations
 

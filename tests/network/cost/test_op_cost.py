@@ -25,7 +25,7 @@ def octets(nbytes):
 
 
 def warm(op, network=NETWORK, rounds=6, collective="engine"):
-    """Seconds a word takes over connections that carried it before."""
+    """Seconds an op takes over connections that carried it before."""
     lines = NetworkCost(network, collective=collective)
     world = len(network.hosts)
     end = 0.0

@@ -1,4 +1,4 @@
-"""A line between two sites that all their hosts share, in virtual time. A message takes one second of a host's own."""
+"""Shared links between two sites, in virtual time. A message takes one second of a host's own line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pairs find out of lines, over wires in virtual time: nothing is sent, and the truth is known."""
+"""Bandwidth probe: what pairs of ranks find out of lines, over wires in virtual time, where the truth is known."""
 
 from collections import defaultdict
 from dataclasses import replace

@@ -1,6 +1,7 @@
-"""Which table a mean takes, and what is said of it."""
+"""Collective selection: which table a mean takes, and what is said of it."""
 
 import pytest
+from support import virtual_workers
 
 from gossamer import events
 from gossamer.collectives import DirectAllReduce, HierarchicalAllReduce, RingAllReduce
@@ -14,10 +15,8 @@ ALL = (0, 1, 2, 3)
 
 @pytest.fixture
 def heard():
-    found = []
-    end = events.subscribe(found.append)
-    yield found
-    end()
+    with virtual_workers.heard() as found:
+        yield found
 
 
 def told(heard, kind):

@@ -1,4 +1,4 @@
-"""How ranks come to be connected, or are not, and what then answers them."""
+"""Mesh connections: how ranks are connected, or are not, and what then answers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of links, how it is written, and how it is found out."""
+"""Link measurement: what is known of links, how it is written, and how it is found out."""
 
 import json
 import socket
@@ -112,7 +112,7 @@ def test_all_measure_the_same(world):
         assert found[0].network.is_uniform
         heard = group.answers(
             [AllReduceMean(torch.full((5,), float(rank))) for rank in range(world)]
-        )  # words go on as before
+        )  # ops go on as before
         assert all(torch.equal(each, torch.full((5,), (world - 1) / 2)) for each in heard)
 
 

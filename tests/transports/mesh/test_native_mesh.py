@@ -1,4 +1,4 @@
-"""Words over connected sockets, in one process: a thread for each rank."""
+"""Native mesh: collectives over connected sockets, in one process: a thread for each rank."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_words_at_once_and_words_begun_before_others_ended():
 
 
 def test_one_rank_may_be_far_ahead():
-    """It says many words before another says its first; what comes early waits in the sockets."""
+    """It says many ops before another says its first; what comes early waits in the sockets."""
     with Group(2) as group:
         gate = threading.Event()
 

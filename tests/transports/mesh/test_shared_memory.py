@@ -1,4 +1,4 @@
-"""Messages that lie in memory which two ranks see: the same bits, and sockets where there is no such memory."""
+"""Shared-memory messages between two ranks: the same bits, and sockets where there is no such memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that are connected and say nothing. Time is a number that goes on whenever somebody looks at it."""
+"""Stall watchdog: connected peers that say nothing. Time goes on whenever somebody looks at it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import socket
 import struct
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 import torch
 from support.mesh_group import Group
+from support.virtual_workers import notices
 
-from gossamer import events
 from gossamer.collectives import DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, RingAllReduce, TreeAllReduce
 from gossamer.core.ops import AllReduceMean
 from gossamer.errors import PeerLost
@@ -31,15 +30,6 @@ STEP_SECONDS = 25.0
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch):
     monkeypatch.setattr(loops, "TURN_MILLISECONDS", 1)
-
-
-@contextmanager
-def notices():
-    """What the user is told meanwhile."""
-    told: list[str] = []
-    end = events.subscribe(lambda event: told.append(event.message) if isinstance(event, events.Noticed) else None)
-    yield told
-    end()
 
 
 class Time:

@@ -1,4 +1,4 @@
-"""Codes in a few bits: what they stand for, and what no encoder writes."""
+"""Quantization codes: what they stand for, and what no encoder writes."""
 
 from __future__ import annotations
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.virtual import Worker, batch, cluster, network, parameters
+from support.virtual_workers import Worker, cluster, loss_of, network, parameters
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from gossamer.recipes.recipe import resolve
 
@@ -42,8 +41,7 @@ def train(
     for step in range(start, stop):
         optimizer.zero_grad()
         session.weight(2 + (step + worker.rank) % 3)
-        inputs, targets = batch(step, worker.rank)
-        mse_loss(model(inputs), targets).backward()
+        loss_of(model, step, worker.rank).backward()
         optimizer.step()
         path.append(parameters(model))
         with session.merged(model):

@@ -1,4 +1,4 @@
-"""Ranks that end, close, fork, or say other words, in one process: a thread for each rank."""
+"""Mesh failures: ranks that end, close, fork, or say other ops, in one process: a thread for each rank."""
 
 from __future__ import annotations
 

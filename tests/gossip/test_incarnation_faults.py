@@ -1,4 +1,4 @@
-"""A worker of pairwise gossip that was lost comes back: whom it begins from, and what is never counted for it."""
+"""Restarted workers of pairwise gossip: which state they begin from, and which stale messages never count."""
 
 from __future__ import annotations
 
@@ -12,29 +12,23 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.fault_seeds import block_name, blocks, replayed
-from support.machines import CALLER, TRAINER, of_machines
+from support.machine_faults import CALLER, TRAINER, of_machines
+from support.pairwise_partners import UNIT, start_of
 from torch import Tensor
 
 from gossamer.core import rng
 from gossamer.core.layout import FlatTensors
-from gossamer.core.peer_ops import WORKER, Arrived, Await, Peer, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
-from gossamer.errors import MalformedError, PeerLost
-from gossamer.gossip.incarnation import (
-    STEPS_PER_INCARNATION,
-    decode_incarnation,
-    encode_incarnation,
-    incarnation_of,
-    with_incarnation,
-)
+from gossamer.core.peer_ops import WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
+from gossamer.errors import PeerLost
+from gossamer.gossip.incarnation import decode_incarnation, incarnation_of
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
-from gossamer.gossip.state_transfer import STATUS, PeerStatus, ReceivedState, decode_status, rejoin
+from gossamer.gossip.state_transfer import ReceivedState, rejoin
 from gossamer.gossip.termination import TerminationProtocol
 from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.topologies import Complete
 
-UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact
 WORLD = 3
 
 
@@ -42,7 +36,7 @@ WORLD = 3
 
 
 class Move(NamedTuple):
-    """What one end of an exchange moved by, and in which of its lives."""
+    """What one end of an exchange moved by, and in which of its incarnations."""
 
     rank: int
     incarnation: int
@@ -51,11 +45,11 @@ class Move(NamedTuple):
 
 @dataclass
 class Book:
-    """moves: by the exchange's stamp; asked: whom that was meant for, in which life; shown: to joiners, by rank."""
+    """The record of all exchanges."""
 
-    moves: dict[Stamp, list[Move]] = field(default_factory=lambda: defaultdict(list))
-    asked: dict[Stamp, tuple[int, int]] = field(default_factory=dict)
-    shown: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    moves: dict[Stamp, list[Move]] = field(default_factory=lambda: defaultdict(list))  # by the exchange's stamp
+    asked: dict[Stamp, tuple[int, int]] = field(default_factory=dict)  # the peer meant, and its incarnation
+    shown: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # to joiners, by rank
 
 
 class Noted(Partner):
@@ -91,7 +85,7 @@ class Noted(Partner):
 
 
 class Reuses(Noted):
-    """Numbers its steps in each life as in the first."""
+    """Numbers its steps in each incarnation as in the first."""
 
     def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
         incarnation, self.incarnation = self.incarnation, 0
@@ -102,7 +96,7 @@ class Reuses(Noted):
 
 
 class TakesAll(Noted):
-    """Takes part in what was meant for another life."""
+    """Takes part in what was meant for another incarnation."""
 
     def hear(self, push: Push) -> Receipt:
         return self.answer(push.stamp, push.payload)
@@ -116,7 +110,7 @@ class Loyal(Noted):
 
 
 class OldWords(Noted):
-    """Listens to what a worker said in the life before."""
+    """Listens to what a worker said in the incarnation before."""
 
     def answer(self, stamp: Stamp, payload: tuple[Tensor, ...]) -> Receipt:
         incarnations, self._incarnations = self._incarnations, {}
@@ -141,12 +135,8 @@ def as_found(found: ReceivedState, rank: int) -> Tensor:
 # -- machines ------------------------------------------------------------------------------------------------------
 
 
-def start_of(rank: int) -> Tensor:
-    return UNIT * torch.tensor([16.0 * rank + 8.0, -5.0 * rank], dtype=torch.float64)
-
-
 class Machine:
-    """A worker, its training thread and its exchanges. A kill takes all that it has, and it begins another life."""
+    """A worker, its training thread and its exchanges. A kill takes all it has, and it begins another incarnation."""
 
     def __init__(self, rank: int, world: int, seed: int, rule: type[Noted], book: Book, begins: Any) -> None:
         self.rank, self.world, self.seed, self.rule, self.book, self.begins = rank, world, seed, rule, book, begins
@@ -236,8 +226,8 @@ def train(
 
 
 def check_exchanges(machines: Sequence[Machine], book: Book) -> None:
-    """Both ends of an exchange move by as much against each other, each once, in the lives that it was begun in; where
-    only one did, the other's life is over."""
+    """Both ends of an exchange move by as much against each other, each once, in the incarnations it was begun in;
+    where only one did, the other's incarnation is over."""
     for stamp, moves in book.moves.items():
         peer, incarnation = book.asked[stamp]
         ends = {(stamp.worker, incarnation_of(stamp.step)), (peer, incarnation)}
@@ -253,7 +243,7 @@ def check_exchanges(machines: Sequence[Machine], book: Book) -> None:
 
 
 def check_accounts(machines: Sequence[Machine], book: Book) -> None:
-    """What a worker has is what it began its life with, its gradients, and what exchanges of this life moved."""
+    """What a worker has is what its incarnation began with, its gradients, and what its exchanges moved."""
     for each in machines:
         if each.partner.incarnation != each.incarnation:  # all was over before it had found anybody
             continue
@@ -276,7 +266,7 @@ def check_begins(machines: Sequence[Machine], book: Book) -> None:
 
 
 def check_counted(machines: Sequence[Machine], book: Book) -> None:
-    """What a worker began with a life that has ended, and what that took along, it has counted."""
+    """What a worker began with an incarnation that has ended, and what that took along, it has counted."""
     for each in machines:
         mine = [
             ms
@@ -373,130 +363,3 @@ def test_with_who_came_back_workers_agree_again() -> None:
     ends = torch.stack([each.partner.shown for each in machines])
     assert machines[1].incarnation == 1
     assert float((ends - ends.mean(0)).norm()) < 1e-3 * float((start_of(2) - start_of(0)).norm())
-
-
-# -- who is here ---------------------------------------------------------------------------------------------------
-
-
-def test_steps_of_lives_never_meet() -> None:
-    assert with_incarnation(0, 7) == 7
-    assert with_incarnation(3, 7) == 3 * STEPS_PER_INCARNATION + 7
-    assert [
-        incarnation_of(with_incarnation(incarnation, step))
-        for incarnation in (0, 1, 9)
-        for step in (0, STEPS_PER_INCARNATION - 1)
-    ] == [0, 0, 1, 1, 9, 9]
-    assert [decode_incarnation(encode_incarnation(incarnation)) for incarnation in (0, 1, 12)] == [0, 1, 12]
-    assert [decode_incarnation(text) for text in ("x", "-1", "1" * 10, "\u0661")] == [-1] * 4
-
-
-def test_a_roll_is_read_as_it_was_written() -> None:
-    status = PeerStatus(incarnation=2, steps=40, done=True, stop=False, agreed=False, here=(0, 3))
-    assert decode_status(status.encoded()) == status
-    for text in ("", "{}", "[1, 2]", "[0, 0, false, false, false, 3]", '[0, "x", false, false, false, []]'):
-        with pytest.raises(MalformedError, match="no roll"):
-            decode_status(text)
-
-
-def answers(status: str) -> PeerScript:
-    while True:
-        heard = yield Await()
-        if isinstance(heard, Arrived):
-            yield Reply(token=heard.token, answer=Pulled(version=0, about=status))
-
-
-def came_back(status: str) -> ReceivedState:
-    me, other = Peer(WORKER, 1), Peer(WORKER, 0)
-    scripts = {me: lambda: rejoin([0], (start_of(0),)), other: lambda: answers(status)}
-    found: ReceivedState = simulate_peers(scripts, VirtualNetwork(), 0, servers=(other,)).result(me)
-    return found
-
-
-def test_who_comes_back_after_the_end_takes_nothing_over() -> None:
-    status = PeerStatus(incarnation=0, steps=9, done=True, stop=False, agreed=True, here=(0,))
-    assert came_back(status.encoded()) == ReceivedState(0, status, ())
-
-
-def test_who_finds_nothing_to_go_on_from_says_so() -> None:
-    for status in ("nonsense", PeerStatus(0, 0, False, False, False, (0,)).encoded()):
-        with pytest.raises(PeerLost, match=r"workers 0 give nothing to go on from.*begin again"):
-            came_back(status)
-
-
-def test_nobody_waits_for_workers_that_have_come_to_the_end() -> None:
-    """Whoever comes back a moment too late hears of it after the first that does not answer, not after a minute."""
-    assert words_to_nobody(lambda: True) == 1
-    assert words_to_nobody(lambda: False) == 20
-
-
-def words_to_nobody(is_over: Callable[[], bool]) -> int:
-    """How many are said before a worker that nobody answers gives up."""
-    script = rejoin([0, 2], (start_of(0),), is_over)
-    next(script)
-    for count in range(1, 100):
-        try:
-            script.throw(PeerLost("nobody answers"))
-        except PeerLost:
-            return count
-    raise AssertionError("it never gives up")
-
-
-class Ageless(TerminationProtocol):
-    """Takes what a worker said in one life for the words of all."""
-
-    @property
-    def _done_here(self) -> set[int]:
-        return set(self._said["done"])
-
-
-def check_who_is_done(rule: type[TerminationProtocol]) -> None:
-    """Somebody who is done and comes back is not, until it says so again; what is late changes nothing."""
-    one = rule(Partner(FlatTensors.pack({"weight": start_of(0)}), 0), 2)
-    script = one.listen(lambda peer, where: places.append((peer, where)))
-    places: list[tuple[Peer, str]] = []
-    next(script)
-
-    def said(key: str, incarnation: int, about: str = "") -> set[int]:
-        push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, with_incarnation(incarnation, 0)), about=about)
-        script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=push))
-        next(script)
-        return one._done_here
-
-    assert said("here", 0) == set()
-    assert said("done", 0) == {1}
-    assert said("here", 1, "[]") == set()
-    assert said("done", 0) == set()
-    assert said("done", 1) == {1}
-    assert said("done", 0) == {1}
-    assert places == [(Peer(WORKER, 1), "[]")]
-
-
-def test_who_came_back_is_not_done() -> None:
-    check_who_is_done(TerminationProtocol)
-    with pytest.raises(AssertionError):
-        check_who_is_done(Ageless)
-
-
-def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
-    """That a worker is done, and that the run is asked to end."""
-    old, new = (
-        TerminationProtocol(Partner(FlatTensors.pack({"weight": start_of(0)}), rank, incarnation=rank), 2)
-        for rank in (0, 1)
-    )
-    old._done, old.steps = True, 17
-    old._say_that("stop", 1, 0)
-    script = old.listen()
-    next(script)
-    greeting = new.say(0, "here")
-    reply = script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=next(greeting)))
-    assert not new.told_to_stop
-    with pytest.raises(StopIteration):
-        greeting.send(reply.answer)
-    assert new.told_to_stop
-    assert new._done_here == {0}
-    next(script)
-    op = Pull(of=Peer(WORKER, 0), key=STATUS)
-    said = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), op=op)).answer
-    assert decode_status(said.about) == PeerStatus(
-        incarnation=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0)
-    )

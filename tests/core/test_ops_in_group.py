@@ -1,4 +1,4 @@
-"""Words said by groups at the same moment: who answers whom, what it costs, and groups that do not fit together."""
+"""Collectives within sub-groups at the same moment: who answers, what it costs, and groups that do not fit together."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_script_of_a_group_is_said_in_a_larger_one() -> None:
 
 
 def test_groups_of_groups_are_groups() -> None:
-    """A word of places (0, 1) of ranks (1, 3, 5, 7) is one of ranks (1, 3)."""
+    """An op of places (0, 1) of ranks (1, 3, 5, 7) is one of ranks (1, 3)."""
 
     def within() -> Script:
         yield Coalesced((InGroup((0, 1), AllReduceMean(told(1))), AllReduceMean(told(1))))

@@ -19,6 +19,10 @@ from gossamer.runtime.transport import Transport
 from gossamer.session.session import Session
 from gossamer.transports.simulated import SimulatedGroup
 
+Rule = Callable[[nn.Module], torch.optim.Optimizer]
+Batch = tuple[torch.Tensor, torch.Tensor]
+Started = tuple[nn.Module, torch.optim.Optimizer, Session]
+
 
 class Nothing:
     """A world without shards."""
@@ -43,6 +47,11 @@ class Worker:
         session = Session(model, optimizer, resolve(recipe), self.transport, world=Nothing(), **options)
         self.sessions.append(session)
         return session
+
+    def start(self, model: nn.Module, rule: Rule, recipe: Any = None, **options: Any) -> Started:
+        """The model, its optimizer and their session."""
+        optimizer = rule(model)
+        return model, optimizer, self.attach(model, optimizer, recipe, **options)
 
 
 def cluster(
@@ -87,7 +96,7 @@ def network(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
 
 
-def batch(step: int, rank: int, size: int = 4, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(step: int, rank: int, size: int = 4, dtype: torch.dtype = torch.float64) -> Batch:
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return (
         torch.randn(size, 6, generator=generator, dtype=torch.float64).to(dtype),
@@ -95,7 +104,7 @@ def batch(step: int, rank: int, size: int = 4, dtype: torch.dtype = torch.float6
     )
 
 
-def joined(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+def joined(batches: Iterable[Batch]) -> Batch:
     """Several batches as one."""
     inputs, targets = zip(*batches, strict=True)
     return torch.cat(inputs), torch.cat(targets)
@@ -104,6 +113,24 @@ def joined(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.
 def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     inputs, targets = batch(step, rank, dtype=next(model.parameters()).dtype)
     return mse_loss(model(inputs), targets)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, step, rank).backward()
+    optimizer.step()
+
+
+def trained_alone(rule: Rule, steps: int, batches: Callable[[int], Iterable[Batch]]) -> torch.Tensor:
+    """Parameters of one process on the joined batches of each step, from where rank 0 begins."""
+    model = network(0)
+    optimizer = rule(model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs, targets = joined(batches(step))
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return parameters(model)
 
 
 def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Callable[[], float]:
@@ -136,22 +163,25 @@ def agree(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 @contextmanager
+def subscribed(listener: Callable[[events.Event], None]) -> Iterator[None]:
+    stop = events.subscribe(listener)
+    try:
+        yield
+    finally:
+        stop()
+
+
+@contextmanager
 def heard(kind: type[events.Event] = events.Event) -> Iterator[list[Any]]:
     """Events of a kind that are emitted within the block, by any worker."""
     found: list[Any] = []
-    stop = events.subscribe(lambda event: found.append(event) if isinstance(event, kind) else None)
-    try:
+    with subscribed(lambda event: found.append(event) if isinstance(event, kind) else None):
         yield found
-    finally:
-        stop()
 
 
 @contextmanager
 def notices() -> Iterator[list[str]]:
     """What is said to the user within the block."""
     said: list[str] = []
-    stop = events.subscribe(lambda event: said.append(event.message) if isinstance(event, events.Noticed) else None)
-    try:
+    with subscribed(lambda event: said.append(event.message) if isinstance(event, events.Noticed) else None):
         yield said
-    finally:
-        stop()

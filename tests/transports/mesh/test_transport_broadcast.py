@@ -1,4 +1,4 @@
-"""What one rank has goes to all: over connections of our own, as one word for any number of tensors."""
+"""Broadcast over the mesh: one op for any number of tensors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Neighbouring ranks that talk among themselves."""
+"""Sub-groups of neighboring ranks, simulated."""
 
 from __future__ import annotations
 

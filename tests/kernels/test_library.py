@@ -1,4 +1,4 @@
-"""Who serves: compiled loops, plain torch, or nobody, with a reason."""
+"""Kernel selection: compiled loops, plain torch, or neither, with a reason."""
 
 from __future__ import annotations
 

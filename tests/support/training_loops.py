@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from support.virtual import Worker, agree, batch, cluster, heard, network, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, heard, loss_of, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
@@ -80,8 +80,7 @@ def train(
     trace = Trace(model, optimizer, worker.attach(model, optimizer, recipe))
     for step in range(steps):
         optimizer.zero_grad()
-        inputs, targets = batch(step, worker.rank, dtype=dtype)
-        mse_loss(model(inputs), targets).backward()
+        loss_of(model, step, worker.rank).backward()
         trace.gradients.append(_gradients(model))
         if rates is not None:
             optimizer.param_groups[0]["lr"] = rates(step)

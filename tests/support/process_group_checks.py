@@ -1,4 +1,4 @@
-"""What real workers check about words, compressors and strategies over Gloo."""
+"""What real workers check about ops, compressors and strategies over Gloo."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _compare(compressor: Compressor, whole: bool, transport: ProcessGroupTranspo
 
 
 def words_over_gloo() -> None:
-    """Every word, with odd sizes, several dtypes and empty tensors, answered as the simulation answers it."""
+    """Every op, with odd sizes, several dtypes and empty tensors, answered as the simulation answers it."""
     transport = ProcessGroupTransport()
     n = world.size
 
@@ -84,7 +84,7 @@ def words_over_gloo() -> None:
 
 
 def parts_over_gloo() -> None:
-    """Pairs of neighbours talk among themselves, in their own order, between words of all; and parameters of sites."""
+    """Pairs of neighbours talk among themselves, in their own order, between ops of all; and parameters of sites."""
     whole = ProcessGroupTransport()
     part = whole.part(2)
     first = world.rank - world.rank % 2

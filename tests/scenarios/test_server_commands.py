@@ -1,4 +1,4 @@
-"""What others call it is a command here: every recipe in that table runs."""
+"""Commands of the table of names in docs/servers.md: every recipe in it trains."""
 
 from __future__ import annotations
 

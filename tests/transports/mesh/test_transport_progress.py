@@ -1,4 +1,4 @@
-"""What was begun goes on while nobody waits for it, if its thread has nothing better to do."""
+"""Progress of the mesh while its communication thread is idle."""
 
 import os
 import threading
@@ -54,7 +54,7 @@ def test_what_goes_wrong_meanwhile_is_told_to_whoever_waits():
 
 
 def check_lane_works_meanwhile(meanwhile):
-    """A lane does something else until a job is there, does the job, and goes on."""
+    """A communication thread does something else until a job is there, does the job, and goes on."""
     turns, enough, again = [], threading.Event(), threading.Event()
 
     def turn():
@@ -66,7 +66,7 @@ def check_lane_works_meanwhile(meanwhile):
     assert enough.wait(5.0 if meanwhile else 0.05)
     assert comm_thread.submit(lambda: len(turns)).wait() >= 1
     assert again.wait(5.0)
-    count = len(turns)  # it has said that there is nothing left, so the lane waits for jobs
+    count = len(turns)  # it has said that there is nothing left, so the communication thread waits for jobs
     assert comm_thread.submit(lambda: len(turns)).wait() == count
     comm_thread.close()
 
@@ -125,7 +125,7 @@ class Closed:
 
 
 def check_leaves_from_its_own_lane(leaving, beside=False):
-    """Garbage is collected in any thread: a session's end may come on its own lane, between two calls of the loops."""
+    """Garbage is collected in any thread: a session may end on its own communication thread, between two calls."""
     transport, comm_thread = Closed(), CommThread(torch.device("cpu"))
 
     def work():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from support.virtual import Worker, agree, batch, cluster, joined, loss_of, network, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, joined, loss_of, network, parameters
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import OneCycleLR

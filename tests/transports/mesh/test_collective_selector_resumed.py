@@ -1,4 +1,4 @@
-"""What a group knows of its links decides how it takes means."""
+"""Collective selection by measured links: the same in a run that is resumed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""The parent watchdog: no process outlives a killed launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.peer_launches import Run
+
+from gossamer.launch import parent_watchdog
+from gossamer.launch.failure import Outcome
+from gossamer.launch.parent_watchdog import OrphanReaper, left
+
+pytestmark = pytest.mark.processes
+LAUNCHER = """
+import subprocess, sys
+sys.path.insert(0, sys.argv[2])  # without the rest of the package, which takes seconds
+from parent_watchdog import OrphanReaper
+with OrphanReaper() as guard:
+    child = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]], start_new_session=True)
+    {}
+    print(child.pid, flush=True)
+    sys.stdin.read()
+"""
+HELPER = "import os; print(os.getpid(), flush=True); os.kill(os.getpid(), 19)"
+LAUNCH_FOLDER = str(Path(parent_watchdog.__file__).parent)
+STANDING = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {HELPER!r}])"
+
+
+def check_nothing_outlives_a_killed_launcher(registration: str, seconds: float) -> None:
+    """A process and its helper, which stands still."""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", LAUNCHER.format(registration), STANDING, LAUNCH_FOLDER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as launcher:  # fmt: skip
+        assert launcher.stdout is not None
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        opened = [os.pidfd_open(pid) for pid in pids]
+        launcher.kill()
+        ended = [bool(select.select([file], [], [], seconds)[0]) for file in opened]
+        for pid, file in zip(pids, opened, strict=True):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.close(file)
+    assert all(ended)
+
+
+watched = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs file descriptors of processes (Linux)")
+
+
+@watched
+def test_nothing_outlives_a_killed_launcher() -> None:
+    check_nothing_outlives_a_killed_launcher("guard.add(child.pid)", 5)
+
+
+@watched
+def test_the_check_of_who_outlives_notices_them() -> None:
+    with pytest.raises(AssertionError):
+        check_nothing_outlives_a_killed_launcher("guard.add(child.pid); guard.remove(child.pid)", 0.1)
+
+
+def test_the_guard_leaves_alone_what_ended_before() -> None:
+    assert left(["+3\n", "+4\n", "-3\n", "-5\n", "+6\n"]) == {4, 6}
+
+
+def test_a_run_goes_on_without_its_guard(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = OrphanReaper.__enter__
+
+    def killed(self: OrphanReaper) -> OrphanReaper:
+        enter(self)._process.kill()
+        self._process.wait()
+        return self
+
+    monkeypatch.setattr(OrphanReaper, "__enter__", killed)
+    assert run("print(ask(0)[0])", workers=1) == Outcome()
