@@ -167,15 +167,15 @@ def check_drains(rule: type[Partner]) -> None:
     """Parameters are written when something has landed, and then hold all of it."""
     one, other = partner(0, [4.0], rule), partner(1, [8.0], rule)
     parameters = torch.tensor([5.0], dtype=torch.float64)
-    written = parameters._version
+    encoded = parameters._version
     one.drain(parameters)
-    assert (one.shown.item(), parameters._version) == (5.0, written), "written though nothing was owed"
+    assert (one.shown.item(), parameters._version) == (5.0, encoded), "written though nothing was owed"
     assert exchange(one, other, 0)
     one.drain(parameters)
     assert (one.shown.item(), parameters.item(), one.owed.item()) == (6.5, 6.5, 0.0)
-    written = parameters._version
+    encoded = parameters._version
     one.drain(parameters)
-    assert parameters._version == written, "written though nothing was owed any more"
+    assert parameters._version == encoded, "written though nothing was owed any more"
 
 
 def test_parameters_are_written_where_something_landed() -> None:

@@ -49,7 +49,7 @@ def sent_and_foretold(recipe: str, normed: bool = False) -> tuple[float, float]:
         cluster(work, 4)
     model, alone = make(), SimulatedGroup(1).transports[0]
     fragments = bucket_fragments(
-        found.strategy.stages[-1], dict(model.named_parameters()), found.compressor, AggregationContext()
+        found.strategy.steady_stage, dict(model.named_parameters()), found.compressor, AggregationContext()
     )
     said = estimate_traffic(found, begun(model, None, found, fragments, alone), workers=4)
     last = [event.bytes_sent for event in ended if event.step > 4]  # the very first compares batches as well

@@ -350,7 +350,7 @@ def test_bytes_are_those_explained(recipe: str, letter_bytes: int) -> None:
     assert sum(sent) > 0
     assert sum(sent) % letter_bytes == 0
     fragments = bucket_fragments(
-        found.strategy.stages[-1], dict(model.named_parameters()), found.compressor, AggregationContext()
+        found.strategy.steady_stage, dict(model.named_parameters()), found.compressor, AggregationContext()
     )
     said = estimate_traffic(found, begun(model, None, found, fragments, SimulatedGroup(1).transports[0]), workers=4)
     assert said.bytes_sent == 2 * letter_bytes  # its own, and its answer to another's
