@@ -131,11 +131,18 @@ class Run:
         return [trace.result(Peer(WORKER, worker)) for worker in range(self.world)]
 
     def trace(self, net: VirtualNetwork | None = None, **options: Any) -> Trace:
-        workers = {Peer(WORKER, number): partial(self.worker, number) for number in range(self.world)}
-        servers = {Peer(SERVER, number): partial(self.server, number) for number in range(self.servers)}
         net = net or CALM
         # A message that comes a second time after its answer carries what the sender's memory holds by then.
-        return simulate_peers({**workers, **servers}, net, self.seed, checks=not net.duplicate, **options)
+        options["checks"] = not net.duplicate
+        return self.simulate({number: partial(self.worker, number) for number in range(self.world)}, net, **options)
+
+    def simulate(
+        self, workers: Mapping[int, Callable[[], PeerScript]], net: VirtualNetwork = CALM, **options: Any
+    ) -> Trace:
+        """Scripts of workers, with this job's servers."""
+        scripts = {Peer(WORKER, number): script for number, script in workers.items()}
+        servers = {Peer(SERVER, number): partial(self.server, number) for number in range(self.servers)}
+        return simulate_peers({**scripts, **servers}, net, self.seed, **options)
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,10 @@ def policy_of(strategy: ParameterServer) -> UpdatePolicy:
 
 def _check_agreed(agreed: str, shard: ServerShard) -> None:
     if agreed != shard.spec.agreed_settings():
-        raise MalformedError(f"it runs {agreed}, and the server was begun with {shard.spec.agreed_settings()}")
+        raise MalformedError(
+            f"it runs {agreed}, and the server was begun with {shard.spec.agreed_settings()}. Run the same script with "
+            "the same recipe on every worker"
+        )
 
 
 def _pulled(shard: ServerShard, pull: Pull) -> Pulled:

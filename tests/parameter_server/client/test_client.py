@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 import torch
 from support.direct_server import DirectServer, same_state, same_tensors
-from support.server_runs import CALM, SHAPES, flat, parameters, run, sgd, whole, whole_gradient
+from support.server_runs import SHAPES, flat, parameters, run, sgd, whole, whole_gradient
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import LBFGS, SGD, Adafactor, AdamW, SparseAdam
 
-from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
+from gossamer.core.peer_ops import WORKER, Peer, PeerScript, Pulled, Push, Receipt, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError
 from gossamer.parameter_server import Client, ServerShard
 from gossamer.parameter_server.from_recipe import push_pull_codecs
 from gossamer.parameter_server.shard_spec import ShardSpec
 from gossamer.parameter_server.update_policy import BEGIN, JOIN
 from gossamer.recipes.recipe import resolve
-from gossamer.simulation import simulate_peers
 
 # -- beginning ---------------------------------------------------------------------------------------------------------
 
@@ -41,9 +40,7 @@ from gossamer.simulation import simulate_peers
 def test_a_worker_that_runs_something_else_is_refused(change: dict[str, Any], named: list[str]) -> None:
     job = run('ParameterServer("sync")', world=2)
     odd = replace(job, **change)
-    scripts = {Peer(WORKER, 0): partial(job.worker, 0), Peer(WORKER, 1): partial(odd.worker, 1)}
-    servers = {Peer(SERVER, number): partial(job.server, number) for number in range(2)}
-    trace = simulate_peers({**scripts, **servers}, CALM, 0, checks=True)
+    trace = job.simulate({0: partial(job.worker, 0), 1: partial(odd.worker, 1)}, checks=True)
     with pytest.raises(MismatchError) as refusal:
         trace.result(Peer(WORKER, 1))
     assert all(name in str(refusal.value) for name in named)
@@ -101,8 +98,7 @@ def refused_at_first() -> None:
             server.append(str(error))
         return (yield from job.worker(0))
 
-    servers = {Peer(SERVER, number): partial(job.server, number) for number in range(2)}
-    end = simulate_peers({Peer(WORKER, 0): worker, **servers}, CALM, 0, checks=True).result(Peer(WORKER, 0))
+    end = job.simulate({0: worker}, checks=True).result(Peer(WORKER, 0))
     (calm,) = run("ParameterServer()", world=1).go()
     assert torch.equal(end, calm)
     (said,) = server
@@ -259,9 +255,8 @@ def test_what_a_server_refuses_is_raised() -> None:
         client.gather(whole_gradient(tensors, 0, 0))
         yield from client.push_pull()
 
-    scripts = {Peer(WORKER, 0): worker, **{Peer(SERVER, n): partial(job.server, n) for n in range(2)}}
     with pytest.raises(MalformedError, match="2 groups"):
-        simulate_peers(scripts, CALM, 0).result(Peer(WORKER, 0))
+        job.simulate({0: worker}).result(Peer(WORKER, 0))
 
 
 def test_ages_and_counts_are_told_at_the_end() -> None:

@@ -52,11 +52,8 @@ def test_after_a_cut_the_same_bytes_are_sent_again(one_way: bool) -> None:
     )
     servers = tuple(Peer(SERVER, number) for number in range(2))
     cut = Cut(servers, (Peer(WORKER, 0),), 0.345, 1.0, one_way)
-    scripts = {
-        Peer(WORKER, 0): lambda: patient(job, lost),
-        **{each: partial(job.server, each.number) for each in servers},
-    }
-    end = simulate_peers(scripts, replace(CALM, faults=(cut,), resend_seconds=0.05), 0).result(Peer(WORKER, 0))
+    net = replace(CALM, faults=(cut,), resend_seconds=0.05)
+    end = job.simulate({0: lambda: patient(job, lost)}, net).result(Peer(WORKER, 0))
     assert len(lost) > 1
     calm = run("ParameterServer() + Route(Feedback(TopK(0.2)), smallest=0)", world=1)
     (expected,) = calm.go()
@@ -129,11 +126,9 @@ def epochs(job: Run, worker: int, lengths: list[int], seen: list[tuple[int, int,
 def test_who_runs_out_of_data_waits_and_all_go_on_together(mode: str, duplicate: float) -> None:
     job, seen = run(f"ParameterServer({mode})"), list[tuple[int, int, int]]()
     lengths = {0: [3, 2, 0], 1: [1, 4, 2], 2: [0, 1, 3]}
-    workers = {Peer(WORKER, n): (lambda n=n: epochs(job, n, lengths[n], seen)) for n in range(3)}
-    servers = {Peer(SERVER, n): partial(job.server, n) for n in range(2)}
     net = replace(CALM, duplicate=duplicate, jitter_seconds=0.01 * duplicate, resend_seconds=0.2)
-    trace = simulate_peers({**workers, **servers}, net, 0)
-    ends = [trace.result(peer) for peer in workers]
+    trace = job.simulate({n: partial(epochs, job, n, lengths[n], seen) for n in range(3)}, net)
+    ends = [trace.result(Peer(WORKER, n)) for n in range(3)]
     same_tensors([ends[0]] * 2, ends[1:])
     assert len(seen) == sum(map(sum, lengths.values()))
     if "async" not in mode:
@@ -160,8 +155,7 @@ def test_exact_parameters_while_pulls_are_not() -> None:
         found.append(flat(tensors))
 
     job = run("ParameterServer(pull=Route(TopK(0.1), smallest=0))", world=1)
-    scripts = {Peer(WORKER, 0): lambda: worker(job), **{Peer(SERVER, n): partial(job.server, n) for n in range(2)}}
-    simulate_peers(scripts, CALM, 0, checks=True).result(Peer(WORKER, 0))
+    job.simulate({0: partial(worker, job)}, checks=True).result(Peer(WORKER, 0))
     start = parameters()
     expected = flat(start) - flat(whole_gradient(start, 0, 0))
     assert not torch.equal(found[0], expected)

@@ -57,7 +57,10 @@ class Dispatcher:
                 if time.monotonic() >= self._tick_at:
                     self.loop.run_exclusively(self._tick)
         except BaseException as fault:
-            self._failure = ConnectError(f"The endpoint of {self._credentials.me} cannot go on: {fault!r}.")
+            self._failure = ConnectError(
+                f"The endpoint of {self._credentials.me} cannot go on: {fault!r}. Asks fail from now on; see "
+                "the traceback of its thread in this process's log."
+            )
             raise
         finally:
             self.loop.run_exclusively(self._shut_down)

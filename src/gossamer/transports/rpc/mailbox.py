@@ -158,7 +158,10 @@ class Mailbox:
 
 
 def endpoint_closed(me: Peer) -> PeerLost:
-    return PeerLost(f"The endpoint of {me} was closed, so nobody hears it any more.")
+    return PeerLost(
+        f"The endpoint of {me} was closed, so nobody hears it any more. Close a session after its last step, and an "
+        "endpoint after the last ask."
+    )
 
 
 def _seconds_until(moment: float) -> float | None:

@@ -137,7 +137,10 @@ class ConnectionState:
         header.check_control(control)
         record = decode_record(header.kind, control)
         if header.tensors != len(record.tensors):
-            raise MalformedError(f"A frame announces {header.tensors} tensors and describes {len(record.tensors)}.")
+            raise MalformedError(
+                f"A frame of kind {header.kind.name} announces {header.tensors} tensors and describes "
+                f"{len(record.tensors)}. Install the same version of Gossamer everywhere."
+            )
         payload: Payload = ()
         if record.tensors or header.payload_bytes:
             received = allocate(record.tensors, header.payload_bytes)

@@ -75,7 +75,10 @@ def allocate(specs: Sequence[TensorSpec], payload_bytes: int) -> Tensor:
     try:
         return buffer_pool.empty(payload_bytes, torch.uint8)
     except MemoryError:
-        raise MalformedError(f"There is no memory for a frame of {payload_bytes} bytes.") from None
+        raise MalformedError(
+            f"There is no memory for a frame of {payload_bytes} bytes. Write a smaller largest_frame_bytes=... at both "
+            "ends, or give this process more memory."
+        ) from None
 
 
 def decode_tensors(specs: Sequence[TensorSpec], received: Tensor) -> Payload:
