@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer import kernels
 from gossamer.core import rng
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.kernels import buffer_pool, library
@@ -208,20 +206,6 @@ def test_what_is_not_served_comes_to_the_same(dtype: torch.dtype, other: Any) ->
     assert native_halves.half_decode([payload], out)
     if not x.is_meta:
         assert torch.equal(out, x.to(payload.dtype).to(x.dtype))
-
-
-PAIRS = [
-    (native_halves.half_encode, halves.half_encode),
-    (native_halves.half_decode, halves.half_decode),
-    (native_checks.within_range, finite.within_range),
-]
-
-
-@pytest.mark.parametrize(("fast", "plain"), PAIRS, ids=lambda function: function.__module__.split(".")[-1])
-def test_signatures_and_docstrings_are_those_of_plain_torch(fast: Any, plain: Any) -> None:
-    assert getattr(kernels, plain.__name__) is fast
-    assert inspect.signature(fast) == inspect.signature(plain)
-    assert fast.__doc__ == plain.__doc__
 
 
 # -- ranges, and room --------------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from support.paths import ROOT
 
 from gossamer import kernels
 from gossamer.kernels import Residual, library
+from gossamer.kernels import finite as native_finite
+from gossamer.kernels import half as native_half
 from gossamer.kernels import select as native_select
-from gossamer.kernels.reference import index_coding, select
+from gossamer.kernels.reference import finite, half, index_coding, select
 
 PAIRS = [
     (native_select.largest, select.largest),
@@ -27,6 +29,9 @@ PAIRS = [
     (native_select.decode_places, index_coding.decode_places),
     (native_select.sparse_decode, index_coding.sparse_decode),
     (native_select.scatter, index_coding.scatter),
+    (native_half.half_encode, half.half_encode),
+    (native_half.half_decode, half.half_decode),
+    (native_finite.within_range, finite.within_range),
 ]
 built = pytest.mark.skipif(not library.LIBRARY.exists(), reason="the compiled loops were not built")
 

@@ -41,10 +41,16 @@ def files(tmp_path: Path) -> RunFiles:
     return RunFiles(tmp_path)
 
 
-def test_nobody_is_killed_while_all_is_well(files: RunFiles, stubborn: subprocess.Popen[bytes]) -> None:
+def watching(files: RunFiles, workers: int = 1) -> tuple[Reaper, Clock]:
+    """A reaper of the first attempt, which gives workers 3 seconds after a failure."""
     clock = Clock()
     reaper = Reaper(files, 3.0, clock)
-    reaper.begin(0, range(1))
+    reaper.begin(0, range(workers))
+    return reaper, clock
+
+
+def test_nobody_is_killed_while_all_is_well(files: RunFiles, stubborn: subprocess.Popen[bytes]) -> None:
+    reaper, clock = watching(files)
     write_json(files.started(0, 0), {"pid": stubborn.pid})
     clock.seconds = 1e9
     reaper.look()
@@ -55,9 +61,7 @@ def test_nobody_is_killed_while_all_is_well(files: RunFiles, stubborn: subproces
 def test_after_a_failure_the_others_have_a_moment_and_no_more(
     files: RunFiles, stubborn: subprocess.Popen[bytes]
 ) -> None:
-    clock = Clock()
-    reaper = Reaper(files, 3.0, clock)
-    reaper.begin(0, range(2))
+    reaper, clock = watching(files, 2)
     write_json(files.started(0, 0), {"pid": stubborn.pid})
     write_json(files.failure(1, 0), {"rank": 1})
     reaper.look()  # rank 1 never said its pid: nothing to conclude from
@@ -74,9 +78,7 @@ def test_after_a_failure_the_others_have_a_moment_and_no_more(
 
 def ended(files: RunFiles, code: str) -> Reaper:
     """A reaper that has watched a worker which runs `code` to its end."""
-    clock = Clock()
-    reaper = Reaper(files, 3.0, clock)
-    reaper.begin(0, range(1))
+    reaper, _ = watching(files)
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
         write_json(files.started(0, 0), {"pid": process.pid})
         reaper.look()
@@ -115,9 +117,7 @@ def test_a_system_that_cannot_look_without_collecting_goes_by_the_workers_last_w
 
 
 def test_a_new_attempt_forgives(files: RunFiles, stubborn: subprocess.Popen[bytes]) -> None:
-    clock = Clock()
-    reaper = Reaper(files, 3.0, clock)
-    reaper.begin(0, range(1))
+    reaper, clock = watching(files)
     reaper.stop()
     reaper.begin(1, range(1))
     write_json(files.started(0, 1), {"pid": stubborn.pid})

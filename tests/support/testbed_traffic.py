@@ -12,7 +12,6 @@ from gossamer.emulation import EmulatedNetwork
 from gossamer.emulation.namespaces import DIRECTORY
 
 PAYLOAD_BYTES = 1472
-PACKET_BYTES = 1500
 
 COUNTERS = """
 def counters():
