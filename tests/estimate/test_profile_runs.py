@@ -3,15 +3,12 @@ import math
 import pytest
 import torch
 
-from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import GossamerError
-from gossamer.estimate.exchange_timer import turn
 from gossamer.estimate.profile_runs import MeasureError, assume, measure
 from gossamer.estimate.step_time import estimate_step_time, plan
 from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.network import read_network
 from gossamer.recipes.recipe import resolve
-from gossamer.reducer.bucket import Bucket
 
 SCRIPT = """
 import sys, time, torch, gossamer
@@ -134,17 +131,6 @@ def test_sites_are_timed_dense():
     assert [sorted(bucket.shapes) for bucket in seen.site_buckets] == [sorted(bucket.shapes) for bucket in seen.buckets]
     assert seen.site_control_bytes > seen.control_bytes > 0
     assert assume(assumed(400_003, recipe), recipe, 0.3, workers=1).site_buckets == []
-
-
-def test_a_turn_leaves_parameters_as_they_are():
-    parameters = {"a": torch.nn.Parameter(torch.randn(50, 60)), "b": torch.nn.Parameter(torch.randn(7))}
-    kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    strategy = resolve("DiLoCo(4)").strategy
-    bucket = Bucket(parameters, resolve("Int8").compressor, AggregationContext(world=3))
-    fresh = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
-    (timed,) = turn(strategy, [bucket], resolve("Int8").compressor, 3, fresh)
-    assert all(torch.equal(kept[name], parameter) for name, parameter in parameters.items())
-    assert min(timed.offering, timed.landing, *timed.computing, *timed.engine) > 0
 
 
 @pytest.mark.processes

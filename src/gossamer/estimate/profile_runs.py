@@ -183,6 +183,6 @@ def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, 
     kind = getattr(torch, dtype.removeprefix("torch."))
     parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
     buckets = [Bucket(parameters, compressor, AggregationContext(step=STEADY, world=workers))]
-    fresh = {name: parameter.detach() for name, parameter in parameters.items()}
+    fresh = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     (found,) = time_stage(stage, [buckets], compressor, workers, fresh)
     return found

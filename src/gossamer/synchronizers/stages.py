@@ -77,12 +77,13 @@ class StageSequence:
         """Go on with parameters as they are, alike on every rank. None alone: plain training, bit for bit."""
         if self.transport.world == 1:
             return None
-        exchange = self._made(parameters, fragments)
+        exchange = self.make(parameters, fragments)
         later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
         exchange.until = min(later, default=None)
         return exchange
 
-    def _made(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
+    def make(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
+        """What communicates in this stage."""
         now, optimizer, (buckets, *_) = self.now, self.optimizer, fragments
         common = (self.recipe.compressor, self.transport, self.comm_thread, self.loop, self.seed)
         if now.merging is not None and now.averages:
