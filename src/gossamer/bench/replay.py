@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, payload_bytes
-from gossamer.runtime.runner import simulate
+from gossamer.runtime.runner import run_script, simulate
+from gossamer.transports.replay import ReplayTransport
 
 SEED = 11
 MOMENTUM = 0.9
@@ -53,19 +55,17 @@ class ReplayedExchange:
         return _answer_bytes(self.heard[-1]) + self.out.nbytes
 
     def run(self) -> tuple[float, float]:
-        """Seconds until the last word, and seconds after its answer."""
-        script, answer, spent = self.script(), None, []
-        for heard in self.heard:
-            began = time.perf_counter()
-            op = script.send(answer)
-            spent.append(time.perf_counter() - began)
-            answer = _again(op, heard)
-        began = time.perf_counter()
-        try:
-            script.send(answer)
-        except StopIteration:
-            return sum(spent), time.perf_counter() - began
-        raise AssertionError(f"{self.compressor!r} has more to say than it had before")
+        """Seconds until the last operation, and seconds after its answer."""
+        transport = ReplayTransport(self.at.world, partial(self._answer, deque(self.heard)))
+        run_script(self.script(), transport)
+        transport.pause()
+        *encode, decode = transport.scripts[0].computing
+        return sum(encode), decode
+
+    def _answer(self, heard: deque[Any], op: CollectiveOp) -> Any:
+        if not heard:
+            raise AssertionError(f"{self.compressor!r} has more to say than it had before")
+        return _again(op, heard.popleft())
 
 
 def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[ReplayedExchange]:
