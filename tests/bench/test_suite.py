@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gossamer import compressors
-from gossamer.bench import KERNELS, cells, fed_back, measure, remarks, roster
+from gossamer.bench import KERNELS, cells, fed_back, remarks, roster, run_benchmarks
 from gossamer.bench.interleave import interleave, spread
 from gossamer.bench.kernel_switch import available, using
 from gossamer.bench.replay import ReplayedExchange, gradient, of_rank, prepare
 from gossamer.bench.suite import build
-from gossamer.bench.two_process import BenchError, measure_pair
+from gossamer.bench.two_process import BenchError, run_pair_benchmark
 from gossamer.bench.worker import serve
 from gossamer.bench.workloads import (
     ADD,
@@ -208,7 +208,7 @@ def test_ratios_are_what_they_are_called() -> None:
         fixed(ADD, layout, (("whole", 12000),), 3e-6),
         fixed("X()", layout, (("encode", 6000), ("decode", 2000)), 6e-6, 1e-6),
     ]
-    *_, encode, decode = measure(rows, 3, lambda what: None)
+    *_, encode, decode = run_benchmarks(rows, 3, lambda what: None)
     assert encode.gradient_bytes_per_second == pytest.approx(4000 / 6e-6)
     assert encode.copy_ratio == pytest.approx(3.0)
     assert encode.roofline_share == pytest.approx(6000 / 4e9 / 6e-6)
@@ -259,7 +259,9 @@ def test_yardsticks_and_products_run() -> None:
 
 
 def test_the_report_has_a_line_for_each_implementation() -> None:
-    found = measure(build([Feedback(PowerSGD()), Dense("bfloat16")], 100_000, lambda what: None), 1, lambda what: None)
+    found = run_benchmarks(
+        build([Feedback(PowerSGD()), Dense("bfloat16")], 100_000, lambda what: None), 1, lambda what: None
+    )
     lines = cells(found)
     assert [(line["compressor"], line["kernels"]) for line in lines] == [
         (name, kernels)
@@ -297,5 +299,5 @@ def test_a_worker_prepares_and_counts() -> None:
 @pytest.mark.processes
 def test_a_worker_that_fails_is_no_measurement(capfd) -> None:
     with pytest.raises(BenchError, match="ended with 1"):
-        measure_pair(["NoSuchThing()"], 10_000, 1, 0.01, lambda what: None)
+        run_pair_benchmark(["NoSuchThing()"], 10_000, 1, 0.01, lambda what: None)
     assert "NoSuchThing" in capfd.readouterr().err

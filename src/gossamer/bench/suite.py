@@ -47,7 +47,7 @@ def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str]
     return rows
 
 
-def measure(rows: Sequence[Workload], rounds: int, tick: Callable[[str], None]) -> list[BenchmarkResult]:
+def run_benchmarks(rows: Sequence[Workload], rounds: int, tick: Callable[[str], None]) -> list[BenchmarkResult]:
     """Every row once a round, so that all see the same machine."""
     timers = {place: row.timer for place, row in enumerate(rows)}
     found = interleave(timers, rounds, lambda place: tick(f"{rows[place].subject}, {rows[place].kernels}"))

@@ -31,7 +31,7 @@ class Paired:
     spread: float
 
 
-def measure_pair(
+def run_pair_benchmark(
     subjects: Sequence[str], elements: int, rounds: int, seconds: float, tick: Callable[[str], None]
 ) -> list[Paired]:
     """Alone and together in turn, each for so many seconds a round; the first round warms up and is not kept."""

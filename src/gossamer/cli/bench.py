@@ -26,11 +26,11 @@ from gossamer.bench import (
     cells,
     fed_back,
     machine,
-    measure,
-    measure_pair,
     pair_cells,
     remarks,
     roster,
+    run_benchmarks,
+    run_pair_benchmark,
 )
 from gossamer.cli.options import check_parent
 from gossamer.cli.run import OUTPUT_FILE
@@ -133,12 +133,12 @@ def _alone(chosen: Sequence[Compressor], elements: int, repeat: int, say: Say) -
     rows = build(chosen, elements, lambda what: say(f"preparing {what}"))
     turns = len(rows) * (repeat + 1)
     turn = iter(range(1, turns + 1))
-    found = measure(rows, repeat, lambda what: say(f"{next(turn)} of {turns}: {what}"))
+    found = run_benchmarks(rows, repeat, lambda what: say(f"{next(turn)} of {turns}: {what}"))
     return _Found(cells(found), [*remarks(found), ABOUT], [asdict(one) for one in found])
 
 
 def _together(chosen: Sequence[Compressor], elements: int, repeat: int, say: Say) -> _Found:
-    found = measure_pair([repr(each) for each in chosen], elements, repeat, SECONDS_EACH, say)
+    found = run_pair_benchmark([repr(each) for each in chosen], elements, repeat, SECONDS_EACH, say)
     return _Found(pair_cells(found), [ABOUT_PAIRS], [asdict(one) for one in found])
 
 

@@ -21,7 +21,7 @@ from gossamer.cli.options import check_parent
 from gossamer.cli.run import OUTPUT_FILE
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.estimate.profile_runs import measure
+from gossamer.estimate.profile_runs import profile_script
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
@@ -127,7 +127,7 @@ def _foretell(
     with console.status(f"{recipe}: measuring a few steps alone, to foretell the others"):
         try:
             resolved = resolve(recipe, workers)
-            measured = measure(script, arguments, resolved, workers, copies=workers)
+            measured = profile_script(script, arguments, resolved, workers, copies=workers)
             found = estimate_step_time(resolved, measured, read_network(network, workers), workers)
         except GossamerError as error:
             console.print(f"{recipe}: nothing could be foretold: {error}", markup=False)

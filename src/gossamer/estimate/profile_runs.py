@@ -35,11 +35,13 @@ LINES_OF_ERROR = 8
 MOST_ENTRIES = 2**29
 
 
-class MeasureError(GossamerError, RuntimeError):
+class ProfileError(GossamerError, RuntimeError):
     """A script that could not be measured."""
 
 
-def measure(script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1) -> WorkloadProfile:
+def profile_script(
+    script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1
+) -> WorkloadProfile:
     """Run `copies` of a script at once until each has made some steps; the mean of what they took.
 
     As many copies as workers that will share this machine: they slow each other down as those will.
@@ -87,8 +89,8 @@ def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path
         return
     if exit_code:
         tail = (directory / f"errors-{copy}").read_text(errors="replace").splitlines()[-LINES_OF_ERROR:]
-        raise MeasureError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
-    raise MeasureError(
+        raise ProfileError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
+    raise ProfileError(
         f"{script} ended too soon to be measured. It must attach a recipe and make at least {FEWEST_STEPS} steps: pass "
         "the arguments with which it trains, or leave it out and say --step-seconds 0.2."
     )
@@ -119,7 +121,7 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
     )
 
 
-def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> WorkloadProfile:
+def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> WorkloadProfile:
     """A step of given length, of which backward takes two thirds; its codecs are measured here, with random numbers.
 
     Gradients appear evenly, by their entries; buckets of equal shapes are measured once, with the threads that each of
@@ -176,7 +178,7 @@ def _assumed_buckets(
 
 def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> dict[str, Any]:
     if layout.numel > MOST_ENTRIES:
-        raise MeasureError(
+        raise ProfileError(
             f"a bucket of {layout.numel:,} entries is too large to be compressed here, and how long that takes would "
             "have to be guessed. Ask for a smaller model, such as --parameters 1000000000."
         )

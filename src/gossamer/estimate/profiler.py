@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from gossamer.compressors import Dense
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors
 from gossamer.estimate.exchange_timer import Gradients, time_stage
-from gossamer.estimate.user_script import as_main
+from gossamer.estimate.user_script import run_as_main
 from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
@@ -229,8 +228,7 @@ def main() -> None:
     meeting = _Meeting(Path(directory), int(copy), int(copies))
     register_optimizer_step_post_hook(_Probe(meeting, int(workers)).after_step)
     try:
-        with as_main(Path(script), arguments, resolve(os.environ["GOSSAMER_RECIPE"])):
-            runpy.run_path(script, run_name="__main__")
+        run_as_main(Path(script), arguments, resolve(os.environ["GOSSAMER_RECIPE"]))
     except _Done:
         pass
     finally:

@@ -21,7 +21,6 @@ PART_COLORS = {
     "decode": "#8DA47E",
 }
 MAIN_PARTS = ("compute", "waiting")
-LANE_PARTS = ("encode", "wire", "decode")
 SMOOTHED_POINTS = 60
 
 
