@@ -90,12 +90,12 @@ def test_what_is_named_replaces_what_is_by_default() -> None:
 @pytest.mark.parametrize("text", roster(KERNELS))
 def test_a_conversation_comes_to_what_the_group_agreed_on(text: str) -> None:
     compressor = fed_back(text)
-    (conversation,) = prepare(compressor, LAYOUT, (3,))
-    conversation.out.zero_()
-    encode, decode = conversation.run()
+    (exchange,) = prepare(compressor, LAYOUT, (3,))
+    exchange.out.zero_()
+    encode, decode = exchange.run()
     assert encode > 0
     assert decode > 0
-    assert torch.equal(conversation.out, agreed(compressor, 3))
+    assert torch.equal(exchange.out, agreed(compressor, 3))
 
 
 def agreed(compressor: Compressor, world: int) -> torch.Tensor:
@@ -120,49 +120,49 @@ def agreed(compressor: Compressor, world: int) -> torch.Tensor:
 
 
 def test_other_answers_come_to_something_else() -> None:
-    (conversation,) = prepare(Feedback(Int8()), LAYOUT, (3,))
-    conversation.heard[0] = conversation.heard[0][::-1][:2]
-    conversation.run()
-    assert not torch.equal(conversation.out, agreed(Feedback(Int8()), 3))
+    (exchange,) = prepare(Feedback(Int8()), LAYOUT, (3,))
+    exchange.answers[0] = exchange.answers[0][::-1][:2]
+    exchange.run()
+    assert not torch.equal(exchange.out, agreed(Feedback(Int8()), 3))
 
 
 def test_conversations_share_the_first_workers_memory() -> None:
     one, four = prepare(Feedback(TopK(density=0.1)), LAYOUT, (1, 4))
     assert one.state is four.state
-    assert [len(each.heard[0]) for each in (one, four)] == [1, 4]
+    assert [len(each.answers[0]) for each in (one, four)] == [1, 4]
 
 
 def test_the_fewest_bytes_are_counted() -> None:
-    (conversation,) = prepare(Feedback(Int8(block=100)), LAYOUT, (4,))
+    (exchange,) = prepare(Feedback(Int8(block=100)), LAYOUT, (4,))
     n, payload = LAYOUT.numel, LAYOUT.numel + 4 * (12 + 1)
-    assert conversation.least_encode_bytes == 4 * n + 2 * 4 * n + payload
-    assert conversation.least_decode_bytes == 4 * payload + 4 * n
+    assert exchange.least_encode_bytes == 4 * n + 2 * 4 * n + payload
+    assert exchange.least_decode_bytes == 4 * payload + 4 * n
 
 
 def test_a_rule_that_asks_twice_reads_its_input_twice() -> None:
-    (conversation,) = prepare(fed_back("TernGrad()"), LAYOUT, (2,))
-    assert len(conversation.heard) == 2
-    assert conversation.least_encode_bytes >= 2 * 4 * LAYOUT.numel
+    (exchange,) = prepare(fed_back("TernGrad()"), LAYOUT, (2,))
+    assert len(exchange.answers) == 2
+    assert exchange.least_encode_bytes >= 2 * 4 * LAYOUT.numel
 
 
 @pytest.mark.parametrize("world", [1, 4])
 def test_parts_are_heard_instead_of_read_again(world: int) -> None:
     """Of a part's mean: what it owes is read and written, and it is encoded once more."""
-    (conversation,) = prepare(fed_back("Sharded(Int8())"), LAYOUT, (world,))
+    (exchange,) = prepare(fed_back("Sharded(Int8())"), LAYOUT, (world,))
     n, part = LAYOUT.numel, -(-LAYOUT.numel // world)
-    message = conversation.heard[1][0]
+    message = exchange.answers[1][0]
     size = sum(each.nbytes for each in message)
     assert size == pytest.approx(part * (1 + 4 / 256), rel=0.05)
-    assert conversation.least_encode_bytes == 4 * n + 2 * 4 * (n + part) + (2 * world + 1) * size
-    assert conversation.least_decode_bytes == world * size + 4 * n
+    assert exchange.least_encode_bytes == 4 * n + 2 * 4 * (n + part) + (2 * world + 1) * size
+    assert exchange.least_decode_bytes == world * size + 4 * n
 
 
 def test_groups_that_remember_other_things_share_no_memory() -> None:
     one, four = prepare(fed_back("Sharded(Int8())"), LAYOUT, (1, 4))
     assert one.state["owed"].flat.numel() == LAYOUT.numel
     assert four.state["owed"].flat.numel() == -(-LAYOUT.numel // 4)
-    for conversation in (one, four):
-        assert min(conversation.run()) > 0
+    for exchange in (one, four):
+        assert min(exchange.run()) > 0
 
 
 class Slow(Compressor):
@@ -178,18 +178,18 @@ class Slow(Compressor):
 
 
 def test_time_before_the_last_word_is_encoding_and_after_it_decoding() -> None:
-    conversation = ReplayedExchange(
+    exchange = ReplayedExchange(
         Slow(), gradient(LAYOUT), State(), AggregationContext(world=1), torch.empty(1), [[(torch.ones(1),)]]
     )
-    encode, decode = conversation.run()
+    encode, decode = exchange.run()
     assert 0.02 <= encode < 0.04 <= decode
 
 
 def test_a_script_that_goes_on_is_noticed() -> None:
-    (conversation,) = prepare(Feedback(PowerSGD(rank=2)), LAYOUT, (2,))
-    conversation.heard.pop()
+    (exchange,) = prepare(Feedback(PowerSGD(rank=2)), LAYOUT, (2,))
+    exchange.answers.pop()
     with pytest.raises(AssertionError, match="more to say"):
-        conversation.run()
+        exchange.run()
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_rows_are_measured_with_both_implementations() -> None:
 def test_small_buckets_are_timed_with_warm_caches(monkeypatch) -> None:
     ran: list[int] = []
 
-    def run(conversation: ReplayedExchange) -> tuple[float, float]:
-        ran.append(len(conversation.x.layout))
+    def run(exchange: ReplayedExchange) -> tuple[float, float]:
+        ran.append(len(exchange.x.layout))
         return (0.005, 0.001) if len(ran) % 2 else (0.004, 0.002)
 
     monkeypatch.setattr(ReplayedExchange, "run", run)

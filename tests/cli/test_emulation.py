@@ -18,7 +18,7 @@ from gossamer.cli.emulation import Emulation, Victims, emulate, enter, schedule
 from gossamer.cli.main import gossamer
 from gossamer.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
 from gossamer.emulation.namespaces import DIRECTORY
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 from gossamer.launch.job import Job
 from gossamer.launch.logs.run_files import RunFiles, write_json
 from gossamer.network import read_network
@@ -145,7 +145,7 @@ def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch)
         ["unshare", "--user"],
         [sys.executable, "-m", "gossamer", "run", "a b.py"],
     )
-    with pytest.raises(LabError, match="Run as root"):
+    with pytest.raises(EmulationError, match="Run as root"):
         enter(NETWORK, ())
     assert enter(None, ()) is None
 
@@ -153,7 +153,7 @@ def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch)
 def test_words_are_paced_where_nothing_can_be_emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     planned = EmulationPlan(emulation="paced", reason="there is no tun")
     monkeypatch.setattr(emulation, "plan", lambda network: planned)
-    with pytest.raises(LabError, match="no hosts either"):
+    with pytest.raises(EmulationError, match="no hosts either"):
         enter(NETWORK, [read_fault("slow(1, factor=2, at=1)", 2)])
     assert enter(NETWORK, [read_fault("kill(1, at=1)", 2)]) == planned
     notes: list[str] = []

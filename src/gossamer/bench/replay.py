@@ -38,9 +38,9 @@ class ReplayedExchange:
     state: State
     at: AggregationContext
     out: Tensor
-    heard: list[Any] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
     read_bytes: int = 0
-    said_bytes: int = 0
+    sent_bytes: int = 0
 
     def script(self) -> Aggregation:
         return self.compressor.aggregate(self.x, self.state, self.at, self.out)
@@ -48,24 +48,24 @@ class ReplayedExchange:
     @property
     def least_encode_bytes(self) -> int:
         remembered = sum(packed.flat.nbytes for packed in self.state.values())
-        return self.read_bytes + 2 * remembered + self.said_bytes
+        return self.read_bytes + 2 * remembered + self.sent_bytes
 
     @property
     def least_decode_bytes(self) -> int:
-        return _answer_bytes(self.heard[-1]) + self.out.nbytes
+        return _answer_bytes(self.answers[-1]) + self.out.nbytes
 
     def run(self) -> tuple[float, float]:
         """Seconds until the last operation, and seconds after its answer."""
-        transport = ReplayTransport(self.at.world, partial(self._answer, deque(self.heard)))
+        transport = ReplayTransport(self.at.world, partial(self._answer, deque(self.answers)))
         run_script(self.script(), transport)
         transport.pause()
         *encode, decode = transport.scripts[0].computing
         return sum(encode), decode
 
-    def _answer(self, heard: deque[Any], op: CollectiveOp) -> Any:
-        if not heard:
+    def _answer(self, answers: deque[Any], op: CollectiveOp) -> Any:
+        if not answers:
             raise AssertionError(f"{self.compressor!r} has more to say than it had before")
-        return _again(op, heard.popleft())
+        return _repeat(op, answers.popleft())
 
 
 def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[ReplayedExchange]:
@@ -84,7 +84,7 @@ def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> li
             at = _places(1, world)
             found[world] = ReplayedExchange(compressor, x, states[0], at[0], out)
             others = [compressor.aggregate(of_rank(x, r), states[r], at[r]) for r in range(1, world)]
-            simulate([_listening(found[world]), *others])
+            simulate([_recording(found[world]), *others])
     return [found[world] for world in worlds]
 
 
@@ -122,20 +122,20 @@ def _after_one_step(compressor: Compressor, x: FlatTensors, world: int) -> list[
     return [new.next_state.after(old) for new, old in zip(staged, states, strict=True)]
 
 
-def _listening(conversation: ReplayedExchange) -> Generator[CollectiveOp, Any, AggregationResult]:
+def _recording(exchange: ReplayedExchange) -> Generator[CollectiveOp, Any, AggregationResult]:
     """The conversation's script, which also keeps what it heard."""
-    script, answer = conversation.script(), None
-    fresh = conversation.x.flat.nbytes  # to be read before the next word
+    script, answer = exchange.script(), None
+    fresh = exchange.x.flat.nbytes  # to be read before the next word
     while True:
         try:
             op = script.send(answer)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        conversation.read_bytes += fresh
-        conversation.said_bytes += _word_bytes(op)
+        exchange.read_bytes += fresh
+        exchange.sent_bytes += _op_bytes(op)
         answer = yield op
-        conversation.heard.append(_kept(op, answer))
-        fresh = _answer_bytes(answer) if isinstance(op, AllToAll) else conversation.x.flat.nbytes
+        exchange.answers.append(_kept(op, answer))
+        fresh = _answer_bytes(answer) if isinstance(op, AllToAll) else exchange.x.flat.nbytes
 
 
 def _kept(op: CollectiveOp, answer: Any) -> Any:
@@ -148,17 +148,17 @@ def _kept(op: CollectiveOp, answer: Any) -> Any:
     return answer
 
 
-def _again(op: CollectiveOp, heard: Any) -> Any:
+def _repeat(op: CollectiveOp, answers: Any) -> Any:
     """Answer as before."""
     match op:
         case AllReduceMean(_, out):
-            return heard.clone() if out is None else out.copy_(heard)
+            return answers.clone() if out is None else out.copy_(answers)
         case Coalesced(ops):
-            return [_again(*each) for each in zip(ops, heard, strict=True)]
-    return heard
+            return [_repeat(*each) for each in zip(ops, answers, strict=True)]
+    return answers
 
 
-def _word_bytes(op: CollectiveOp) -> int:
+def _op_bytes(op: CollectiveOp) -> int:
     match op:
         case AllReduceMean(tensor):
             return tensor.nbytes
@@ -167,7 +167,7 @@ def _word_bytes(op: CollectiveOp) -> int:
         case AllToAll(parts):
             return sum(map(payload_bytes, parts))
         case Coalesced(ops):
-            return sum(map(_word_bytes, ops))
+            return sum(map(_op_bytes, ops))
     raise AssertionError(f"no compressor that is measured says {type(op).__name__}")
 
 

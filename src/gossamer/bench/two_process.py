@@ -40,9 +40,9 @@ def run_pair_benchmark(
         for subject in subjects:
             tick(subject)
             for worker in (first, second):
-                worker.say({"subject": subject})
+                worker.send({"subject": subject})
             for worker in (first, second):
-                worker.hear()
+                worker.receive()
             pairs = [(_rate([first], seconds), _rate([first, second], seconds)) for _ in range(rounds + 1)][1:]
             gains = [together / alone for alone, together in pairs]
             found.append(
@@ -61,12 +61,12 @@ def run_pair_benchmark(
 class _RemoteWorker:
     process: subprocess.Popen[str]
 
-    def say(self, command: dict[str, Any]) -> None:
+    def send(self, command: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -94,5 +94,5 @@ def _worker(elements: int) -> Iterator[_RemoteWorker]:
 def _rate(workers: Sequence[_RemoteWorker], seconds: float) -> float:
     """Aggregations per second, all workers together."""
     for worker in workers:
-        worker.say({"seconds": seconds})
-    return float(sum(worker.hear() for worker in workers))
+        worker.send({"seconds": seconds})
+    return float(sum(worker.receive() for worker in workers))

@@ -17,22 +17,22 @@ from gossamer.bench.workloads import bucket
 def serve(elements: int, commands: TextIO, answers: TextIO) -> None:
     """{"subject": text} prepares it, {"seconds": s} aggregates for so long and answers how often in a second."""
     torch.set_num_threads(1)
-    conversation: ReplayedExchange | None = None
+    exchange: ReplayedExchange | None = None
     for line in commands:
         command = json.loads(line)
         answer: float | None = None
         if "subject" in command:
-            (conversation,) = prepare(fed_back(command["subject"]), bucket(elements), (1,))
-        elif conversation is not None:
-            answer = _rate(conversation, command["seconds"])
+            (exchange,) = prepare(fed_back(command["subject"]), bucket(elements), (1,))
+        elif exchange is not None:
+            answer = _rate(exchange, command["seconds"])
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
-def _rate(conversation: ReplayedExchange, seconds: float) -> float:
+def _rate(exchange: ReplayedExchange, seconds: float) -> float:
     began, count, passed = time.perf_counter(), 0, 0.0
     while passed < seconds:
-        conversation.run()
+        exchange.run()
         count += 1
         passed = time.perf_counter() - began
     return count / passed

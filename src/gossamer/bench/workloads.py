@@ -124,20 +124,20 @@ def _plain(subject: str, layout: Layout, least_bytes: int, work: Callable[[], ob
     )
 
 
-def _row(conversation: ReplayedExchange, kernels: str, lasting_seconds: float) -> Workload:
+def _row(exchange: ReplayedExchange, kernels: str, lasting_seconds: float) -> Workload:
     def timer() -> Sequence[float]:
         with using(kernels):
-            spent = [conversation.run()]
+            spent = [exchange.run()]
             while sum(map(sum, spent)) < lasting_seconds:
-                spent.append(conversation.run())
+                spent.append(exchange.run())
         return [min(part) for part in zip(*spent, strict=True)]
 
     return Workload(
-        subject=repr(conversation.compressor),
+        subject=repr(exchange.compressor),
         kernels=kernels,
-        layout=conversation.x.layout,
-        payloads=conversation.at.world,
+        layout=exchange.x.layout,
+        payloads=exchange.at.world,
         entries=0,
-        parts=((ENCODE, conversation.least_encode_bytes), (DECODE, conversation.least_decode_bytes)),
+        parts=((ENCODE, exchange.least_encode_bytes), (DECODE, exchange.least_decode_bytes)),
         timer=timer,
     )

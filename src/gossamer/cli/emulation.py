@@ -15,7 +15,7 @@ from pathlib import Path
 from gossamer.cli.worker import HEADER_BYTES
 from gossamer.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
 from gossamer.emulation.capabilities import reentering
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 from gossamer.launch.job import Job
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.network import Network
@@ -89,12 +89,14 @@ class Emulation:
 def enter(network: Network | None, faults: Sequence[Fault]) -> EmulationPlan | None:
     """How `network` will be emulated. Where that takes a user namespace, this process begins again inside one."""
     planned = plan(network) if network is not None else None
-    if any(fault.needs_lab for fault in faults) and (planned is None or planned.emulation == "paced"):
-        raise LabError(NO_HOSTS)
+    if any(fault.needs_network for fault in faults) and (planned is None or planned.emulation == "paced"):
+        raise EmulationError(NO_HOSTS)
     if planned is None or not planned.reenters:
         return planned
     if REENTERED in os.environ:
-        raise LabError("inside its own user namespace this process may still not make network namespaces. Run as root.")
+        raise EmulationError(
+            "inside its own user namespace this process may still not make network namespaces. Run as root."
+        )
     os.environ |= {REENTERED: "1", LOG_LEVEL: QUIET}
     command = reentering([sys.executable, "-m", "gossamer", *sys.argv[1:]])
     os.execvp(command[0], command)
@@ -122,7 +124,7 @@ class Victims:
     @property
     def lab(self) -> EmulatedNetwork:
         if self._lab is None:
-            raise LabError(NO_HOSTS)
+            raise EmulationError(NO_HOSTS)
         return self._lab
 
     def cut(self, host: int, other: int | None) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
 from gossamer.doctor.link_statistics import clock_offset_seconds, growing, round_trip_seconds
-from gossamer.doctor.ping_link import Door, PingLink, call
+from gossamer.doctor.ping_link import PingLink, PingListener, call
 from gossamer.doctor.report import PairReport, pair_from
 from gossamer.environment.store import RendezvousStore
 
@@ -23,8 +23,8 @@ class Probe:
     """One rank's part in measuring. addresses: of all ranks' doors, and their ports; seconds: of sending each way."""
 
     rank: int
-    board: RendezvousStore
-    door: Door
+    store: RendezvousStore
+    listener: PingListener
     token: bytes
     addresses: Sequence[tuple[str, int]]
     seconds: float
@@ -36,10 +36,10 @@ class Probe:
             topic = f"pair/{first}-{second}"
             if self.rank == first:
                 print(f"pair {number} of {len(pairs)}: ranks {first} and {second}", flush=True)
-                self.board.pin(topic, json.dumps(asdict(self._ask(first, second))))
+                self.store.pin(topic, json.dumps(asdict(self._ask(first, second))))
             elif self.rank == second:
                 self._answer(first, second)
-            found.append(pair_from(self.board.read(topic, PATIENCE_SECONDS + 2 * self.seconds)))
+            found.append(pair_from(self.store.read(topic, PATIENCE_SECONDS + 2 * self.seconds)))
         return found
 
     def _ask(self, first: int, second: int) -> PairReport:
@@ -73,10 +73,10 @@ class Probe:
         topic = f"call/{caller}-{callee}"
         if self.rank == caller:
             link, problem = self._call(callee)
-            self.board.pin(topic, problem)
+            self.store.pin(topic, problem)
             return link, problem
-        problem = self.board.read(topic, PATIENCE_SECONDS)
-        return (None if problem else self.door.open(CALL_SECONDS)), problem
+        problem = self.store.read(topic, PATIENCE_SECONDS)
+        return (None if problem else self.listener.open(CALL_SECONDS)), problem
 
     def _call(self, callee: int) -> tuple[PingLink | None, str]:
         address, port = self.addresses[callee]

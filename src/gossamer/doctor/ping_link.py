@@ -104,7 +104,7 @@ class PingLink:
         return count
 
 
-class Door:
+class PingListener:
     """Where a rank is called. Only who knows the `token` of the job is let in."""
 
     def __init__(self, address: str, token: bytes) -> None:

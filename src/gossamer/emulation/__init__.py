@@ -3,7 +3,16 @@
 from gossamer.emulation.capabilities import EmulationPlan, plan
 from gossamer.emulation.fault_injection import Fault, Schedule, read_fault
 from gossamer.emulation.namespaces import EmulatedHost
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 from gossamer.emulation.testbed import EmulatedNetwork
 
-__all__ = ["EmulatedHost", "EmulatedNetwork", "EmulationPlan", "Fault", "LabError", "Schedule", "plan", "read_fault"]
+__all__ = [
+    "EmulatedHost",
+    "EmulatedNetwork",
+    "EmulationError",
+    "EmulationPlan",
+    "Fault",
+    "Schedule",
+    "plan",
+    "read_fault",
+]

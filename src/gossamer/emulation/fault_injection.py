@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 from gossamer.errors import require
 
 EXAMPLES = (
@@ -38,7 +38,7 @@ class Fault:
     at: float
     for_seconds: float = inf
     numbers: tuple[int, ...]
-    needs_lab: bool
+    needs_network: bool
     begin: Action
     end: Action = lambda target: None
     text: str = ""
@@ -53,7 +53,7 @@ def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float =
         at=at,
         for_seconds=for_seconds,
         numbers=(host,) if other is None else (host, other),
-        needs_lab=True,
+        needs_network=True,
         begin=lambda target: target.cut(host, other),
         end=lambda target: target.heal(host, other),
     )
@@ -65,7 +65,7 @@ def _slow(host: int, factor: float, *, at: float, for_seconds: float = inf) -> F
         at=at,
         for_seconds=for_seconds,
         numbers=(host,),
-        needs_lab=True,
+        needs_network=True,
         begin=lambda target: target.slow(host, factor),
         end=lambda target: target.slow(host, 1.0),
     )
@@ -77,7 +77,7 @@ def _stop(*ranks: int, at: float, for_seconds: float = inf) -> Fault:
         at=at,
         for_seconds=for_seconds,
         numbers=ranks,
-        needs_lab=False,
+        needs_network=False,
         begin=lambda target: _each(target.stop, ranks),
         end=lambda target: _each(target.resume, ranks),
     )
@@ -85,7 +85,7 @@ def _stop(*ranks: int, at: float, for_seconds: float = inf) -> Fault:
 
 def _kill(*ranks: int, at: float) -> Fault:
     require(bool(ranks), "kill needs a rank")
-    return Fault(at=at, numbers=ranks, needs_lab=False, begin=lambda target: _each(target.kill, ranks))
+    return Fault(at=at, numbers=ranks, needs_network=False, begin=lambda target: _each(target.kill, ranks))
 
 
 def _each(action: Callable[[int], None], numbers: Iterable[int]) -> None:
@@ -97,15 +97,15 @@ KINDS: Mapping[str, Callable[..., Fault]] = {"cut": _cut, "slow": _slow, "stop":
 
 
 def read_fault(text: str, workers: int) -> Fault:
-    """The fault that `text` describes. Parsed, never evaluated; LabError says what could not be read."""
+    """The fault that `text` describes. Parsed, never evaluated; EmulationError says what could not be read."""
     try:
         kind, arguments, options = _call(text)
         fault = replace(KINDS[kind](*arguments, **options), text=text)
     except (SyntaxError, TypeError, ValueError) as problem:
-        raise LabError(f"{text!r} cannot be read as a fault ({problem}). Write {EXAMPLES}.") from None
+        raise EmulationError(f"{text!r} cannot be read as a fault ({problem}). Write {EXAMPLES}.") from None
     absent = [number for number in fault.numbers if number not in range(workers)]
     if absent:
-        raise LabError(f"{text!r}: there is no {absent[0]}; {workers} workers count from 0 to {workers - 1}.")
+        raise EmulationError(f"{text!r}: there is no {absent[0]}; {workers} workers count from 0 to {workers - 1}.")
     return fault
 
 

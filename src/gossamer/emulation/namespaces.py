@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.emulation.shell import LabError, call, ip
+from gossamer.emulation.shell import EmulationError, call, ip
 from gossamer.errors import require
 
 DIRECTORY = Path("/run/netns")
@@ -43,7 +43,7 @@ def agree_on_tcp(host: EmulatedHost) -> None:
 
     A route may name it where a namespace's own setting may not be changed.
     """
-    with contextlib.suppress(LabError):
+    with contextlib.suppress(EmulationError):
         to = f"10.77.0.0/24 dev {host.interface} scope link src {host.address}"
         ip(host.namespace, [f"route replace {to} congctl cubic"])
 
@@ -53,7 +53,7 @@ def new_tag() -> str:
     return f"gossamer-{os.getpid()}-{start_ticks(os.getpid()):x}-{next(_serials)}"
 
 
-def lab_hosts(tag: str, count: int) -> tuple[EmulatedHost, ...]:
+def emulated_hosts(tag: str, count: int) -> tuple[EmulatedHost, ...]:
     require(count <= MOST_HOSTS, f"a lab has at most {MOST_HOSTS} hosts, not {count}")
     return tuple(EmulatedHost(namespace=f"{tag}-{host}", address=address(host)) for host in range(count))
 
@@ -87,6 +87,6 @@ def remove_stale() -> list[str]:
 def _removed(name: str) -> bool:
     try:
         call(("ip", "netns", "delete", name))
-    except LabError:
+    except EmulationError:
         return False  # another lab that starts now was faster
     return True

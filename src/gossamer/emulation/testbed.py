@@ -14,8 +14,8 @@ from types import FrameType, TracebackType
 from gossamer.emulation.bridge import BridgeFabric
 from gossamer.emulation.capabilities import needs_switch
 from gossamer.emulation.fabric import Fabric
-from gossamer.emulation.namespaces import EmulatedHost, lab_hosts, new_tag, remove_stale
-from gossamer.emulation.shell import LabError, call
+from gossamer.emulation.namespaces import EmulatedHost, emulated_hosts, new_tag, remove_stale
+from gossamer.emulation.shell import EmulationError, call
 from gossamer.emulation.traffic_shaping import MTU_BYTES
 from gossamer.emulation.tun_switch import SwitchFabric
 from gossamer.errors import require
@@ -37,7 +37,7 @@ class EmulatedNetwork:
         self.emulation = "switch" if needs_switch(network) else "kernel"
         self._seed = seed
         self._tag = new_tag()
-        self.hosts = lab_hosts(self._tag, len(network.hosts))
+        self.hosts = emulated_hosts(self._tag, len(network.hosts))
         self._open = ExitStack()
 
     def __enter__(self) -> EmulatedNetwork:
@@ -59,7 +59,7 @@ class EmulatedNetwork:
         if self.emulation == "kernel":
             try:
                 return BridgeFabric(self.network, self.hosts, self._bridge)
-            except LabError as problem:
+            except EmulationError as problem:
                 # Not every kernel has bridges, virtual Ethernet and token buckets
                 self._remove_namespaces()
                 self._add_namespaces()
@@ -70,8 +70,8 @@ class EmulatedNetwork:
     def _switch(self, also: str) -> SwitchFabric:
         try:
             return SwitchFabric(self.network, self.hosts, self._seed)
-        except (LabError, OSError) as problem:
-            raise LabError(f"no network could be built on this machine: {problem}{also}") from problem
+        except (EmulationError, OSError) as problem:
+            raise EmulationError(f"no network could be built on this machine: {problem}{also}") from problem
 
     @property
     def header_bytes(self) -> int:
@@ -96,7 +96,7 @@ class EmulatedNetwork:
     def _remove_namespaces(self) -> None:
         """All of them, whether or not the others are there."""
         lines = "".join(f"netns delete {name}\n" for name in self._namespaces)
-        with contextlib.suppress(LabError):
+        with contextlib.suppress(EmulationError):
             call(("ip", "-force", "-batch", "-"), lines)
 
     def interface_bytes(self) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.emulation.namespaces import DIRECTORY, EmulatedHost, agree_on_tcp
-from gossamer.emulation.shell import LabError, ip, tc
+from gossamer.emulation.shell import EmulationError, ip, tc
 from gossamer.emulation.traffic_shaping import (
     MTU_BYTES,
     SOCKETS_QUEUE_BYTES,
@@ -37,9 +37,9 @@ class Switch:
         self._process = subprocess.Popen(
             [PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
         )
-        if (greeting := self._hear()) != GREETING:
+        if (greeting := self._reply()) != GREETING:
             self.close()
-            raise LabError(
+            raise EmulationError(
                 f"{PROGRAM} says {greeting!r} and {GREETING!r} was expected: it was built from other sources. "
                 "Install Gossamer again: pip install -e ."
             )
@@ -49,18 +49,18 @@ class Switch:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # why it has ended is said below
                 self._process.stdin.write(line + "\n")
-            reply = self._hear()
+            reply = self._reply()
         if reply.startswith("error "):
-            raise LabError(f"the switch cannot do this: {reply.removeprefix('error ')}")
+            raise EmulationError(f"the switch cannot do this: {reply.removeprefix('error ')}")
         return reply
 
-    def _hear(self) -> str:
+    def _reply(self) -> str:
         assert self._process.stdout is not None
         reply = self._process.stdout.readline().strip()
         if not reply:
             assert self._process.stderr is not None
             self._process.wait(END_SECONDS)
-            raise LabError(f"the switch has ended: {self._process.stderr.read().strip() or 'without a word'}")
+            raise EmulationError(f"the switch has ended: {self._process.stderr.read().strip() or 'without a word'}")
         return reply
 
     def close(self) -> None:
@@ -116,7 +116,9 @@ class SwitchFabric:
 
     def _hold_back(self, number: int, line: Host) -> None:
         host = self._hosts[number]
-        with contextlib.suppress(LabError):  # a kernel without token buckets; the switch holds the rate all the same
+        with contextlib.suppress(
+            EmulationError
+        ):  # a kernel without token buckets; the switch holds the rate all the same
             tc(host.namespace, [bucket(host.interface, line.up_bits_per_second, SOCKETS_QUEUE_BYTES)])
 
     def cut(self, a: int, b: int) -> None:

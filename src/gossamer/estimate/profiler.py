@@ -55,7 +55,7 @@ class _Done(BaseException):
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class _Barrier:
     """Copies tell each other how far they are: by files. Whoever waits goes on training, so that all stay busy."""
 
     directory: Path
@@ -70,7 +70,7 @@ class _Meeting:
 
 
 @dataclass
-class _Times:
+class _StepMoments:
     """The moments of one step."""
 
     begin: float
@@ -80,20 +80,20 @@ class _Times:
 
 
 @dataclass
-class _Probe:
+class _StepProfiler:
     """Watches a session's steps from outside, and ends the script when it has seen enough."""
 
-    meeting: _Meeting
+    barrier: _Barrier
     workers: int
-    asker: int = field(default_factory=os.getppid)
+    parent: int = field(default_factory=os.getppid)
     session: Session | None = None
     stage: Stage = AT_ONCE
     fragments: Fragments = ()
     site: Sequence[Bucket] = ()
     buckets: Sequence[Bucket] = ()
     steps: int = 0
-    kept: list[_Times] = field(default_factory=list)
-    now: _Times | None = None
+    kept: list[_StepMoments] = field(default_factory=list)
+    now: _StepMoments | None = None
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         session = next(
@@ -101,7 +101,7 @@ class _Probe:
         )
         if session is None:
             return
-        if os.getppid() != self.asker:
+        if os.getppid() != self.parent:
             raise _Done  # nobody is left to read what would be found
         if self.session is None:
             self._watch(session)
@@ -109,10 +109,10 @@ class _Probe:
         moment = time.perf_counter()
         self._count(moment)
         if len(self.kept) >= STEPS:
-            self.meeting.arrive("steps")
-            if self.meeting.all_at("steps"):
+            self.barrier.arrive("steps")
+            if self.barrier.all_at("steps"):
                 self._finish(session)
-        self.now = _Times(time.perf_counter(), [0.0] * len(self.buckets))
+        self.now = _StepMoments(time.perf_counter(), [0.0] * len(self.buckets))
 
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.stages[-1]
@@ -141,8 +141,8 @@ class _Probe:
             return
         self.steps += 1
         if self.steps >= WARM_UP_STEPS:
-            self.meeting.arrive("warm")
-        if self.steps > WARM_UP_STEPS and self.now.backward and self.meeting.all_at("warm") and len(self.kept) < STEPS:
+            self.barrier.arrive("warm")
+        if self.steps > WARM_UP_STEPS and self.now.backward and self.barrier.all_at("warm") and len(self.kept) < STEPS:
             self.now.end = moment
             self.kept.append(self.now)
 
@@ -154,10 +154,10 @@ class _Probe:
             for name, parameter in bucket.parameters.items()
         }
         measured = self._measured(session, fresh)
-        self.meeting.arrive("codecs")
-        while not self.meeting.all_at("codecs"):
+        self.barrier.arrive("codecs")
+        while not self.barrier.all_at("codecs"):
             self._buckets(session, fresh)
-        path = results(self.meeting.directory, self.meeting.copies)[self.meeting.copy]
+        path = results(self.barrier.directory, self.barrier.copies)[self.barrier.copy]
         path.write_text(json.dumps(measured.to_json()))
         raise _Done
 
@@ -182,7 +182,7 @@ class _Probe:
         return [median(max(step.ready[: place + 1]) - step.begin for step in self.kept) for place in places]
 
     def _measured(self, session: Session, fresh: Gradients) -> WorkloadProfile:
-        busy = self.meeting.copies * torch.get_num_threads()
+        busy = self.barrier.copies * torch.get_num_threads()
         said = begun(session.model, session.optimizer, session.recipe, self.fragments, SimulatedGroup(1).transports[0])
         buckets, site_buckets = self._buckets(session, fresh)
         return WorkloadProfile(
@@ -196,7 +196,7 @@ class _Probe:
             site_buckets=site_buckets,
             site_control_bytes=said.site_control_bytes,
             crowded=not self.buckets[0].flat.is_cuda and busy >= (os.cpu_count() or 1),
-            copies=self.meeting.copies,
+            copies=self.barrier.copies,
         )
 
 
@@ -225,15 +225,15 @@ def _synchronize() -> None:
 
 def main() -> None:
     directory, copy, copies, workers, script, *arguments = sys.argv[1:]
-    meeting = _Meeting(Path(directory), int(copy), int(copies))
-    register_optimizer_step_post_hook(_Probe(meeting, int(workers)).after_step)
+    barrier = _Barrier(Path(directory), int(copy), int(copies))
+    register_optimizer_step_post_hook(_StepProfiler(barrier, int(workers)).after_step)
     try:
         run_as_main(Path(script), arguments, resolve(os.environ["GOSSAMER_RECIPE"]))
     except _Done:
         pass
     finally:
         for stage in ("warm", "steps", "codecs"):  # nobody waits for a copy that has ended
-            meeting.arrive(stage)
+            barrier.arrive(stage)
 
 
 if __name__ == "__main__":

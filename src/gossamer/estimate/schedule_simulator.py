@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from gossamer.estimate.step_simulator import AnswerTimes, BucketJob, OnLane, Pace, run_jobs, run_step
+from gossamer.estimate.step_simulator import AnswerTimes, BucketJob, Pace, VirtualCommThread, run_jobs, run_step
 from gossamer.strategies import PeriodicSchedule
 
 STEPS_UNTIL_STEADY = 4
@@ -50,19 +50,19 @@ def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lin
             before = _spent(workers)
         for fragment, trip in enumerate(trips):
             _, launch, landing = schedule.turn(cycle * schedule.fragments + fragment)
-            _fly(trip, launch, landing, workers, lines)
+            _run_round(trip, launch, landing, workers, lines)
         for worker in workers:
             worker.land_until((cycle + 1) * schedule.period)
     return _per_step(before, _spent(workers), CYCLES * schedule.period)
 
 
-def _fly(trip: Trip, launch: int, landing: int, workers: Sequence[_VirtualWorker], lines: AnswerTimes) -> None:
+def _run_round(trip: Trip, launch: int, landing: int, workers: Sequence[_VirtualWorker], lines: AnswerTimes) -> None:
     for worker in workers:
-        worker.take_off(launch, landing, trip.offering_seconds)
+        worker.send(launch, landing, trip.offering_seconds)
     run_jobs(trip.jobs[:1], workers, lines)
     run_jobs(trip.jobs[1:], workers, lines)
     for worker in workers:
-        worker.under_way.append((landing, worker.comm_thread, trip.landing_seconds))
+        worker.under_way.append((landing, worker.free_at, trip.landing_seconds))
 
 
 def run_sites(
@@ -84,7 +84,7 @@ def run_sites(
             number = cycle * schedule.fragments + fragment
             launch = schedule.turn(number).launch
             _steps(launch - (schedule.turn(number - 1).launch if number else 0), jobs, workers, pace, inside)
-            _fly(trip, launch, launch, workers, lines)
+            _run_round(trip, launch, launch, workers, lines)
             for worker in workers:
                 worker.land_until(launch)
     return _per_step(before, _spent(workers), CYCLES * schedule.period)
@@ -121,7 +121,7 @@ def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
 
 
 @dataclass(kw_only=True)
-class _VirtualWorker(OnLane):
+class _VirtualWorker(VirtualCommThread):
     """One rank: its training thread, `passes` backward passes on at `now`, beside its lane.
 
     under_way: (landing, when it has arrived, seconds of the landing); shares: from when to when the lane computes
@@ -141,13 +141,13 @@ class _VirtualWorker(OnLane):
     @property
     def behind(self) -> float:
         """How much longer the lane will be busy."""
-        return max(0.0, self.comm_thread - self.now)
+        return max(0.0, self.free_at - self.now)
 
-    def take_off(self, launch: int, landing: int, offering_seconds: float) -> None:
+    def send(self, launch: int, landing: int, offering_seconds: float) -> None:
         self.land_until(launch - 1)
         self._train_until(launch)
         self._train(offering_seconds)
-        self.comm_thread = max(self.comm_thread, self.now)
+        self.free_at = max(self.free_at, self.now)
         ahead = copy(self)
         ahead.under_way = self.under_way.copy()
         ahead.land_until(landing)
@@ -178,8 +178,8 @@ class _VirtualWorker(OnLane):
         self.now += seconds
 
     def compute(self, seconds: float) -> None:
-        shared = min(seconds, max(0.0, self.waits - self.comm_thread)) if self.crowded else 0.0
+        shared = min(seconds, max(0.0, self.waits - self.free_at)) if self.crowded else 0.0
         if shared:
-            self.shares.append((self.comm_thread, self.comm_thread + 2 * shared))
+            self.shares.append((self.free_at, self.free_at + 2 * shared))
         self.waits += shared
         super().compute(seconds + shared)

@@ -53,45 +53,45 @@ class AnswerTimes(Protocol):
 
 
 @dataclass
-class OnLane:
+class VirtualCommThread:
     """One rank's lane: when it is free, and what it has spent so far."""
 
-    comm_thread: float = 0.0
+    free_at: float = 0.0
     wire: float = 0.0
     codec: float = 0.0
 
     def compute(self, seconds: float) -> None:
-        self.comm_thread += seconds
+        self.free_at += seconds
         self.codec += seconds
 
-    def hear(self, moment: float) -> None:
+    def wait_until(self, moment: float) -> None:
         """Wait for what comes at that moment, or is there already."""
-        self.wire += max(0.0, moment - self.comm_thread)
-        self.comm_thread = max(self.comm_thread, moment)
+        self.wire += max(0.0, moment - self.free_at)
+        self.free_at = max(self.free_at, moment)
 
 
 @dataclass
-class _Going:
+class _RunningJob:
     """A job on every rank's lane at once. said: how many words; answered: when the last one's answers come, by rank."""
 
     job: BucketJob
-    ranks: Sequence[OnLane]
+    ranks: Sequence[VirtualCommThread]
     lines: AnswerTimes
-    said: int = 0
+    issued: int = 0
     answered: Sequence[float] = ()
 
     def advance(self) -> bool:
-        if self.said:
-            _hear(self.ranks, self.answered)
-        if self.said == len(self.job.rounds):
+        if self.issued:
+            _wait_until(self.ranks, self.answered)
+        if self.issued == len(self.job.rounds):
             self._compute(self.job.last_seconds)
             return False
-        computing, op, engine = self.job.rounds[self.said]
+        computing, op, engine = self.job.rounds[self.issued]
         self._compute(computing)
         ops = op if isinstance(op, tuple) else [op] * len(self.ranks)
-        heard = self.lines.answer(ops, [rank.comm_thread for rank in self.ranks])
+        heard = self.lines.answer(ops, [rank.free_at for rank in self.ranks])
         self.answered = [moment + engine for moment in heard]
-        self.said += 1
+        self.issued += 1
         return True
 
     def _compute(self, seconds: float) -> None:
@@ -99,11 +99,11 @@ class _Going:
             rank.compute(seconds)
 
 
-def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[OnLane], lines: AnswerTimes) -> None:
+def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[VirtualCommThread], lines: AnswerTimes) -> None:
     """Jobs that are all ready."""
     pipeline = Pipeline()
     for job in jobs:
-        pipeline.put(_Going(job, ranks, lines))
+        pipeline.put(_RunningJob(job, ranks, lines))
     pipeline.finish()
 
 
@@ -121,11 +121,11 @@ def run_step(
     for job in jobs:
         for rank in ranks:
             rank.wait_for(job.ready_seconds)
-        pipeline.put(_Going(job, ranks, lines))
+        pipeline.put(_RunningJob(job, ranks, lines))
     pipeline.finish()
     for nbytes in pace.buffer_bytes if jobs else ():
-        _hear(ranks, lines.broadcast(nbytes, [rank.comm_thread for rank in ranks]))
-    resumed = [max(rank.comm_thread, rank.backward) for rank in ranks]
+        _wait_until(ranks, lines.broadcast(nbytes, [rank.free_at for rank in ranks]))
+    resumed = [max(rank.free_at, rank.backward) for rank in ranks]
     return Step(
         ends=[moment + pace.rest_seconds for moment in resumed],
         waiting=[moment - rank.backward for moment, rank in zip(resumed, ranks, strict=True)],
@@ -134,13 +134,13 @@ def run_step(
     )
 
 
-def _hear(ranks: Sequence[OnLane], moments: Sequence[float]) -> None:
+def _wait_until(ranks: Sequence[VirtualCommThread], moments: Sequence[float]) -> None:
     for rank, moment in zip(ranks, moments, strict=True):
-        rank.hear(moment)
+        rank.wait_until(moment)
 
 
 @dataclass(kw_only=True)
-class _InStep(OnLane):
+class _InStep(VirtualCommThread):
     """begin: of the step; backward: when that pass will be over; delay: of it, because processors are shared."""
 
     begin: float
@@ -149,11 +149,11 @@ class _InStep(OnLane):
     delay: float = 0.0
 
     def wait_for(self, ready_seconds: float) -> None:
-        self.comm_thread = max(self.comm_thread, self.begin + ready_seconds + self.delay)
+        self.free_at = max(self.free_at, self.begin + ready_seconds + self.delay)
 
     def compute(self, seconds: float) -> None:
         """Where all cores are busy, the backward pass and this thread take turns while both have something to do."""
-        shared = min(seconds, max(0.0, self.backward - self.comm_thread)) if self.crowded else 0.0
+        shared = min(seconds, max(0.0, self.backward - self.free_at)) if self.crowded else 0.0
         self.delay += shared
         self.backward += shared
         super().compute(seconds + shared)

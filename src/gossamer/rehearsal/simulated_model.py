@@ -43,8 +43,8 @@ class SimulatedModel(nn.Module):
         for gradient in gradients:
             self.register_parameter(key(gradient.name), nn.Parameter(torch.zeros(gradient.shape)))
         later_first = sorted(gradients, key=lambda gradient: -gradient.share)
-        self._stops = [
-            Stop([self.get_parameter(key(gradient.name)) for gradient in together], share, pool, generator)
+        self._groups = [
+            GradientGroup([self.get_parameter(key(gradient.name)) for gradient in together], share, pool, generator)
             for share, together in ((share, list(group)) for share, group in groupby(later_first, lambda g: g.share))
         ]
 
@@ -57,21 +57,21 @@ class SimulatedModel(nn.Module):
         self._steps += 1
         backward_begins, backward_seconds = began + self.forward_seconds, self.step_seconds - self.forward_seconds
         loss = torch.zeros(())
-        for stop in self._stops:
+        for group in self._groups:
             appear = partial(
-                self._appear, backward_begins + stop.share * backward_seconds, stop, self._steps % VARIANTS
+                self._appear, backward_begins + group.share * backward_seconds, group, self._steps % VARIANTS
             )
-            loss = _Appear.apply(loss, appear, *stop.parameters)  # type: ignore[no-untyped-call]
+            loss = _Appear.apply(loss, appear, *group.parameters)  # type: ignore[no-untyped-call]
         sleep_until(backward_begins)
         return loss
 
-    def _appear(self, moment: float, stop: Stop, variant: int) -> Iterator[Tensor]:
+    def _appear(self, moment: float, group: GradientGroup, variant: int) -> Iterator[Tensor]:
         sleep_until(moment)
         self.late_seconds = time.perf_counter() - moment
-        return stop.gradients(variant)
+        return group.gradients(variant)
 
 
-class Stop:
+class GradientGroup:
     """Gradients that appear at the same moment: when `share` of the backward pass is over."""
 
     def __init__(
