@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gossamer.cli import emulation
-from gossamer.cli.emulation import Emulation, Victims, emulate, enter, schedule
+from gossamer.cli.emulation import Emulation, RunFaultTarget, emulate, enter, schedule
 from gossamer.cli.main import gossamer
 from gossamer.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
 from gossamer.emulation.namespaces import DIRECTORY
@@ -218,5 +218,5 @@ def test_faults_happen_to_the_newest_worker_of_a_rank(tmp_path: Path) -> None:
         coming.tick(3)  # nobody is rank 0 yet
         assert newest.wait(5) == -signal.SIGKILL
         assert state(before.pid) in "SR"
-        Victims(None, tmp_path).kill(1)  # ended already
+        RunFaultTarget(None, tmp_path).kill(1)  # ended already
     assert len(said) == 4

@@ -1,4 +1,4 @@
-"""`gossamer bench compressors`: how fast every compressor is on one core, beside what memory allows."""
+"""`gossamer bench compressors`: times every compressor on one core, beside copying memory."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _one_core() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Say]:
-    """One line that changes; where nobody watches, a line every few seconds."""
+    """One line that changes; without a terminal, a line every few seconds."""
     aside = Console(stderr=True, highlight=False)
     if not aside.is_terminal:
         yield _now_and_then(aside)

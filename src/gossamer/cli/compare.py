@@ -1,4 +1,4 @@
-"""`gossamer compare`: the same training with several recipes, one after the other, and who won why."""
+"""`gossamer compare`: runs the same training with several recipes, one after the other, and compares their records."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def compare_command(
 def _foretell(
     recipe: str, workers: int, network: str | None, script: Path, arguments: Sequence[str], console: Console
 ) -> StepTimeEstimate | None:
-    """What a step on this network should take, from a few steps without it; None where that cannot be known."""
+    """The forecast of a step on this network, from a few steps without it; None where there can be none."""
     if network is None:
         return None
     if not is_predictable(resolve(recipe, workers)):

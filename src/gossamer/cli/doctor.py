@@ -1,4 +1,4 @@
-"""`gossamer doctor`: what the machines are, and how fast they reach each other, before a run."""
+"""`gossamer doctor`: describes the machines and measures the links between them, before a run."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def doctor(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """One line that changes; where nobody watches, lines."""
+    """One line that changes; without a terminal, lines."""
     aside = Console(stderr=True, highlight=False)
     if not aside.is_terminal:
         yield lambda sentence: aside.print(f"gossamer: {sentence}", soft_wrap=True, markup=False)
@@ -169,7 +169,7 @@ def _text(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _hosts(hosts: Sequence[HostReport]) -> Table:
-    """Versions only where they differ, highlighted; columns in which nobody has anything are left out."""
+    """Versions only where they differ, highlighted; empty columns are left out."""
     different = differing(hosts)
     cells = [{name: getattr(host, name) or "none" for name in different} | _cells(host) for host in hosts]
     columns = ["rank", *(name for name in cells[0] if name != "rank" and any(each[name] for each in cells))]

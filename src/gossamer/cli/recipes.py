@@ -1,4 +1,4 @@
-"""gossamer recipes: everything a recipe can be made of."""
+"""`gossamer recipes`: lists all terms of a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gossamer rehearse: what recipes would cost a model and a machine that are not here."""
+"""`gossamer rehearse`: runs recipes on a model that sleeps instead of computing, and sends real bytes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from gossamer.strategies import Stage
 from gossamer.strategies.base import schedule_of
 
 WORKER = Path(rehearsal.__file__).with_name("worker.py")
-ENDLESS = 10**9  # steps; whoever measures ends them
+ENDLESS = 10**9  # steps; the profiler ends them
 FORWARD_SHARE = 1 / 3  # backward has about twice the multiply-adds of forward
 
 
 def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, Recipe]:
-    """By the text that was written; two that mean the same would be one row twice."""
+    """Recipes by their texts. Refuses two that are the same recipe: they would be one row twice."""
     found: dict[str, Recipe] = {}
     for text in texts:
         try:
@@ -53,7 +53,7 @@ def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[s
 
 
 def _refuse_stages(recipe: Recipe) -> None:
-    """What lasts would be rehearsed only after all that comes before."""
+    """Refuse recipes with several stages: the last would be rehearsed only after all the others."""
     *before, lasting = recipe.strategy.stages
     if before:
         raise click.BadParameter(
@@ -149,7 +149,7 @@ def _show(plan: RehearsalPlan, rows: Sequence[RehearsalRow], json_file: Path | N
 
 @contextmanager
 def _worker_arguments(plan: RehearsalPlan) -> Iterator[list[str]]:
-    """What a worker's script is told."""
+    """Arguments of the worker's script."""
     with tempfile.TemporaryDirectory(prefix="gossamer-rehearsal-") as folder:
         shapes = Path(folder) / "shapes.json"
         shapes.write_text(plan.shapes.to_json(), encoding="utf-8")
@@ -157,7 +157,7 @@ def _worker_arguments(plan: RehearsalPlan) -> Iterator[list[str]]:
 
 
 def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, which: str) -> RehearsalRow:
-    """Foretold before it is measured."""
+    """One recipe's row: the forecast, then the run."""
     stage = recipe.strategy.stages[-1]
     steps = _steps(plan.steps, stage)
     click.echo(f"gossamer: rehearsing {text} ({which}), {steps} steps", err=True)
@@ -171,7 +171,7 @@ def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, 
 
 
 def _steps(fewest: int, stage: Stage) -> int:
-    """So many that what is left after warming up is whole periods, with everything in them that they have."""
+    """At least `fewest` steps, of which whole periods are left after warming up, with all their landings."""
     schedule, counted = schedule_of(stage), stage.accumulate  # what accumulates is recorded once for so many passes
 
     def suits(steps: int) -> bool:
@@ -183,7 +183,7 @@ def _steps(fewest: int, stage: Stage) -> int:
 
 
 def _record(plan: RehearsalPlan, worker: Sequence[str], recipe: str) -> Record:
-    """Run by the door through which a script's runs go."""
+    """The record of a run by `gossamer run`."""
     with tempfile.TemporaryDirectory(prefix="gossamer-rehearsal-") as folder:
         record = Path(folder) / "record.json"
         options = ["--workers", str(plan.workers), "--recipe", recipe, "--json", str(record)]

@@ -1,4 +1,4 @@
-"""What stands for a letter where the terminal's encoding has none for it, such as ASCII in a C locale."""
+"""Terminal encoding: stand-ins for characters that it cannot encode, such as those of a schedule in a C locale."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TextIO
 # The marks of a schedule stay five, and every stand-in is as wide as what it stands for
 STAND_INS = {"·": "-", "▲": "^", "═": "=", "▼": "v", "◆": "*", "µ": "u", "…": "."}
 SPINNER = range(0x2800, 0x2900)  # what turns before a line that changes
-BYTES_KEPT = range(0xDC80, 0xDD00)  # of a file's name that is no text: Python's surrogates for them
+BYTES_KEPT = range(0xDC80, 0xDD00)  # Python's surrogates for bytes of a file's name that are no text
 ERRORS = "gossamer.plain"
 
 
 def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
-    """For `codecs`: what to write for the first letter that cannot be encoded, and where to go on."""
+    """Error handler for `codecs`: the stand-in for the first character that cannot be encoded, and where to go on."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letter = error.object[error.start]
@@ -26,7 +26,7 @@ def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def write_plainly(*streams: TextIO) -> None:
-    """Let these never fail for a letter that they cannot encode; all others are written as they are."""
+    """Make these streams write stand-ins for characters that they cannot encode, instead of failing."""
     codecs.register_error(ERRORS, stand_in)
     for stream in streams:
         if isinstance(stream, TextIOWrapper):  # what a test or a notebook puts in its place has no encoding

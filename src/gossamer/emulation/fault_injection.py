@@ -1,4 +1,4 @@
-"""Faults on schedule, as a user writes them: `cut(2, at=10, for_seconds=5)`."""
+"""Fault injection on a schedule, as a user writes it: `cut(2, at=10, for_seconds=5)`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = (
 
 
 class FaultTarget(Protocol):
-    """What faults happen to: hosts and the workers on them, both by number."""
+    """Hosts and the workers on them, both by number, as faults act on them."""
 
     def cut(self, host: int, other: int | None) -> None: ...
     def heal(self, host: int, other: int | None) -> None: ...
@@ -33,12 +33,12 @@ Action = Callable[[FaultTarget], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Begins `at` seconds after training began, and ends `for_seconds` later, or never. numbers: whom it concerns."""
+    """One fault, with a beginning and perhaps an end."""
 
-    at: float
+    at: float  # seconds after training began
     for_seconds: float = inf
-    numbers: tuple[int, ...]
-    needs_network: bool
+    numbers: tuple[int, ...]  # of hosts or workers
+    needs_network: bool  # whether only emulated hosts can have it
     begin: Action
     end: Action = lambda target: None
     text: str = ""
@@ -97,7 +97,7 @@ KINDS: Mapping[str, Callable[..., Fault]] = {"cut": _cut, "slow": _slow, "stop":
 
 
 def read_fault(text: str, workers: int) -> Fault:
-    """The fault that `text` describes. Parsed, never evaluated; EmulationError says what could not be read."""
+    """The fault that `text` describes. Parsed, never evaluated. Raises EmulationError."""
     try:
         kind, arguments, options = _call(text)
         fault = replace(KINDS[kind](*arguments, **options), text=text)
@@ -135,7 +135,7 @@ class Moment:
 
 
 class Schedule:
-    """Lets faults happen to a target when their time has come; `say` is told of each."""
+    """Makes faults happen to a target when they are due, and reports each to `say`."""
 
     def __init__(self, faults: Iterable[Fault], target: FaultTarget, say: Callable[[str], None]) -> None:
         moments = [moment for fault in faults for moment in _moments(fault)]
@@ -152,7 +152,7 @@ class Schedule:
 
     @property
     def not_begun(self) -> list[str]:
-        """What never happened because the run was shorter."""
+        """Faults that never happened because the run was shorter."""
         return [moment.fault.text for moment in self._coming if moment.verb == "begins"]
 
 

@@ -1,4 +1,4 @@
-"""The system's own commands, `ip` and `tc`, with their complaints as errors."""
+"""Shell commands `ip` and `tc`; what they complain of becomes an EmulationError."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gossamer.errors import GossamerError
 
 
 def call(command: Sequence[str], text: str = "") -> str:
-    """Run a command to its end and return what it printed; EmulationError with its own words where it fails."""
+    """Run a command and return what it printed. Raises EmulationError with its own words."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -29,4 +29,4 @@ def tc(namespace: str, lines: Iterable[str]) -> None:
 
 
 class EmulationError(GossamerError):
-    """A network that this machine cannot emulate, or not in this way."""
+    """This machine cannot emulate the network, or not in this way."""

@@ -1,4 +1,4 @@
-"""Hosts and what joins them, from the first namespace to the last one's removal."""
+"""Testbed: builds emulated hosts and the fabric between them, and removes all of it at the end."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gossamer.network import Network
 
 
 class EmulatedNetwork:
-    """An emulated network, there while the block runs: `with Lab(network) as lab: ...`.
+    """An emulated network that lives as long as the block: `with EmulatedNetwork(network) as testbed: ...`.
 
-    Needs the right to make network namespaces (see `plan`). lab.hosts: one LabHost for each of the network's;
-    lab.emulation: "kernel" or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also
-    when an error or SIGTERM ends it; what a killed process left behind is removed by the next lab.
+    Needs the right to make network namespaces (see `plan`). hosts: one for each of the network's; emulation: "kernel"
+    or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also when an error or SIGTERM
+    ends it; what a killed process left behind is removed by the next testbed.
     """
 
     mtu = MTU_BYTES
@@ -75,11 +75,11 @@ class EmulatedNetwork:
 
     @property
     def header_bytes(self) -> int:
-        """What the interfaces' counters have on top of IP, each packet."""
+        """Bytes per packet that interface counters have on top of IP."""
         return self._fabric.header_bytes
 
     def prefix(self, number: object) -> tuple[str, ...]:
-        """What to put before a command so that it runs on the host of this number, which may be a placeholder."""
+        """The beginning of a command that makes it run on a host; its number may be a placeholder."""
         return EmulatedHost(namespace=f"{self._tag}-{number}", address="").prefix
 
     @property
@@ -94,7 +94,7 @@ class EmulatedNetwork:
         call(("ip", "-batch", "-"), "".join(f"netns add {name}\n" for name in self._namespaces))
 
     def _remove_namespaces(self) -> None:
-        """All of them, whether or not the others are there."""
+        """Remove each of them, whether or not the others exist."""
         lines = "".join(f"netns delete {name}\n" for name in self._namespaces)
         with contextlib.suppress(EmulationError):
             call(("ip", "-force", "-batch", "-"), lines)
@@ -117,7 +117,7 @@ class EmulatedNetwork:
         return self._fabric.cpu_seconds()
 
     def cut(self, host: int, other: int | None = None) -> None:
-        """Lose everything between two hosts, silently; between a host and all others where only one is named."""
+        """Silently lose everything between two hosts, or between one and all others."""
         for a, b in self._pairs(host, other):
             self._fabric.cut(a, b)
 
@@ -148,7 +148,7 @@ class EmulatedNetwork:
 
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Where nobody handles SIGTERM, let it end the process as an exception, so that blocks are left."""
+    """Unless the process handles SIGTERM, turn it into an exception, so that `with` blocks are left."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return

@@ -1,4 +1,4 @@
-"""Rates, delays, jitter, loss and shared lines by a program of our own, `gossamer-switch`, between TUN devices."""
+"""Switch fabric, for delay, jitter, loss and shared lines as well: `gossamer-switch` between TUN devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ END_SECONDS = 5.0
 
 
 class Switch:
-    """The running program: a line in, a line out. It ends with its standard input, so it never outlives its owner."""
+    """The running program: a line in, a line out. It ends with its standard input, and so with its owner."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class SwitchFabric:
 
 
 def shared_lines(network: Network) -> Iterator[str]:
-    """What tells the switch of lines that hosts share: each of them, then which pairs go through it."""
+    """The switch's configuration of shared lines: each of them, then the pairs that go through it."""
     numbers: dict[tuple[str, str], int] = {}
     for a, b in permutations(range(len(network.hosts)), 2):
         path, way = network.path(a, b), (network.hosts[a].site, network.hosts[b].site)
@@ -165,7 +165,7 @@ def slowest(network: Network) -> float:
 
 
 def joins(network: Network) -> bool:
-    """Whether hosts may hand over several segments in one packet: not where each has a fate of its own."""
+    """Whether hosts may hand over several segments in one packet: not where each may be lost or late by itself."""
     alone = any(path.loss or path.jitter_seconds for path in _paths(network))
     return not alone and joined_bytes(slowest(network)) >= 2 * MTU_BYTES
 

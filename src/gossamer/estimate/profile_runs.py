@@ -1,4 +1,4 @@
-"""What a step takes without a network: a script runs for a few steps, in as many copies as share the processor."""
+"""Profiling runs: a script's step without a network, timed in as many copies as will share the processor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ProfileError(GossamerError, RuntimeError):
 def profile_script(
     script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1
 ) -> WorkloadProfile:
-    """Run `copies` of a script at once until each has made some steps; the mean of what they took.
+    """Run `copies` of a script at once until each has made some steps; the mean of their profiles.
 
     As many copies as workers that will share this machine: they slow each other down as those will.
     """
@@ -97,7 +97,7 @@ def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path
 
 
 def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
-    """Every number's mean over the copies; what they are the numbers of is the same in all."""
+    """Every number's mean over the copies, whose buckets are the same."""
 
     def mean(values: Sequence[Sequence[float]]) -> list[float]:
         return [float(value) for value in np.mean(values, axis=0)]
@@ -122,7 +122,7 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
 
 
 def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> WorkloadProfile:
-    """A step of given length, of which backward takes two thirds; its codecs are measured here, with random numbers.
+    """The profile of a step of given length, two thirds of it backward; codecs are timed here, with random numbers.
 
     Gradients appear evenly, by their entries; buckets of equal shapes are measured once, with the threads that each of
     so many workers would have on this machine.

@@ -1,4 +1,4 @@
-"""One copy of a script that is measured: how its steps pass, and how fast its gradients are compressed.
+"""Profiler: runs one copy of a user's script, and times its steps and the compression of its gradients.
 
 `python -m gossamer.estimate.profiler DIRECTORY COPY COPIES WORKERS SCRIPT ARGS...` leaves its numbers in DIRECTORY.
 """
@@ -51,12 +51,12 @@ def results(directory: Path, copies: int) -> list[Path]:
 
 
 class _Done(BaseException):
-    """Ends a script that has been measured. Not an Exception, so that its own handlers let it pass."""
+    """Ends a script that has been profiled. Not an Exception, so that its own handlers let it pass."""
 
 
 @dataclass(frozen=True)
 class _Barrier:
-    """Copies tell each other how far they are: by files. Whoever waits goes on training, so that all stay busy."""
+    """A barrier between copies, made of files. A copy that waits goes on training, so that all stay busy."""
 
     directory: Path
     copy: int
@@ -74,8 +74,8 @@ class _StepMoments:
     """The moments of one step."""
 
     begin: float
-    ready: list[float]
-    backward: float = 0.0
+    ready: list[float]  # when each bucket's gradients were complete
+    backward: float = 0.0  # when that pass was over
     end: float = 0.0
 
 
@@ -85,15 +85,15 @@ class _StepProfiler:
 
     barrier: _Barrier
     workers: int
-    parent: int = field(default_factory=os.getppid)
-    session: Session | None = None
-    stage: Stage = AT_ONCE
-    fragments: Fragments = ()
-    site: Sequence[Bucket] = ()
-    buckets: Sequence[Bucket] = ()
-    steps: int = 0
-    kept: list[_StepMoments] = field(default_factory=list)
-    now: _StepMoments | None = None
+    parent: int = field(default_factory=os.getppid)  # the process that will read the profile
+    session: Session | None = None  # the first that made a step
+    stage: Stage = AT_ONCE  # of its recipe, the one that lasts
+    fragments: Fragments = ()  # of that stage
+    site: Sequence[Bucket] = ()  # of the gradients that a site averages, if there are sites
+    buckets: Sequence[Bucket] = ()  # whose gradients are watched: the site's, or all fragments'
+    steps: int = 0  # so far
+    kept: list[_StepMoments] = field(default_factory=list)  # after warming up
+    now: _StepMoments | None = None  # of the step that goes on
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         session = next(
@@ -102,7 +102,7 @@ class _StepProfiler:
         if session is None:
             return
         if os.getppid() != self.parent:
-            raise _Done  # nobody is left to read what would be found
+            raise _Done  # there is no reader any more
         if self.session is None:
             self._watch(session)
         _synchronize()
@@ -147,7 +147,7 @@ class _StepProfiler:
             self.kept.append(self.now)
 
     def _finish(self, session: Session) -> None:
-        """Measure the codecs with the gradients that are here, next to copies that do the same."""
+        """Time the codecs on this step's gradients, beside copies that do the same."""
         fresh = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
             for bucket in self.buckets
@@ -162,7 +162,7 @@ class _StepProfiler:
         raise _Done
 
     def _buckets(self, session: Session, fresh: Gradients) -> tuple[list[BucketProfile], list[BucketProfile]]:
-        """Those of the recipe, and those within a site."""
+        """The buckets of the recipe's stage, and those within a site."""
         found = time_stage(self.stage, self.fragments, session.recipe.compressor, self.workers, fresh)
         places = [place for place, buckets in enumerate(self.fragments) for _ in buckets]
         buckets = [bucket for buckets in self.fragments for bucket in buckets]
@@ -232,7 +232,7 @@ def main() -> None:
     except _Done:
         pass
     finally:
-        for stage in ("warm", "steps", "codecs"):  # nobody waits for a copy that has ended
+        for stage in ("warm", "steps", "codecs"):  # or the others would wait for a copy that has ended
             barrier.arrive(stage)
 
 

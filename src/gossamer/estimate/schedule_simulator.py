@@ -1,4 +1,4 @@
-"""Turns in virtual time: what travels while workers train apart, and how long training waits for it."""
+"""Schedule simulation in virtual time: sync rounds in flight beside training, and how long training waits for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ CYCLES = 2  # that count
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
-    """What one fragment's turns are made of: the lane's jobs; offering, landing: what the training thread does.
+    """What one fragment's sync round is made of."""
 
-    The first job is over before any other begins: it says who comes.
-    """
-
-    jobs: Sequence[BucketJob]
-    offering_seconds: float = 0.0
-    landing_seconds: float = 0.0
+    jobs: Sequence[BucketJob]  # of the communication thread; the first, a participation poll, ends before the others
+    offering_seconds: float = 0.0  # of the training thread, before the round
+    landing_seconds: float = 0.0  # of the training thread, after it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +29,13 @@ class PerStep:
     """Seconds of one step in the long run, means over workers."""
 
     seconds: float
-    waiting: float
-    wire: float
-    codec: float
+    waiting: float  # of the training thread, for the communication thread
+    wire: float  # of the communication thread, for answers
+    codec: float  # of the communication thread, computing
 
 
 def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lines: AnswerTimes, world: int) -> PerStep:
-    """Go through a schedule until it repeats itself, and then some periods more. trips: by fragment."""
+    """Simulate a schedule until it repeats itself, and then the periods that count. trips: by fragment."""
     workers = [
         _VirtualWorker(pass_seconds=pace.backward_seconds + pace.rest_seconds, crowded=pace.crowded)
         for _ in range(world)
@@ -74,7 +71,7 @@ def run_sites(
     lines: AnswerTimes,
     world: int,
 ) -> PerStep:
-    """Steps within sites, whose lines are `inside`, and turns between all, which every worker waits for."""
+    """Steps within sites, over `inside`, and rounds between all workers, which every worker waits for."""
     workers = [_VirtualWorker(pass_seconds=0.0, crowded=False) for _ in range(world)]
     before = _spent(workers)
     for cycle in range(1 + CYCLES):
@@ -113,7 +110,7 @@ def _spent(workers: Sequence[_VirtualWorker]) -> Spent:
 
 
 def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
-    """By as much as a lane falls behind more and more, training will wait once the delay is used up."""
+    """A communication thread that falls behind in every period is waited for as long, once the delay is used up."""
     found = [[(b - a) / steps for a, b in zip(*both, strict=True)] for both in zip(before, after, strict=True)]
     seconds, waiting, wire, codec, behind = (fmean(each) for each in zip(*found, strict=True))
     late = max(0.0, behind)
@@ -122,25 +119,21 @@ def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
 
 @dataclass(kw_only=True)
 class _VirtualWorker(VirtualCommThread):
-    """One rank: its training thread, `passes` backward passes on at `now`, beside its lane.
+    """One rank: its training thread beside its communication thread."""
 
-    under_way: (landing, when it has arrived, seconds of the landing); shares: from when to when the lane computes
-    beside training on a crowded processor, so that either goes half as fast; waits: when training will wait for what
-    is on the lane.
-    """
-
-    pass_seconds: float
-    crowded: bool
-    now: float = 0.0
-    passes: int = 0
-    waiting: float = 0.0
-    waits: float = 0.0
-    under_way: deque[tuple[int, float, float]] = field(default_factory=deque)
+    pass_seconds: float  # of one backward pass and optimizer step
+    crowded: bool  # whether all cores are busy
+    now: float = 0.0  # of the training thread
+    passes: int = 0  # backward passes by `now`
+    waiting: float = 0.0  # seconds so far
+    waits: float = 0.0  # when training will wait for the round that the communication thread is at
+    under_way: deque[tuple[int, float, float]] = field(default_factory=deque)  # (landing pass, arrival, its seconds)
+    #: (begin, end) of computing beside training on a crowded processor, so that either goes half as fast
     shares: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def behind(self) -> float:
-        """How much longer the lane will be busy."""
+        """How much longer the communication thread will be busy."""
         return max(0.0, self.free_at - self.now)
 
     def send(self, launch: int, landing: int, offering_seconds: float) -> None:

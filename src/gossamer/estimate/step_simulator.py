@@ -1,4 +1,4 @@
-"""Steps in virtual time: a lane that takes buckets while the backward pass goes on, on every rank at once."""
+"""Step simulation in virtual time: each rank's communication thread reduces buckets while its backward pass runs."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from gossamer.runtime.pipeline import DEPTH, Pipeline
 
 @dataclass(frozen=True, kw_only=True)
 class BucketJob:
-    """One bucket on the lane. rounds: (seconds of computing before it, the word, seconds of arithmetic within it).
+    """One bucket's work on the communication thread."""
 
-    A tuple of words is what each rank says; one word is what all of them say.
-    """
-
-    ready_seconds: float = 0.0
+    ready_seconds: float = 0.0  # after the step began, its gradients are complete
+    #: (computing before the operation, the operation of all ranks or of each, arithmetic within it), in seconds
     rounds: Sequence[tuple[float, CollectiveOp | tuple[CollectiveOp, ...], float]]
-    last_seconds: float = 0.0
+    last_seconds: float = 0.0  # computing after the last operation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step took: by rank, in seconds. ends: the moments at which it was over; wire: as in drive.Performed."""
+    """What one step took: by rank, in seconds."""
 
-    ends: Sequence[float]
-    waiting: Sequence[float]
-    wire: Sequence[float]
-    codec: Sequence[float]
+    ends: Sequence[float]  # the moments at which it was over
+    waiting: Sequence[float]  # of the training thread, for the communication thread
+    wire: Sequence[float]  # of the communication thread, for answers: as in runner.ScriptCost
+    codec: Sequence[float]  # of the communication thread, computing
 
 
 class Pace(Protocol):
-    """What a worker does in a step without any network: as in foretell.Measured."""
+    """What a worker does in a step without a network: those fields of a WorkloadProfile that a simulation needs."""
 
     @property
     def backward_seconds(self) -> float: ...
@@ -46,7 +44,7 @@ class Pace(Protocol):
 
 
 class AnswerTimes(Protocol):
-    """Says when words have their answers: given everyone's words and the moments at which they say them."""
+    """Network model: when each rank has the answer to an operation, given the moments at which the ranks issue it."""
 
     def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]: ...
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
@@ -54,31 +52,31 @@ class AnswerTimes(Protocol):
 
 @dataclass
 class VirtualCommThread:
-    """One rank's lane: when it is free, and what it has spent so far."""
+    """One rank's communication thread."""
 
     free_at: float = 0.0
-    wire: float = 0.0
-    codec: float = 0.0
+    wire: float = 0.0  # seconds spent so far, waiting for answers
+    codec: float = 0.0  # seconds spent so far, computing
 
     def compute(self, seconds: float) -> None:
         self.free_at += seconds
         self.codec += seconds
 
     def wait_until(self, moment: float) -> None:
-        """Wait for what comes at that moment, or is there already."""
+        """Wait for an answer that comes at that moment, or has come."""
         self.wire += max(0.0, moment - self.free_at)
         self.free_at = max(self.free_at, moment)
 
 
 @dataclass
 class _RunningJob:
-    """A job on every rank's lane at once. said: how many words; answered: when the last one's answers come, by rank."""
+    """A job on all ranks' communication threads at once."""
 
     job: BucketJob
     ranks: Sequence[VirtualCommThread]
     lines: AnswerTimes
-    issued: int = 0
-    answered: Sequence[float] = ()
+    issued: int = 0  # operations
+    answered: Sequence[float] = ()  # when the last operation's answers come, by rank
 
     def advance(self) -> bool:
         if self.issued:
@@ -100,7 +98,7 @@ class _RunningJob:
 
 
 def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[VirtualCommThread], lines: AnswerTimes) -> None:
-    """Jobs that are all ready."""
+    """Run jobs that are all ready."""
     pipeline = Pipeline()
     for job in jobs:
         pipeline.put(_RunningJob(job, ranks, lines))
@@ -110,9 +108,9 @@ def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[VirtualCommThread], line
 def run_step(
     jobs: Sequence[BucketJob], pace: Pace, lines: AnswerTimes, begins: Sequence[float], window: int = DEPTH
 ) -> Step:
-    """One step of every rank: a lane that takes buckets in order, each when it is ready and the lane is free.
+    """One step of every rank: buckets in order, each once it is ready and the communication thread is free.
 
-    window: as of the conveyor.
+    window: the pipeline's depth.
     """
     ranks = [
         _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
@@ -141,12 +139,12 @@ def _wait_until(ranks: Sequence[VirtualCommThread], moments: Sequence[float]) ->
 
 @dataclass(kw_only=True)
 class _InStep(VirtualCommThread):
-    """begin: of the step; backward: when that pass will be over; delay: of it, because processors are shared."""
+    """A communication thread beside one backward pass."""
 
-    begin: float
-    backward: float
-    crowded: bool
-    delay: float = 0.0
+    begin: float  # of the step
+    backward: float  # when that pass will be over
+    crowded: bool  # whether all cores are busy
+    delay: float = 0.0  # of the backward pass, because processors are shared
 
     def wait_for(self, ready_seconds: float) -> None:
         self.free_at = max(self.free_at, self.begin + ready_seconds + self.delay)

@@ -15,7 +15,7 @@ from gossamer.recipes.recipe import Recipe
 
 
 class _Seen(BaseException):
-    """Ends a script where it attaches. Not an Exception, so that a script's own handlers let it pass."""
+    """Ends a script where it attaches. Not an Exception, so that its own handlers let it pass."""
 
 
 def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attached:

@@ -1,4 +1,4 @@
-"""The record of a run: every rank's numbers, and their sum."""
+"""Run record: each rank's numbers, and one JSON record merged from them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,9 @@ NO_NETWORK: Record = {"network": None, "emulation": None}
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One rank's numbers over one session. Seconds and bytes per step are means unless they say otherwise.
+    """One rank's numbers over one session; seconds and bytes per step are means unless they say otherwise.
 
-    interface_bytes: that the kernel counted, whoever sent them, None where nobody looked; metrics: name -> (step,
-    seconds since the session began, value); checkpoints: (step, directory); digest: None where the session was not
-    closed, and so holds_merged: whether its own model is what was merged. median_seconds: over whole periods of a
-    schedule, of their mean steps. Of the times per step the first ten, or a fifth of fewer than fifty, are left out as
-    warm-up; bytes and totals count every step. bytes_pulled: from parameter servers; servers: what those said at the
-    end, None without them; lost: ranks that began on this machine and left no record; collectives: which table of hops
-    means of so many bytes took.
+    Times per step leave out the warm-up (recorder.warm_up); bytes and totals count every step.
     """
 
     rank: int
@@ -37,27 +31,27 @@ class RankRecord:
     parameters: int
     steps: int
     skipped_steps: int
-    seconds: float
-    median_seconds: float
+    seconds: float  # in all
+    median_seconds: float  # a step, of the means over whole periods of a schedule
     p90_seconds: float
     compute_seconds: float
-    waiting_seconds: float
+    waiting_seconds: float  # of the training thread, for the communication thread
     encode_seconds: float
     wire_seconds: float
     decode_seconds: float
     bytes_sent: float
-    bytes_pulled: float = 0.0
-    interface_bytes: float | None = None
-    residual_bytes: int = 0
+    bytes_pulled: float = 0.0  # from parameter servers
+    interface_bytes: float | None = None  # that the kernel counted, of all processes; None where it was not asked
+    residual_bytes: int = 0  # of compressors' states
     bucket_bytes: int = 0
     peak_resident_bytes: int = 0
-    digest: str | None = None
-    holds_merged: bool | None = None
-    metrics: dict[str, list[Point]] = field(default_factory=dict)
-    checkpoints: list[tuple[int, str]] = field(default_factory=list)
-    servers: dict[str, Any] | None = None
-    lost: tuple[int, ...] = ()
-    collectives: dict[str, str] = field(default_factory=dict)
+    digest: str | None = None  # of the parameters that all agree on; None where the session was not closed
+    holds_merged: bool | None = None  # whether the rank's own model is what was merged; None as above
+    metrics: dict[str, list[Point]] = field(default_factory=dict)  # (step, seconds since the session began, value)
+    checkpoints: list[tuple[int, str]] = field(default_factory=list)  # (step, directory)
+    servers: dict[str, Any] | None = None  # what parameter servers told at the end
+    lost: tuple[int, ...] = ()  # ranks that began on this machine and left no record
+    collectives: dict[str, str] = field(default_factory=dict)  # by bytes of a mean: which collective took it
 
 
 def rank_path(directory: Path, rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""A model that sleeps where others compute, and hands out prepared gradients when theirs would appear."""
+"""Simulated model: sleeps instead of computing, and hands out prepared gradients when real ones would appear."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gossamer.session.momentum_transfer import ownership
 from gossamer.strategies import AVERAGE
 from gossamer.strategies.base import schedule_of
 
-VARIANTS = 4  # every so many steps a gradient is the same again
+VARIANTS = 4  # steps after which a gradient is the same again
 SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool
 ALIGNMENT = 16  # entries
 
@@ -86,7 +86,7 @@ class GradientGroup:
 
 
 class _Appear(torch.autograd.Function):
-    """Passes a number on; on the way back it waits, and then has gradients for its parameters."""
+    """Identity in forward; backward sleeps until its group's moment, then returns the group's gradients."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, appear: Callable[[], Iterator[Tensor]], *parameters: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class _Appear(torch.autograd.Function):
 
 
 class Idle(Optimizer):
-    """Leaves parameters as they are: what a step of the real optimizer takes is part of the step's seconds."""
+    """An optimizer that does nothing: the real one's time is part of the step's seconds."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, {})
@@ -109,7 +109,7 @@ class Idle(Optimizer):
 
 
 class IdleSGD(SGD):
-    """One with momentum for a compressor to take over, which then has something to do."""
+    """SGD that does nothing, with momentum for a compressor to take over."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.0, momentum=0.9)
@@ -119,16 +119,16 @@ class IdleSGD(SGD):
 
 
 class StillAdam(Adam):
-    """One that computes its variance, which a compressor needs, and moves nothing."""
+    """Adam with learning rate 0: it computes the variance that a compressor needs, and moves nothing."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.0)
 
 
 class Drifting(Optimizer):
-    """Moves parameters by their gradients, once in so many steps, so that there is something to merge.
+    """Moves parameters by their gradients once in `every` steps, so that there is something to average.
 
-    The model sleeps less for it. averaged: has momenta as Adam does, that stay zero.
+    The model sleeps less for it. averaged: keeps momenta as Adam does, which stay zero.
     """
 
     def __init__(self, model: SimulatedModel, every: int, *, averaged: bool) -> None:
@@ -152,7 +152,7 @@ IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SG
 
 
 def idle(model: SimulatedModel, recipe: Recipe) -> Optimizer:
-    """An optimizer that the recipe goes with and that does as little as can be."""
+    """The optimizer that does least and goes with the recipe."""
     stage = recipe.strategy.stages[-1]
     if stage.apart:
         averaged = stage.merging is not None and stage.merging.on_merge == AVERAGE

@@ -1,7 +1,4 @@
-"""Replay transport: answers every collective operation at once, without a network, and times what lies between them.
-
-What is left of a session's seconds over it is computing: in scripts, and within operations (adding up, copying).
-"""
+"""Replay transport: answers every collective operation at once, without a network, and times the computing between."""
 
 from __future__ import annotations
 
