@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gossamer import compressors
-from gossamer.bench import KERNELS, cells, fed_back, remarks, roster, run_benchmarks
+from gossamer.bench import KERNELS, case_texts, cells, remarks, run_benchmarks, with_feedback
 from gossamer.bench.interleave import interleave, spread
 from gossamer.bench.kernel_switch import available, using
 from gossamer.bench.replay import ReplayedExchange, gradient, of_rank, prepare
@@ -71,14 +71,14 @@ def test_spread_is_the_width_of_the_middle_half() -> None:
 
 def test_every_compressor_is_measured_or_left_out_by_name() -> None:
     public = {name for name in compressors.__all__ if not isabstract(getattr(compressors, name))}
-    measured = {text.partition("(")[0] for text in roster(KERNELS)}
+    measured = {text.partition("(")[0] for text in case_texts(KERNELS)}
     assert measured | {name for name, texts in KERNELS.items() if not texts} == public
-    for text in roster(KERNELS):
-        assert not fed_back(text).wants_feedback
+    for text in case_texts(KERNELS):
+        assert not with_feedback(text).wants_feedback
 
 
 def test_what_is_named_replaces_what_is_by_default() -> None:
-    texts = roster({"TopK": ["TopK(density=0.5)"], "RandomK": []})
+    texts = case_texts({"TopK": ["TopK(density=0.5)"], "RandomK": []})
     assert "TopK(density=0.5)" in texts
     assert "PowerSGD()" in texts
     assert not [text for text in texts if text.startswith("RandomK")]
@@ -87,9 +87,9 @@ def test_what_is_named_replaces_what_is_by_default() -> None:
 # -- conversations -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", roster(KERNELS))
+@pytest.mark.parametrize("text", case_texts(KERNELS))
 def test_a_conversation_comes_to_what_the_group_agreed_on(text: str) -> None:
-    compressor = fed_back(text)
+    compressor = with_feedback(text)
     (exchange,) = prepare(compressor, LAYOUT, (3,))
     exchange.out.zero_()
     encode, decode = exchange.run()
@@ -140,7 +140,7 @@ def test_the_fewest_bytes_are_counted() -> None:
 
 
 def test_a_rule_that_asks_twice_reads_its_input_twice() -> None:
-    (exchange,) = prepare(fed_back("TernGrad()"), LAYOUT, (2,))
+    (exchange,) = prepare(with_feedback("TernGrad()"), LAYOUT, (2,))
     assert len(exchange.answers) == 2
     assert exchange.least_encode_bytes >= 2 * 4 * LAYOUT.numel
 
@@ -148,7 +148,7 @@ def test_a_rule_that_asks_twice_reads_its_input_twice() -> None:
 @pytest.mark.parametrize("world", [1, 4])
 def test_parts_are_heard_instead_of_read_again(world: int) -> None:
     """Of a part's mean: what it owes is read and written, and it is encoded once more."""
-    (exchange,) = prepare(fed_back("Sharded(Int8())"), LAYOUT, (world,))
+    (exchange,) = prepare(with_feedback("Sharded(Int8())"), LAYOUT, (world,))
     n, part = LAYOUT.numel, -(-LAYOUT.numel // world)
     message = exchange.answers[1][0]
     size = sum(each.nbytes for each in message)
@@ -158,7 +158,7 @@ def test_parts_are_heard_instead_of_read_again(world: int) -> None:
 
 
 def test_groups_that_remember_other_things_share_no_memory() -> None:
-    one, four = prepare(fed_back("Sharded(Int8())"), LAYOUT, (1, 4))
+    one, four = prepare(with_feedback("Sharded(Int8())"), LAYOUT, (1, 4))
     assert one.state["owed"].flat.numel() == LAYOUT.numel
     assert four.state["owed"].flat.numel() == -(-LAYOUT.numel // 4)
     for exchange in (one, four):

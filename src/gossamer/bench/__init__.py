@@ -10,10 +10,10 @@ two_process    one process alone, then two at once, each a `worker`
 report         tables and remarks for `gossamer bench`
 """
 
-from gossamer.bench.cases import KERNELS, Variants, fed_back, roster
+from gossamer.bench.cases import KERNELS, Variants, case_texts, with_feedback
 from gossamer.bench.report import ABOUT, ABOUT_PAIRS, cells, pair_cells, remarks
 from gossamer.bench.suite import BenchmarkResult, build, run_benchmarks
-from gossamer.bench.two_process import Paired, run_pair_benchmark
+from gossamer.bench.two_process import PairResult, run_pair_benchmark
 from gossamer.environment.host_info import machine
 
 __all__ = [
@@ -21,15 +21,15 @@ __all__ = [
     "ABOUT_PAIRS",
     "KERNELS",
     "BenchmarkResult",
-    "Paired",
+    "PairResult",
     "Variants",
     "build",
+    "case_texts",
     "cells",
-    "fed_back",
     "machine",
     "pair_cells",
     "remarks",
-    "roster",
     "run_benchmarks",
     "run_pair_benchmark",
+    "with_feedback",
 ]

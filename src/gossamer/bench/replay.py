@@ -1,4 +1,4 @@
-"""One worker's part of an aggregation, with answers that were heard before: only its own work is timed."""
+"""Replayed exchange: one worker's part of an aggregation, with recorded answers, so that only its work is timed."""
 
 from __future__ import annotations
 
@@ -26,32 +26,29 @@ ROLL = 7919  # places by which the gradients of two workers are shifted
 
 @dataclass
 class ReplayedExchange:
-    """Worker 0 of `at.world`, in a step after the first.
-
-    least_encode_bytes: input read once before each word, or after an exchange what was heard in its place; state read
-    and written once, payloads written once.
-    least_decode_bytes: the last answer read once, the mean written once.
-    """
+    """The aggregation of worker 0 of `at.world`, in a step after the first."""
 
     compressor: Compressor
     x: FlatTensors
     state: State
     at: AggregationContext
     out: Tensor
-    answers: list[Any] = field(default_factory=list)
-    read_bytes: int = 0
-    sent_bytes: int = 0
+    answers: list[Any] = field(default_factory=list)  # recorded, by operation
+    read_bytes: int = 0  # of input before each operation; after an all-to-all, of its answer instead
+    sent_bytes: int = 0  # payloads of all operations
 
     def script(self) -> Aggregation:
         return self.compressor.aggregate(self.x, self.state, self.at, self.out)
 
     @property
     def least_encode_bytes(self) -> int:
+        """What is read, state read and written once, payloads written once."""
         remembered = sum(packed.flat.nbytes for packed in self.state.values())
         return self.read_bytes + 2 * remembered + self.sent_bytes
 
     @property
     def least_decode_bytes(self) -> int:
+        """The last answer read once, the mean written once."""
         return _answer_bytes(self.answers[-1]) + self.out.nbytes
 
     def run(self) -> tuple[float, float]:
@@ -69,7 +66,7 @@ class ReplayedExchange:
 
 
 def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[ReplayedExchange]:
-    """A conversation for each size of the group; they share the first worker's memory where it is the same.
+    """An exchange for each size of the group; they share the first worker's state where it is the same.
 
     A real first step is made by the largest such group, so that residuals are what residuals are.
     """
@@ -89,7 +86,7 @@ def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> li
 
 
 def _remembered(compressor: Compressor, layout: Layout, world: int) -> object:
-    """What the first worker of such a group remembers between steps."""
+    """A key for the shapes of the first worker's state in such a group."""
     blank = FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("meta"))
     return tuple(
         (key, packed.layout) for key, packed in compressor.init(blank, AggregationContext(world=world)).items()
@@ -102,7 +99,7 @@ def gradient(layout: Layout) -> FlatTensors:
 
 
 def of_rank(x: FlatTensors, rank: int) -> FlatTensors:
-    """Other numbers of the same kind: what is large lies elsewhere for every worker."""
+    """Another worker's gradient: the same numbers in other places."""
     return FlatTensors(x.flat.roll(ROLL * rank), x.layout)
 
 
@@ -123,9 +120,9 @@ def _after_one_step(compressor: Compressor, x: FlatTensors, world: int) -> list[
 
 
 def _recording(exchange: ReplayedExchange) -> Generator[CollectiveOp, Any, AggregationResult]:
-    """The conversation's script, which also keeps what it heard."""
+    """The exchange's script, which also records its answers."""
     script, answer = exchange.script(), None
-    fresh = exchange.x.flat.nbytes  # to be read before the next word
+    fresh = exchange.x.flat.nbytes  # to be read before the next operation
     while True:
         try:
             op = script.send(answer)
@@ -139,7 +136,7 @@ def _recording(exchange: ReplayedExchange) -> Generator[CollectiveOp, Any, Aggre
 
 
 def _kept(op: CollectiveOp, answer: Any) -> Any:
-    """An answer that nobody writes over: a mean may lie in the asker's own buffers."""
+    """A copy of the answer where it may lie in the asker's own buffers, as a mean does."""
     match op:
         case AllReduceMean():
             return answer.clone()
@@ -149,7 +146,7 @@ def _kept(op: CollectiveOp, answer: Any) -> Any:
 
 
 def _repeat(op: CollectiveOp, answers: Any) -> Any:
-    """Answer as before."""
+    """Give a recorded answer again."""
     match op:
         case AllReduceMean(_, out):
             return answers.clone() if out is None else out.copy_(answers)

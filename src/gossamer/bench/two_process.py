@@ -1,4 +1,4 @@
-"""Two processes at once: what a core gains when another one does the same."""
+"""Two-process benchmark: aggregations a second of one process alone, and of two at once."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from gossamer.errors import GossamerError
 
 
 class BenchError(GossamerError, RuntimeError):
-    """A process that measures ended too soon."""
+    """A measuring process ended too soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
-    """Aggregations per second of one process alone, and of two at once together; by round."""
+class PairResult:
+    """Aggregations per second, by round."""
 
     subject: str
-    alone: tuple[float, ...]
-    together: tuple[float, ...]
-    gain: float
-    spread: float
+    alone: tuple[float, ...]  # of one process
+    together: tuple[float, ...]  # of two at once, added up
+    gain: float  # median of together / alone
+    spread: float  # of that ratio
 
 
 def run_pair_benchmark(
     subjects: Sequence[str], elements: int, rounds: int, seconds: float, tick: Callable[[str], None]
-) -> list[Paired]:
+) -> list[PairResult]:
     """Alone and together in turn, each for so many seconds a round; the first round warms up and is not kept."""
-    found: list[Paired] = []
+    found: list[PairResult] = []
     with _worker(elements) as first, _worker(elements) as second:
         for subject in subjects:
             tick(subject)
@@ -46,7 +46,7 @@ def run_pair_benchmark(
             pairs = [(_rate([first], seconds), _rate([first, second], seconds)) for _ in range(rounds + 1)][1:]
             gains = [together / alone for alone, together in pairs]
             found.append(
-                Paired(
+                PairResult(
                     subject=subject,
                     alone=tuple(alone for alone, _ in pairs),
                     together=tuple(together for _, together in pairs),

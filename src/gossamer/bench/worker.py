@@ -1,4 +1,4 @@
-"""One of two processes that measure at once: python -m gossamer.bench.worker ELEMENTS, commands as lines of JSON."""
+"""Benchmark worker: one of two measuring processes, `python -m gossamer.bench.worker ELEMENTS`; commands are JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 import torch
 
-from gossamer.bench.cases import fed_back
+from gossamer.bench.cases import with_feedback
 from gossamer.bench.replay import ReplayedExchange, prepare
 from gossamer.bench.workloads import bucket
 
@@ -22,7 +22,7 @@ def serve(elements: int, commands: TextIO, answers: TextIO) -> None:
         command = json.loads(line)
         answer: float | None = None
         if "subject" in command:
-            (exchange,) = prepare(fed_back(command["subject"]), bucket(elements), (1,))
+            (exchange,) = prepare(with_feedback(command["subject"]), bucket(elements), (1,))
         elif exchange is not None:
             answer = _rate(exchange, command["seconds"])
         answers.write(json.dumps(answer) + "\n")

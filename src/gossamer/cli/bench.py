@@ -23,14 +23,14 @@ from gossamer.bench import (
     ABOUT_PAIRS,
     KERNELS,
     build,
+    case_texts,
     cells,
-    fed_back,
     machine,
     pair_cells,
     remarks,
-    roster,
     run_benchmarks,
     run_pair_benchmark,
+    with_feedback,
 )
 from gossamer.cli.options import check_parent
 from gossamer.cli.run import OUTPUT_FILE
@@ -79,12 +79,12 @@ def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: i
 
 
 def _chosen(names: Sequence[str]) -> list[Compressor]:
-    every = roster(KERNELS)
+    every = case_texts(KERNELS)
     known = {text.partition("(")[0] for text in every}
     for name in names:
         if name not in known:
             raise click.BadParameter(f"{name!r} is not measured here: {', '.join(sorted(known))} are.")
-    return [fed_back(text) for text in every if not names or text.partition("(")[0] in names]
+    return [with_feedback(text) for text in every if not names or text.partition("(")[0] in names]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One worker of `gossamer doctor`: `gossamer run doctor/worker.py REPORT.json --seconds S`."""
+"""Doctor's worker, run as `gossamer run doctor/worker.py REPORT.json --seconds S`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gossamer.doctor.report import DoctorReport, HostReport, PairReport, host_fr
 from gossamer.environment.store import RendezvousStore
 from gossamer.errors import ConnectError
 
-MEETING_SECONDS = 30.0  # workers start within a few
+RENDEZVOUS_SECONDS = 30.0  # workers start within a few
 TOKEN_BYTES = 16
 
 
@@ -43,7 +43,7 @@ def _store(job: environment.JobEnvironment) -> RendezvousStore:
         raise ConnectError("A world of one has no pairs to measure. Start `gossamer doctor --workers 2`, or more.")
     launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = job.rank == 0 and not launcher_serves
-    return RendezvousStore("doctor", job.master_address, job.master_port, serves=serves, seconds=MEETING_SECONDS)
+    return RendezvousStore("doctor", job.master_address, job.master_port, serves=serves, seconds=RENDEZVOUS_SECONDS)
 
 
 def _probe(
@@ -52,10 +52,10 @@ def _probe(
     mine = describe(job)
     if job.rank == 0:
         store.pin("token", secrets.token_hex(TOKEN_BYTES))
-    token = bytes.fromhex(store.read("token", MEETING_SECONDS))
+    token = bytes.fromhex(store.read("token", RENDEZVOUS_SECONDS))
     with closing(PingListener(mine.address, token)) as listener:
         said = json.dumps({"host": asdict(mine), "port": listener.port})
-        everyone = [json.loads(each) for each in store.everyone("host", job.rank, job.world, said, MEETING_SECONDS)]
+        everyone = [json.loads(each) for each in store.everyone("host", job.rank, job.world, said, RENDEZVOUS_SECONDS)]
         probe = Probe(
             rank=job.rank,
             store=store,
@@ -69,7 +69,7 @@ def _probe(
 
 
 def _joined(job: environment.JobEnvironment, report: DoctorReport) -> DoctorReport:
-    """Whether training could begin: the group that it would use, as it would be made."""
+    """Join the process group that training would use, as it would be made."""
     began = time.monotonic()
     try:
         backend = environment.join(job)
@@ -79,11 +79,11 @@ def _joined(job: environment.JobEnvironment, report: DoctorReport) -> DoctorRepo
 
 
 def _leave(job: environment.JobEnvironment, store: RendezvousStore) -> None:
-    """Rank 0 is last, since the board may be in its process."""
+    """Rank 0 leaves last, since the store may be in its process."""
     store.pin(f"end/{job.rank}", "")
     if job.rank == 0:
         for rank in range(job.world):
-            store.read(f"end/{rank}", MEETING_SECONDS)
+            store.read(f"end/{rank}", RENDEZVOUS_SECONDS)
 
 
 def _with_clocks(hosts: Sequence[HostReport], found: Sequence[PairReport]) -> tuple[HostReport, ...]:
