@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from benchmarks.report import Losses, Table, markdown, priced, spreads, tables
+from benchmarks.losses import Losses
+from benchmarks.report import Table, markdown, priced, spreads, tables
 from benchmarks.studies import ADAMW_TRIED, DENSE, DENSE_STEPS, TOP_K
 from benchmarks.tasks import ADAMW, ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS
 from benchmarks.training import Run

@@ -8,6 +8,7 @@ from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
+from benchmarks.losses import Losses, number
 from benchmarks.virtual_workers import APART, Run
 
 from gossamer.observe.units import bytes_text
@@ -22,37 +23,9 @@ ABOUT = (
     "the workers agree on. A gap is its distance to that of `Dense()` in spreads: standard deviations of `Dense()` "
     "over seeds. Bytes are the payload of all that a worker says in the whole training, counted where it is sent."
 )
-# Told apart by people who see colours differently, too (Okabe and Ito)
+# Safe for color-blind readers (Okabe and Ito)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX*p"
-
-
-@dataclass(frozen=True)
-class Losses:
-    """By seed; inf where the training diverged."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation over seeds."""
-        return statistics.stdev(self.values) if len(self.values) > 1 and isfinite(self.mean) else nan
-
-    def __str__(self) -> str:
-        if not isfinite(self.mean):
-            return f"diverged ({sum(value == inf for value in self.values)} of {len(self.values)})"
-        return f"{self.mean:.3f}" + (f" ± {self.spread:.3f}" if isfinite(self.spread) else "")
-
-    def lead(self, other: "Losses") -> float:
-        """By how many spreads this is better, the larger of both; nan where one seed has none."""
-        if not isfinite(self.mean):
-            return -inf
-        known = len(self.values) > 1 and len(other.values) > 1
-        return (other.mean - self.mean) / max(self.spread, other.spread) if known else nan
 
 
 @dataclass(frozen=True)
@@ -62,11 +35,11 @@ class Study:
     runs: Mapping[str, Sequence[Run]]
 
     def losses(self, recipe: str) -> Losses:
-        return Losses(tuple(_number(run["held_out"]) for run in self.runs[recipe]))
+        return Losses(tuple(number(run["held_out"]) for run in self.runs[recipe]))
 
     def alone(self, recipe: str) -> Losses:
         """Of the first worker's own model."""
-        return Losses(tuple(_number(run["alone"]) for run in self.runs[recipe]))
+        return Losses(tuple(number(run["alone"]) for run in self.runs[recipe]))
 
     def bytes_sent(self, recipe: str) -> float:
         return statistics.fmean(run["bytes_sent"] for run in self.runs[recipe])
@@ -102,10 +75,6 @@ class Study:
         limit = self.losses(dense).mean + self.losses(dense).spread
         within = [name for name in (*self.talking, DENSE) if self.losses(name).mean <= limit]
         return min(within, key=self.bytes_sent, default=dense)
-
-
-def _number(loss: float | None) -> float:
-    return inf if loss is None else loss
 
 
 def study(runs: Sequence[Run]) -> Study:
@@ -202,17 +171,17 @@ def plot(found: Study, path: Path) -> None:
 
 
 def _looks(found: Study) -> dict[str, dict[str, Any]]:
-    """A marker for each strategy, a colour for each compressor; hollow where the learning rate is another."""
+    """A marker for each strategy, a color for each compressor; hollow where the learning rate is another."""
     firsts = {name: found.runs[name][0] for name in (DENSE, *found.talking)}
     recipes = {name: resolve(first["recipe"], first["workers"]) for name, first in firsts.items()}
     strategies = dict.fromkeys(recipe.strategy for recipe in recipes.values())
     compressors = dict.fromkeys(recipe.compressor for recipe in recipes.values())
     markers = dict(zip(strategies, cycle(MARKERS), strict=False))
-    colours = dict(zip(compressors, cycle(COLORS), strict=False))
+    colors = dict(zip(compressors, cycle(COLORS), strict=False))
     return {
         name: {
             "fmt": markers[recipe.strategy],
-            "color": colours[recipe.compressor],
+            "color": colors[recipe.compressor],
             "fillstyle": "full" if firsts[name]["learning_rate"] == LEARNING_RATE else "none",
         }
         for name, recipe in recipes.items()
@@ -222,6 +191,6 @@ def _looks(found: Study) -> dict[str, dict[str, Any]]:
 def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
     """(bytes, loss), mean over seeds."""
     return [
-        (points[0][1], statistics.fmean(_number(loss) for _, _, loss in points))
+        (points[0][1], statistics.fmean(number(loss) for _, _, loss in points))
         for points in zip(*(run["curve"] for run in runs), strict=True)
     ]
