@@ -1,4 +1,4 @@
-"""What closes the gap of a sparse choice under Adam: a table of what was tried, and what follows from it."""
+"""Closing the gap of TopK under Adam: a table of what was tried, and what follows from it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

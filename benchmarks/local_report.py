@@ -1,4 +1,4 @@
-"""Runs of workers that train apart as tables, sentences and a picture."""
+"""Report of benchmarks/local.py: tables, sentences and a picture."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,19 +59,19 @@ class Study:
 
     @property
     def talking(self) -> list[str]:
-        """What is held against Dense() at the example's learning rate, those who send most first."""
+        """Recipes that communicate, but for Dense() at the example's learning rate; those that send most first."""
         others = [name for name in self.runs if name not in (DENSE, *self.of(APART))]
         return sorted(others, key=self.bytes_sent, reverse=True)
 
     def lead(self, name: str) -> float:
-        """Spreads by which it is better than those who do not talk and learn at its rate; nan where that is unknown."""
+        """Spreads by which it beats workers that never communicate, at its learning rate; nan where that is unknown."""
         silent = named(APART, self.runs[name][0]["learning_rate"])
         if silent not in self.runs:
             return nan
         return min(self.losses(name).lead(other) for other in (self.losses(silent), self.alone(silent)))
 
     def enough(self, dense: str) -> str:
-        """What sends least of all that lose no more than one spread to `dense`, which is itself one."""
+        """The recipe that sends least of all that lose no more than one spread to `dense`, which is one of them."""
         limit = self.losses(dense).mean + self.losses(dense).spread
         within = [name for name in (*self.talking, DENSE) if self.losses(name).mean <= limit]
         return min(within, key=self.bytes_sent, default=dense)
@@ -85,12 +85,12 @@ def study(runs: Sequence[Run]) -> Study:
 
 
 def named(recipe: str, learning_rate: float) -> str:
-    """What was trained, in a table."""
+    """A run's name in tables."""
     return recipe if learning_rate == LEARNING_RATE else f"{recipe}, lr {learning_rate:g}"
 
 
 def table(found: Study) -> str:
-    """Those who do not talk stand below those in lock step; then the others, those who send most first."""
+    """Dense(), then workers that never communicate, then the others, those that send most first."""
     lines = [HEADER, _line(found, f"`{DENSE}`", found.losses(DENSE), DENSE)]
     for silent in found.of(APART):
         rate = silent.removeprefix(APART)
@@ -113,7 +113,7 @@ def _line(found: Study, name: str, losses: Losses, recipe: str) -> str:
 
 
 def sentences(found: Study) -> Iterator[str]:
-    """Whether talking less beats not talking, and how little is as good as lock step."""
+    """Whether rare synchronization beats none, and how rare is as good as every step."""
     if not isfinite(found.losses(DENSE).spread):
         yield "One seed has no spread, so this table tells nothing about gaps."
         return

@@ -1,4 +1,4 @@
-"""What does Gossamer cost where it has nothing to save? Its seconds per step over DistributedDataParallel's.
+"""Overhead of Dense() where there is nothing to save: its seconds per step over DistributedDataParallel's.
 
 Two workers on this machine train two copies of one model in turns, in the same processes: a block of steps
 with DDP, a block with Gossamer, then the other way round. Whatever else the machine does slows both alike,
@@ -35,7 +35,7 @@ Step = Callable[[], None]
 
 
 class Pieces(nn.Module):
-    """200 tensors of 1,000 elements: hardly any arithmetic, so bookkeeping and messages are what is left."""
+    """200 tensors of 1,000 elements: hardly any arithmetic, so a step is bookkeeping and messages."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs of many compressors as a picture."""
+"""Picture of benchmarks/convergence.py: training loss over bytes."""
 
 import statistics
 from collections.abc import Sequence

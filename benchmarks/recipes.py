@@ -1,4 +1,4 @@
-"""What a compressed recipe costs in loss, and what its bytes would have bought otherwise.
+"""Recipes: what compression costs in loss, and what Dense() reaches for the same bytes.
 
 Four workers on this machine train examples/bytelm.py with each recipe, with its twin that forgets what it lost
 (feedback=False), and with Dense() for as many steps as the recipe's bytes would have paid for. Bytes per step are

@@ -1,4 +1,4 @@
-"""Runs of many compressors as tables and sentences."""
+"""Report of benchmarks/convergence.py: tables and sentences."""
 
 import statistics
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which trainings belong together: those that one part of docs/compressors.md is written from."""
+"""Studies: the trainings that one part of docs/compressors.md is written from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
