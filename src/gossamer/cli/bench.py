@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from gossamer.bench import (
     run_pair_benchmark,
     with_feedback,
 )
+from gossamer.cli.console import Say, progress, table, wide_console
 from gossamer.cli.options import check_parent
 from gossamer.cli.run import OUTPUT_FILE
 from gossamer.compressors import Compressor
@@ -40,7 +40,6 @@ from gossamer.version import __version__
 SECONDS_EACH = 0.5  # of one process, or two, with one compressor in one round
 PLAIN_SECONDS = 10.0  # between lines of progress that go into a file
 WIDTH = 200  # of a table that goes into a file
-Say = Callable[[str], None]
 
 
 @click.group("bench")
@@ -67,9 +66,9 @@ def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: i
     machine. With --processes 2: how much more two processes at once do than one.
     """
     chosen = _chosen(names)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = wide_console(WIDTH)
     work = _together if processes == 2 else _alone
-    with _one_core(), _progress() as say:
+    with _one_core(), progress("beginning", PLAIN_SECONDS) as say:
         found = work(chosen, elements, repeat, say)
     about = {"gossamer": __version__, "machine": machine(), "command": shlex.join(["gossamer", *sys.argv[1:]])}
     _show(found, about, console)
@@ -95,29 +94,6 @@ def _one_core() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _progress() -> Iterator[Say]:
-    """One line that changes; without a terminal, a line every few seconds."""
-    aside = Console(stderr=True, highlight=False)
-    if not aside.is_terminal:
-        yield _now_and_then(aside)
-        return
-    with aside.status("beginning") as status:
-        yield lambda sentence: status.update(Text(sentence))
-
-
-def _now_and_then(aside: Console) -> Say:
-    said = time.monotonic()
-
-    def say(sentence: str) -> None:
-        nonlocal said
-        if time.monotonic() > said + PLAIN_SECONDS:
-            said = time.monotonic()
-            aside.print(f"gossamer: {sentence}", soft_wrap=True, markup=False)
-
-    return say
 
 
 @dataclass(frozen=True)
@@ -151,9 +127,7 @@ def _show(found: _Found, about: dict[str, Any], console: Console) -> None:
 
 
 def _table(lines: Sequence[dict[str, str]]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="dim")
-    for name in lines[0]:
-        shown.add_column(name.strip(), justify="left" if name in ("compressor", "kernels") else "right", no_wrap=True)
+    shown = table(list(lines[0]), left=("compressor", "kernels"), no_wrap=lines[0].keys())
     for line in lines:
         shown.add_row(*(Text(value) for value in line.values()))
     return shown

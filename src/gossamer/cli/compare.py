@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import check_parent
 from gossamer.cli.run import OUTPUT_FILE
 from gossamer.cli.worker import SECONDS, UNTIL
@@ -94,7 +94,7 @@ def compare_command(
     to it. All ranks of a run end after the same step."""
     if plot_file or page_file:
         check_matplotlib()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = wide_console(WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
     training = [str(script), *arguments]
     foretold: list[StepTimeEstimate | None] = []
@@ -183,7 +183,7 @@ def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str 
     }
 
 
-def table(found: Comparison, recipes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def table_text(found: Comparison, recipes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Header and lines, as text."""
     lines = [_cells(row, recipe, found) for row, recipe in zip(found.rows, recipes, strict=True)]
     header = [name for name in lines[0] if any(line[name] is not None for line in lines)]
@@ -191,10 +191,8 @@ def table(found: Comparison, recipes: Sequence[str]) -> tuple[list[str], list[li
 
 
 def _show(found: Comparison, recipes: Sequence[str], console: Console) -> None:
-    header, lines = table(found, recipes)
-    shown = Table(box=None, pad_edge=False, header_style="dim")
-    for name in header:
-        shown.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=name == "recipe")
+    header, lines = table_text(found, recipes)
+    shown = table(header, left=("recipe",), no_wrap=("recipe",))
     for line in lines:
         shown.add_row(*line)
     console.print()
@@ -220,7 +218,7 @@ def _draw(
         picture = plot_file or Path(folder) / "curves.png"
         plot([{**record, "recipe": recipe} for record, recipe in zip(records, recipes, strict=True)], picture)
         if page_file:
-            header, lines = table(found, recipes)
+            header, lines = table_text(found, recipes)
             where = f"on {network}" if network else "without a network limit"
             write_page(
                 page_file,
