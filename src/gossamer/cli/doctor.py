@@ -104,7 +104,7 @@ def doctor(
 
 def _examine(job: Job, folder: Path, say: Say) -> DoctorReport:
     def show(rank: int, line: str) -> None:
-        if line.startswith("pair "):  # the rest is the engine's, and stays in the logs
+        if line.startswith("pair "):  # the other lines are the engine's, and stay in the logs
             say(line)
 
     directory = folder / "run"

@@ -63,10 +63,8 @@ def write_rank(directory: Path, record: RankRecord) -> None:
 
 
 def read_ranks(directory: Path) -> list[RankRecord]:
-    """What the ranks on this machine wrote, in their order; empty where none had a session.
-
-    Each says which others had begun here and were lost before they could write.
-    """
+    """The records of this machine's ranks, in order, each with the ranks that began here and left none; empty where
+    none had a session."""
     records = [RankRecord(**json.loads(path.read_text())) for path in directory.glob("record-*.json")]
     begun = {int(path.stem.split("-")[1]) for path in directory.glob("live-*.jsonl")}
     lost = tuple(sorted(begun - {record.rank for record in records}))
@@ -74,7 +72,7 @@ def read_ranks(directory: Path) -> list[RankRecord]:
 
 
 def write(path: Path, record: Record) -> None:
-    """Plain JSON, a line for every field: what is not a number is null. Readers find the whole file or none."""
+    """Write JSON atomically, a line for every field; numbers that are not finite are null."""
     draft = path.with_name(path.name + ".draft")
     fields = (f"  {json.dumps(name)}: {json.dumps(_plain(value), allow_nan=False)}" for name, value in record.items())
     draft.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
@@ -132,7 +130,7 @@ def _interface(ranks: Iterable[RankRecord]) -> float | None:
 
 
 def _agree(ranks: Sequence[RankRecord]) -> bool | None:
-    """Bitwise, at the end, of those that were not lost. A session that was never closed has shown nothing.
+    """Whether the ranks that were not lost agree bitwise at the end; a session that was not closed has no digest.
 
     None, for unknown, where the ranks given do agree but others are on other machines.
     """
@@ -142,13 +140,13 @@ def _agree(ranks: Sequence[RankRecord]) -> bool | None:
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:
-    """Whether every worker's own model is what was merged, on which all agree; None where one did not say."""
+    """Whether every worker's own model is the merged one; None where a worker's record does not tell."""
     held = [rank.holds_merged for rank in ranks]
     return None if None in held else all(held)
 
 
 def _servers(ranks: Sequence[RankRecord], bytes_pulled: float) -> Record | None:
-    """What the last worker to leave was told, with what all of them pulled; None where there were no servers."""
+    """What parameter servers told the last worker that left, and the bytes that all pulled; None without servers."""
     told = [rank.servers for rank in ranks if rank.servers is not None]
     if not told:
         return None
@@ -160,7 +158,7 @@ def _saved(ranks: Iterable[RankRecord]) -> list[tuple[int, str]]:
 
 
 def _merge_metrics(ranks: Iterable[RankRecord]) -> dict[str, list[Point]]:
-    """For each name and step the mean over whoever logged it."""
+    """For each name and step, the mean over the ranks that logged it."""
     logged: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for rank in ranks:
         for name, points in rank.metrics.items():
