@@ -115,16 +115,14 @@ class _InlineCommThread:
 
     def __init__(self, transport: ReplayTransport) -> None:
         self._transport = transport
-        self.first: float | None = None  # when the first job began, unless that is None
-        self.last = 0.0  # when the last job ended
+        self.jobs: list[tuple[float, float]] = []  # (begin, end) of each
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
-        self.first = self.first or time.perf_counter()
+        began, work = time.perf_counter(), Work(job, stream=None, on_failure=on_failure)
         self._transport.pause()
-        work = Work(job, stream=None, on_failure=on_failure)
         work.run()
         self._transport.pause()
-        self.last = time.perf_counter()
+        self.jobs.append((began, time.perf_counter()))
         return work
 
     def beside(self) -> _InlineCommThread:
@@ -186,8 +184,10 @@ class StageTimer:
             parameter.grad = self.fresh[name]
             if self.stage.apart:
                 parameter.sub_(self.fresh[name])
-        self.threads.first, began = None, time.perf_counter()
+        self.threads.jobs.clear()
+        began = time.perf_counter()
         self.synchronizer.before_step(closure=False)
         self.synchronizer.after_step()
         self.synchronizer.arrive()
-        return (self.threads.first or began) - began, time.perf_counter() - self.threads.last
+        ended, jobs = time.perf_counter(), self.threads.jobs or [(began, began)]
+        return jobs[0][0] - began, ended - jobs[-1][1]
