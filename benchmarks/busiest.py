@@ -1,7 +1,7 @@
-"""How much passes through the busiest machine in one step: parameter servers, all-reduce and gossip side by side.
+"""Traffic of the busiest machine in one step: parameter servers, all-reduce and gossip side by side.
 
-Nothing is declared: the scripts that train are run, over meta tensors or in virtual time, and payload bytes that a
-machine sends and receives are added up. Prints a table in markdown, in sizes of the model.
+The real scripts are run, over meta tensors or in virtual time, and payload bytes that a machine sends and receives are
+added up. Prints a table in markdown, in sizes of the model.
 
     python benchmarks/busiest.py [--workers 64] [--rows 512] [--page FILE.md]
 """
@@ -61,7 +61,7 @@ def said(script: Script, world: int, rank: int) -> Iterable[CollectiveOp]:
 
 
 def carried(ops: Sequence[Iterable[CollectiveOp]]) -> Through:
-    """words[r]: what rank r says, one after the other."""
+    """words[r]: the operations of rank r, one after the other."""
     through: Through = Counter()
     for rank, each in enumerate(ops):
         for op in each:
@@ -84,7 +84,7 @@ def all_reduce(compressor: Compressor, world: int, rows: int) -> Through:
 
 
 def gossip(topology: Topology, compressor: Compressor, world: int, rows: int) -> Through:
-    """Who tells whom does not change what one letter weighs, so one is enough."""
+    """A message has the same size whichever neighbor gets it, so one is enough."""
     recipe = resolve(Gossip() + compressor + topology, world)
     assert isinstance(recipe.strategy, Gossip)
     x, rule = model(rows), recipe.strategy.rule(recipe.compressor)
@@ -133,7 +133,7 @@ def served(servers: int, beside: bool, compressor: Compressor, world: int, rows:
 
 
 def pairwise(compressor: Compressor, world: int, rows: int, steps: int = 20) -> Through:
-    """Every worker asks once in a step. Chance decides whom, so the busiest is that of `steps` steps."""
+    """Every worker initiates one exchange a step, with a random peer; the busiest machine is that of `steps` steps."""
     partners = [Partner(model(rows), rank, compressor, seed=1) for rank in range(world)]
 
     def call(partner: Partner) -> PeerScript:

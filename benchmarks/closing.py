@@ -1,10 +1,11 @@
-"""What closes the gap of a sparse choice under Adam: a table of what was tried, and what follows from it."""
+"""Closing the gap of TopK under Adam: a table of what was tried, and what follows from it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from benchmarks.report import Losses, Table, markdown, priced, spreads, tables
+from benchmarks.losses import Losses
+from benchmarks.report import Table, markdown, priced, spreads, tables
 from benchmarks.studies import ADAMW_TRIED, DENSE, DENSE_STEPS, TOP_K
 from benchmarks.tasks import ADAMW, ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS
 from benchmarks.training import Run

@@ -1,4 +1,4 @@
-"""What a sum takes by each table of hops, on several networks, by price: nothing is sent. Prints a table in markdown.
+"""Predicted seconds of all-reduce by each collective, on several networks: nothing is sent. Prints a markdown table.
 
 All workers begin at once, over connections that have carried as much before and were silent for a second since. The
 lowest price is in bold. Under "auto" is what a session takes that has measured such links; "engine" is Gloo.
@@ -87,7 +87,7 @@ def rows(specs: Iterable[str], workers: Iterable[int]) -> Iterator[str]:
 
 
 DRAWN = (DirectAllReduce(), HalvingDoubling(), RingAllReduce(), HierarchicalAllReduce(per_node=2), TreeAllReduce())
-COLORS = {Does.ADD: "#0072B2", Does.KEEP: "#D55E00"}  # told apart by people who see colours differently, too
+COLORS = {Does.ADD: "#0072B2", Does.KEEP: "#D55E00"}  # safe for color-blind readers
 
 
 def picture(path: Path, world: int = 4) -> None:

@@ -1,4 +1,4 @@
-"""Means, sums in parts and gathers by Gossamer's tables of hops, beside Gloo's own, in one interleaved run.
+"""Collectives: all-reduce, reduce-scatter and all-gather by Gossamer, beside Gloo's own, in one interleaved run.
 
 Every round times every row once, from a moment at which all are there; a row's time is that of its slowest worker.
 Medians over rounds, and the ratio to Gloo of the same round; on a network also what was foretold. Started by itself it
@@ -61,7 +61,7 @@ MEAN, HALF, SCATTER, GATHER = "mean, float32", "mean, bfloat16", "reduce-scatter
 
 @dataclass(frozen=True)
 class Row:
-    """One way to do one thing. act: does it once, on tensors that are there already."""
+    """One collective by one engine. act: does it once, on tensors that exist already."""
 
     what: str
     how: str

@@ -1,4 +1,4 @@
-"""What every compressor costs in loss: beside Dense() after as many steps, and for as many bytes.
+"""Convergence: what every compressor costs in loss, beside Dense() after as many steps, and for as many bytes.
 
 Four workers are simulated in one process, with real aggregations. The yardstick is how much Dense() differs from seed
 to seed. Every biased compressor has a twin that forgets what it lost (feedback=False).
@@ -61,7 +61,7 @@ def key(run: Run) -> Job:
 
 
 def is_current(run: Run) -> bool:
-    """Whether what was trained is still what its recipe stands for."""
+    """Whether the recipe of a kept run still resolves to what was trained."""
     return run["resolved"] == repr(resolve(run["compressor"], world=run["workers"]).compressor)
 
 
@@ -88,7 +88,7 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def train_all(wanted: Sequence[Job], record: dict[str, Any], args: argparse.Namespace) -> list[Run]:
-    """What was asked for, of earlier times and now; the file is written after every run."""
+    """All wanted runs, kept ones and new ones; the file is written after every run."""
     kept: list[Run] = [] if args.fresh else [run for run in read(args.json) if is_current(run)]
     runs = {key(run): run for run in kept}
     missing = [job for job in wanted if job not in runs]

@@ -1,4 +1,4 @@
-"""What people use today: examples/bytelm.py's model under DistributedDataParallel, with torch's own hooks.
+"""DDP baseline: examples/bytelm.py's model under DistributedDataParallel, with torch's own hooks.
 
     gossamer run --workers 4 --network 100mbit,20ms benchmarks/ddp.py --hook fp16 --steps 20
 

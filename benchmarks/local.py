@@ -1,4 +1,4 @@
-"""Whether talking less is worth it: strategies that let workers train apart, beside training in lock step.
+"""Local steps: strategies that synchronize less often, beside synchronous training.
 
 Four workers in one process train examples/bytelm.py: a thread, a model, an optimizer and a real session each. What
 counts is the held-out loss of what they agree on, and the bytes they sent.
@@ -91,7 +91,7 @@ def read(path: Path) -> list[Run]:
 
 
 def train_all(wanted: Sequence[Job], results: Path, processes: int) -> None:
-    """What is missing in the file of results; every run is a line there as soon as it is done."""
+    """Train what the file of results lacks; every run is a line there as soon as it is done."""
     known = {key(run) for run in read(results)}
     missing = [job for job in wanted if job not in known]
     results.parent.mkdir(parents=True, exist_ok=True)

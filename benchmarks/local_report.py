@@ -1,4 +1,4 @@
-"""Runs of workers that train apart as tables, sentences and a picture."""
+"""Report of benchmarks/local.py: tables, sentences and a picture."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
+from benchmarks.losses import Losses, number
 from benchmarks.virtual_workers import APART, Run
 
 from gossamer.observe.units import bytes_text
@@ -22,37 +23,9 @@ ABOUT = (
     "the workers agree on. A gap is its distance to that of `Dense()` in spreads: standard deviations of `Dense()` "
     "over seeds. Bytes are the payload of all that a worker says in the whole training, counted where it is sent."
 )
-# Told apart by people who see colours differently, too (Okabe and Ito)
+# Safe for color-blind readers (Okabe and Ito)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX*p"
-
-
-@dataclass(frozen=True)
-class Losses:
-    """By seed; inf where the training diverged."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation over seeds."""
-        return statistics.stdev(self.values) if len(self.values) > 1 and isfinite(self.mean) else nan
-
-    def __str__(self) -> str:
-        if not isfinite(self.mean):
-            return f"diverged ({sum(value == inf for value in self.values)} of {len(self.values)})"
-        return f"{self.mean:.3f}" + (f" ± {self.spread:.3f}" if isfinite(self.spread) else "")
-
-    def lead(self, other: "Losses") -> float:
-        """By how many spreads this is better, the larger of both; nan where one seed has none."""
-        if not isfinite(self.mean):
-            return -inf
-        known = len(self.values) > 1 and len(other.values) > 1
-        return (other.mean - self.mean) / max(self.spread, other.spread) if known else nan
 
 
 @dataclass(frozen=True)
@@ -62,11 +35,11 @@ class Study:
     runs: Mapping[str, Sequence[Run]]
 
     def losses(self, recipe: str) -> Losses:
-        return Losses(tuple(_number(run["held_out"]) for run in self.runs[recipe]))
+        return Losses(tuple(number(run["held_out"]) for run in self.runs[recipe]))
 
     def alone(self, recipe: str) -> Losses:
         """Of the first worker's own model."""
-        return Losses(tuple(_number(run["alone"]) for run in self.runs[recipe]))
+        return Losses(tuple(number(run["alone"]) for run in self.runs[recipe]))
 
     def bytes_sent(self, recipe: str) -> float:
         return statistics.fmean(run["bytes_sent"] for run in self.runs[recipe])
@@ -86,26 +59,22 @@ class Study:
 
     @property
     def talking(self) -> list[str]:
-        """What is held against Dense() at the example's learning rate, those who send most first."""
+        """Recipes that communicate, but for Dense() at the example's learning rate; those that send most first."""
         others = [name for name in self.runs if name not in (DENSE, *self.of(APART))]
         return sorted(others, key=self.bytes_sent, reverse=True)
 
     def lead(self, name: str) -> float:
-        """Spreads by which it is better than those who do not talk and learn at its rate; nan where that is unknown."""
+        """Spreads by which it beats workers that never communicate, at its learning rate; nan where that is unknown."""
         silent = named(APART, self.runs[name][0]["learning_rate"])
         if silent not in self.runs:
             return nan
         return min(self.losses(name).lead(other) for other in (self.losses(silent), self.alone(silent)))
 
     def enough(self, dense: str) -> str:
-        """What sends least of all that lose no more than one spread to `dense`, which is itself one."""
+        """The recipe that sends least of all that lose no more than one spread to `dense`, which is one of them."""
         limit = self.losses(dense).mean + self.losses(dense).spread
         within = [name for name in (*self.talking, DENSE) if self.losses(name).mean <= limit]
         return min(within, key=self.bytes_sent, default=dense)
-
-
-def _number(loss: float | None) -> float:
-    return inf if loss is None else loss
 
 
 def study(runs: Sequence[Run]) -> Study:
@@ -116,12 +85,12 @@ def study(runs: Sequence[Run]) -> Study:
 
 
 def named(recipe: str, learning_rate: float) -> str:
-    """What was trained, in a table."""
+    """A run's name in tables."""
     return recipe if learning_rate == LEARNING_RATE else f"{recipe}, lr {learning_rate:g}"
 
 
 def table(found: Study) -> str:
-    """Those who do not talk stand below those in lock step; then the others, those who send most first."""
+    """Dense(), then workers that never communicate, then the others, those that send most first."""
     lines = [HEADER, _line(found, f"`{DENSE}`", found.losses(DENSE), DENSE)]
     for silent in found.of(APART):
         rate = silent.removeprefix(APART)
@@ -144,7 +113,7 @@ def _line(found: Study, name: str, losses: Losses, recipe: str) -> str:
 
 
 def sentences(found: Study) -> Iterator[str]:
-    """Whether talking less beats not talking, and how little is as good as lock step."""
+    """Whether rare synchronization beats none, and how rare is as good as every step."""
     if not isfinite(found.losses(DENSE).spread):
         yield "One seed has no spread, so this table tells nothing about gaps."
         return
@@ -202,17 +171,17 @@ def plot(found: Study, path: Path) -> None:
 
 
 def _looks(found: Study) -> dict[str, dict[str, Any]]:
-    """A marker for each strategy, a colour for each compressor; hollow where the learning rate is another."""
+    """A marker for each strategy, a color for each compressor; hollow where the learning rate is another."""
     firsts = {name: found.runs[name][0] for name in (DENSE, *found.talking)}
     recipes = {name: resolve(first["recipe"], first["workers"]) for name, first in firsts.items()}
     strategies = dict.fromkeys(recipe.strategy for recipe in recipes.values())
     compressors = dict.fromkeys(recipe.compressor for recipe in recipes.values())
     markers = dict(zip(strategies, cycle(MARKERS), strict=False))
-    colours = dict(zip(compressors, cycle(COLORS), strict=False))
+    colors = dict(zip(compressors, cycle(COLORS), strict=False))
     return {
         name: {
             "fmt": markers[recipe.strategy],
-            "color": colours[recipe.compressor],
+            "color": colors[recipe.compressor],
             "fillstyle": "full" if firsts[name]["learning_rate"] == LEARNING_RATE else "none",
         }
         for name, recipe in recipes.items()
@@ -222,6 +191,6 @@ def _looks(found: Study) -> dict[str, dict[str, Any]]:
 def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
     """(bytes, loss), mean over seeds."""
     return [
-        (points[0][1], statistics.fmean(_number(loss) for _, _, loss in points))
+        (points[0][1], statistics.fmean(number(loss) for _, _, loss in points))
         for points in zip(*(run["curve"] for run in runs), strict=True)
     ]

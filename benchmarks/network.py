@@ -85,7 +85,7 @@ def result(seconds: Sequence[float]) -> Result:
 
 
 def cause(said: str) -> str:
-    """The line that says why."""
+    """The line of an error's output that names its cause."""
     telling = [line for line in said.splitlines() if "Error" in line or "op.preamble" in line or "not done" in line]
     return telling[-1].strip()[:110] if telling else ""
 

@@ -1,4 +1,4 @@
-"""What does Gossamer cost where it has nothing to save? Its seconds per step over DistributedDataParallel's.
+"""Overhead of Dense() where there is nothing to save: its seconds per step over DistributedDataParallel's.
 
 Two workers on this machine train two copies of one model in turns, in the same processes: a block of steps
 with DDP, a block with Gossamer, then the other way round. Whatever else the machine does slows both alike,
@@ -11,7 +11,6 @@ import argparse
 import copy
 import json
 import os
-import platform
 import random
 import shlex
 import socket
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
+from gossamer.environment.host_info import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = 2
@@ -35,7 +35,7 @@ Step = Callable[[], None]
 
 
 class Pieces(nn.Module):
-    """200 tensors of 1,000 elements: hardly any arithmetic, so bookkeeping and messages are what is left."""
+    """200 tensors of 1,000 elements: hardly any arithmetic, so a step is bookkeeping and messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def seconds_per_step(step: Step, steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def interleave(plain: Step, ours: Step, blocks: int, steps: int) -> list[tuple[float, float]]:
+def alternate(plain: Step, ours: Step, blocks: int, steps: int) -> list[tuple[float, float]]:
     """(plain, ours) seconds per step of each pair of blocks; who goes first alternates."""
     seconds_per_step(plain, 2 * steps), seconds_per_step(ours, 2 * steps)  # warm-up
     pairs: list[tuple[float, float]] = []
@@ -104,7 +104,7 @@ def measure(case: str, blocks: int, rank: int) -> dict[str, Any]:
     plain = stepper(wrapped, torch.optim.AdamW(wrapped.parameters()), x)
     optimizer = torch.optim.AdamW(twin.parameters())
     with gossamer.attach(twin, optimizer, "Dense()"):
-        pairs = interleave(plain, stepper(twin, optimizer, x), blocks, steps)
+        pairs = alternate(plain, stepper(twin, optimizer, x), blocks, steps)
     same = all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     ratios = [ours / plain for plain, ours in pairs]
     return {
@@ -116,19 +116,6 @@ def measure(case: str, blocks: int, rank: int) -> dict[str, Any]:
         "blocks": blocks,
         "steps_per_block": steps,
         "same_parameters": same,
-    }
-
-
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads_per_worker": torch.get_num_threads(),
-        "load_average": os.getloadavg()[0],
     }
 
 
@@ -145,9 +132,12 @@ def show(report: dict[str, Any]) -> None:
 
 def work(args: argparse.Namespace) -> None:
     world = gossamer.init()
-    about = machine()
     report = {
-        "machine": about,
+        "machine": {
+            **machine(),
+            "threads_per_worker": torch.get_num_threads(),
+            "load_average": os.getloadavg()[0],
+        },
         "command": shlex.join(["python", *sys.argv]),
         "cases": [measure(case, args.blocks, world.rank) for case in CASES],
     }

@@ -1,4 +1,4 @@
-"""Whether training keeps its pace on a long, slow network: recipes there beside plain DDP without any limit.
+"""Pace on a long, slow network: recipes there beside plain DDP without any limit.
 
 Rounds of one run each, one after the other on the same machine; a step's time is the mean over whole periods, so that
 the steps that talk count as much as those that do not. Writes docs/benchmarks/pace.md.

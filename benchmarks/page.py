@@ -1,4 +1,4 @@
-"""Writes what docs/compressors.md lists: rules from the docstrings, and speeds from a file of measurements.
+"""Page writer: fills docs/compressors.md with rules from the docstrings, and speeds from a file of measurements.
 
     python benchmarks/page.py [--speed FILE.json]
 

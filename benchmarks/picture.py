@@ -1,4 +1,4 @@
-"""Runs of many compressors as a picture."""
+"""Picture of benchmarks/convergence.py: training loss over bytes."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from benchmarks.report import tables
 from benchmarks.training import Run
 
 COLUMNS = 2
-DASHES = "-", "--", "-.", ":"  # of the first 20 colours, and when they come again
+DASHES = "-", "--", "-.", ":"  # of the first 20 colors, and when they come again
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
@@ -19,8 +19,8 @@ def plot(runs: Sequence[Run], path: Path) -> None:
 
     every = list(tables(runs))
     names = list(dict.fromkeys(text for table in every for text in table.runs if "feedback=False" not in text))
-    colours = matplotlib.colormaps["tab20"]
-    styles = {name: {"color": colours(i % 20), "linestyle": DASHES[i // 20 % 4]} for i, name in enumerate(names)}
+    colors = matplotlib.colormaps["tab20"]
+    styles = {name: {"color": colors(i % 20), "linestyle": DASHES[i // 20 % 4]} for i, name in enumerate(names)}
     columns = min(len(every), COLUMNS)
     rows = -(-len(every) // columns)
     figure = Figure(figsize=(5.5 * columns, 4.5 * rows + 1.5), layout="constrained", dpi=120)

@@ -1,4 +1,4 @@
-"""What a compressed recipe costs in loss, and what its bytes would have bought otherwise.
+"""Recipes: what compression costs in loss, and what Dense() reaches for the same bytes.
 
 Four workers on this machine train examples/bytelm.py with each recipe, with its twin that forgets what it lost
 (feedback=False), and with Dense() for as many steps as the recipe's bytes would have paid for. Bytes per step are
@@ -9,8 +9,6 @@ compared with what `gossamer explain` foretells.
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -19,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from gossamer.environment.host_info import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = "examples/bytelm.py"
@@ -108,7 +106,7 @@ def show(report: dict[str, Any]) -> None:
 def main(args: argparse.Namespace) -> None:
     dense = [train("Dense()", args.steps, seed, args) for seed in args.seeds]
     report = {
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+        "machine": machine(),
         "command": shlex.join(["python", *sys.argv]),
         "dense": {"loss": [loss(record) for record in dense], "bytes_sent_per_step": sent(dense[0])},
         "rows": [compare(recipe, dense, args) for recipe in RECIPES],

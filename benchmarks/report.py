@@ -1,10 +1,11 @@
-"""Runs of many compressors as tables and sentences."""
+"""Report of benchmarks/convergence.py: tables and sentences."""
 
 import statistics
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, nan
+from math import isfinite
 
+from benchmarks.losses import Losses, number
 from benchmarks.studies import DENSE, EVERY, without_feedback
 from benchmarks.training import Run
 
@@ -22,27 +23,6 @@ ABOUT = (
 
 
 @dataclass(frozen=True)
-class Losses:
-    """By seed; inf where the training diverged."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self) -> float:
-        several = len(self.values) > 1 and isfinite(self.mean)
-        return statistics.stdev(self.values) if several else nan
-
-    def __str__(self) -> str:
-        if not isfinite(self.mean):
-            return f"diverged ({sum(value == inf for value in self.values)} of {len(self.values)})"
-        return f"{self.mean:.3f}" + (f" ± {self.deviation:.3f}" if isfinite(self.deviation) else "")
-
-
-@dataclass(frozen=True)
 class Table:
     """The runs of one task by compressor, in the order of seeds."""
 
@@ -51,16 +31,16 @@ class Table:
 
     @property
     def spread(self) -> float:
-        return self.losses(DENSE).deviation
+        return self.losses(DENSE).spread
 
     def seeds(self, compressor: str) -> set[int]:
         return {run["seed"] for run in self.runs[compressor]}
 
     def losses(self, compressor: str, seeds: Container[int] = range(2**31)) -> Losses:
-        return Losses(tuple(_number(run["curve"][-1][2]) for run in self.runs[compressor] if run["seed"] in seeds))
+        return Losses(tuple(number(run["curve"][-1][2]) for run in self.runs[compressor] if run["seed"] in seeds))
 
     def held_out(self, compressor: str) -> Losses:
-        return Losses(tuple(_number(run["held_out"]) for run in self.runs[compressor]))
+        return Losses(tuple(number(run["held_out"]) for run in self.runs[compressor]))
 
     def bytes_a_step(self, compressor: str) -> float:
         return statistics.fmean(run["curve"][-1][1] / run["curve"][-1][0] for run in self.runs[compressor])
@@ -74,7 +54,7 @@ class Table:
         dense = self.runs[DENSE]
         paid = int(self.bytes_a_step(compressor) * dense[0]["steps"] / self.bytes_a_step(DENSE))
         steps = min(max(1, paid), dense[0]["steps"])
-        return steps, Losses(tuple(_number(run["curve"][steps][2]) for run in dense))
+        return steps, Losses(tuple(number(run["curve"][steps][2]) for run in dense))
 
     def twins(self) -> dict[str, str]:
         """Those without feedback, by the compressor that has it."""
@@ -84,12 +64,8 @@ class Table:
     @property
     def improvement(self) -> float:
         """Spreads by which Dense() improves from its start."""
-        start = statistics.fmean(_number(run["curve"][0][2]) for run in self.runs[DENSE])
+        start = statistics.fmean(number(run["curve"][0][2]) for run in self.runs[DENSE])
         return (start - self.losses(DENSE).mean) / self.spread
-
-
-def _number(loss: float | None) -> float:
-    return inf if loss is None else loss
 
 
 def tables(runs: Sequence[Run]) -> Iterator[Table]:

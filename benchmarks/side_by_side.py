@@ -1,4 +1,4 @@
-"""Many jobs, several at a time: a process of one thread each."""
+"""Parallel jobs: several at a time, each in a process of one thread."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +12,14 @@ Done = TypeVar("Done")
 
 
 def one_thread() -> None:
-    """Small tensors are not worth waking a second one, and whoever works beside has its own."""
+    """Use one thread: small tensors are not worth a second one, and other processes have their own."""
     torch.set_num_threads(1)
 
 
 def done(
     do: Callable[[Job], Done], jobs: Sequence[Job], processes: int, prepare: Callable[[], None] = one_thread
 ) -> Iterator[Done]:
-    """What `do` makes of each job, as they are done; of one process, in this one and in order.
+    """Results of `do` by job, as they are done; with one process, in this one and in order.
 
     prepare: what a process does once, before its first job. Both functions are found by their names in new processes.
     """

@@ -1,4 +1,4 @@
-"""Bytes that a worker sends a step where everyone hears every choice, and where each worker adds up a part of them.
+"""Sparse all-reduce: bytes that a worker sends a step by all-gather, and where each worker adds up a part.
 
 Prices, by arithmetic on shapes: nothing is trained. The choice is the same everywhere, a share of one tensor's entries;
 what agrees on the mean of everything stands beside it.

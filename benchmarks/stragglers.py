@@ -1,4 +1,4 @@
-"""What one slow worker costs the others: useful steps per second, and the time to a validation loss.
+"""Stragglers: what one slow worker costs the others in useful steps per second, and in time to a validation loss.
 
 Four workers train examples/bytelm.py for the same time, each in a control group with a share of a processor of its own;
 the last has a fifth of the others'. Beside every recipe stand the same four, under the same quotas, that do not talk.
@@ -42,7 +42,7 @@ ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Group(NamedTuple):
-    """A control group that bounds the processor time of whoever joins."""
+    """A control group that bounds the processor time of its processes."""
 
     path: Path
 

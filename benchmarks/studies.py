@@ -1,4 +1,4 @@
-"""Which trainings belong together: those that one part of docs/compressors.md is written from."""
+"""Studies: the trainings that one part of docs/compressors.md is written from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, BASE, SGD_TASK, TASKS, Task
 
-from gossamer.bench import roster
+from gossamer.bench import case_texts
 from gossamer.compressors import Compressor
 from gossamer.core.term import Term
 from gossamer.recipes.parser import parse
@@ -88,7 +88,7 @@ def _forgetful(term: Term) -> Term:
 
 
 STUDIES = {
-    "loss": Study(TASKS, dict.fromkeys(TASKS, roster(COMPRESSORS)), twins=True, pictured=True),
+    "loss": Study(TASKS, dict.fromkeys(TASKS, case_texts(COMPRESSORS)), twins=True, pictured=True),
     "adamw": Study(
         {ADAMW_TASK: TASKS[ADAMW_TASK], SGD_TASK: TASKS[SGD_TASK], **ADAMW_TASKS},
         {ADAMW_TASK: [TOP_K, *chain(*ADAMW_TRIED.values())], **{name: [TOP_K] for name in (SGD_TASK, *ADAMW_TASKS)}},

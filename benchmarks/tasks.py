@@ -1,4 +1,4 @@
-"""Small training tasks that a simulation of several workers can afford: examples' models and data, cut into batches."""
+"""Training tasks, small enough for several workers in one process: examples' models and data, cut into batches."""
 
 import sys
 import sysconfig

@@ -1,4 +1,4 @@
-"""Training by several workers in one process: one model, real aggregations in lock step, no sockets."""
+"""Simulated training of several workers with one model: real aggregations in lock step, in one thread."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""How fast large words go between two processes on one machine: TcpEndpoint beside Gloo's send and ZeroMQ's sockets.
+"""Transport throughput between two processes on one machine: TcpEndpoint beside Gloo's send and ZeroMQ's sockets.
 
 Two processes that live through all rounds; the ways take turns in each, so that whatever else the machine does meets
 all of them. A message is acknowledged before the next is sent. The receiver gets a tensor that it may keep; ZeroMQ's

@@ -1,4 +1,4 @@
-"""Training by several workers in one process: a thread, a model and a real session each, on a transport that counts."""
+"""Simulated training of several workers in threads: a model and a real session each, over a transport that counts."""
 
 import logging
 import math
@@ -51,8 +51,8 @@ class Run(TypedDict):
 
 
 class Counting:
-    """A transport that adds up the payload bytes of all words it answers, and its parts answer. Texts, and the start
-    from equal weights, are no words."""
+    """A transport that adds up the payload bytes of all collective operations, also of its parts; texts and the first
+    broadcast do not count."""
 
     def __init__(self, inner: SimulatedTransport) -> None:
         self._inner, self.rank, self.world = inner, inner.rank, inner.world
@@ -166,7 +166,7 @@ class Worker:
 
 
 def _settle(session: Session) -> None:
-    """What is under way arrives, so that its bytes are counted. It is used when it would have been."""
+    """Wait for rounds in flight, so that their bytes are counted; they land when they would have."""
     session.state_dict()
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gossamer import compressors
-from gossamer.bench import KERNELS, cells, fed_back, measure, remarks, roster
+from gossamer.bench import KERNELS, case_texts, cells, remarks, run_benchmarks, with_feedback
 from gossamer.bench.interleave import interleave, spread
 from gossamer.bench.kernel_switch import available, using
 from gossamer.bench.replay import ReplayedExchange, gradient, of_rank, prepare
 from gossamer.bench.suite import build
-from gossamer.bench.two_process import BenchError, measure_pair
+from gossamer.bench.two_process import BenchError, run_pair_benchmark
 from gossamer.bench.worker import serve
 from gossamer.bench.workloads import (
     ADD,
@@ -71,14 +71,14 @@ def test_spread_is_the_width_of_the_middle_half() -> None:
 
 def test_every_compressor_is_measured_or_left_out_by_name() -> None:
     public = {name for name in compressors.__all__ if not isabstract(getattr(compressors, name))}
-    measured = {text.partition("(")[0] for text in roster(KERNELS)}
+    measured = {text.partition("(")[0] for text in case_texts(KERNELS)}
     assert measured | {name for name, texts in KERNELS.items() if not texts} == public
-    for text in roster(KERNELS):
-        assert not fed_back(text).wants_feedback
+    for text in case_texts(KERNELS):
+        assert not with_feedback(text).wants_feedback
 
 
 def test_what_is_named_replaces_what_is_by_default() -> None:
-    texts = roster({"TopK": ["TopK(density=0.5)"], "RandomK": []})
+    texts = case_texts({"TopK": ["TopK(density=0.5)"], "RandomK": []})
     assert "TopK(density=0.5)" in texts
     assert "PowerSGD()" in texts
     assert not [text for text in texts if text.startswith("RandomK")]
@@ -87,15 +87,15 @@ def test_what_is_named_replaces_what_is_by_default() -> None:
 # -- conversations -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", roster(KERNELS))
+@pytest.mark.parametrize("text", case_texts(KERNELS))
 def test_a_conversation_comes_to_what_the_group_agreed_on(text: str) -> None:
-    compressor = fed_back(text)
-    (conversation,) = prepare(compressor, LAYOUT, (3,))
-    conversation.out.zero_()
-    encode, decode = conversation.run()
+    compressor = with_feedback(text)
+    (exchange,) = prepare(compressor, LAYOUT, (3,))
+    exchange.out.zero_()
+    encode, decode = exchange.run()
     assert encode > 0
     assert decode > 0
-    assert torch.equal(conversation.out, agreed(compressor, 3))
+    assert torch.equal(exchange.out, agreed(compressor, 3))
 
 
 def agreed(compressor: Compressor, world: int) -> torch.Tensor:
@@ -120,49 +120,49 @@ def agreed(compressor: Compressor, world: int) -> torch.Tensor:
 
 
 def test_other_answers_come_to_something_else() -> None:
-    (conversation,) = prepare(Feedback(Int8()), LAYOUT, (3,))
-    conversation.heard[0] = conversation.heard[0][::-1][:2]
-    conversation.run()
-    assert not torch.equal(conversation.out, agreed(Feedback(Int8()), 3))
+    (exchange,) = prepare(Feedback(Int8()), LAYOUT, (3,))
+    exchange.answers[0] = exchange.answers[0][::-1][:2]
+    exchange.run()
+    assert not torch.equal(exchange.out, agreed(Feedback(Int8()), 3))
 
 
 def test_conversations_share_the_first_workers_memory() -> None:
     one, four = prepare(Feedback(TopK(density=0.1)), LAYOUT, (1, 4))
     assert one.state is four.state
-    assert [len(each.heard[0]) for each in (one, four)] == [1, 4]
+    assert [len(each.answers[0]) for each in (one, four)] == [1, 4]
 
 
 def test_the_fewest_bytes_are_counted() -> None:
-    (conversation,) = prepare(Feedback(Int8(block=100)), LAYOUT, (4,))
+    (exchange,) = prepare(Feedback(Int8(block=100)), LAYOUT, (4,))
     n, payload = LAYOUT.numel, LAYOUT.numel + 4 * (12 + 1)
-    assert conversation.least_encode_bytes == 4 * n + 2 * 4 * n + payload
-    assert conversation.least_decode_bytes == 4 * payload + 4 * n
+    assert exchange.least_encode_bytes == 4 * n + 2 * 4 * n + payload
+    assert exchange.least_decode_bytes == 4 * payload + 4 * n
 
 
 def test_a_rule_that_asks_twice_reads_its_input_twice() -> None:
-    (conversation,) = prepare(fed_back("TernGrad()"), LAYOUT, (2,))
-    assert len(conversation.heard) == 2
-    assert conversation.least_encode_bytes >= 2 * 4 * LAYOUT.numel
+    (exchange,) = prepare(with_feedback("TernGrad()"), LAYOUT, (2,))
+    assert len(exchange.answers) == 2
+    assert exchange.least_encode_bytes >= 2 * 4 * LAYOUT.numel
 
 
 @pytest.mark.parametrize("world", [1, 4])
 def test_parts_are_heard_instead_of_read_again(world: int) -> None:
     """Of a part's mean: what it owes is read and written, and it is encoded once more."""
-    (conversation,) = prepare(fed_back("Sharded(Int8())"), LAYOUT, (world,))
+    (exchange,) = prepare(with_feedback("Sharded(Int8())"), LAYOUT, (world,))
     n, part = LAYOUT.numel, -(-LAYOUT.numel // world)
-    message = conversation.heard[1][0]
+    message = exchange.answers[1][0]
     size = sum(each.nbytes for each in message)
     assert size == pytest.approx(part * (1 + 4 / 256), rel=0.05)
-    assert conversation.least_encode_bytes == 4 * n + 2 * 4 * (n + part) + (2 * world + 1) * size
-    assert conversation.least_decode_bytes == world * size + 4 * n
+    assert exchange.least_encode_bytes == 4 * n + 2 * 4 * (n + part) + (2 * world + 1) * size
+    assert exchange.least_decode_bytes == world * size + 4 * n
 
 
 def test_groups_that_remember_other_things_share_no_memory() -> None:
-    one, four = prepare(fed_back("Sharded(Int8())"), LAYOUT, (1, 4))
+    one, four = prepare(with_feedback("Sharded(Int8())"), LAYOUT, (1, 4))
     assert one.state["owed"].flat.numel() == LAYOUT.numel
     assert four.state["owed"].flat.numel() == -(-LAYOUT.numel // 4)
-    for conversation in (one, four):
-        assert min(conversation.run()) > 0
+    for exchange in (one, four):
+        assert min(exchange.run()) > 0
 
 
 class Slow(Compressor):
@@ -178,18 +178,18 @@ class Slow(Compressor):
 
 
 def test_time_before_the_last_word_is_encoding_and_after_it_decoding() -> None:
-    conversation = ReplayedExchange(
+    exchange = ReplayedExchange(
         Slow(), gradient(LAYOUT), State(), AggregationContext(world=1), torch.empty(1), [[(torch.ones(1),)]]
     )
-    encode, decode = conversation.run()
+    encode, decode = exchange.run()
     assert 0.02 <= encode < 0.04 <= decode
 
 
 def test_a_script_that_goes_on_is_noticed() -> None:
-    (conversation,) = prepare(Feedback(PowerSGD(rank=2)), LAYOUT, (2,))
-    conversation.heard.pop()
+    (exchange,) = prepare(Feedback(PowerSGD(rank=2)), LAYOUT, (2,))
+    exchange.answers.pop()
     with pytest.raises(AssertionError, match="more to say"):
-        conversation.run()
+        exchange.run()
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_ratios_are_what_they_are_called() -> None:
         fixed(ADD, layout, (("whole", 12000),), 3e-6),
         fixed("X()", layout, (("encode", 6000), ("decode", 2000)), 6e-6, 1e-6),
     ]
-    *_, encode, decode = measure(rows, 3, lambda what: None)
+    *_, encode, decode = run_benchmarks(rows, 3, lambda what: None)
     assert encode.gradient_bytes_per_second == pytest.approx(4000 / 6e-6)
     assert encode.copy_ratio == pytest.approx(3.0)
     assert encode.roofline_share == pytest.approx(6000 / 4e9 / 6e-6)
@@ -231,8 +231,8 @@ def test_rows_are_measured_with_both_implementations() -> None:
 def test_small_buckets_are_timed_with_warm_caches(monkeypatch) -> None:
     ran: list[int] = []
 
-    def run(conversation: ReplayedExchange) -> tuple[float, float]:
-        ran.append(len(conversation.x.layout))
+    def run(exchange: ReplayedExchange) -> tuple[float, float]:
+        ran.append(len(exchange.x.layout))
         return (0.005, 0.001) if len(ran) % 2 else (0.004, 0.002)
 
     monkeypatch.setattr(ReplayedExchange, "run", run)
@@ -259,7 +259,9 @@ def test_yardsticks_and_products_run() -> None:
 
 
 def test_the_report_has_a_line_for_each_implementation() -> None:
-    found = measure(build([Feedback(PowerSGD()), Dense("bfloat16")], 100_000, lambda what: None), 1, lambda what: None)
+    found = run_benchmarks(
+        build([Feedback(PowerSGD()), Dense("bfloat16")], 100_000, lambda what: None), 1, lambda what: None
+    )
     lines = cells(found)
     assert [(line["compressor"], line["kernels"]) for line in lines] == [
         (name, kernels)
@@ -297,5 +299,5 @@ def test_a_worker_prepares_and_counts() -> None:
 @pytest.mark.processes
 def test_a_worker_that_fails_is_no_measurement(capfd) -> None:
     with pytest.raises(BenchError, match="ended with 1"):
-        measure_pair(["NoSuchThing()"], 10_000, 1, 0.01, lambda what: None)
+        run_pair_benchmark(["NoSuchThing()"], 10_000, 1, 0.01, lambda what: None)
     assert "NoSuchThing" in capfd.readouterr().err

@@ -14,9 +14,9 @@ from support.command_line import refusal
 from support.testbed_traffic import eventually, inhabitants, left_by
 
 from gossamer.cli import emulation
-from gossamer.cli.emulation import Emulation, Victims, emulate, enter, schedule
+from gossamer.cli.emulation import Emulation, RunFaultTarget, emulate, enter, schedule
 from gossamer.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 from gossamer.launch.job import Job
 from gossamer.launch.logs.run_files import RunFiles, write_json
 from gossamer.network import read_network
@@ -130,7 +130,7 @@ def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch)
         ["unshare", "--user"],
         [sys.executable, "-m", "gossamer", "run", "a b.py"],
     )
-    with pytest.raises(LabError, match="Run as root"):
+    with pytest.raises(EmulationError, match="Run as root"):
         enter(NETWORK, ())
     assert enter(None, ()) is None
 
@@ -138,7 +138,7 @@ def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch)
 def test_words_are_paced_where_nothing_can_be_emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     planned = EmulationPlan(emulation="paced", reason="there is no tun")
     monkeypatch.setattr(emulation, "plan", lambda network: planned)
-    with pytest.raises(LabError, match="no hosts either"):
+    with pytest.raises(EmulationError, match="no hosts either"):
         enter(NETWORK, [read_fault("slow(1, factor=2, at=1)", 2)])
     assert enter(NETWORK, [read_fault("kill(1, at=1)", 2)]) == planned
     notes: list[str] = []
@@ -196,5 +196,5 @@ def test_faults_happen_to_the_newest_worker_of_a_rank(tmp_path: Path) -> None:
         coming.tick(3)  # nobody is rank 0 yet
         assert newest.wait(5) == -signal.SIGKILL
         assert state(before.pid) in "SR"
-        Victims(None, tmp_path).kill(1)  # ended already
+        RunFaultTarget(None, tmp_path).kill(1)  # ended already
     assert len(said) == 4

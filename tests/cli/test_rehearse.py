@@ -1,24 +1,19 @@
 import json
-import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from support.command_line import refusal
+from support.rehearsals import record
 
 from gossamer.cli.main import gossamer
-from gossamer.cli.rehearse import RehearsalPlan, RehearsalRow, _lines, _steps
-from gossamer.estimate.step_time import StepTimeEstimate
+from gossamer.cli.rehearse import _steps
 from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
-from gossamer.events import Attached, StepEnded
 from gossamer.observe.recorder import warm_up
 from gossamer.recipes.recipe import resolve
-from gossamer.rehearsal.model_shapes import Gradient, Shapes
-from gossamer.rehearsal.worker import SentBytes
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
 NUMEL = 64 * 1000 + 64 + 64 * 500
@@ -56,52 +51,6 @@ def test_recipes_are_rehearsed_with_real_bytes(shapes, tmp_path):
     assert "workers agree" not in done.stdout  # the single runs' own tables
 
 
-def row(
-    recipe: str, busy_seconds: float = 0.0, late_seconds: float = 0.0, foretold: StepTimeEstimate | None = None
-) -> RehearsalRow:
-    record = {
-        "workers": 4,
-        "seconds_per_step": {"median": 0.2},
-        "compute_seconds_per_step": 0.15,
-        "waiting_seconds_per_step": 0.05,
-        "communication_seconds_per_step": {"encode": 0.01, "wire": 0.02, "decode": 0.003},
-        "bytes_sent_per_step": {"accounted": 1_200_000.0},
-        "final": {
-            "processor_seconds_per_step": busy_seconds,
-            "late_seconds_per_step": late_seconds,
-            "bytes_sent_per_step": 1_200_000.0,
-        },
-    }
-    return RehearsalRow(recipe=recipe, record=record, foretold=foretold)
-
-
-def lines(*rows: RehearsalRow) -> list[str]:
-    shapes = Shapes("a model", (Gradient("a", (5,), 1.0),))
-    plan = RehearsalPlan(shapes=shapes, step_seconds=0.1, forward_share=0.3, workers=4, network="1gbit,1ms", steps=30)
-    return list(_lines(plan, rows))
-
-
-def test_the_table_says_what_was_measured():
-    foretold = StepTimeEstimate(
-        step_seconds=0.19, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={}
-    )
-    said = lines(row("Dense()", foretold=foretold), row("Int8()"))
-    assert said[3] == "workers   4, network 1gbit,1ms"
-    assert re.split(" {2,}", said[5])[:6] == ["recipe", "step", "foretold", "ratio", "waiting", "encode"]
-    numbers = ["2.00", "25 %", "10 ms", "20 ms", "3 ms", "1.2 MB"]
-    assert re.split(" {2,}", said[6]) == ["Dense()", "200 ms", "190 ms", *numbers]
-    assert re.split(" {2,}", said[7]) == ["Int8()", "200 ms", "-", *numbers]
-    assert len({len(line) for line in said[5:8]}) == 1
-
-
-def test_rows_that_this_machine_slowed_are_named(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    said = [line for line in lines(row("Fine", 0.04), row("Busy", 0.06), row("Late", 0.0, 0.003)) if "too few" in line]
-    assert [line.split()[1] for line in said] == ["Busy", "Late"]
-    assert "kept 1.20 busy" in said[0]
-    assert "3 ms late" in said[1]
-
-
 class FakeRun:
     """The command of that name, which says how it was called."""
 
@@ -111,7 +60,7 @@ class FakeRun:
         assert not standalone_mode
         self.said = tuple(arguments)
         path = arguments[arguments.index("--json") + 1]
-        Path(path).write_text(json.dumps(row("").record))
+        Path(path).write_text(json.dumps(record()))
         print("its own table")
         sys.exit(0)
 
@@ -123,9 +72,9 @@ def test_a_network_is_foretold_and_handed_on(shapes, tmp_path, monkeypatch):
     )
     measured = WorkloadProfile(recipe="Dense()", backward_seconds=0.1, rest_seconds=0.0, buckets=[bucket], crowded=True)
     run, asked = FakeRun(), []
-    command = sys.modules[RehearsalPlan.__module__]
+    command = sys.modules[_steps.__module__]
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(command, "measure", lambda *given, copies: asked.append((*given, copies)) or measured)
+    monkeypatch.setattr(command, "profile_script", lambda *given, copies: asked.append((*given, copies)) or measured)
     options = ["--shapes", str(shapes), "--step-seconds", "0.1", "--workers", "2", "--network", "1gbit,100ms"]
     result = CliRunner().invoke(gossamer, ["rehearse", *options, "--json", str(tmp_path / "out.json")])
     assert result.exit_code == 0, result.output
@@ -156,24 +105,6 @@ def test_whole_periods_are_rehearsed(text: str, fewest: int, steps: int) -> None
     assert _steps(fewest, stage) == steps
     exchanges = steps // stage.passes_per_step
     assert (exchanges - warm_up(exchanges)) % (stage.schedule.period // stage.passes_per_step) == 0
-
-
-def test_a_step_is_a_backward_pass_for_every_recipe():
-    """An exchange of four passes takes four times as long as one of them, and is no slower for it."""
-    foretold = StepTimeEstimate(
-        step_seconds=0.2, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={}
-    )
-    four = replace(row("EveryStep(accumulate=4)", foretold=foretold), passes=4)
-    assert (four.seconds_per_step, four.foretold_seconds, four.bytes_sent) == (0.05, 0.05, 300_000)
-    assert four.lane_seconds == [0.0025, 0.005, 0.00075]
-
-
-def test_bytes_are_those_of_whole_periods_in_which_everything_lands():
-    sent = SentBytes(delay=1)
-    sent(Attached(recipe="", layouts=(), parameters=0, buffer_bytes=0, control_bytes=0, rank=0, world=2, period=3))
-    for step, nbytes in enumerate([0, 0, 0, 9, 0, 0, 9, 0], start=1):
-        sent(StepEnded(step=step, seconds=0.1, bytes_sent=nbytes))
-    assert sent.bytes_per_step == 3.0
 
 
 @pytest.mark.processes

@@ -7,7 +7,7 @@ from gossamer.doctor.link_statistics import (
     bits_per_second,
     clock_offset_seconds,
     direction_seconds,
-    growing,
+    largest_that_fits,
     pairs,
     round_trip_seconds,
 )
@@ -58,7 +58,7 @@ class Line:
 
 def test_messages_grow_while_there_is_time() -> None:
     line = Line(1e6)
-    assert growing(line.transfer, 1.0, line.clock) == 16384 * 16
+    assert largest_that_fits(line.transfer, 1.0, line.clock) == 16384 * 16
     assert line.sizes == [16384, 32768, 65536, 131072, 262144]
     assert 0.5 < line.seconds <= 1.0
 
@@ -66,7 +66,7 @@ def test_messages_grow_while_there_is_time() -> None:
 @pytest.mark.parametrize("bytes_per_second", [1e3, 1e4, 1e5, 1e7, 1e9])
 def test_time_is_bounded(bytes_per_second: float) -> None:
     line = Line(bytes_per_second)
-    growing(line.transfer, 1.0, line.clock)
+    largest_that_fits(line.transfer, 1.0, line.clock)
     assert line.seconds <= max(1.0, 16384 / bytes_per_second)
 
 

@@ -7,19 +7,19 @@ from contextlib import closing
 
 import pytest
 
-from gossamer.doctor.ping_link import Door, PingLink, call
+from gossamer.doctor.ping_link import PingLink, PingListener, call
 
 TOKEN = b"sixteen letters!"
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    with closing(Door("127.0.0.1", TOKEN)) as door:
+def door() -> Iterator[PingListener]:
+    with closing(PingListener("127.0.0.1", TOKEN)) as door:
         yield door
 
 
 @pytest.fixture
-def link(door: Door) -> Iterator[PingLink]:
+def link(door: PingListener) -> Iterator[PingLink]:
     """The asking end; the other one serves until it is told to end or the link breaks."""
 
     def serve() -> None:
@@ -47,7 +47,7 @@ def test_one_end_asks_and_the_other_answers(link: PingLink) -> None:
     assert 0 < link.ping().seconds < 5  # nothing of a message is left over
 
 
-def test_only_who_knows_the_token_is_let_in(door: Door) -> None:
+def test_only_who_knows_the_token_is_let_in(door: PingListener) -> None:
     stranger = call("127.0.0.1", door.port, TOKEN.swapcase(), 5)
     silent = socket.create_connection(("127.0.0.1", door.port), 5)
     silent.close()
@@ -62,19 +62,19 @@ def test_only_who_knows_the_token_is_let_in(door: Door) -> None:
             stranger.ping()
 
 
-def test_nobody_comes(door: Door) -> None:
+def test_nobody_comes(door: PingListener) -> None:
     with pytest.raises(TimeoutError):
         door.open(0.01)
 
 
 def test_a_closed_door_is_an_error_at_once() -> None:
-    with closing(Door("127.0.0.1", TOKEN)) as closed:
+    with closing(PingListener("127.0.0.1", TOKEN)) as closed:
         port = closed.port
     with pytest.raises(ConnectionRefusedError):
         call("127.0.0.1", port, TOKEN, 5)
 
 
-def test_an_end_that_closes_is_noticed(door: Door) -> None:
+def test_an_end_that_closes_is_noticed(door: PingListener) -> None:
     asking = call("127.0.0.1", door.port, TOKEN, 5)
     with door.open(5) as answering:
         with asking:

@@ -6,7 +6,7 @@ import pytest
 
 from gossamer.emulation import capabilities
 from gossamer.emulation.capabilities import EmulationPlan, needs_switch, plan, reentering
-from gossamer.emulation.shell import LabError, call
+from gossamer.emulation.shell import EmulationError, call
 from gossamer.network import Host, Network, read_network
 from gossamer.network import Path as NetworkPath
 
@@ -77,7 +77,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_commands_that_fail_say_why() -> None:
     assert call(["cat"], "text") == "text"
-    with pytest.raises(LabError, match="`sh -c echo no >&2; exit 3` failed: no"):
+    with pytest.raises(EmulationError, match="`sh -c echo no >&2; exit 3` failed: no"):
         call(["sh", "-c", "echo no >&2; exit 3"])
-    with pytest.raises(LabError, match="there is no no-such-command command here"):
+    with pytest.raises(EmulationError, match="there is no no-such-command command here"):
         call(["no-such-command"])

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from gossamer.emulation import Schedule, read_fault
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 
 
 class Told:
@@ -94,7 +94,7 @@ def test_faults_happen_in_the_order_of_time() -> None:
     ],
 )
 def test_what_cannot_be_read_says_what_to_write(text: str, reason: str) -> None:
-    with pytest.raises(LabError) as refused:
+    with pytest.raises(EmulationError) as refused:
         read_fault(text, 4)
     assert reason in str(refused.value)
     assert "count from 0" in str(refused.value) or "cut(2, at=10, for_seconds=5)" in str(refused.value)

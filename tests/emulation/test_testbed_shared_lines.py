@@ -8,7 +8,7 @@ import pytest
 from support.testbed_traffic import arrived, streams_bits_per_second
 
 from gossamer.emulation import EmulatedNetwork, plan
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 from gossamer.emulation.tun_switch import Switch
 from gossamer.network import Host, Network, Path, read_network
 
@@ -70,21 +70,21 @@ def test_a_line_that_is_not_there_cannot_be_shared() -> None:
     switch = Switch()
     try:
         assert switch.ask("shared 1e6 1000") == "ok"
-        with pytest.raises(LabError, match="no such line"):
+        with pytest.raises(EmulationError, match="no such line"):
             switch.ask("through 0 1 1")
-        with pytest.raises(LabError, match="no such host"):
+        with pytest.raises(EmulationError, match="no such host"):
             switch.ask("through 0 1 0")
-        with pytest.raises(LabError, match="not understood: shared 1e6"):
+        with pytest.raises(EmulationError, match="not understood: shared 1e6"):
             switch.ask("shared 1e6")
         for line in ("shared 0 1000", "shared -1 1000", "shared 1e6 -1", "host /nowhere 1e6 0 1000"):
-            with pytest.raises(LabError, match="rate above 0"):
+            with pytest.raises(EmulationError, match="rate above 0"):
                 switch.ask(line)
-        with pytest.raises(LabError, match="no such host"):
+        with pytest.raises(EmulationError, match="no such host"):
             switch.ask("rate 0 1e6 1e6")
         assert [switch.ask("host /nowhere 1e6 1e6 1000"), switch.ask("through 0 0 0")] == ["ok"] * 2
-        with pytest.raises(LabError, match="hosts come before"):
+        with pytest.raises(EmulationError, match="hosts come before"):
             switch.ask("host /nowhere 1e6 1e6 1000")
-        with pytest.raises(LabError, match="no such path"):
+        with pytest.raises(EmulationError, match="no such path"):
             switch.ask("path 0 0 0 0 1")
     finally:
         switch.close()

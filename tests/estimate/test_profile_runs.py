@@ -3,15 +3,12 @@ import math
 import pytest
 import torch
 
-from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import GossamerError
-from gossamer.estimate.exchange_timer import turn
-from gossamer.estimate.profile_runs import MeasureError, assume, measure
+from gossamer.estimate.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.estimate.step_time import estimate_step_time, plan
 from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.network import read_network
 from gossamer.recipes.recipe import resolve
-from gossamer.reducer.bucket import Bucket
 
 SCRIPT = """
 import sys, time, torch, gossamer
@@ -41,7 +38,7 @@ def script(tmp_path):
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_script_is_measured_until_it_has_shown_enough(script, copies):
     recipe = resolve("PowerSGD(rank=1)")
-    seen = measure(script, [str(10**9)], recipe, workers=4, copies=copies)
+    seen = profile_script(script, [str(10**9)], recipe, workers=4, copies=copies)
     assert seen.recipe == repr(recipe)
     assert seen.copies == copies
     assert 0.005 < seen.rest_seconds < seen.compute_seconds
@@ -56,22 +53,22 @@ def test_a_script_is_measured_until_it_has_shown_enough(script, copies):
 
 @pytest.mark.processes
 def test_a_script_that_ends_too_soon_is_refused(script):
-    with pytest.raises(MeasureError, match="at least 12 steps"):
-        measure(script, ["5"], resolve("Dense"), workers=4)
+    with pytest.raises(ProfileError, match="at least 12 steps"):
+        profile_script(script, ["5"], resolve("Dense"), workers=4)
 
 
 @pytest.mark.processes
 def test_a_script_that_fails_shows_its_error(tmp_path):
     (tmp_path / "broken.py").write_text("raise ZeroDivisionError('by hand')")
     with pytest.raises(GossamerError, match=r"(?s)broken\.py failed.*ZeroDivisionError: by hand"):
-        measure(tmp_path / "broken.py", [], resolve("Dense"), workers=4, copies=2)
+        profile_script(tmp_path / "broken.py", [], resolve("Dense"), workers=4, copies=2)
 
 
 @pytest.mark.parametrize("text", ["Int8", "OneBit", "QSGD(levels=7)", "TwoBit(adaptive=True)", "Sharded(TopK(0.01))"])
 def test_every_part_can_be_decoded_where_one_worker_speaks_for_all(text):
     recipe = resolve(text, 3)
     model = assumed(100_003, recipe)
-    (bucket,) = assume(model, recipe, 0.3, workers=3).buckets
+    (bucket,) = assume_profile(model, recipe, 0.3, workers=3).buckets
     assert "Sharded" in repr(recipe)
     assert len(bucket.engine_seconds) == 2
 
@@ -89,7 +86,7 @@ def threads():
 def test_an_assumed_step_has_codecs_that_were_timed(text, rounds, threads):
     recipe = resolve(text)
     model = assumed(10_000_000, recipe)
-    seen = assume(model, recipe, 0.3, workers=3)
+    seen = assume_profile(model, recipe, 0.3, workers=3)
     assert seen.compute_seconds == 0.3
     assert torch.get_num_threads() == threads
     assert [len(bucket.engine_seconds) for bucket in seen.buckets] == [rounds] * len(model.layouts)
@@ -103,8 +100,8 @@ def test_an_assumed_step_has_codecs_that_were_timed(text, rounds, threads):
 def test_a_bucket_that_cannot_be_held_is_refused():
     recipe = resolve("Dense")
     model = assumed(10**12, recipe)
-    with pytest.raises(MeasureError, match="too large to be compressed here"):
-        assume(model, recipe, 0.3, workers=3)
+    with pytest.raises(ProfileError, match="too large to be compressed here"):
+        assume_profile(model, recipe, 0.3, workers=3)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ def test_a_bucket_that_cannot_be_held_is_refused():
 def test_turns_are_timed_with_their_rules(text, offers, lands):
     recipe = resolve(text)
     model = assumed(400_003, recipe)
-    seen = assume(model, recipe, 0.3, workers=3)
+    seen = assume_profile(model, recipe, 0.3, workers=3)
     assert [bucket.fragment for bucket in seen.buckets] == list(model.fragments)
     assert [bucket.offering_seconds > 0 for bucket in seen.buckets] == [offers] * len(seen.buckets)
     assert [bucket.landing_seconds > 0 for bucket in seen.buckets] == [lands] * len(seen.buckets)
@@ -129,29 +126,18 @@ def test_turns_are_timed_with_their_rules(text, offers, lands):
 
 def test_sites_are_timed_dense():
     recipe = resolve("LocalSGD(4, per_site=2) + TopK(0.01)")
-    seen = assume(assumed(400_003, recipe), recipe, 0.3, workers=4)
+    seen = assume_profile(assumed(400_003, recipe), recipe, 0.3, workers=4)
     assert [len(bucket.engine_seconds) for bucket in seen.site_buckets] == [1]
     assert [sorted(bucket.shapes) for bucket in seen.site_buckets] == [sorted(bucket.shapes) for bucket in seen.buckets]
     assert seen.site_control_bytes > seen.control_bytes > 0
-    assert assume(assumed(400_003, recipe), recipe, 0.3, workers=1).site_buckets == []
-
-
-def test_a_turn_leaves_parameters_as_they_are():
-    parameters = {"a": torch.nn.Parameter(torch.randn(50, 60)), "b": torch.nn.Parameter(torch.randn(7))}
-    kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    strategy = resolve("DiLoCo(4)").strategy
-    bucket = Bucket(parameters, resolve("Int8").compressor, AggregationContext(world=3))
-    fresh = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
-    (timed,) = turn(strategy, [bucket], resolve("Int8").compressor, 3, fresh)
-    assert all(torch.equal(kept[name], parameter) for name, parameter in parameters.items())
-    assert min(timed.offering, timed.landing, *timed.computing, *timed.engine) > 0
+    assert assume_profile(assumed(400_003, recipe), recipe, 0.3, workers=1).site_buckets == []
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("text", ["DiLoCo(4, fragments=2, optimizer_state='average')", "LocalSGD(3, per_site=2)"])
 def test_a_script_that_merges_is_measured(script, text):
     recipe = resolve(text)
-    seen = measure(script, [str(10**9)], recipe, workers=4)
+    seen = profile_script(script, [str(10**9)], recipe, workers=4)
     entries = 40 * 30 + 30 + 30 + 30 + 30 + 1
     assert sum(sum(map(math.prod, bucket.shapes.values())) for bucket in seen.buckets) == entries
     assert all(bucket.landing_seconds > 0 for bucket in seen.buckets)

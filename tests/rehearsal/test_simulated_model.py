@@ -83,7 +83,7 @@ def quick(seed: int = 0) -> SimulatedModel:
 def test_gradients_have_their_shapes_and_lie_in_the_pool():
     """No gradient is copied on its way from the pool: on a large model that would be most of the work."""
     model = quick()
-    pool = {stop._variants[0][0].untyped_storage().data_ptr() for stop in model._stops}
+    pool = {stop._variants[0][0].untyped_storage().data_ptr() for stop in model._groups}
     gradients = one_step(model)
     assert {name: tuple(gradient.shape) for name, gradient in gradients.items()} == {
         "first/weight": (40, 30),

@@ -21,7 +21,7 @@ from support.linear_regression import samples
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from gossamer.bench import fed_back, roster
+from gossamer.bench import case_texts, with_feedback
 
 
 @pytest.fixture(autouse=True)
@@ -134,9 +134,9 @@ def test_biased_compressors_have_a_twin(text: str, twin: str | None) -> None:
 
 
 def test_twins_forget() -> None:
-    for text in roster(COMPRESSORS):
+    for text in case_texts(COMPRESSORS):
         twin = without_feedback(text)
-        assert twin is None or "Feedback" not in repr(fed_back(twin))
+        assert twin is None or "Feedback" not in repr(with_feedback(twin))
 
 
 def test_every_study_can_be_asked_for_and_has_a_place_on_the_page() -> None:

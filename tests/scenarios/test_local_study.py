@@ -10,7 +10,8 @@ import pytest
 import torch
 from benchmarks import local
 from benchmarks.local import STUDY, main, options
-from benchmarks.local_report import Losses, Study, page_part, plot, sentences, study
+from benchmarks.local_report import Study, page_part, plot, sentences, study
+from benchmarks.losses import Losses
 from benchmarks.tasks import TASKS, Task
 from benchmarks.virtual_workers import APART, Run, train
 from support.linear_regression import samples

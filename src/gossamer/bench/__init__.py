@@ -1,9 +1,19 @@
-"""How fast compressors are on one core, beside what memory allows."""
+"""Compressor benchmarks: GB/s of encoding and decoding on one core, beside what copying memory takes.
 
-from gossamer.bench.cases import KERNELS, Variants, fed_back, roster
+cases          which compressors are timed, with which parameters
+workloads      what is timed of each: rows of a table, and yardsticks (copy, add, matrix products)
+replay         one worker's part of an aggregation, with answers that were recorded before
+kernel_switch  compiled loops or plain torch, chosen while the process runs
+interleave     fair timing: all timers take turns in every round
+suite          all rows in one interleaved run, with rates and shares of the roofline
+two_process    one process alone, then two at once, each a `worker`
+report         tables and remarks for `gossamer bench`
+"""
+
+from gossamer.bench.cases import KERNELS, Variants, case_texts, with_feedback
 from gossamer.bench.report import ABOUT, ABOUT_PAIRS, cells, pair_cells, remarks
-from gossamer.bench.suite import BenchmarkResult, build, measure
-from gossamer.bench.two_process import Paired, measure_pair
+from gossamer.bench.suite import BenchmarkResult, build, run_benchmarks
+from gossamer.bench.two_process import PairResult, run_pair_benchmark
 from gossamer.environment.host_info import machine
 
 __all__ = [
@@ -11,15 +21,15 @@ __all__ = [
     "ABOUT_PAIRS",
     "KERNELS",
     "BenchmarkResult",
-    "Paired",
+    "PairResult",
     "Variants",
     "build",
+    "case_texts",
     "cells",
-    "fed_back",
     "machine",
-    "measure",
-    "measure_pair",
     "pair_cells",
     "remarks",
-    "roster",
+    "run_benchmarks",
+    "run_pair_benchmark",
+    "with_feedback",
 ]

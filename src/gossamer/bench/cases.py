@@ -1,4 +1,4 @@
-"""Which compressors are measured: every one there is, with parameters that suit what is measured."""
+"""Benchmark cases: every compressor, with hyperparameters that suit what is timed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ KERNELS: Variants = {
 }
 
 
-def roster(variants: Variants) -> list[str]:
-    """The compressors named in `variants`, by class, as texts; those not named there as they are by default."""
+def case_texts(variants: Variants) -> list[str]:
+    """Texts of all compressors: as `variants` has them by class, else with their defaults."""
     names = [name for name, noun in NOUNS.items() if noun.kind == Compressor.kind]
     return [text for name in names for text in variants.get(name, [f"{name}()"])]
 
 
-def fed_back(text: str) -> Compressor:
-    """A compressor, in Feedback where a recipe would wrap it."""
+def with_feedback(text: str) -> Compressor:
+    """The compressor of a text, wrapped in Feedback where a recipe would wrap it."""
     (term,) = parse(text).terms
     return Feedback(_compressor(term)) if _compressor(term).wants_feedback else _compressor(term)
 

@@ -1,4 +1,4 @@
-"""Times that can be compared: everything takes its turn in every round, so what slows the machine slows all alike."""
+"""Interleaved timing: all timers run once in every round, so that what slows the machine slows all alike."""
 
 from __future__ import annotations
 

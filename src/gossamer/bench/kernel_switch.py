@@ -1,4 +1,4 @@
-"""Compiled loops or plain torch, chosen while a program runs: a measurement needs both in one round."""
+"""Kernel switch: compiled loops or plain torch, chosen while a program runs, so that one round can time both."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""One worker's part of an aggregation, with answers that were heard before: only its own work is timed."""
+"""Replayed exchange: one worker's part of an aggregation, with recorded answers, so that only its work is timed."""
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, payload_bytes
-from gossamer.runtime.runner import simulate
+from gossamer.runtime.runner import run_script, simulate
+from gossamer.transports.replay import ReplayTransport
 
 SEED = 11
 MOMENTUM = 0.9
@@ -24,52 +26,47 @@ ROLL = 7919  # places by which the gradients of two workers are shifted
 
 @dataclass
 class ReplayedExchange:
-    """Worker 0 of `at.world`, in a step after the first.
-
-    least_encode_bytes: input read once before each word, or after an exchange what was heard in its place; state read
-    and written once, payloads written once.
-    least_decode_bytes: the last answer read once, the mean written once.
-    """
+    """The aggregation of worker 0 of `at.world`, in a step after the first."""
 
     compressor: Compressor
     x: FlatTensors
     state: State
     at: AggregationContext
     out: Tensor
-    heard: list[Any] = field(default_factory=list)
-    read_bytes: int = 0
-    said_bytes: int = 0
+    answers: list[Any] = field(default_factory=list)  # recorded, by operation
+    read_bytes: int = 0  # of input before each operation; after an all-to-all, of its answer instead
+    sent_bytes: int = 0  # payloads of all operations
 
     def script(self) -> Aggregation:
         return self.compressor.aggregate(self.x, self.state, self.at, self.out)
 
     @property
     def least_encode_bytes(self) -> int:
+        """What is read, state read and written once, payloads written once."""
         remembered = sum(packed.flat.nbytes for packed in self.state.values())
-        return self.read_bytes + 2 * remembered + self.said_bytes
+        return self.read_bytes + 2 * remembered + self.sent_bytes
 
     @property
     def least_decode_bytes(self) -> int:
-        return _answer_bytes(self.heard[-1]) + self.out.nbytes
+        """The last answer read once, the mean written once."""
+        return _answer_bytes(self.answers[-1]) + self.out.nbytes
 
     def run(self) -> tuple[float, float]:
-        """Seconds until the last word, and seconds after its answer."""
-        script, answer, spent = self.script(), None, []
-        for heard in self.heard:
-            began = time.perf_counter()
-            op = script.send(answer)
-            spent.append(time.perf_counter() - began)
-            answer = _again(op, heard)
-        began = time.perf_counter()
-        try:
-            script.send(answer)
-        except StopIteration:
-            return sum(spent), time.perf_counter() - began
-        raise AssertionError(f"{self.compressor!r} has more to say than it had before")
+        """Seconds until the last operation, and seconds after its answer."""
+        transport = ReplayTransport(self.at.world, partial(self._answer, deque(self.answers)))
+        run_script(self.script(), transport)
+        transport.pause()
+        *encode, decode = transport.scripts[0].computing
+        return sum(encode), decode
+
+    def _answer(self, answers: deque[Any], op: CollectiveOp) -> Any:
+        if not answers:
+            raise AssertionError(f"{self.compressor!r} has more to say than it had before")
+        return _repeat(op, answers.popleft())
 
 
 def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[ReplayedExchange]:
-    """A conversation for each size of the group; they share the first worker's memory where it is the same.
+    """An exchange for each size of the group; they share the first worker's state where it is the same.
 
     A real first step is made by the largest such group, so that residuals are what residuals are.
     """
@@ -84,12 +81,12 @@ def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> li
             at = _places(1, world)
             found[world] = ReplayedExchange(compressor, x, states[0], at[0], out)
             others = [compressor.aggregate(of_rank(x, r), states[r], at[r]) for r in range(1, world)]
-            simulate([_listening(found[world]), *others])
+            simulate([_recording(found[world]), *others])
     return [found[world] for world in worlds]
 
 
 def _remembered(compressor: Compressor, layout: Layout, world: int) -> object:
-    """What the first worker of such a group remembers between steps."""
+    """A key for the shapes of the first worker's state in such a group."""
     blank = FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("meta"))
     return tuple(
         (key, packed.layout) for key, packed in compressor.init(blank, AggregationContext(world=world)).items()
@@ -102,7 +99,7 @@ def gradient(layout: Layout) -> FlatTensors:
 
 
 def of_rank(x: FlatTensors, rank: int) -> FlatTensors:
-    """Other numbers of the same kind: what is large lies elsewhere for every worker."""
+    """Another worker's gradient: the same numbers in other places."""
     return FlatTensors(x.flat.roll(ROLL * rank), x.layout)
 
 
@@ -122,24 +119,24 @@ def _after_one_step(compressor: Compressor, x: FlatTensors, world: int) -> list[
     return [new.next_state.after(old) for new, old in zip(staged, states, strict=True)]
 
 
-def _listening(conversation: ReplayedExchange) -> Generator[CollectiveOp, Any, AggregationResult]:
-    """The conversation's script, which also keeps what it heard."""
-    script, answer = conversation.script(), None
-    fresh = conversation.x.flat.nbytes  # to be read before the next word
+def _recording(exchange: ReplayedExchange) -> Generator[CollectiveOp, Any, AggregationResult]:
+    """The exchange's script, which also records its answers."""
+    script, answer = exchange.script(), None
+    fresh = exchange.x.flat.nbytes  # to be read before the next operation
     while True:
         try:
             op = script.send(answer)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        conversation.read_bytes += fresh
-        conversation.said_bytes += _word_bytes(op)
+        exchange.read_bytes += fresh
+        exchange.sent_bytes += _op_bytes(op)
         answer = yield op
-        conversation.heard.append(_kept(op, answer))
-        fresh = _answer_bytes(answer) if isinstance(op, AllToAll) else conversation.x.flat.nbytes
+        exchange.answers.append(_kept(op, answer))
+        fresh = _answer_bytes(answer) if isinstance(op, AllToAll) else exchange.x.flat.nbytes
 
 
 def _kept(op: CollectiveOp, answer: Any) -> Any:
-    """An answer that nobody writes over: a mean may lie in the asker's own buffers."""
+    """A copy of the answer where it may lie in the asker's own buffers, as a mean does."""
     match op:
         case AllReduceMean():
             return answer.clone()
@@ -148,17 +145,17 @@ def _kept(op: CollectiveOp, answer: Any) -> Any:
     return answer
 
 
-def _again(op: CollectiveOp, heard: Any) -> Any:
-    """Answer as before."""
+def _repeat(op: CollectiveOp, answers: Any) -> Any:
+    """Give a recorded answer again."""
     match op:
         case AllReduceMean(_, out):
-            return heard.clone() if out is None else out.copy_(heard)
+            return answers.clone() if out is None else out.copy_(answers)
         case Coalesced(ops):
-            return [_again(*each) for each in zip(ops, heard, strict=True)]
-    return heard
+            return [_repeat(*each) for each in zip(ops, answers, strict=True)]
+    return answers
 
 
-def _word_bytes(op: CollectiveOp) -> int:
+def _op_bytes(op: CollectiveOp) -> int:
     match op:
         case AllReduceMean(tensor):
             return tensor.nbytes
@@ -167,7 +164,7 @@ def _word_bytes(op: CollectiveOp) -> int:
         case AllToAll(parts):
             return sum(map(payload_bytes, parts))
         case Coalesced(ops):
-            return sum(map(_word_bytes, ops))
+            return sum(map(_op_bytes, ops))
     raise AssertionError(f"no compressor that is measured says {type(op).__name__}")
 
 

@@ -1,11 +1,11 @@
-"""Measurements as a table and sentences."""
+"""Benchmark report: measurements as a table and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from gossamer.bench.suite import BenchmarkResult
-from gossamer.bench.two_process import Paired
+from gossamer.bench.two_process import PairResult
 from gossamer.bench.workloads import (
     ADD,
     COPY,
@@ -73,7 +73,7 @@ def _small_ratio(of: Sequence[BenchmarkResult]) -> float:
 
 
 def remarks(measured: Sequence[BenchmarkResult]) -> Iterator[str]:
-    """What memory gives, matrix products, and sparse payloads, a sentence each."""
+    """A sentence each on memory bandwidth, matrix products and sparse payloads."""
     for one in measured:
         if one.subject in (COPY, ADD):
             rate = one.least_bytes / one.median_seconds / 1e9
@@ -98,7 +98,7 @@ def _low_rank(measured: Sequence[BenchmarkResult], elements: int) -> dict[str, f
     return found
 
 
-def pair_cells(paired: Sequence[Paired]) -> list[dict[str, str]]:
+def pair_cells(paired: Sequence[PairResult]) -> list[dict[str, str]]:
     return [
         {
             "compressor": one.subject,

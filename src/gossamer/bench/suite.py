@@ -1,4 +1,4 @@
-"""All rows in one interleaved run, and what their seconds are held against."""
+"""Benchmark suite: times all rows in one interleaved run, and relates them to copying and adding."""
 
 from __future__ import annotations
 
@@ -15,26 +15,22 @@ RANK = 4  # of the PowerSGD whose matrix products are timed
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkResult:
-    """Seconds of one part of a row, in every round.
+    """One part of a row."""
 
-    copy_ratio: seconds per element over those of tensor.copy_. roofline_share: the seconds that the fewest bytes would
-    take at the rate of torch.add, over the seconds taken.
-    """
-
-    subject: str
-    kernels: str
+    subject: str  # a compressor or yardstick
+    kernels: str  # "native" or "reference"
     elements: int
     tensors: int
-    payloads: int
-    entries: int
-    part: str
-    least_bytes: int
-    seconds: tuple[float, ...]
+    payloads: int  # decoded
+    entries: int  # of a sparse payload
+    part: str  # encoding, decoding or the whole
+    least_bytes: int  # that must be moved
+    seconds: tuple[float, ...]  # by round
     median_seconds: float
-    spread: float
+    spread: float  # of the seconds: the middle half's width over the median
     gradient_bytes_per_second: float
-    copy_ratio: float
-    roofline_share: float
+    copy_ratio: float  # seconds per element over those of tensor.copy_
+    roofline_share: float  # seconds that the least bytes take at the rate of torch.add, over the seconds taken
 
 
 def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str], None]) -> list[Workload]:
@@ -47,7 +43,7 @@ def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str]
     return rows
 
 
-def measure(rows: Sequence[Workload], rounds: int, tick: Callable[[str], None]) -> list[BenchmarkResult]:
+def run_benchmarks(rows: Sequence[Workload], rounds: int, tick: Callable[[str], None]) -> list[BenchmarkResult]:
     """Every row once a round, so that all see the same machine."""
     timers = {place: row.timer for place, row in enumerate(rows)}
     found = interleave(timers, rounds, lambda place: tick(f"{rows[place].subject}, {rows[place].kernels}"))
@@ -60,7 +56,7 @@ def measure(rows: Sequence[Workload], rounds: int, tick: Callable[[str], None]) 
 
 
 def _rates(rows: Sequence[Workload], found: dict[int, list[Sequence[float]]]) -> Iterator[tuple[str, float]]:
-    """Of the yardsticks: bytes per second."""
+    """Bytes per second of the yardsticks."""
     for place, row in enumerate(rows):
         if row.subject in (COPY, ADD):
             yield row.subject, row.parts[0][1] / statistics.median(seconds[0] for seconds in found[place])

@@ -1,4 +1,4 @@
-"""Two processes at once: what a core gains when another one does the same."""
+"""Two-process benchmark: aggregations a second of one process alone, and of two at once."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from gossamer.errors import GossamerError
 
 
 class BenchError(GossamerError, RuntimeError):
-    """A process that measures ended too soon."""
+    """A measuring process ended too soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
-    """Aggregations per second of one process alone, and of two at once together; by round."""
+class PairResult:
+    """Aggregations per second, by round."""
 
     subject: str
-    alone: tuple[float, ...]
-    together: tuple[float, ...]
-    gain: float
-    spread: float
+    alone: tuple[float, ...]  # of one process
+    together: tuple[float, ...]  # of two at once, added up
+    gain: float  # median of together / alone
+    spread: float  # of that ratio
 
 
-def measure_pair(
+def run_pair_benchmark(
     subjects: Sequence[str], elements: int, rounds: int, seconds: float, tick: Callable[[str], None]
-) -> list[Paired]:
+) -> list[PairResult]:
     """Alone and together in turn, each for so many seconds a round; the first round warms up and is not kept."""
-    found: list[Paired] = []
+    found: list[PairResult] = []
     with _worker(elements) as first, _worker(elements) as second:
         for subject in subjects:
             tick(subject)
             for worker in (first, second):
-                worker.say({"subject": subject})
+                worker.send({"subject": subject})
             for worker in (first, second):
-                worker.hear()
+                worker.receive()
             pairs = [(_rate([first], seconds), _rate([first, second], seconds)) for _ in range(rounds + 1)][1:]
             gains = [together / alone for alone, together in pairs]
             found.append(
-                Paired(
+                PairResult(
                     subject=subject,
                     alone=tuple(alone for alone, _ in pairs),
                     together=tuple(together for _, together in pairs),
@@ -61,12 +61,12 @@ def measure_pair(
 class _RemoteWorker:
     process: subprocess.Popen[str]
 
-    def say(self, command: dict[str, Any]) -> None:
+    def send(self, command: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -94,5 +94,5 @@ def _worker(elements: int) -> Iterator[_RemoteWorker]:
 def _rate(workers: Sequence[_RemoteWorker], seconds: float) -> float:
     """Aggregations per second, all workers together."""
     for worker in workers:
-        worker.say({"seconds": seconds})
-    return float(sum(worker.hear() for worker in workers))
+        worker.send({"seconds": seconds})
+    return float(sum(worker.receive() for worker in workers))

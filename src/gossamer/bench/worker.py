@@ -1,4 +1,4 @@
-"""One of two processes that measure at once: python -m gossamer.bench.worker ELEMENTS, commands as lines of JSON."""
+"""Benchmark worker: one of two measuring processes, `python -m gossamer.bench.worker ELEMENTS`; commands are JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 import torch
 
-from gossamer.bench.cases import fed_back
+from gossamer.bench.cases import with_feedback
 from gossamer.bench.replay import ReplayedExchange, prepare
 from gossamer.bench.workloads import bucket
 
@@ -17,22 +17,22 @@ from gossamer.bench.workloads import bucket
 def serve(elements: int, commands: TextIO, answers: TextIO) -> None:
     """{"subject": text} prepares it, {"seconds": s} aggregates for so long and answers how often in a second."""
     torch.set_num_threads(1)
-    conversation: ReplayedExchange | None = None
+    exchange: ReplayedExchange | None = None
     for line in commands:
         command = json.loads(line)
         answer: float | None = None
         if "subject" in command:
-            (conversation,) = prepare(fed_back(command["subject"]), bucket(elements), (1,))
-        elif conversation is not None:
-            answer = _rate(conversation, command["seconds"])
+            (exchange,) = prepare(with_feedback(command["subject"]), bucket(elements), (1,))
+        elif exchange is not None:
+            answer = _rate(exchange, command["seconds"])
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
-def _rate(conversation: ReplayedExchange, seconds: float) -> float:
+def _rate(exchange: ReplayedExchange, seconds: float) -> float:
     began, count, passed = time.perf_counter(), 0, 0.0
     while passed < seconds:
-        conversation.run()
+        exchange.run()
         count += 1
         passed = time.perf_counter() - began
     return count / passed

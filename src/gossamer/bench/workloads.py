@@ -1,4 +1,4 @@
-"""What is timed: compressors with both implementations, beside copying, adding and matrix products."""
+"""Workloads: compressors with both kernel implementations, beside copying, adding and matrix products."""
 
 from __future__ import annotations
 
@@ -26,17 +26,14 @@ ONE_IN = 100  # of a sparse payload's places
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One thing to time. parts: (what, the fewest bytes that it must move), as the timer gives seconds for them.
+    """One row of the table."""
 
-    entries: how many numbers a sparse payload has; payloads: how many are decoded.
-    """
-
-    subject: str
-    kernels: str
+    subject: str  # a compressor or yardstick
+    kernels: str  # "native" or "reference"
     layout: Layout
-    payloads: int
-    entries: int
-    parts: tuple[tuple[str, int], ...]
+    payloads: int  # decoded
+    entries: int  # of a sparse payload
+    parts: tuple[tuple[str, int], ...]  # (part, the fewest bytes that it must move), as the timer gives seconds
     timer: Timer
 
 
@@ -70,7 +67,7 @@ def _rows(large: Sequence[ReplayedExchange], small: Sequence[ReplayedExchange], 
 
 
 def yardsticks(layout: Layout) -> list[Workload]:
-    """What memory gives: reading and writing once, and two reads and a write."""
+    """Memory bandwidth: reading and writing once, and two reads and a write."""
     x = gradient(layout).flat
     y, out = torch.ones_like(x), torch.empty_like(x)
     return [
@@ -97,7 +94,7 @@ def products(layout: Layout, rank: int) -> Workload:
 
 
 def places(layout: Layout) -> list[Workload]:
-    """Adding a sparse payload onto a buffer takes time by its entries: so many, in a smaller buffer, and four times."""
+    """Adding a sparse payload onto a buffer: some entries, as many in a smaller buffer, and four times as many."""
     n = layout.numel
     few = max(1, n // 4 // ONE_IN)
     return [_onto(size, entries) for size, entries in ((n, few), (n // 4, few), (n, 4 * few))]
@@ -124,20 +121,20 @@ def _plain(subject: str, layout: Layout, least_bytes: int, work: Callable[[], ob
     )
 
 
-def _row(conversation: ReplayedExchange, kernels: str, lasting_seconds: float) -> Workload:
+def _row(exchange: ReplayedExchange, kernels: str, lasting_seconds: float) -> Workload:
     def timer() -> Sequence[float]:
         with using(kernels):
-            spent = [conversation.run()]
+            spent = [exchange.run()]
             while sum(map(sum, spent)) < lasting_seconds:
-                spent.append(conversation.run())
+                spent.append(exchange.run())
         return [min(part) for part in zip(*spent, strict=True)]
 
     return Workload(
-        subject=repr(conversation.compressor),
+        subject=repr(exchange.compressor),
         kernels=kernels,
-        layout=conversation.x.layout,
-        payloads=conversation.at.world,
+        layout=exchange.x.layout,
+        payloads=exchange.at.world,
         entries=0,
-        parts=((ENCODE, conversation.least_encode_bytes), (DECODE, conversation.least_decode_bytes)),
+        parts=((ENCODE, exchange.least_encode_bytes), (DECODE, exchange.least_decode_bytes)),
         timer=timer,
     )

@@ -1,12 +1,11 @@
-"""`gossamer bench compressors`: how fast every compressor is on one core, beside what memory allows."""
+"""`gossamer bench compressors`: times every compressor on one core, beside copying memory."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,15 +22,16 @@ from gossamer.bench import (
     ABOUT_PAIRS,
     KERNELS,
     build,
+    case_texts,
     cells,
-    fed_back,
     machine,
-    measure,
-    measure_pair,
     pair_cells,
     remarks,
-    roster,
+    run_benchmarks,
+    run_pair_benchmark,
+    with_feedback,
 )
+from gossamer.cli.console import Say, progress, table, wide_console
 from gossamer.cli.options import output_option
 from gossamer.compressors import Compressor
 from gossamer.version import __version__
@@ -39,7 +39,6 @@ from gossamer.version import __version__
 SECONDS_EACH = 0.5  # of one process, or two, with one compressor in one round
 PLAIN_SECONDS = 10.0  # between lines of progress that go into a file
 WIDTH = 200  # of a table that goes into a file
-Say = Callable[[str], None]
 
 
 @click.group("bench")
@@ -66,9 +65,9 @@ def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: i
     machine. With --processes 2: how much more two processes at once do than one.
     """
     chosen = _chosen(names)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = wide_console(WIDTH)
     work = _together if processes == 2 else _alone
-    with _one_core(), _progress() as say:
+    with _one_core(), progress("beginning", PLAIN_SECONDS) as say:
         found = work(chosen, elements, repeat, say)
     about = {"gossamer": __version__, "machine": machine(), "command": shlex.join(["gossamer", *sys.argv[1:]])}
     _show(found, about, console)
@@ -78,12 +77,12 @@ def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: i
 
 
 def _chosen(names: Sequence[str]) -> list[Compressor]:
-    every = roster(KERNELS)
+    every = case_texts(KERNELS)
     known = {text.partition("(")[0] for text in every}
     for name in names:
         if name not in known:
             raise click.BadParameter(f"{name!r} is not measured here: {', '.join(sorted(known))} are.")
-    return [fed_back(text) for text in every if not names or text.partition("(")[0] in names]
+    return [with_feedback(text) for text in every if not names or text.partition("(")[0] in names]
 
 
 @contextmanager
@@ -94,29 +93,6 @@ def _one_core() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _progress() -> Iterator[Say]:
-    """One line that changes; where nobody watches, a line every few seconds."""
-    aside = Console(stderr=True, highlight=False)
-    if not aside.is_terminal:
-        yield _now_and_then(aside)
-        return
-    with aside.status("beginning") as status:
-        yield lambda sentence: status.update(Text(sentence))
-
-
-def _now_and_then(aside: Console) -> Say:
-    said = time.monotonic()
-
-    def say(sentence: str) -> None:
-        nonlocal said
-        if time.monotonic() > said + PLAIN_SECONDS:
-            said = time.monotonic()
-            aside.print(f"gossamer: {sentence}", soft_wrap=True, markup=False)
-
-    return say
 
 
 @dataclass(frozen=True)
@@ -132,12 +108,12 @@ def _alone(chosen: Sequence[Compressor], elements: int, repeat: int, say: Say) -
     rows = build(chosen, elements, lambda what: say(f"preparing {what}"))
     turns = len(rows) * (repeat + 1)
     turn = iter(range(1, turns + 1))
-    found = measure(rows, repeat, lambda what: say(f"{next(turn)} of {turns}: {what}"))
+    found = run_benchmarks(rows, repeat, lambda what: say(f"{next(turn)} of {turns}: {what}"))
     return _Found(cells(found), [*remarks(found), ABOUT], [asdict(one) for one in found])
 
 
 def _together(chosen: Sequence[Compressor], elements: int, repeat: int, say: Say) -> _Found:
-    found = measure_pair([repr(each) for each in chosen], elements, repeat, SECONDS_EACH, say)
+    found = run_pair_benchmark([repr(each) for each in chosen], elements, repeat, SECONDS_EACH, say)
     return _Found(pair_cells(found), [ABOUT_PAIRS], [asdict(one) for one in found])
 
 
@@ -150,9 +126,7 @@ def _show(found: _Found, about: dict[str, Any], console: Console) -> None:
 
 
 def _table(lines: Sequence[dict[str, str]]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="dim")
-    for name in lines[0]:
-        shown.add_column(name.strip(), justify="left" if name in ("compressor", "kernels") else "right", no_wrap=True)
+    shown = table(list(lines[0]), left=("compressor", "kernels"), no_wrap=lines[0].keys())
     for line in lines:
         shown.add_row(*(Text(value) for value in line.values()))
     return shown

@@ -1,4 +1,4 @@
-"""`gossamer compare`: the same training with several recipes, one after the other, and who won why."""
+"""`gossamer compare`: runs the same training with several recipes, one after the other, and compares their records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import output_option
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.estimate.profile_runs import measure
+from gossamer.estimate.profile_runs import profile_script
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
@@ -93,7 +93,7 @@ def compare_command(
     to it. All ranks of a run end after the same step."""
     if plot_file or page_file:
         check_matplotlib()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = wide_console(WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
     training = [str(script), *arguments]
     foretold: list[StepTimeEstimate | None] = []
@@ -117,7 +117,7 @@ def compare_command(
 def _foretell(
     recipe: str, workers: int, network: str | None, script: Path, arguments: Sequence[str], console: Console
 ) -> StepTimeEstimate | None:
-    """What a step on this network should take, from a few steps without it; None where that cannot be known."""
+    """The forecast of a step on this network, from a few steps without it; None where there can be none."""
     if network is None:
         return None
     if not is_predictable(resolve(recipe, workers)):
@@ -126,7 +126,7 @@ def _foretell(
     with console.status(f"{recipe}: measuring a few steps alone, to foretell the others"):
         try:
             resolved = resolve(recipe, workers)
-            measured = measure(script, arguments, resolved, workers, copies=workers)
+            measured = profile_script(script, arguments, resolved, workers, copies=workers)
             found = estimate_step_time(resolved, measured, read_network(network, workers), workers)
         except GossamerError as error:
             console.print(f"{recipe}: nothing could be foretold: {error}", markup=False)
@@ -182,7 +182,7 @@ def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str 
     }
 
 
-def table(found: Comparison, recipes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def table_text(found: Comparison, recipes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Header and lines, as text."""
     lines = [_cells(row, recipe, found) for row, recipe in zip(found.rows, recipes, strict=True)]
     header = [name for name in lines[0] if any(line[name] is not None for line in lines)]
@@ -190,10 +190,8 @@ def table(found: Comparison, recipes: Sequence[str]) -> tuple[list[str], list[li
 
 
 def _show(found: Comparison, recipes: Sequence[str], console: Console) -> None:
-    header, lines = table(found, recipes)
-    shown = Table(box=None, pad_edge=False, header_style="dim")
-    for name in header:
-        shown.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=name == "recipe")
+    header, lines = table_text(found, recipes)
+    shown = table(header, left=("recipe",), no_wrap=("recipe",))
     for line in lines:
         shown.add_row(*line)
     console.print()
@@ -219,7 +217,7 @@ def _draw(
         picture = plot_file or Path(folder) / "curves.png"
         plot([{**record, "recipe": recipe} for record, recipe in zip(records, recipes, strict=True)], picture)
         if page_file:
-            header, lines = table(found, recipes)
+            header, lines = table_text(found, recipes)
             where = f"on {network}" if network else "without a network limit"
             write_page(
                 page_file,

@@ -1,12 +1,11 @@
-"""`gossamer doctor`: what the machines are, and how fast they reach each other, before a run."""
+"""`gossamer doctor`: describes the machines and measures the links between them, before a run."""
 
 from __future__ import annotations
 
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer import doctor as package
+from gossamer.cli.console import Say, progress, table
 from gossamer.cli.emulation import Emulation, emulate, enter
 from gossamer.cli.options import Machines, emulation_option, machine_options, output_option
 from gossamer.doctor import (
@@ -72,7 +72,7 @@ def doctor(
     planned = enter(network, ())
     if network is not None and planned is not None and planned.emulation == "paced":
         raise click.ClickException(ONLY_PACED.format(network=network.text, reason=planned.reason))
-    with tempfile.TemporaryDirectory(prefix="gossamer-doctor-") as folder, _progress() as say:
+    with tempfile.TemporaryDirectory(prefix="gossamer-doctor-") as folder, progress("starting workers") as say:
         job = Job(
             script=WORKER,
             arguments=(str(Path(folder, "report.json")), f"--seconds={seconds}"),
@@ -88,20 +88,9 @@ def doctor(
     sys.exit(0 if report.healthy else 1)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """One line that changes; where nobody watches, lines."""
-    aside = Console(stderr=True, highlight=False)
-    if not aside.is_terminal:
-        yield lambda sentence: aside.print(f"gossamer: {sentence}", soft_wrap=True, markup=False)
-        return
-    with aside.status("starting workers") as status:
-        yield lambda sentence: status.update(Text(sentence))
-
-
-def _examine(job: Job, folder: Path, say: Callable[[str], None]) -> DoctorReport:
+def _examine(job: Job, folder: Path, say: Say) -> DoctorReport:
     def show(rank: int, line: str) -> None:
-        if line.startswith("pair "):  # the rest is the engine's, and stays in the logs
+        if line.startswith("pair "):  # the other lines are the engine's, and stay in the logs
             say(line)
 
     directory = folder / "run"
@@ -130,15 +119,8 @@ def _show(report: DoctorReport, console: Console) -> None:
     console.print(Text(verdict(report), style=style), soft_wrap=True)
 
 
-def _table(columns: Sequence[str]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="dim")
-    for name in columns:
-        shown.add_column(name, justify="right", no_wrap=name in ("interface", "address", "clock"))
-    return shown
-
-
 def _pairs(pairs: Sequence[PairReport]) -> Table:
-    shown = _table(("ranks", "round trip", "median", "forth", "back"))
+    shown = table(("ranks", "round trip", "median", "forth", "back"))
     for pair in pairs:
         cells = (
             _text(pair.minimum_round_trip_seconds, round_trip_text),
@@ -155,11 +137,11 @@ def _text(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _hosts(hosts: Sequence[HostReport]) -> Table:
-    """Versions only where they differ, highlighted; columns in which nobody has anything are left out."""
+    """Versions only where they differ, highlighted; empty columns are left out."""
     different = differing(hosts)
     cells = [{name: getattr(host, name) or "none" for name in different} | _cells(host) for host in hosts]
     columns = ["rank", *(name for name in cells[0] if name != "rank" and any(each[name] for each in cells))]
-    shown = _table(columns)
+    shown = table(columns, no_wrap=("interface", "address", "clock"))
     for each in cells:
         shown.add_row(*(Text(each[name] or "-", style="bold yellow" if name in different else "") for name in columns))
     return shown

@@ -1,4 +1,4 @@
-"""A run on an emulated network: where its workers run, what happens to them, and what its record says of it."""
+"""Emulated runs: places a run's workers on emulated hosts, injects faults, and fills in the record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from gossamer.cli.worker import HEADER_BYTES
 from gossamer.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
 from gossamer.emulation.capabilities import reentering
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 from gossamer.launch.job import Job
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.network import Network
@@ -23,8 +23,8 @@ from gossamer.observe.record import NO_NETWORK, Record
 
 PACED = "GOSSAMER_PACED"
 REENTERED = "GOSSAMER_LAB_REENTERED"
-PORT = 29500  # every lab has all ports to itself
-# The engine warns of every peer whose address has no name, and in a lab none has
+PORT = 29500  # emulated hosts have all ports to themselves
+# The engine warns of every peer whose address has no name, as emulated hosts' have not
 LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 QUIET = os.environ.get(LOG_LEVEL, "ERROR")
 APPROXIMATE = (
@@ -40,34 +40,36 @@ NO_HOSTS = (
 
 @dataclass
 class Emulation:
-    """What one run's network is, if it has one. `lab` is None where there is none or words are only paced."""
+    """One run's network. testbed: None where there is no network, or operations are only slowed down (paced)."""
 
     network: Network | None = None
     name: str | None = None
-    lab: EmulatedNetwork | None = None
+    testbed: EmulatedNetwork | None = None
     began: float | None = None  # training, by time.monotonic()
     cpu_seconds_before: float | None = None
 
     def place(self, job: Job) -> Job:
-        """The same job, on the hosts of the lab, where rank 0's is the meeting point."""
-        if self.lab is None:
+        """The same job on the emulated hosts; rendezvous is at rank 0's."""
+        if self.testbed is None:
             paced = {PACED: self.network.text} if self.network is not None else {}
             return replace(job, settings={**job.settings, **paced})
         settings = {
-            "MASTER_ADDR": self.lab.hosts[0].address,
+            "MASTER_ADDR": self.testbed.hosts[0].address,
             "MASTER_PORT": str(PORT),
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # that one is outside
             LOG_LEVEL: QUIET,
-            HEADER_BYTES: str(self.lab.header_bytes),
+            HEADER_BYTES: str(self.testbed.header_bytes),
         }
-        prefix = self.lab.prefix("${local_rank}")
-        return replace(job, interface=self.lab.hosts[0].interface, prefix=prefix, settings={**job.settings, **settings})
+        prefix = self.testbed.prefix("${local_rank}")
+        return replace(
+            job, interface=self.testbed.hosts[0].interface, prefix=prefix, settings={**job.settings, **settings}
+        )
 
     def training_seconds(self, has_begun: bool) -> float | None:
         """Since the first worker attached; None before."""
         if self.began is None and has_begun:
             self.began = time.monotonic()
-            self.cpu_seconds_before = self.lab.cpu_seconds() if self.lab is not None else None
+            self.cpu_seconds_before = self.testbed.cpu_seconds() if self.testbed is not None else None
         return None if self.began is None else time.monotonic() - self.began
 
     def record(self) -> Record:
@@ -75,26 +77,28 @@ class Emulation:
         if self.network is None:
             return NO_NETWORK
         described = {"network": self.network.text, "emulation": self.name}
-        return described if self.lab is None else described | {"lab": self._lab_record(self.lab)}
+        return described if self.testbed is None else described | {"lab": self._testbed_record(self.testbed)}
 
-    def _lab_record(self, lab: EmulatedNetwork) -> Record:
-        """cpu_share: of one processor, by the switch, while training; None where the kernel carries packets."""
-        spent, seconds = lab.cpu_seconds(), self.training_seconds(False)
+    def _testbed_record(self, testbed: EmulatedNetwork) -> Record:
+        """cpu_share: of one core, by the switch, while training; None where the kernel carries packets."""
+        spent, seconds = testbed.cpu_seconds(), self.training_seconds(False)
         share = None
         if spent is not None and self.cpu_seconds_before is not None and seconds:
             share = round((spent - self.cpu_seconds_before) / seconds, 4)
-        return {"mtu": lab.mtu, "cpu_share": share}
+        return {"mtu": testbed.mtu, "cpu_share": share}
 
 
 def enter(network: Network | None, faults: Sequence[Fault]) -> EmulationPlan | None:
-    """How `network` will be emulated. Where that takes a user namespace, this process begins again inside one."""
+    """Plan the emulation of `network`. Where that takes a user namespace, this process begins again inside one."""
     planned = plan(network) if network is not None else None
-    if any(fault.needs_lab for fault in faults) and (planned is None or planned.emulation == "paced"):
-        raise LabError(NO_HOSTS)
+    if any(fault.needs_network for fault in faults) and (planned is None or planned.emulation == "paced"):
+        raise EmulationError(NO_HOSTS)
     if planned is None or not planned.reenters:
         return planned
     if REENTERED in os.environ:
-        raise LabError("inside its own user namespace this process may still not make network namespaces. Run as root.")
+        raise EmulationError(
+            "inside its own user namespace this process may still not make network namespaces. Run as root."
+        )
     os.environ |= {REENTERED: "1", LOG_LEVEL: QUIET}
     command = reentering([sys.executable, "-m", "gossamer", *sys.argv[1:]])
     os.execvp(command[0], command)
@@ -108,31 +112,31 @@ def emulate(network: Network | None, planned: EmulationPlan | None, note: Callab
         note(APPROXIMATE.format(network=network.text, reason=planned.reason))
         yield Emulation(network=network, name="paced")
     else:
-        with EmulatedNetwork(network) as lab:
-            yield Emulation(network=network, name=lab.emulation, lab=lab)
+        with EmulatedNetwork(network) as testbed:
+            yield Emulation(network=network, name=testbed.emulation, testbed=testbed)
 
 
-class Victims:
-    """What faults happen to: a lab's hosts, and the workers of a run."""
+class RunFaultTarget:
+    """Makes faults happen to the emulated hosts and the workers of a run."""
 
-    def __init__(self, lab: EmulatedNetwork | None, directory: Path) -> None:
-        self._lab = lab
+    def __init__(self, testbed: EmulatedNetwork | None, directory: Path) -> None:
+        self._testbed = testbed
         self._files = RunFiles(directory)
 
     @property
-    def lab(self) -> EmulatedNetwork:
-        if self._lab is None:
-            raise LabError(NO_HOSTS)
-        return self._lab
+    def testbed(self) -> EmulatedNetwork:
+        if self._testbed is None:
+            raise EmulationError(NO_HOSTS)
+        return self._testbed
 
     def cut(self, host: int, other: int | None) -> None:
-        self.lab.cut(host, other)
+        self.testbed.cut(host, other)
 
     def heal(self, host: int, other: int | None) -> None:
-        self.lab.heal(host, other)
+        self.testbed.heal(host, other)
 
     def slow(self, host: int, factor: float) -> None:
-        self.lab.slow(host, factor)
+        self.testbed.slow(host, factor)
 
     def stop(self, rank: int) -> None:
         self._signal(rank, signal.SIGSTOP)
@@ -144,7 +148,7 @@ class Victims:
         self._signal(rank, signal.SIGKILL)
 
     def _signal(self, rank: int, number: signal.Signals) -> None:
-        """To the worker and its helpers, a process group, as far as they are there."""
+        """Signal a worker and its helpers, a process group, if it exists."""
         started = self._files.newest_start(rank)
         if started is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -152,5 +156,5 @@ class Victims:
 
 
 def schedule(faults: Sequence[Fault], emulation: Emulation, directory: Path, note: Callable[[str], None]) -> Schedule:
-    """What will happen to this run's hosts and workers, and when."""
-    return Schedule(faults, Victims(emulation.lab, directory), note)
+    """The schedule of this run's faults."""
+    return Schedule(faults, RunFaultTarget(emulation.testbed, directory), note)

@@ -15,7 +15,7 @@ import click
 
 from gossamer.cli.options import output_option
 from gossamer.errors import GossamerError
-from gossamer.estimate.profile_runs import assume, measure
+from gossamer.estimate.profile_runs import assume_profile, profile_script
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
@@ -101,9 +101,9 @@ def explain(
         if network is not None and is_predictable(resolved):
             there = read_network(network, workers)  # before anything is measured, since it may be misspelt
             if script is not None:
-                measured = measure(script, arguments, resolved, workers, copies=1 if own_machines else workers)
+                measured = profile_script(script, arguments, resolved, workers, copies=1 if own_machines else workers)
             else:
-                measured = assume(attached, resolved, step_seconds or 0.0, workers)
+                measured = assume_profile(attached, resolved, step_seconds or 0.0, workers)
             foretold = estimate_step_time(resolved, measured, there, workers)
     except GossamerError as error:
         raise click.ClickException(str(error)) from error

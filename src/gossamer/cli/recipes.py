@@ -1,4 +1,4 @@
-"""`gossamer recipes`: lists strategies, topologies, compressors and presets, a copyable line each."""
+"""`gossamer recipes`: lists all terms of a recipe."""
 
 from __future__ import annotations
 

@@ -1,19 +1,17 @@
-"""gossamer rehearse: what recipes would cost a model and a machine that are not here."""
+"""`gossamer rehearse`: runs recipes on a model that sleeps instead of computing, and sends real bytes."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import count
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -22,38 +20,24 @@ from gossamer.cli.emulation import enter
 from gossamer.cli.options import output_option
 from gossamer.cli.run import run
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.estimate.profile_runs import measure
-from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time, is_predictable
+from gossamer.estimate.profile_runs import profile_script
+from gossamer.estimate.step_time import estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.record import Record, write
 from gossamer.observe.recorder import warm_up
-from gossamer.observe.units import bytes_text, seconds_text, share_text
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.rehearsal.model_shapes import Shapes, find_shapes
+from gossamer.rehearsal.model_shapes import find_shapes
 from gossamer.rehearsal.model_zoo import BUILT_IN
+from gossamer.rehearsal.report import RehearsalPlan, RehearsalRow, summary, to_json
 from gossamer.strategies import AveragingStage, Stage
-from gossamer.version import __version__
 
 WORKER = Path(rehearsal.__file__).with_name("worker.py")
-ENDLESS = 10**9  # steps; whoever measures ends them
+ENDLESS = 10**9  # steps; the profiler ends them
 FORWARD_SHARE = 1 / 3  # backward has about twice the multiply-adds of forward
-BUSY_SHARE, LATE_SHARE = 0.5, 0.02  # of all cores, of a step; beyond, the workers hinder each other
-
-
-@dataclass(frozen=True, kw_only=True)
-class RehearsalPlan:
-    """What is rehearsed with every recipe."""
-
-    shapes: Shapes
-    step_seconds: float
-    forward_share: float
-    workers: int
-    network: str | None
-    steps: int
 
 
 def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, Recipe]:
-    """By the text that was written; two that mean the same would be one row twice."""
+    """Recipes by their texts. Refuses two that are the same recipe: they would be one row twice."""
     found: dict[str, Recipe] = {}
     for text in texts:
         try:
@@ -68,7 +52,7 @@ def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[s
 
 
 def _refuse_stages(recipe: Recipe) -> None:
-    """What lasts would be rehearsed only after all that comes before."""
+    """Refuse recipes with several stages: the last would be rehearsed only after all the others."""
     *before, lasting = recipe.strategy.stages
     if before:
         assert isinstance(lasting, AveragingStage)
@@ -157,64 +141,15 @@ def rehearse(
 
 
 def _show(plan: RehearsalPlan, rows: Sequence[RehearsalRow], json_file: Path | None) -> None:
-    for line in _lines(plan, rows):
+    for line in summary(plan, rows):
         click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
     if json_file is not None:
-        write(json_file, _report(plan, rows))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RehearsalRow:
-    """One recipe as it was written, what its run measured, and what had been foretold; that takes a network.
-
-    Per step means per backward pass here, so that recipes that accumulate compare with others.
-    """
-
-    recipe: str
-    record: Record
-    foretold: StepTimeEstimate | None
-    passes: int = 1  # backward passes that make one step of the record
-
-    @property
-    def seconds_per_step(self) -> float:
-        return float(self.record["seconds_per_step"]["median"]) / self.passes
-
-    @property
-    def foretold_seconds(self) -> float | None:
-        return None if self.foretold is None else self.foretold.step_seconds / self.passes
-
-    @property
-    def lane_seconds(self) -> list[float]:
-        """Encoding, on the wire, decoding."""
-        comm_thread = self.record["communication_seconds_per_step"]
-        return [comm_thread[part] / self.passes for part in ("encode", "wire", "decode")]
-
-    @property
-    def bytes_sent(self) -> float:
-        return float(self.record["final"]["bytes_sent_per_step"]) / self.passes
-
-    @property
-    def waiting_share(self) -> float:
-        waiting = float(self.record["waiting_seconds_per_step"])
-        whole = waiting + self.record["compute_seconds_per_step"]
-        return waiting / whole if whole else 0.0
-
-    @property
-    def busy_cores(self) -> float:
-        """How many cores all workers together kept busy."""
-        return float(
-            self.record["workers"] * self.record["final"]["processor_seconds_per_step"] / self.seconds_per_step
-        )
-
-    @property
-    def late_seconds(self) -> float:
-        """How long after its moment the last gradient of a step was there."""
-        return float(self.record["final"]["late_seconds_per_step"])
+        write(json_file, to_json(plan, rows))
 
 
 @contextmanager
 def _worker_arguments(plan: RehearsalPlan) -> Iterator[list[str]]:
-    """What a worker's script is told."""
+    """Arguments of the worker's script."""
     with tempfile.TemporaryDirectory(prefix="gossamer-rehearsal-") as folder:
         shapes = Path(folder) / "shapes.json"
         shapes.write_text(plan.shapes.to_json(), encoding="utf-8")
@@ -222,13 +157,13 @@ def _worker_arguments(plan: RehearsalPlan) -> Iterator[list[str]]:
 
 
 def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, which: str) -> RehearsalRow:
-    """Foretold before it is measured."""
+    """One recipe's row: the forecast, then the run."""
     stage = recipe.strategy.steady_stage
     steps = _steps(plan.steps, stage)
     click.echo(f"gossamer: rehearsing {text} ({which}), {steps} steps", err=True)
     foretold = None
     if plan.network is not None and is_predictable(recipe):
-        measured = measure(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)
+        measured = profile_script(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)
         asleep = replace(measured, crowded=False)  # compressing slows no backward pass that only sleeps
         foretold = estimate_step_time(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)
     record = _record(plan, [*worker, f"--steps={steps}"], text)
@@ -236,7 +171,7 @@ def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, 
 
 
 def _steps(fewest: int, stage: Stage) -> int:
-    """So many that what is left after warming up is whole periods, with everything in them that they have."""
+    """At least `fewest` steps, of which whole periods are left after warming up, with all their landings."""
     schedule, counted = stage.schedule, stage.passes_per_step  # what accumulates is recorded once for so many passes
 
     def suits(steps: int) -> bool:
@@ -248,7 +183,7 @@ def _steps(fewest: int, stage: Stage) -> int:
 
 
 def _record(plan: RehearsalPlan, worker: Sequence[str], recipe: str) -> Record:
-    """Run by the door through which a script's runs go."""
+    """The record of a run by `gossamer run`."""
     with tempfile.TemporaryDirectory(prefix="gossamer-rehearsal-") as folder:
         record = Path(folder) / "record.json"
         options = ["--workers", str(plan.workers), "--recipe", recipe, "--json", str(record)]
@@ -262,78 +197,3 @@ def _record(plan: RehearsalPlan, worker: Sequence[str], recipe: str) -> Record:
                 raise
         found: Record = json.loads(record.read_text(encoding="utf-8"))
     return found
-
-
-def _lines(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> Iterator[str]:
-    shapes = plan.shapes
-    yield f"model     {shapes.title}"
-    yield f"          {shapes.parameters:,} parameters in {len(shapes.gradients)} tensors"
-    yield f"step      {seconds_text(plan.step_seconds)} alone, {share_text(plan.forward_share)} of it forward"
-    yield f"workers   {plan.workers}, network {plan.network or 'this machine, unlimited'}"
-    yield ""
-    yield from _table([HEADINGS, *(_cells(plan, row) for row in rows)])
-    yield ""
-    yield f"Encoding and decoding ran on the {os.cpu_count()} cores of this machine, which all workers share."
-    yield from (_warning(row) for row in rows if _short_of_processors(plan, row))
-
-
-def _short_of_processors(plan: RehearsalPlan, row: RehearsalRow) -> bool:
-    return row.busy_cores > BUSY_SHARE * (os.cpu_count() or 1) or row.late_seconds > LATE_SHARE * plan.step_seconds
-
-
-def _warning(row: RehearsalRow) -> str:
-    return (
-        f"With {row.recipe} they were too few: workers kept {row.busy_cores:.2f} busy and woke "
-        f"{seconds_text(row.late_seconds)} late in each step, so that row is slower than on machines of their own."
-    )
-
-
-HEADINGS = ("recipe", "step", "foretold", "ratio", "waiting", "encode", "wire", "decode", "sent per step")
-
-
-def _cells(plan: RehearsalPlan, row: RehearsalRow) -> tuple[str, ...]:
-    return (
-        row.recipe,
-        seconds_text(row.seconds_per_step),
-        "-" if row.foretold_seconds is None else seconds_text(row.foretold_seconds),
-        f"{row.seconds_per_step / plan.step_seconds:.2f}",
-        share_text(row.waiting_share),
-        *map(seconds_text, row.lane_seconds),
-        bytes_text(row.bytes_sent),
-    )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Text to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-        yield "  ".join(cells)
-
-
-def _report(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> dict[str, Any]:
-    return {
-        "gossamer": __version__,
-        "model": plan.shapes.title,
-        "parameters": plan.shapes.parameters,
-        "tensors": len(plan.shapes.gradients),
-        "step_seconds": plan.step_seconds,
-        "forward_share": plan.forward_share,
-        "workers": plan.workers,
-        "network": plan.network,
-        "rows": [
-            {
-                "recipe": row.recipe,
-                "seconds_per_step": row.seconds_per_step,
-                "ratio": row.seconds_per_step / plan.step_seconds,
-                "waiting_share": row.waiting_share,
-                "busy_cores": row.busy_cores,
-                "late_seconds_per_step": row.late_seconds,
-                "short_of_processors": _short_of_processors(plan, row),
-                "bytes_sent_per_step": row.bytes_sent,
-                "foretold": asdict(row.foretold) if row.foretold else None,
-                "record": row.record,
-            }
-            for row in rows
-        ],
-    }

@@ -72,9 +72,9 @@ def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
 
     So the loss of a worker's host is the loss of a worker and no more.
     """
-    if emulation.lab is None:
+    if emulation.testbed is None:
         return serving
-    hosts = emulation.lab.hosts[job.workers :]
+    hosts = emulation.testbed.hosts[job.workers :]
     return replace(
         serving,
         endpoints=tuple(f"{host.address}:{PORT + 1}" for host in hosts),

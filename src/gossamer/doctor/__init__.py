@@ -1,4 +1,13 @@
-"""What the machines of a job are and how fast they reach each other, before anything is trained on them."""
+"""Doctor: describes a job's machines and measures the links between them, before anything is trained.
+
+worker           the script that every rank runs
+host             this rank's versions, memory, GPUs and interface
+pair_probe       every pair of ranks in turn: reachability, round trip, bandwidth
+ping_link        the TCP connection that a pair is measured over
+link_statistics  from raw timings to round trip, bandwidth and clock offset
+report           what was found, as JSON
+verdict          the one-line summary
+"""
 
 from gossamer.doctor.report import DoctorReport, HostReport, PairReport, read_report, write_report
 from gossamer.doctor.verdict import VERSIONS, differing, rate_text, round_trip_text, verdict

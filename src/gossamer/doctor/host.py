@@ -35,7 +35,7 @@ def describe(job: environment.JobEnvironment) -> HostReport:
 
 
 def _interface(job: environment.JobEnvironment) -> tuple[str | None, str]:
-    """Its name, None where the system tells none, and its address."""
+    """Its name (None where the system tells none) and its address."""
     given = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     interface = given or environment.choose_interface(job)
     address = environment.interfaces().get(interface) if interface else None

@@ -1,4 +1,4 @@
-"""From raw timings to numbers."""
+"""Link statistics: round trip, bandwidth and clock offset from raw timings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ Arrivals = Sequence[tuple[float, int]]
 
 @dataclass(frozen=True)
 class Ping:
-    """One small message there and back.
-
-    sent, received: here; answered: by the other's clock; all in seconds since the epoch. seconds: the round trip, by a
-    clock that nobody sets.
-    """
+    """One small message there and back. Moments are in seconds since the epoch."""
 
     sent: float
-    answered: float
+    answered: float  # by the other's clock
     received: float
-    seconds: float
+    seconds: float  # the round trip, by a monotonic clock
 
 
 def round_trip_seconds(pings: Sequence[Ping]) -> tuple[float, float]:
@@ -35,7 +31,7 @@ def round_trip_seconds(pings: Sequence[Ping]) -> tuple[float, float]:
 
 
 def clock_offset_seconds(pings: Sequence[Ping]) -> float:
-    """How far the other's clock is ahead: by the shortest round trip, whose halves can differ least.
+    """How far the other's clock is ahead (as NTP does it): by the shortest round trip, whose halves can differ least.
 
     offset = answered - (sent + received) / 2, wrong by half the round trip at most
     """
@@ -44,7 +40,7 @@ def clock_offset_seconds(pings: Sequence[Ping]) -> float:
 
 
 def bits_per_second(arrivals: Arrivals) -> float:
-    """The rate at which a message arrived, its first quarter aside.
+    """The rate at which a message arrived, without its first quarter.
 
     arrivals: (seconds, bytes so far), from (start, 0) to the last.
     """
@@ -54,11 +50,10 @@ def bits_per_second(arrivals: Arrivals) -> float:
     return 8 * (end_bytes - from_bytes) / (end_seconds - from_seconds)
 
 
-def growing(transfer: Callable[[int], float], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """What transfer(bytes) says of the largest message that fits: each is twice as long as the one before.
-
-    Ends after about `seconds`, since no message is begun that would take longer than what is left.
-    """
+def largest_that_fits(
+    transfer: Callable[[int], float], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """The rate transfer(bytes) of the largest message that fits into `seconds`: messages double until none would."""
     end = clock() + seconds
     nbytes = FIRST_BYTES
     while True:

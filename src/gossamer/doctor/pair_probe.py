@@ -1,4 +1,4 @@
-"""Every pair in turn: who reaches whom, how soon and how fast."""
+"""Pair probe: measures every pair of ranks in turn: reachability, round trip and bandwidth."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
-from gossamer.doctor.link_statistics import clock_offset_seconds, growing, round_trip_seconds
-from gossamer.doctor.ping_link import Door, PingLink, call
+from gossamer.doctor.link_statistics import clock_offset_seconds, largest_that_fits, round_trip_seconds
+from gossamer.doctor.ping_link import PingLink, PingListener, call
 from gossamer.doctor.report import PairReport, pair_from
 from gossamer.environment.store import RendezvousStore
 
@@ -20,26 +20,26 @@ PATIENCE_SECONDS = 60.0  # with one pair, beyond what it may send
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One rank's part in measuring. addresses: of all ranks' doors, and their ports; seconds: of sending each way."""
+    """One rank's part in measuring."""
 
     rank: int
-    board: RendezvousStore
-    door: Door
+    store: RendezvousStore
+    listener: PingListener
     token: bytes
-    addresses: Sequence[tuple[str, int]]
-    seconds: float
+    addresses: Sequence[tuple[str, int]]  # of all ranks' listeners, and their ports
+    seconds: float  # of sending, each way
 
     def measure(self, pairs: Sequence[tuple[int, int]]) -> list[PairReport]:
-        """All pairs, one after another so that none disturbs another; their first ranks say when."""
+        """All pairs, one after another so that none disturbs another, timed by their first ranks."""
         found = []
         for number, (first, second) in enumerate(pairs, start=1):
             topic = f"pair/{first}-{second}"
             if self.rank == first:
                 print(f"pair {number} of {len(pairs)}: ranks {first} and {second}", flush=True)
-                self.board.pin(topic, json.dumps(asdict(self._ask(first, second))))
+                self.store.pin(topic, json.dumps(asdict(self._ask(first, second))))
             elif self.rank == second:
                 self._answer(first, second)
-            found.append(pair_from(self.board.read(topic, PATIENCE_SECONDS + 2 * self.seconds)))
+            found.append(pair_from(self.store.read(topic, PATIENCE_SECONDS + 2 * self.seconds)))
         return found
 
     def _ask(self, first: int, second: int) -> PairReport:
@@ -63,7 +63,7 @@ class Probe:
                 return  # the asking end notices too, and it is the one that writes
 
     def _connect(self, first: int, second: int, open_links: ExitStack) -> tuple[list[PingLink], tuple[str, ...]]:
-        """Called both ways, since engines may call either way; both ends find the same links in the same order."""
+        """Connect both ways, since engines may connect either way; both ends have the same links in the same order."""
         found = [self._link(first, second), self._link(second, first)]
         links = [open_links.enter_context(link) for link, _ in found if link is not None]
         return links, tuple(problem for _, problem in found if problem)
@@ -73,10 +73,10 @@ class Probe:
         topic = f"call/{caller}-{callee}"
         if self.rank == caller:
             link, problem = self._call(callee)
-            self.board.pin(topic, problem)
+            self.store.pin(topic, problem)
             return link, problem
-        problem = self.board.read(topic, PATIENCE_SECONDS)
-        return (None if problem else self.door.open(CALL_SECONDS)), problem
+        problem = self.store.read(topic, PATIENCE_SECONDS)
+        return (None if problem else self.listener.open(CALL_SECONDS)), problem
 
     def _call(self, callee: int) -> tuple[PingLink | None, str]:
         address, port = self.addresses[callee]
@@ -91,7 +91,7 @@ def _measured(link: PingLink, seconds: float, ranks: tuple[int, int], problems: 
     pings = [link.ping() for _ in range(PINGS)]
     minimum, median = round_trip_seconds(pings)
     each_way = max(seconds, WINDOW_ROUND_TRIPS * median)
-    forth, back = growing(link.push, each_way), growing(link.fetch, each_way)
+    forth, back = largest_that_fits(link.push, each_way), largest_that_fits(link.fetch, each_way)
     link.end()
     return PairReport(
         ranks=ranks,

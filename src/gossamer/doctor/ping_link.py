@@ -1,4 +1,4 @@
-"""A connection between two ranks on which one asks and the other answers: pings, and messages either way."""
+"""Ping link: a TCP connection between two ranks on which one asks for pings and messages, and the other serves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PingLink:
         self._order(END)
 
     def serve(self) -> None:
-        """Do what the other end orders until it says that it was all."""
+        """Serve the other end's requests until it ends."""
         while True:
             order, nbytes = ORDER.unpack(self._exactly(ORDER.size))
             if order == PING:
@@ -81,7 +81,7 @@ class PingLink:
             nbytes -= self._connection.send(block[:nbytes])
 
     def _receive(self, nbytes: int) -> Arrivals:
-        """Into one block again and again: how long the message is changes no memory."""
+        """Receive into one block again and again, so that long messages take no more memory."""
         heard, arrivals = 0, [(time.perf_counter(), 0)]
         while heard < nbytes:
             heard += self._some(memoryview(self._block)[: nbytes - heard])
@@ -104,8 +104,8 @@ class PingLink:
         return count
 
 
-class Door:
-    """Where a rank is called. Only who knows the `token` of the job is let in."""
+class PingListener:
+    """Listening socket of a rank. Only callers that know the job's `token` are let in."""
 
     def __init__(self, address: str, token: bytes) -> None:
         self._token = token
@@ -116,7 +116,7 @@ class Door:
         return int(self._listener.getsockname()[1])
 
     def open(self, seconds: float) -> PingLink:
-        """The next caller's link; TimeoutError when nobody came."""
+        """The next caller's link. Raises TimeoutError."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._listener.settimeout(left)
@@ -138,7 +138,7 @@ class Door:
 
 
 def call(address: str, port: int, token: bytes, seconds: float) -> PingLink:
-    """A link to the door at that address; OSError when there is no way to it within `seconds`."""
+    """A link to the listener at that address. Raises OSError where there is no way to it within `seconds`."""
     connection = socket.create_connection((address, port), seconds)
     try:
         connection.sendall(token)

@@ -1,4 +1,4 @@
-"""What the doctor found, and the file that holds it."""
+"""Doctor's report: what was found of hosts and pairs, and its JSON file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """What one rank says of the machine it runs on.
-
-    clock_offset_seconds: how far its clock is ahead of rank 0's, give or take half a round trip; None: not measured.
-    """
+    """One rank's host."""
 
     rank: int
     name: str
@@ -27,42 +24,36 @@ class HostReport:
     memory_bytes: int
     gpus: tuple[str, ...]
     load_average: float
-    clock_offset_seconds: float | None = None
+    clock_offset_seconds: float | None = None  # ahead of rank 0's, give or take half a round trip
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairReport:
-    """Two ranks, and what lies between them; None where it was not measured, then `problems` says why.
-
-    forth: from the first to the second rank; clock_offset_seconds: how far the second's clock is ahead.
-    """
+    """The link between two ranks; None where it was not measured."""
 
     ranks: tuple[int, int]
     minimum_round_trip_seconds: float | None = None
     median_round_trip_seconds: float | None = None
-    forth_bits_per_second: float | None = None
+    forth_bits_per_second: float | None = None  # from the first to the second rank
     back_bits_per_second: float | None = None
-    clock_offset_seconds: float | None = None
-    problems: tuple[str, ...] = ()
+    clock_offset_seconds: float | None = None  # by which the second's is ahead
+    problems: tuple[str, ...] = ()  # why something was not measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
-    """By rank, and by pair in the order of measurement.
+    """All hosts and pairs, and whether a process group of all came up."""
 
-    backend, join_seconds: of the process group of all, None where it was not tried or did not come up.
-    """
-
-    hosts: tuple[HostReport, ...]
-    pairs: tuple[PairReport, ...]
-    seconds: float
-    backend: str | None = None
+    hosts: tuple[HostReport, ...]  # by rank
+    pairs: tuple[PairReport, ...]  # in the order of measurement
+    seconds: float  # in all
+    backend: str | None = None  # of the process group; None where it was not tried, or did not come up
     join_seconds: float | None = None
-    join_problem: str | None = None
+    join_problem: str | None = None  # why it did not come up
 
     @property
     def healthy(self) -> bool:
-        """Whether every pair can talk, and all together."""
+        """Whether every pair has links both ways, and a process group of all came up."""
         return self.join_problem is None and not any(pair.problems for pair in self.pairs)
 
 

@@ -1,4 +1,4 @@
-"""One line for somebody who wants to know whether these machines can train together."""
+"""Verdict: one line that says whether these machines can train together."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def round_trip_text(seconds: float) -> str:
 
 
 def differing(hosts: Sequence[HostReport]) -> tuple[str, ...]:
-    """What is not of one version on all hosts."""
+    """Packages of which hosts have different versions."""
     return tuple(name for name in VERSIONS if len({getattr(host, name) for host in hosts}) > 1)
 
 
 def slower(seconds_per_bit: Directed) -> dict[int, str]:
-    """Ranks whose best line is far slower than the others' best, and what of it is."""
+    """Ranks whose best link is far slower than the others' best, each with a sentence."""
     sends, receives = (_notable(_best(seconds_per_bit, end)) for end in (0, 1))
     if len(seconds_per_bit) <= 2:
-        # Of two, what one sends slowly the other receives slowly: neither is to blame
+        # Of two, what one sends slowly the other receives slowly: the cause may be either
         return {rank: f"sends {factor:.2g}x slower than it receives" for rank, factor in sends.items()}
     return {
         rank: f"{_verb(rank in sends, rank in receives)} {max(sends.get(rank, 0), receives.get(rank, 0)):.2g}x slower"
@@ -60,7 +60,7 @@ def farther(round_trip_seconds: Directed) -> dict[int, float]:
 
 
 def _machines(hosts: Sequence[HostReport]) -> int:
-    """Emulated hosts share a name; workers of one machine an address as well."""
+    """How many machines; emulated hosts share a name, workers of one machine an address as well."""
     return len({(host.name, host.address) for host in hosts})
 
 
@@ -72,7 +72,7 @@ def _count(hosts: Sequence[HostReport]) -> str:
 
 
 def _speeds(pairs: Sequence[PairReport], noun: str) -> Iterator[str]:
-    """What most pairs have, then the ranks that are unlike them."""
+    """The median pair, then the ranks that differ from it."""
     lines, paths = _seconds_per_bit(pairs), _round_trips(pairs)
     slow, far = slower(lines), farther(paths)
     if not paths:
@@ -98,7 +98,7 @@ def _round_trips(pairs: Sequence[PairReport]) -> Directed:
 
 
 def _best(values: Directed, end: int) -> dict[int, float]:
-    """The lowest of all that begin (end 0) or end (end 1) at a rank."""
+    """By rank, the lowest of the links that begin (end 0) or end (end 1) there."""
     found: dict[int, float] = {}
     for ends, value in values.items():
         found[ends[end]] = min(value, found.get(ends[end], value))
@@ -106,7 +106,7 @@ def _best(values: Directed, end: int) -> dict[int, float]:
 
 
 def _notable(best: Mapping[int, float]) -> dict[int, float]:
-    """By how much a rank is worse than the others' median, where it is much."""
+    """Ranks that are much worse than the others' median, and by which factor."""
     found = {}
     for rank, value in best.items():
         others = [other for each, other in best.items() if each != rank]

@@ -1,4 +1,4 @@
-"""One worker of `gossamer doctor`: `gossamer run doctor/worker.py REPORT.json --seconds S`."""
+"""Doctor's worker, run as `gossamer run doctor/worker.py REPORT.json --seconds S`."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from gossamer import environment
 from gossamer.doctor.host import describe
 from gossamer.doctor.link_statistics import direction_seconds, pairs
 from gossamer.doctor.pair_probe import Probe
-from gossamer.doctor.ping_link import Door
+from gossamer.doctor.ping_link import PingListener
 from gossamer.doctor.report import DoctorReport, HostReport, PairReport, host_from, write_report
 from gossamer.environment.store import RendezvousStore
 from gossamer.errors import ConnectError
 
-MEETING_SECONDS = 30.0  # workers start within a few
+RENDEZVOUS_SECONDS = 30.0  # workers start within a few
 TOKEN_BYTES = 16
 
 
 def main(args: argparse.Namespace) -> None:
     began = time.monotonic()
     job = environment.detect(os.environ)
-    board = _board(job)
-    hosts, found = _probe(job, board, args.seconds)
+    store = _store(job)
+    hosts, found = _probe(job, store, args.seconds)
     report = DoctorReport(hosts=_with_clocks(hosts, found), pairs=tuple(found), seconds=time.monotonic() - began)
     if report.healthy:
         report = _joined(job, report)
     if job.local_rank == 0:
         write_report(args.report, report)
-    _leave(job, board)
+    _leave(job, store)
 
 
-def _board(job: environment.JobEnvironment) -> RendezvousStore:
+def _store(job: environment.JobEnvironment) -> RendezvousStore:
     if job.master_address is None or job.master_port is None:
         raise ConnectError("A world of one has no pairs to measure. Start `gossamer doctor --workers 2`, or more.")
     launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = job.rank == 0 and not launcher_serves
-    return RendezvousStore("doctor", job.master_address, job.master_port, serves=serves, seconds=MEETING_SECONDS)
+    return RendezvousStore("doctor", job.master_address, job.master_port, serves=serves, seconds=RENDEZVOUS_SECONDS)
 
 
 def _probe(
-    job: environment.JobEnvironment, board: RendezvousStore, seconds: float
+    job: environment.JobEnvironment, store: RendezvousStore, seconds: float
 ) -> tuple[list[HostReport], list[PairReport]]:
     mine = describe(job)
     if job.rank == 0:
-        board.pin("token", secrets.token_hex(TOKEN_BYTES))
-    token = bytes.fromhex(board.read("token", MEETING_SECONDS))
-    with closing(Door(mine.address, token)) as door:
-        said = json.dumps({"host": asdict(mine), "port": door.port})
-        everyone = [json.loads(each) for each in board.everyone("host", job.rank, job.world, said, MEETING_SECONDS)]
+        store.pin("token", secrets.token_hex(TOKEN_BYTES))
+    token = bytes.fromhex(store.read("token", RENDEZVOUS_SECONDS))
+    with closing(PingListener(mine.address, token)) as listener:
+        said = json.dumps({"host": asdict(mine), "port": listener.port})
+        everyone = [json.loads(each) for each in store.everyone("host", job.rank, job.world, said, RENDEZVOUS_SECONDS)]
         probe = Probe(
             rank=job.rank,
-            board=board,
-            door=door,
+            store=store,
+            listener=listener,
             token=token,
             addresses=[(each["host"]["address"], each["port"]) for each in everyone],
             seconds=direction_seconds(seconds, job.world),
@@ -69,7 +69,7 @@ def _probe(
 
 
 def _joined(job: environment.JobEnvironment, report: DoctorReport) -> DoctorReport:
-    """Whether training could begin: the group that it would use, as it would be made."""
+    """Join the process group that training would use, as it would be made."""
     began = time.monotonic()
     try:
         backend = environment.join(job)
@@ -78,12 +78,12 @@ def _joined(job: environment.JobEnvironment, report: DoctorReport) -> DoctorRepo
     return replace(report, backend=backend, join_seconds=time.monotonic() - began)
 
 
-def _leave(job: environment.JobEnvironment, board: RendezvousStore) -> None:
-    """Rank 0 is last, since the board may be in its process."""
-    board.pin(f"end/{job.rank}", "")
+def _leave(job: environment.JobEnvironment, store: RendezvousStore) -> None:
+    """Rank 0 leaves last, since the store may be in its process."""
+    store.pin(f"end/{job.rank}", "")
     if job.rank == 0:
         for rank in range(job.world):
-            board.read(f"end/{rank}", MEETING_SECONDS)
+            store.read(f"end/{rank}", RENDEZVOUS_SECONDS)
 
 
 def _with_clocks(hosts: Sequence[HostReport], found: Sequence[PairReport]) -> tuple[HostReport, ...]:

@@ -1,4 +1,4 @@
-"""Rates only, by the kernel: a pair of virtual Ethernet ends a host, a bridge, and a token bucket at each end."""
+"""Bridge fabric, for rates only: the kernel's virtual Ethernet pairs, a bridge, and a token bucket at each end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BridgeFabric:
                 yield self._neighbor(other, other + 1)
 
     def _neighbor(self, host: int, hardware: int) -> str:
-        """Everyone knows everyone beforehand, so that counters hold no questions for addresses."""
+        """A permanent neighbor entry, so that no ARP packets are counted."""
         there = self._hosts[host]
         return f"neigh replace {there.address} lladdr {hardware_address(hardware)} dev {there.interface} nud permanent"
 

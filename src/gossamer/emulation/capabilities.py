@@ -1,4 +1,4 @@
-"""What this machine can do: emulate a network as we are, in a user namespace, or not at all."""
+"""Capabilities of this machine: whether it can emulate a network as it is, in a user namespace, or not at all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ENTER = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
 
 @dataclass(frozen=True, kw_only=True)
 class EmulationPlan:
-    """emulation: "kernel", "switch" or "paced"; reenters: only inside a user namespace; reason: why it is "paced"."""
+    """How a network is emulated here."""
 
-    emulation: str
-    reenters: bool = False
-    reason: str = ""
+    emulation: str  # "kernel", "switch" or "paced"
+    reenters: bool = False  # only inside a user namespace
+    reason: str = ""  # why it is "paced"
 
 
 def plan(network: Network) -> EmulationPlan:

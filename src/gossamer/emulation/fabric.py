@@ -1,4 +1,4 @@
-"""What joins the hosts of a lab."""
+"""Fabric protocol: what carries packets between emulated hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gossamer.network import Host
 
 
 class Fabric(Protocol):
-    """Carries packets between hosts until it is closed; what happens to them may be changed meanwhile."""
+    """Carries packets between hosts until it is closed; paths and rates may be changed meanwhile."""
 
     header_bytes: int  # that the interface's counters have on top of IP, each packet
 

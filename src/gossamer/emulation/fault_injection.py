@@ -1,4 +1,4 @@
-"""Faults on schedule, as a user writes them: `cut(2, at=10, for_seconds=5)`."""
+"""Fault injection on a schedule, as a user writes it: `cut(2, at=10, for_seconds=5)`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
-from gossamer.emulation.shell import LabError
+from gossamer.emulation.shell import EmulationError
 from gossamer.errors import require
 
 EXAMPLES = (
@@ -18,7 +18,7 @@ EXAMPLES = (
 
 
 class FaultTarget(Protocol):
-    """What faults happen to: hosts and the workers on them, both by number."""
+    """Hosts and the workers on them, both by number, as faults act on them."""
 
     def cut(self, host: int, other: int | None) -> None: ...
     def heal(self, host: int, other: int | None) -> None: ...
@@ -33,12 +33,12 @@ Action = Callable[[FaultTarget], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Begins `at` seconds after training began, and ends `for_seconds` later, or never. numbers: whom it concerns."""
+    """One fault, with a beginning and perhaps an end."""
 
-    at: float
+    at: float  # seconds after training began
     for_seconds: float = inf
-    numbers: tuple[int, ...]
-    needs_lab: bool
+    numbers: tuple[int, ...]  # of hosts or workers
+    needs_network: bool  # whether only emulated hosts can have it
     begin: Action
     end: Action = lambda target: None
     text: str = ""
@@ -53,7 +53,7 @@ def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float =
         at=at,
         for_seconds=for_seconds,
         numbers=(host,) if other is None else (host, other),
-        needs_lab=True,
+        needs_network=True,
         begin=lambda target: target.cut(host, other),
         end=lambda target: target.heal(host, other),
     )
@@ -65,7 +65,7 @@ def _slow(host: int, factor: float, *, at: float, for_seconds: float = inf) -> F
         at=at,
         for_seconds=for_seconds,
         numbers=(host,),
-        needs_lab=True,
+        needs_network=True,
         begin=lambda target: target.slow(host, factor),
         end=lambda target: target.slow(host, 1.0),
     )
@@ -77,7 +77,7 @@ def _stop(*ranks: int, at: float, for_seconds: float = inf) -> Fault:
         at=at,
         for_seconds=for_seconds,
         numbers=ranks,
-        needs_lab=False,
+        needs_network=False,
         begin=lambda target: _each(target.stop, ranks),
         end=lambda target: _each(target.resume, ranks),
     )
@@ -85,7 +85,7 @@ def _stop(*ranks: int, at: float, for_seconds: float = inf) -> Fault:
 
 def _kill(*ranks: int, at: float) -> Fault:
     require(bool(ranks), "kill needs a rank")
-    return Fault(at=at, numbers=ranks, needs_lab=False, begin=lambda target: _each(target.kill, ranks))
+    return Fault(at=at, numbers=ranks, needs_network=False, begin=lambda target: _each(target.kill, ranks))
 
 
 def _each(action: Callable[[int], None], numbers: Iterable[int]) -> None:
@@ -97,15 +97,15 @@ KINDS: Mapping[str, Callable[..., Fault]] = {"cut": _cut, "slow": _slow, "stop":
 
 
 def read_fault(text: str, workers: int) -> Fault:
-    """The fault that `text` describes. Parsed, never evaluated; LabError says what could not be read."""
+    """The fault that `text` describes. Parsed, never evaluated. Raises EmulationError."""
     try:
         kind, arguments, options = _call(text)
         fault = replace(KINDS[kind](*arguments, **options), text=text)
     except (SyntaxError, TypeError, ValueError) as problem:
-        raise LabError(f"{text!r} cannot be read as a fault ({problem}). Write {EXAMPLES}.") from None
+        raise EmulationError(f"{text!r} cannot be read as a fault ({problem}). Write {EXAMPLES}.") from None
     absent = [number for number in fault.numbers if number not in range(workers)]
     if absent:
-        raise LabError(f"{text!r}: there is no {absent[0]}; {workers} workers count from 0 to {workers - 1}.")
+        raise EmulationError(f"{text!r}: there is no {absent[0]}; {workers} workers count from 0 to {workers - 1}.")
     return fault
 
 
@@ -135,7 +135,7 @@ class Moment:
 
 
 class Schedule:
-    """Lets faults happen to a target when their time has come; `say` is told of each."""
+    """Makes faults happen to a target when they are due, and reports each to `say`."""
 
     def __init__(self, faults: Iterable[Fault], target: FaultTarget, say: Callable[[str], None]) -> None:
         moments = [moment for fault in faults for moment in _moments(fault)]
@@ -152,7 +152,7 @@ class Schedule:
 
     @property
     def not_begun(self) -> list[str]:
-        """What never happened because the run was shorter."""
+        """Faults that never happened because the run was shorter."""
         return [moment.fault.text for moment in self._coming if moment.verb == "begins"]
 
 

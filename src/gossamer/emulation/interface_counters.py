@@ -1,4 +1,4 @@
-"""What the kernel counted, seen from one of the hosts."""
+"""Interface counters: bytes that the kernel counted, read from within a host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hosts of a lab: network namespaces whose names say who owns them, and the removal of those left behind."""
+"""Network namespaces as hosts: their names tell the process that owns them, so that stale ones can be removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.emulation.shell import LabError, call, ip
+from gossamer.emulation.shell import EmulationError, call, ip
 from gossamer.errors import require
 
 DIRECTORY = Path("/run/netns")
@@ -30,7 +30,7 @@ class EmulatedHost:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What to put before a command so that it runs on this host, as the same process."""
+        """The beginning of a command that makes it run on this host, as the same process."""
         return ("nsenter", f"--net={DIRECTORY / self.namespace}", "--")
 
 
@@ -39,21 +39,21 @@ def address(host: int) -> str:
 
 
 def agree_on_tcp(host: EmulatedHost) -> None:
-    """Use the congestion control that most machines use, whatever this one does, where the kernel has it.
+    """Use CUBIC, the congestion control of most machines, where the kernel has it.
 
     A route may name it where a namespace's own setting may not be changed.
     """
-    with contextlib.suppress(LabError):
+    with contextlib.suppress(EmulationError):
         to = f"10.77.0.0/24 dev {host.interface} scope link src {host.address}"
         ip(host.namespace, [f"route replace {to} congctl cubic"])
 
 
 def new_tag() -> str:
-    """The first part of the names of one lab: its process, when that started, and which of its labs it is."""
+    """A prefix of one testbed's names: its process, when that started, and which of its testbeds it is."""
     return f"gossamer-{os.getpid()}-{start_ticks(os.getpid()):x}-{next(_serials)}"
 
 
-def lab_hosts(tag: str, count: int) -> tuple[EmulatedHost, ...]:
+def emulated_hosts(tag: str, count: int) -> tuple[EmulatedHost, ...]:
     require(count <= MOST_HOSTS, f"a lab has at most {MOST_HOSTS} hosts, not {count}")
     return tuple(EmulatedHost(namespace=f"{tag}-{host}", address=address(host)) for host in range(count))
 
@@ -71,7 +71,7 @@ def start_ticks(pid: int) -> int:
 
 
 def stale() -> Iterator[str]:
-    """Namespaces of labs whose owner is gone."""
+    """Namespaces whose owner is gone."""
     names = sorted(path.name for path in DIRECTORY.iterdir()) if DIRECTORY.exists() else []
     for name in names:
         found = NAME.fullmatch(name)
@@ -80,13 +80,13 @@ def stale() -> Iterator[str]:
 
 
 def remove_stale() -> list[str]:
-    """Remove what labs of ended processes left behind; returns the names. Others' namespaces are never touched."""
+    """Remove namespaces that ended processes left behind, and no others; returns the names."""
     return [name for name in stale() if _removed(name)]
 
 
 def _removed(name: str) -> bool:
     try:
         call(("ip", "netns", "delete", name))
-    except LabError:
-        return False  # another lab that starts now was faster
+    except EmulationError:
+        return False  # another testbed that starts now was faster
     return True

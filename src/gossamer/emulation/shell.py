@@ -1,4 +1,4 @@
-"""The system's own commands, `ip` and `tc`, with their complaints as errors."""
+"""Shell commands `ip` and `tc`; what they complain of becomes an EmulationError."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gossamer.errors import GossamerError
 
 
 def call(command: Sequence[str], text: str = "") -> str:
-    """Run a command to its end and return what it printed; LabError with its own words where it fails."""
+    """Run a command and return what it printed. Raises EmulationError with its own words."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise LabError(f"there is no {command[0]} command here. Install iproute2 and util-linux.") from None
+        raise EmulationError(f"there is no {command[0]} command here. Install iproute2 and util-linux.") from None
     if done.returncode:
-        raise LabError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
+        raise EmulationError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
     return done.stdout
 
 
@@ -28,5 +28,5 @@ def tc(namespace: str, lines: Iterable[str]) -> None:
     call(("tc", "-n", namespace, "-batch", "-"), "".join(f"{line}\n" for line in lines))
 
 
-class LabError(GossamerError):
-    """A network that this machine cannot emulate, or not in this way."""
+class EmulationError(GossamerError):
+    """This machine cannot emulate the network, or not in this way."""

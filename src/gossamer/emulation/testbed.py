@@ -1,4 +1,4 @@
-"""Hosts and what joins them, from the first namespace to the last one's removal."""
+"""Testbed: builds emulated hosts and the fabric between them, and removes all of it at the end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from types import FrameType, TracebackType
 from gossamer.emulation.bridge import BridgeFabric
 from gossamer.emulation.capabilities import needs_switch
 from gossamer.emulation.fabric import Fabric
-from gossamer.emulation.namespaces import EmulatedHost, lab_hosts, new_tag, remove_stale
-from gossamer.emulation.shell import LabError, call
+from gossamer.emulation.namespaces import EmulatedHost, emulated_hosts, new_tag, remove_stale
+from gossamer.emulation.shell import EmulationError, call
 from gossamer.emulation.traffic_shaping import MTU_BYTES
 from gossamer.emulation.tun_switch import SwitchFabric
 from gossamer.errors import require
@@ -23,11 +23,11 @@ from gossamer.network import Network
 
 
 class EmulatedNetwork:
-    """An emulated network, there while the block runs: `with EmulatedNetwork(network) as lab: ...`.
+    """An emulated network that lives as long as the block: `with EmulatedNetwork(network) as testbed: ...`.
 
-    Needs the right to make network namespaces (see `plan`). lab.hosts: one LabHost for each of the network's;
-    lab.emulation: "kernel" or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also
-    when an error or SIGTERM ends it; what a killed process left behind is removed by the next lab.
+    Needs the right to make network namespaces (see `plan`). hosts: one for each of the network's; emulation: "kernel"
+    or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also when an error or SIGTERM
+    ends it; what a killed process left behind is removed by the next testbed.
     """
 
     mtu = MTU_BYTES
@@ -37,7 +37,7 @@ class EmulatedNetwork:
         self.emulation = "switch" if needs_switch(network) else "kernel"
         self._seed = seed
         self._tag = new_tag()
-        self.hosts = lab_hosts(self._tag, len(network.hosts))
+        self.hosts = emulated_hosts(self._tag, len(network.hosts))
         self._open = ExitStack()
 
     def __enter__(self) -> EmulatedNetwork:
@@ -59,7 +59,7 @@ class EmulatedNetwork:
         if self.emulation == "kernel":
             try:
                 return BridgeFabric(self.network, self.hosts, self._bridge)
-            except LabError as problem:
+            except EmulationError as problem:
                 # Not every kernel has bridges, virtual Ethernet and token buckets
                 self._remove_namespaces()
                 self._add_namespaces()
@@ -70,16 +70,16 @@ class EmulatedNetwork:
     def _switch(self, also: str) -> SwitchFabric:
         try:
             return SwitchFabric(self.network, self.hosts, self._seed)
-        except (LabError, OSError) as problem:
-            raise LabError(f"no network could be built on this machine: {problem}{also}") from problem
+        except (EmulationError, OSError) as problem:
+            raise EmulationError(f"no network could be built on this machine: {problem}{also}") from problem
 
     @property
     def header_bytes(self) -> int:
-        """What the interfaces' counters have on top of IP, each packet."""
+        """Bytes per packet that interface counters have on top of IP."""
         return self._fabric.header_bytes
 
     def prefix(self, number: object) -> tuple[str, ...]:
-        """What to put before a command so that it runs on the host of this number, which may be a placeholder."""
+        """The beginning of a command that makes it run on a host; its number may be a placeholder."""
         return EmulatedHost(namespace=f"{self._tag}-{number}", address="").prefix
 
     @property
@@ -94,9 +94,9 @@ class EmulatedNetwork:
         call(("ip", "-batch", "-"), "".join(f"netns add {name}\n" for name in self._namespaces))
 
     def _remove_namespaces(self) -> None:
-        """All of them, whether or not the others are there."""
+        """Remove each of them, whether or not the others exist."""
         lines = "".join(f"netns delete {name}\n" for name in self._namespaces)
-        with contextlib.suppress(LabError):
+        with contextlib.suppress(EmulationError):
             call(("ip", "-force", "-batch", "-"), lines)
 
     def interface_bytes(self) -> list[int]:
@@ -117,7 +117,7 @@ class EmulatedNetwork:
         return self._fabric.cpu_seconds()
 
     def cut(self, host: int, other: int | None = None) -> None:
-        """Lose everything between two hosts, silently; between a host and all others where only one is named."""
+        """Silently lose everything between two hosts, or between one and all others."""
         for a, b in self._pairs(host, other):
             self._fabric.cut(a, b)
 
@@ -148,7 +148,7 @@ class EmulatedNetwork:
 
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Where nobody handles SIGTERM, let it end the process as an exception, so that blocks are left."""
+    """Unless the process handles SIGTERM, turn it into an exception, so that `with` blocks are left."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return

@@ -1,4 +1,4 @@
-"""The kernel's token bucket, which holds a device to a rate."""
+"""Traffic shaping: the kernel's token bucket filter, which holds a device to a rate, and the sizes of queues."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SOCKETS_QUEUE_BYTES = 8 << 20  # behind a host's own line senders wait: their so
 
 
 def joined_bytes(bits_per_second: float) -> int:
-    """How large the packets may be that a host hands over to be cut into segments later: about a millisecond's worth.
+    """The largest packet that a host hands over unsegmented (GSO): about a millisecond's worth.
 
-    Segments that travel joined cost far less to move; on slow lines they would keep others waiting.
+    Large packets cost far less to move; on slow lines they would keep others waiting.
     """
     return min(LARGEST_JOINED_BYTES, int(bits_per_second / 8 * BURST_SECONDS))
 
 
 def queue_bytes(network: Network, host: int) -> int:
-    """What may wait for one line: the bandwidth-delay product of its longest path, ten milliseconds at least."""
+    """The queue of one line: the bandwidth-delay product of its longest path, ten milliseconds at least."""
     line = network.hosts[host]
     others = [other for other in range(len(network.hosts)) if other != host]
     longest = max((network.path(host, other).round_trip_seconds for other in others), default=0.0)

@@ -1,4 +1,4 @@
-"""Rates, delays, jitter, loss and shared lines by a program of our own, `gossamer-switch`, between TUN devices."""
+"""Switch fabric, for delay, jitter, loss and shared lines as well: `gossamer-switch` between TUN devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.emulation.namespaces import DIRECTORY, EmulatedHost, agree_on_tcp
-from gossamer.emulation.shell import LabError, ip, tc
+from gossamer.emulation.shell import EmulationError, ip, tc
 from gossamer.emulation.traffic_shaping import (
     MTU_BYTES,
     SOCKETS_QUEUE_BYTES,
@@ -30,16 +30,16 @@ END_SECONDS = 5.0
 
 
 class Switch:
-    """The running program: a line in, a line out. It ends with its standard input, so it never outlives its owner."""
+    """The running program: a line in, a line out. It ends with its standard input, and so with its owner."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
         )
-        if (greeting := self._hear()) != GREETING:
+        if (greeting := self._reply()) != GREETING:
             self.close()
-            raise LabError(
+            raise EmulationError(
                 f"{PROGRAM} says {greeting!r} and {GREETING!r} was expected: it was built from other sources. "
                 "Install Gossamer again: pip install -e ."
             )
@@ -49,18 +49,18 @@ class Switch:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # why it has ended is said below
                 self._process.stdin.write(line + "\n")
-            reply = self._hear()
+            reply = self._reply()
         if reply.startswith("error "):
-            raise LabError(f"the switch cannot do this: {reply.removeprefix('error ')}")
+            raise EmulationError(f"the switch cannot do this: {reply.removeprefix('error ')}")
         return reply
 
-    def _hear(self) -> str:
+    def _reply(self) -> str:
         assert self._process.stdout is not None
         reply = self._process.stdout.readline().strip()
         if not reply:
             assert self._process.stderr is not None
             self._process.wait(END_SECONDS)
-            raise LabError(f"the switch has ended: {self._process.stderr.read().strip() or 'without a word'}")
+            raise EmulationError(f"the switch has ended: {self._process.stderr.read().strip() or 'without a word'}")
         return reply
 
     def close(self) -> None:
@@ -116,7 +116,9 @@ class SwitchFabric:
 
     def _hold_back(self, number: int, line: Host) -> None:
         host = self._hosts[number]
-        with contextlib.suppress(LabError):  # a kernel without token buckets; the switch holds the rate all the same
+        with contextlib.suppress(
+            EmulationError
+        ):  # a kernel without token buckets; the switch holds the rate all the same
             tc(host.namespace, [bucket(host.interface, line.up_bits_per_second, SOCKETS_QUEUE_BYTES)])
 
     def cut(self, a: int, b: int) -> None:
@@ -145,7 +147,7 @@ class SwitchFabric:
 
 
 def shared_lines(network: Network) -> Iterator[str]:
-    """What tells the switch of lines that hosts share: each of them, then which pairs go through it."""
+    """The switch's configuration of shared lines: each of them, then the pairs that go through it."""
     numbers: dict[tuple[str, str], int] = {}
     for a, b in permutations(range(len(network.hosts)), 2):
         path, way = network.path(a, b), (network.hosts[a].site, network.hosts[b].site)
@@ -163,7 +165,7 @@ def slowest(network: Network) -> float:
 
 
 def joins(network: Network) -> bool:
-    """Whether hosts may hand over several segments in one packet: not where each has a fate of its own."""
+    """Whether hosts may hand over several segments in one packet: not where each may be lost or late by itself."""
     alone = any(path.loss or path.jitter_seconds for path in _paths(network))
     return not alone and joined_bytes(slowest(network)) >= 2 * MTU_BYTES
 

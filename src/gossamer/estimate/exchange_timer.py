@@ -1,84 +1,56 @@
-"""How long an exchange takes without a network: the real one, while everyone else says the same at once."""
+"""Exchange timing: a real synchronizer runs over a replay transport, so that only computing takes time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, assert_never
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext, AggregationResult
-from gossamer.core.layout import FlatTensors
-from gossamer.core.op_semantics import meta_answer, rank_order_mean
-from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, Payload
 from gossamer.estimate.workload_profile import STEADY
-from gossamer.gossip.rules import MixingRule, NeighborMessage
+from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.reduction import (
-    NO_INPUT,
-    BucketInput,
-    Reducible,
-    StepReduction,
-    StepTrailer,
-    with_own,
-    without_own,
-)
-from gossamer.reducer.step_report import NOBODY, Presence, StepReport
-from gossamer.strategies import (
-    AveragingStage,
-    AveragingStrategy,
-    GossipStage,
-    GradientStage,
-    Memory,
-    ServerStage,
-    Stage,
-)
-from gossamer.synchronizers.in_flight import OutgoingBucket
-from gossamer.synchronizers.stages import Fragments
+from gossamer.runtime.comm_thread import CommThread, Work
+from gossamer.strategies import AveragingStage, GossipStage, Stage
+from gossamer.synchronizers.base import LoopState, Synchronizer
+from gossamer.synchronizers.stages import Fragments, StageSequence
+from gossamer.topologies import Ring
+from gossamer.transports.replay import ReplayTransport, ScriptSeconds, TimedCompressor
 
 EXCHANGES = 4  # the first is not counted
 
 Gradients = Mapping[str, Tensor]
+T = TypeVar("T")
 
 
-@dataclass
+@dataclass(frozen=True)
 class BucketTiming:
-    """One bucket's seconds. computing: before the first word, between words, after the last; engine: within words;
-    offering, landing: of the training thread, where parameters are averaged."""
+    """One bucket's seconds in one exchange."""
 
-    computing: Sequence[float]
-    engine: Sequence[float]
-    offering: float = 0.0
-    landing: float = 0.0
+    computing: Sequence[float]  # of the communication thread: before the first operation, between them, after the last
+    engine: Sequence[float]  # within each operation
+    offering: float = 0.0  # of the training thread, before the communication thread begins
+    landing: float = 0.0  # of the training thread, once parameters have been averaged
 
 
 def time_stage(
     stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
 ) -> list[dict[str, Any]]:
-    """Medians for each bucket of a stage, by the names in foretell.MeasuredBucket; `fresh`: what is sent, by name."""
-    found = [_once(stage, fragments, compressor, workers, fresh) for _ in range(EXCHANGES)][1:]
+    """Medians for each bucket of a stage, by the names in BucketProfile.
+
+    fresh: by name, what is sent: gradients, or what parameters changed by. Parameters stay as they are.
+    """
+    with stage_timer(stage, fragments, compressor, workers, fresh) as timer:
+        found = [timer.exchange(number) for number in range(EXCHANGES)][1:]
     return [_medians(same) for same in zip(*found, strict=True)]
-
-
-def _once(
-    stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
-) -> list[BucketTiming]:
-    match stage:
-        case AveragingStage(strategy=strategy):
-            return [each for buckets in fragments for each in turn(strategy, buckets, compressor, workers, fresh)]
-        case GossipStage(strategy=strategy):
-            return mix(strategy.rule(compressor), fragments[0], fresh)
-        case GradientStage() | ServerStage():
-            once = late if stage.scheduled else exchange
-            return [each for buckets in fragments for each in once(buckets, compressor, workers, fresh)]
-        case _:
-            assert_never(stage)
 
 
 def _medians(found: Sequence[BucketTiming]) -> dict[str, Any]:
@@ -90,192 +62,132 @@ def _medians(found: Sequence[BucketTiming]) -> dict[str, Any]:
     }
 
 
-# -- everyone else -----------------------------------------------------------------------------------------------------
+@contextmanager
+def stage_timer(
+    stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
+) -> Iterator[StageTimer]:
+    """A timer whose synchronizer is closed at the end, when parameters and gradients are again what they were."""
+    parameters = {name: each for part in fragments for bucket in part for name, each in bucket.parameters.items()}
+    kept = {name: each.detach().clone() for name, each in parameters.items() if stage.local_parameters}
+    gradients = {name: each.grad for name, each in parameters.items()}
+    alone: Stage = AveragingStage(0, stage.strategy) if isinstance(stage, AveragingStage) else replace(stage, start=0)
+    gossip = isinstance(stage, GossipStage)
+    transport = ReplayTransport(2 if gossip else workers)  # gossip: with one neighbor
+    threads, timed = _InlineCommThread(transport), TimedCompressor(compressor, transport)
+    recipe = Recipe(compressor=compressor if gossip else cast(Compressor, timed), topology=Ring())
+    optimizer = torch.optim.SGD(parameters.values())
+    sequence = StageSequence(recipe, optimizer, transport, cast(CommThread, threads), _loop(), seed=0)
+    sequence.now = alone
+    with torch.no_grad():
+        synchronizer = sequence.make(parameters, fragments)
+        try:
+            yield StageTimer(alone, synchronizer, fragments, parameters, fresh, timed, threads)
+        finally:
+            synchronizer.close()
+            for name, parameter in parameters.items():
+                parameter.grad = gradients[name]
+                if name in kept:
+                    parameter.copy_(kept[name])
 
 
-class _Echo:
-    """A transport on which all ranks say what this one says; keeps when it was asked and when it had answered.
+def _loop() -> LoopState:
+    """A training loop without buffers. It has a loss scale, so that gradients are not searched for infinite ones."""
 
-    Who was sent a part in an exchange tells of that part in the gather after it: as if what it was sent.
-    """
+    def ignore(*_: Any) -> None:
+        """Nothing follows from it here."""
 
-    rank = 0
-    links = ""
+    return LoopState(
+        scale=lambda: 1.0,
+        settings=lambda: "",
+        momentum=lambda: (0.0, False),
+        buffers=lambda: (),
+        averaged=lambda: (),
+        batch=lambda: 0,
+        warn=ignore,
+        ended=ignore,
+        judged=ignore,
+        guarded=ignore,
+    )
 
-    def __init__(self, world: int) -> None:
-        self.world = world
-        self.moments: list[float] = []
-        self._parts: tuple[Payload, ...] = ()
 
-    def answer(self, op: CollectiveOp) -> Any:
-        self.moments.append(time.perf_counter())
-        answer = self._answer(op)
-        self.moments.append(time.perf_counter())
-        return answer
+class _InlineCommThread:
+    """A communication thread that runs each job at once, in the thread that submits it."""
 
-    def _answer(self, op: CollectiveOp) -> Any:
-        match op:
-            case AllReduceMean(tensor, out):
-                mean = rank_order_mean([tensor] * self.world)
-                return mean if out is None else out.copy_(mean)
-            case Coalesced(ops):
-                return [self._answer(each) for each in ops]
-            case InGroup(ranks, inner):
-                return _Echo(len(ranks)).answer(inner)
-            case AllGather(payload) if self._parts and _shapes(payload) == _shapes(self._parts[self.rank]):
-                return list(self._parts)
-            case AllToAll(parts):
-                self._parts = parts
-                return meta_answer(op, self.world, self.rank)
-            case _:
-                return meta_answer(op, self.world, self.rank)
+    def __init__(self, transport: ReplayTransport) -> None:
+        self._transport = transport
+        self.jobs: list[tuple[float, float]] = []  # (begin, end) of each
 
-    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
-        answer = self.answer(op)
-        return lambda: answer
+    def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
+        began, work = time.perf_counter(), Work(job, stream=None, on_failure=on_failure)
+        self._transport.pause()
+        work.run()
+        self._transport.pause()
+        self.jobs.append((began, time.perf_counter()))
+        return work
 
-    def make_progress(self) -> bool:
-        """Everything is answered at once."""
-        return False
-
-    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """They are alike."""
-
-    def all_gather_text(self, text: str) -> list[str]:
-        return [text] * self.world
-
-    def part(self, size: int) -> _Echo:
-        return _Echo(size)
+    def beside(self) -> _InlineCommThread:
+        return self
 
     def close(self) -> None:
-        """There is nobody to leave."""
+        """There is no thread to end."""
 
 
-def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(tensor.shape, tensor.dtype) for tensor in payload]
+def _part(script: ScriptSeconds, share: float) -> BucketTiming:
+    return BucketTiming([share * each for each in script.computing], [share * each for each in script.engine])
 
 
-# -- exchanges of gradients, and turns of parameters -------------------------------------------------------------------
+@dataclass(frozen=True)
+class StageTimer:
+    """Makes a real synchronizer exchange whenever it is asked to."""
 
+    stage: Stage
+    synchronizer: Synchronizer
+    fragments: Fragments
+    parameters: Mapping[str, Parameter]
+    fresh: Gradients
+    compressor: TimedCompressor
+    threads: _InlineCommThread
 
-def exchange(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients) -> list[BucketTiming]:
-    """Exchange gradients once."""
-    pairs = [BucketInput([(view, fresh[name]) for name, view in bucket.views.items()]) for bucket in buckets]
-    found, all_staged = _travel(buckets, pairs, compressor, workers, without_own)
-    for bucket, staged in zip(buckets, all_staged, strict=True):
-        bucket.state = staged.next_state.after(bucket.state)
-    return found
+    def exchange(self, number: int) -> list[BucketTiming]:
+        """The `number`-th exchange of each fragment since compressors' warm-ups are over; by bucket."""
+        return [timed for place, buckets in enumerate(self.fragments) for timed in self._round(number, place, buckets)]
 
+    def _round(self, number: int, fragment: int, buckets: Sequence[Bucket]) -> list[BucketTiming]:
+        self._seek((STEADY + number) * self.stage.schedule.fragments + fragment)
+        for _ in range(self.stage.passes_per_step - 1):
+            self._pass()
+        self.compressor.scripts.clear()
+        offering, landing = self._pass()
+        whole = sum(bucket.layout.numel for bucket in buckets)
+        shares = [bucket.layout.numel / whole for bucket in buckets]
+        if isinstance(self.stage, GossipStage):  # one operation for all buckets
+            script = self.compressor.transport.scripts[-1]
+            return [_part(script, share) for share in shares]
+        offers, lands = self.stage.scheduled, self.stage.local_parameters
+        return [
+            BucketTiming(script.computing, script.engine, share * offering * offers, share * landing * lands)
+            for script, share in zip(self.compressor.scripts, shares, strict=True)
+        ]
 
-def late(buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients) -> list[BucketTiming]:
-    """Let copies of gradients travel once."""
-    parcels, offering = [], []
-    for bucket in buckets:
+    def _seek(self, number: int) -> None:
+        """Go to the last step before a round."""
+        step = self.stage.schedule.sync_round(number).launch - 1
+        if isinstance(self.stage, GossipStage) or not self.stage.scheduled:
+            self.synchronizer.begin_at(step)
+            return
+        there = {"step": step, "turn": number, "reference": 1.0, "flights": []}
+        self.synchronizer.resume({**self.synchronizer.progress(), **there}, self.synchronizer.remembered())
+
+    def _pass(self) -> tuple[float, float]:
+        """One backward pass and optimizer step; seconds before the communication thread's jobs, and after them."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = self.fresh[name]
+            if self.stage.local_parameters:
+                parameter.sub_(self.fresh[name])
+        self.threads.jobs.clear()
         began = time.perf_counter()
-        flat = torch.zeros_like(bucket.flat)
-        torch._foreach_copy_([slot.view(flat) for slot in bucket.layout], [fresh[name] for name in bucket.layout.names])
-        flat.div_(1.0)  # the loss scale
-        offering.append(time.perf_counter() - began)
-        parcels.append(OutgoingBucket(bucket, flat, keeps=False))
-    found, all_staged = _travel(parcels, [NO_INPUT] * len(parcels), compressor, workers, without_own)
-    for timed, seconds, bucket, staged in zip(found, offering, buckets, all_staged, strict=True):
-        bucket.state = staged.next_state.after(bucket.state)
-        timed.offering = seconds
-    return found
-
-
-@torch.no_grad()
-def turn(
-    strategy: AveragingStrategy, buckets: Sequence[Bucket], compressor: Compressor, workers: int, fresh: Gradients
-) -> list[BucketTiming]:
-    """Let parameters take their turn once, and leave them as they are; `fresh` travels as what they changed by."""
-    memories = [strategy.begin(_gathered(bucket)) for bucket in buckets]
-    offers = [_offer(strategy, bucket, memory) for bucket, memory in zip(buckets, memories, strict=True)]
-    for parcel, _ in offers:
-        views = [slot.view(parcel.flat) for slot in parcel.layout]
-        torch._foreach_copy_(views, [fresh[name] for name in parcel.layout.names])
-    keep = with_own if strategy.needs_own else without_own
-    found, all_staged = _travel([parcel for parcel, _ in offers], [NO_INPUT] * len(offers), compressor, workers, keep)
-    for timed, (parcel, offering), memory, staged in zip(found, offers, memories, all_staged, strict=True):
-        parcel.bucket.state = staged.next_state.after(parcel.bucket.state)
-        timed.offering, timed.landing = offering, _land(strategy, parcel.bucket, memory, staged)
-    return found
-
-
-@torch.no_grad()
-def mix(rule: MixingRule, buckets: Sequence[Bucket], fresh: Gradients) -> list[BucketTiming]:
-    """Make a round with one neighbour that says the same; `fresh` is what parameters changed by."""
-    found = []
-    for bucket in buckets:
-        x, at = FlatTensors(_gathered(bucket), bucket.layout), AggregationContext(step=STEADY)
-        memory = rule.begin(x.flat)
-        for name, view in x.items():
-            view.add_(fresh[name])
-        moments = [time.perf_counter()]
-        offer = rule.offer(x, memory, bucket.state, at, told=1)
-        moments += [time.perf_counter()] * 2
-        rule.land(x.flat, x.layout, memory, offer, [NeighborMessage(0.5, offer.payload, at)])
-        encoding, engine, decoding = np.diff([*moments, time.perf_counter()]).tolist()
-        bucket.state = offer.next_state.after(bucket.state)
-        found.append(BucketTiming([encoding, decoding], [engine]))
-    return found
-
-
-def _offer(strategy: AveragingStrategy, bucket: Bucket, memory: Memory) -> tuple[OutgoingBucket, float]:
-    began = time.perf_counter()
-    flat = _gathered(bucket) if strategy.needs_own else _gather(bucket, bucket.flat)
-    strategy.offer(flat, memory)
-    return OutgoingBucket(bucket, flat, strategy.needs_own), time.perf_counter() - began
-
-
-def _land(strategy: AveragingStrategy, bucket: Bucket, memory: Memory, staged: AggregationResult) -> float:
-    began = time.perf_counter()
-    flat = _gathered(bucket)
-    strategy.land(flat, memory, staged.mean, staged.own if strategy.needs_own else None)
-    torch._foreach_copy_(list(bucket.views.values()), [slot.view(flat) for slot in bucket.layout])  # not the parameters
-    return time.perf_counter() - began
-
-
-def _gathered(bucket: Bucket) -> Tensor:
-    return _gather(bucket, torch.empty_like(bucket.flat))
-
-
-def _gather(bucket: Bucket, flat: Tensor) -> Tensor:
-    parameters = [parameter.detach() for parameter in bucket.parameters.values()]
-    torch._foreach_copy_([slot.view(flat) for slot in bucket.layout], parameters)
-    return flat
-
-
-def _travel(
-    cargo: Sequence[Reducible],
-    fresh: Sequence[BucketInput],
-    compressor: Compressor,
-    workers: int,
-    keep: Callable[[AggregationResult], AggregationResult],
-) -> tuple[list[BucketTiming], Sequence[AggregationResult]]:
-    echo, at = _Echo(workers), AggregationContext(step=STEADY, world=workers)
-    names = [name for each in cargo for name in each.layout.names]
-    # One after the other, or a bucket's seconds would be told among those of others.
-    round_ = StepReduction(compressor, echo, names, at, reference=1.0, weight=1.0, keep=keep, window=1)
-    found = []
-    for each, pairs in zip(cargo, fresh, strict=True):
-        echo.moments = [time.perf_counter()]
-        if each is cargo[-1]:
-            round_.close(each, pairs, 1.0, _closing(len(names)))
-        else:
-            round_.exchange(each, pairs, 1.0)
-        seconds = np.diff([*echo.moments, time.perf_counter()]).tolist()
-        found.append(BucketTiming(seconds[::2], seconds[1::2]))
-    return found, round_.staged
-
-
-def _closing(parameters: int) -> StepTrailer:
-    report = StepReport(
-        weight=1.0,
-        presence=Presence.TRAINING,
-        settings=0,
-        first_nonfinite=NOBODY,
-        used=np.ones(parameters, dtype=bool),
-        moved=np.zeros(0, dtype=bool),
-    )
-    return StepTrailer(report=report, settings="", buffers=())
+        self.synchronizer.before_step(closure=False)
+        self.synchronizer.after_step()
+        self.synchronizer.arrive()
+        ended, jobs = time.perf_counter(), self.threads.jobs or [(began, began)]
+        return jobs[0][0] - began, ended - jobs[-1][1]

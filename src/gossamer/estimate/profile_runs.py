@@ -1,4 +1,4 @@
-"""What a step takes without a network: a script runs for a few steps, in as many copies as share the processor."""
+"""Profiling runs: a script's step without a network, timed in as many copies as will share the processor."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ LINES_OF_ERROR = 8
 MOST_ENTRIES = 2**29
 
 
-class MeasureError(GossamerError, RuntimeError):
+class ProfileError(GossamerError, RuntimeError):
     """A script that could not be measured."""
 
 
-def measure(script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1) -> WorkloadProfile:
-    """Run `copies` of a script at once until each has made some steps; the mean of what they took.
+def profile_script(
+    script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1
+) -> WorkloadProfile:
+    """Run `copies` of a script at once until each has made some steps; the mean of their profiles.
 
     As many copies as workers that will share this machine: they slow each other down as those will.
     """
@@ -87,15 +89,15 @@ def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path
         return
     if exit_code:
         tail = (directory / f"errors-{copy}").read_text(errors="replace").splitlines()[-LINES_OF_ERROR:]
-        raise MeasureError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
-    raise MeasureError(
+        raise ProfileError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
+    raise ProfileError(
         f"{script} ended too soon to be measured. It must attach a recipe and make at least {FEWEST_STEPS} steps: pass "
         "the arguments with which it trains, or leave it out and say --step-seconds 0.2."
     )
 
 
 def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
-    """Every number's mean over the copies; what they are the numbers of is the same in all."""
+    """Every number's mean over the copies, whose buckets are the same."""
 
     def mean(values: Sequence[Sequence[float]]) -> list[float]:
         return [float(value) for value in np.mean(values, axis=0)]
@@ -119,8 +121,8 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
     )
 
 
-def assume(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> WorkloadProfile:
-    """A step of given length, of which backward takes two thirds; its codecs are measured here, with random numbers.
+def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> WorkloadProfile:
+    """The profile of a step of given length, two thirds of it backward; codecs are timed here, with random numbers.
 
     Gradients appear evenly, by their entries; buckets of equal shapes are measured once, with the threads that each of
     so many workers would have on this machine.
@@ -176,13 +178,13 @@ def _assumed_buckets(
 
 def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> dict[str, Any]:
     if layout.numel > MOST_ENTRIES:
-        raise MeasureError(
+        raise ProfileError(
             f"a bucket of {layout.numel:,} entries is too large to be compressed here, and how long that takes would "
             "have to be guessed. Ask for a smaller model, such as --parameters 1000000000."
         )
     kind = dtype_of(dtype)
     parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
     buckets = [Bucket(parameters, compressor, AggregationContext(step=STEADY, world=workers))]
-    fresh = {name: parameter.detach() for name, parameter in parameters.items()}
+    fresh = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     (found,) = time_stage(stage, [buckets], compressor, workers, fresh)
     return found

@@ -1,4 +1,4 @@
-"""One copy of a script that is measured: how its steps pass, and how fast its gradients are compressed.
+"""Profiler: runs one copy of a user's script, and times its steps and the compression of its gradients.
 
 `python -m gossamer.estimate.profiler DIRECTORY COPY COPIES WORKERS SCRIPT ARGS...` leaves its numbers in DIRECTORY.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from gossamer.compressors import Dense
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, dtype_name
 from gossamer.estimate.exchange_timer import Gradients, time_stage
-from gossamer.estimate.user_script import as_main
+from gossamer.estimate.user_script import run_as_main
 from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
@@ -52,12 +51,12 @@ def results(directory: Path, copies: int) -> list[Path]:
 
 
 class _Done(BaseException):
-    """Ends a script that has been measured. Not an Exception, so that its own handlers let it pass."""
+    """Ends a script that has been profiled. Not an Exception, so that its own handlers let it pass."""
 
 
 @dataclass(frozen=True)
-class _Meeting:
-    """Copies tell each other how far they are: by files. Whoever waits goes on training, so that all stay busy."""
+class _Barrier:
+    """A barrier between copies, made of files. A copy that waits goes on training, so that all stay busy."""
 
     directory: Path
     copy: int
@@ -71,30 +70,30 @@ class _Meeting:
 
 
 @dataclass
-class _Times:
+class _StepMoments:
     """The moments of one step."""
 
     begin: float
-    ready: list[float]
-    backward: float = 0.0
+    ready: list[float]  # when each bucket's gradients were complete
+    backward: float = 0.0  # when that pass was over
     end: float = 0.0
 
 
 @dataclass
-class _Probe:
+class _StepProfiler:
     """Watches a session's steps from outside, and ends the script when it has seen enough."""
 
-    meeting: _Meeting
+    barrier: _Barrier
     workers: int
-    asker: int = field(default_factory=os.getppid)
-    session: Session | None = None
-    stage: Stage = AT_ONCE
-    fragments: Fragments = ()
-    site: Sequence[Bucket] = ()
-    buckets: Sequence[Bucket] = ()
-    steps: int = 0
-    kept: list[_Times] = field(default_factory=list)
-    now: _Times | None = None
+    parent: int = field(default_factory=os.getppid)  # the process that will read the profile
+    session: Session | None = None  # the first that made a step
+    stage: Stage = AT_ONCE  # of its recipe, the one that lasts
+    fragments: Fragments = ()  # of that stage
+    site: Sequence[Bucket] = ()  # of the gradients that a site averages, if there are sites
+    buckets: Sequence[Bucket] = ()  # whose gradients are watched: the site's, or all fragments'
+    steps: int = 0  # so far
+    kept: list[_StepMoments] = field(default_factory=list)  # after warming up
+    now: _StepMoments | None = None  # of the step that goes on
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         session = next(
@@ -102,18 +101,18 @@ class _Probe:
         )
         if session is None:
             return
-        if os.getppid() != self.asker:
-            raise _Done  # nobody is left to read what would be found
+        if os.getppid() != self.parent:
+            raise _Done  # there is no reader any more
         if self.session is None:
             self._watch(session)
         _synchronize()
         moment = time.perf_counter()
         self._count(moment)
         if len(self.kept) >= STEPS:
-            self.meeting.arrive("steps")
-            if self.meeting.all_at("steps"):
+            self.barrier.arrive("steps")
+            if self.barrier.all_at("steps"):
                 self._finish(session)
-        self.now = _Times(time.perf_counter(), [0.0] * len(self.buckets))
+        self.now = _StepMoments(time.perf_counter(), [0.0] * len(self.buckets))
 
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.steady_stage
@@ -142,28 +141,28 @@ class _Probe:
             return
         self.steps += 1
         if self.steps >= WARM_UP_STEPS:
-            self.meeting.arrive("warm")
-        if self.steps > WARM_UP_STEPS and self.now.backward and self.meeting.all_at("warm") and len(self.kept) < STEPS:
+            self.barrier.arrive("warm")
+        if self.steps > WARM_UP_STEPS and self.now.backward and self.barrier.all_at("warm") and len(self.kept) < STEPS:
             self.now.end = moment
             self.kept.append(self.now)
 
     def _finish(self, session: Session) -> None:
-        """Measure the codecs with the gradients that are here, next to copies that do the same."""
+        """Time the codecs on this step's gradients, beside copies that do the same."""
         fresh = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
             for bucket in self.buckets
             for name, parameter in bucket.parameters.items()
         }
         measured = self._measured(session, fresh)
-        self.meeting.arrive("codecs")
-        while not self.meeting.all_at("codecs"):
+        self.barrier.arrive("codecs")
+        while not self.barrier.all_at("codecs"):
             self._buckets(session, fresh)
-        path = results(self.meeting.directory, self.meeting.copies)[self.meeting.copy]
+        path = results(self.barrier.directory, self.barrier.copies)[self.barrier.copy]
         path.write_text(json.dumps(measured.to_json()))
         raise _Done
 
     def _buckets(self, session: Session, fresh: Gradients) -> tuple[list[BucketProfile], list[BucketProfile]]:
-        """Those of the recipe, and those within a site."""
+        """The buckets of the recipe's stage, and those within a site."""
         found = time_stage(self.stage, self.fragments, session.recipe.compressor, self.workers, fresh)
         places = [place for place, buckets in enumerate(self.fragments) for _ in buckets]
         buckets = [bucket for buckets in self.fragments for bucket in buckets]
@@ -183,7 +182,7 @@ class _Probe:
         return [median(max(step.ready[: place + 1]) - step.begin for step in self.kept) for place in places]
 
     def _measured(self, session: Session, fresh: Gradients) -> WorkloadProfile:
-        busy = self.meeting.copies * torch.get_num_threads()
+        busy = self.barrier.copies * torch.get_num_threads()
         said = begun(session.model, session.optimizer, session.recipe, self.fragments, SimulatedGroup(1).transports[0])
         buckets, site_buckets = self._buckets(session, fresh)
         return WorkloadProfile(
@@ -197,7 +196,7 @@ class _Probe:
             site_buckets=site_buckets,
             site_control_bytes=said.site_control_bytes,
             crowded=not self.buckets[0].flat.is_cuda and busy >= (os.cpu_count() or 1),
-            copies=self.meeting.copies,
+            copies=self.barrier.copies,
         )
 
 
@@ -226,16 +225,15 @@ def _synchronize() -> None:
 
 def main() -> None:
     directory, copy, copies, workers, script, *arguments = sys.argv[1:]
-    meeting = _Meeting(Path(directory), int(copy), int(copies))
-    register_optimizer_step_post_hook(_Probe(meeting, int(workers)).after_step)
+    barrier = _Barrier(Path(directory), int(copy), int(copies))
+    register_optimizer_step_post_hook(_StepProfiler(barrier, int(workers)).after_step)
     try:
-        with as_main(Path(script), arguments, resolve(os.environ["GOSSAMER_RECIPE"])):
-            runpy.run_path(script, run_name="__main__")
+        run_as_main(Path(script), arguments, resolve(os.environ["GOSSAMER_RECIPE"]))
     except _Done:
         pass
     finally:
-        for stage in ("warm", "steps", "codecs"):  # nobody waits for a copy that has ended
-            meeting.arrive(stage)
+        for stage in ("warm", "steps", "codecs"):  # or the others would wait for a copy that has ended
+            barrier.arrive(stage)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Turns in virtual time: what travels while workers train apart, and how long training waits for it."""
+"""Schedule simulation in virtual time: sync rounds in flight beside training, and how long training waits for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from gossamer.estimate.step_simulator import AnswerTimes, BucketJob, OnLane, Pace, run_jobs, run_step
+from gossamer.estimate.step_simulator import AnswerTimes, BucketJob, Pace, VirtualCommThread, run_jobs, run_step
 from gossamer.strategies import PeriodicSchedule
 
 STEPS_UNTIL_STEADY = 4
@@ -17,14 +17,11 @@ CYCLES = 2  # that count
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
-    """What one fragment's turns are made of: the lane's jobs; offering, landing: what the training thread does.
+    """What one fragment's sync round is made of."""
 
-    The first job is over before any other begins: it says who comes.
-    """
-
-    jobs: Sequence[BucketJob]
-    offering_seconds: float = 0.0
-    landing_seconds: float = 0.0
+    jobs: Sequence[BucketJob]  # of the communication thread; the first, a participation poll, ends before the others
+    offering_seconds: float = 0.0  # of the training thread, before the round
+    landing_seconds: float = 0.0  # of the training thread, after it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +29,13 @@ class PerStep:
     """Seconds of one step in the long run, means over workers."""
 
     seconds: float
-    waiting: float
-    wire: float
-    codec: float
+    waiting: float  # of the training thread, for the communication thread
+    wire: float  # of the communication thread, for answers
+    codec: float  # of the communication thread, computing
 
 
 def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lines: AnswerTimes, world: int) -> PerStep:
-    """Go through a schedule until it repeats itself, and then some periods more. trips: by fragment."""
+    """Simulate a schedule until it repeats itself, and then the periods that count. trips: by fragment."""
     workers = [
         _VirtualWorker(pass_seconds=pace.backward_seconds + pace.rest_seconds, crowded=pace.crowded)
         for _ in range(world)
@@ -50,19 +47,19 @@ def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lin
             before = _spent(workers)
         for fragment, trip in enumerate(trips):
             _, launch, landing = schedule.sync_round(cycle * schedule.fragments + fragment)
-            _fly(trip, launch, landing, workers, lines)
+            _run_round(trip, launch, landing, workers, lines)
         for worker in workers:
             worker.land_until((cycle + 1) * schedule.period)
     return _per_step(before, _spent(workers), CYCLES * schedule.period)
 
 
-def _fly(trip: Trip, launch: int, landing: int, workers: Sequence[_VirtualWorker], lines: AnswerTimes) -> None:
+def _run_round(trip: Trip, launch: int, landing: int, workers: Sequence[_VirtualWorker], lines: AnswerTimes) -> None:
     for worker in workers:
-        worker.take_off(launch, landing, trip.offering_seconds)
+        worker.send(launch, landing, trip.offering_seconds)
     run_jobs(trip.jobs[:1], workers, lines)
     run_jobs(trip.jobs[1:], workers, lines)
     for worker in workers:
-        worker.under_way.append((landing, worker.comm_thread, trip.landing_seconds))
+        worker.under_way.append((landing, worker.free_at, trip.landing_seconds))
 
 
 def run_sites(
@@ -74,7 +71,7 @@ def run_sites(
     lines: AnswerTimes,
     world: int,
 ) -> PerStep:
-    """Steps within sites, whose lines are `inside`, and turns between all, which every worker waits for."""
+    """Steps within sites, over `inside`, and rounds between all workers, which every worker waits for."""
     workers = [_VirtualWorker(pass_seconds=0.0, crowded=False) for _ in range(world)]
     before = _spent(workers)
     for cycle in range(1 + CYCLES):
@@ -84,7 +81,7 @@ def run_sites(
             number = cycle * schedule.fragments + fragment
             launch = schedule.sync_round(number).launch
             _steps(launch - (schedule.sync_round(number - 1).launch if number else 0), jobs, workers, pace, inside)
-            _fly(trip, launch, launch, workers, lines)
+            _run_round(trip, launch, launch, workers, lines)
             for worker in workers:
                 worker.land_until(launch)
     return _per_step(before, _spent(workers), CYCLES * schedule.period)
@@ -113,7 +110,7 @@ def _spent(workers: Sequence[_VirtualWorker]) -> Spent:
 
 
 def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
-    """By as much as a lane falls behind more and more, training will wait once the delay is used up."""
+    """A communication thread that falls behind in every period is waited for as long, once the delay is used up."""
     found = [[(b - a) / steps for a, b in zip(*both, strict=True)] for both in zip(before, after, strict=True)]
     seconds, waiting, wire, codec, behind = (fmean(each) for each in zip(*found, strict=True))
     late = max(0.0, behind)
@@ -121,33 +118,29 @@ def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
 
 
 @dataclass(kw_only=True)
-class _VirtualWorker(OnLane):
-    """One rank: its training thread, `passes` backward passes on at `now`, beside its lane.
+class _VirtualWorker(VirtualCommThread):
+    """One rank: its training thread beside its communication thread."""
 
-    under_way: (landing, when it has arrived, seconds of the landing); shares: from when to when the lane computes
-    beside training on a crowded processor, so that either goes half as fast; waits: when training will wait for what
-    is on the lane.
-    """
-
-    pass_seconds: float
-    crowded: bool
-    now: float = 0.0
-    passes: int = 0
-    waiting: float = 0.0
-    waits: float = 0.0
-    under_way: deque[tuple[int, float, float]] = field(default_factory=deque)
+    pass_seconds: float  # of one backward pass and optimizer step
+    crowded: bool  # whether all cores are busy
+    now: float = 0.0  # of the training thread
+    passes: int = 0  # backward passes by `now`
+    waiting: float = 0.0  # seconds so far
+    waits: float = 0.0  # when training will wait for the round that the communication thread is at
+    under_way: deque[tuple[int, float, float]] = field(default_factory=deque)  # (landing pass, arrival, its seconds)
+    #: (begin, end) of computing beside training on a crowded processor, so that either goes half as fast
     shares: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def behind(self) -> float:
-        """How much longer the lane will be busy."""
-        return max(0.0, self.comm_thread - self.now)
+        """How much longer the communication thread will be busy."""
+        return max(0.0, self.free_at - self.now)
 
-    def take_off(self, launch: int, landing: int, offering_seconds: float) -> None:
+    def send(self, launch: int, landing: int, offering_seconds: float) -> None:
         self.land_until(launch - 1)
         self._train_until(launch)
         self._train(offering_seconds)
-        self.comm_thread = max(self.comm_thread, self.now)
+        self.free_at = max(self.free_at, self.now)
         ahead = copy(self)
         ahead.under_way = self.under_way.copy()
         ahead.land_until(landing)
@@ -178,8 +171,8 @@ class _VirtualWorker(OnLane):
         self.now += seconds
 
     def compute(self, seconds: float) -> None:
-        shared = min(seconds, max(0.0, self.waits - self.comm_thread)) if self.crowded else 0.0
+        shared = min(seconds, max(0.0, self.waits - self.free_at)) if self.crowded else 0.0
         if shared:
-            self.shares.append((self.comm_thread, self.comm_thread + 2 * shared))
+            self.shares.append((self.free_at, self.free_at + 2 * shared))
         self.waits += shared
         super().compute(seconds + shared)

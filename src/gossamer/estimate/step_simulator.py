@@ -1,4 +1,4 @@
-"""Steps in virtual time: a lane that takes buckets while the backward pass goes on, on every rank at once."""
+"""Step simulation in virtual time: each rank's communication thread reduces buckets while its backward pass runs."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from gossamer.runtime.pipeline import DEPTH, Pipeline
 
 @dataclass(frozen=True, kw_only=True)
 class BucketJob:
-    """One bucket on the lane. rounds: (seconds of computing before it, the word, seconds of arithmetic within it).
+    """One bucket's work on the communication thread."""
 
-    A tuple of words is what each rank says; one word is what all of them say.
-    """
-
-    ready_seconds: float = 0.0
+    ready_seconds: float = 0.0  # after the step began, its gradients are complete
+    #: (computing before the operation, the operation of all ranks or of each, arithmetic within it), in seconds
     rounds: Sequence[tuple[float, CollectiveOp | tuple[CollectiveOp, ...], float]]
-    last_seconds: float = 0.0
+    last_seconds: float = 0.0  # computing after the last operation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step took: by rank, in seconds. ends: the moments at which it was over; wire: as in drive.Performed."""
+    """What one step took: by rank, in seconds."""
 
-    ends: Sequence[float]
-    waiting: Sequence[float]
-    wire: Sequence[float]
-    codec: Sequence[float]
+    ends: Sequence[float]  # the moments at which it was over
+    waiting: Sequence[float]  # of the training thread, for the communication thread
+    wire: Sequence[float]  # of the communication thread, for answers: as in runner.ScriptCost
+    codec: Sequence[float]  # of the communication thread, computing
 
 
 class Pace(Protocol):
-    """What a worker does in a step without any network: as in foretell.Measured."""
+    """What a worker does in a step without a network: those fields of a WorkloadProfile that a simulation needs."""
 
     @property
     def backward_seconds(self) -> float: ...
@@ -46,52 +44,52 @@ class Pace(Protocol):
 
 
 class AnswerTimes(Protocol):
-    """Says when words have their answers: given everyone's words and the moments at which they say them."""
+    """Network model: when each rank has the answer to an operation, given the moments at which the ranks issue it."""
 
     def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]: ...
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
 
 
 @dataclass
-class OnLane:
-    """One rank's lane: when it is free, and what it has spent so far."""
+class VirtualCommThread:
+    """One rank's communication thread."""
 
-    comm_thread: float = 0.0
-    wire: float = 0.0
-    codec: float = 0.0
+    free_at: float = 0.0
+    wire: float = 0.0  # seconds spent so far, waiting for answers
+    codec: float = 0.0  # seconds spent so far, computing
 
     def compute(self, seconds: float) -> None:
-        self.comm_thread += seconds
+        self.free_at += seconds
         self.codec += seconds
 
-    def hear(self, moment: float) -> None:
-        """Wait for what comes at that moment, or is there already."""
-        self.wire += max(0.0, moment - self.comm_thread)
-        self.comm_thread = max(self.comm_thread, moment)
+    def wait_until(self, moment: float) -> None:
+        """Wait for an answer that comes at that moment, or has come."""
+        self.wire += max(0.0, moment - self.free_at)
+        self.free_at = max(self.free_at, moment)
 
 
 @dataclass
-class _Going:
-    """A job on every rank's lane at once. said: how many words; answered: when the last one's answers come, by rank."""
+class _RunningJob:
+    """A job on all ranks' communication threads at once."""
 
     job: BucketJob
-    ranks: Sequence[OnLane]
+    ranks: Sequence[VirtualCommThread]
     lines: AnswerTimes
-    said: int = 0
-    answered: Sequence[float] = ()
+    issued: int = 0  # operations
+    answered: Sequence[float] = ()  # when the last operation's answers come, by rank
 
     def advance(self) -> bool:
-        if self.said:
-            _hear(self.ranks, self.answered)
-        if self.said == len(self.job.rounds):
+        if self.issued:
+            _wait_until(self.ranks, self.answered)
+        if self.issued == len(self.job.rounds):
             self._compute(self.job.last_seconds)
             return False
-        computing, op, engine = self.job.rounds[self.said]
+        computing, op, engine = self.job.rounds[self.issued]
         self._compute(computing)
         ops = op if isinstance(op, tuple) else [op] * len(self.ranks)
-        heard = self.lines.answer(ops, [rank.comm_thread for rank in self.ranks])
+        heard = self.lines.answer(ops, [rank.free_at for rank in self.ranks])
         self.answered = [moment + engine for moment in heard]
-        self.said += 1
+        self.issued += 1
         return True
 
     def _compute(self, seconds: float) -> None:
@@ -99,20 +97,20 @@ class _Going:
             rank.compute(seconds)
 
 
-def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[OnLane], lines: AnswerTimes) -> None:
-    """Jobs that are all ready."""
+def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[VirtualCommThread], lines: AnswerTimes) -> None:
+    """Run jobs that are all ready."""
     pipeline = Pipeline()
     for job in jobs:
-        pipeline.put(_Going(job, ranks, lines))
+        pipeline.put(_RunningJob(job, ranks, lines))
     pipeline.finish()
 
 
 def run_step(
     jobs: Sequence[BucketJob], pace: Pace, lines: AnswerTimes, begins: Sequence[float], window: int = DEPTH
 ) -> Step:
-    """One step of every rank: a lane that takes buckets in order, each when it is ready and the lane is free.
+    """One step of every rank: buckets in order, each once it is ready and the communication thread is free.
 
-    window: as of the conveyor.
+    window: the pipeline's depth.
     """
     ranks = [
         _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
@@ -121,11 +119,11 @@ def run_step(
     for job in jobs:
         for rank in ranks:
             rank.wait_for(job.ready_seconds)
-        pipeline.put(_Going(job, ranks, lines))
+        pipeline.put(_RunningJob(job, ranks, lines))
     pipeline.finish()
     for nbytes in pace.buffer_bytes if jobs else ():
-        _hear(ranks, lines.broadcast(nbytes, [rank.comm_thread for rank in ranks]))
-    resumed = [max(rank.comm_thread, rank.backward) for rank in ranks]
+        _wait_until(ranks, lines.broadcast(nbytes, [rank.free_at for rank in ranks]))
+    resumed = [max(rank.free_at, rank.backward) for rank in ranks]
     return Step(
         ends=[moment + pace.rest_seconds for moment in resumed],
         waiting=[moment - rank.backward for moment, rank in zip(resumed, ranks, strict=True)],
@@ -134,26 +132,26 @@ def run_step(
     )
 
 
-def _hear(ranks: Sequence[OnLane], moments: Sequence[float]) -> None:
+def _wait_until(ranks: Sequence[VirtualCommThread], moments: Sequence[float]) -> None:
     for rank, moment in zip(ranks, moments, strict=True):
-        rank.hear(moment)
+        rank.wait_until(moment)
 
 
 @dataclass(kw_only=True)
-class _InStep(OnLane):
-    """begin: of the step; backward: when that pass will be over; delay: of it, because processors are shared."""
+class _InStep(VirtualCommThread):
+    """A communication thread beside one backward pass."""
 
-    begin: float
-    backward: float
-    crowded: bool
-    delay: float = 0.0
+    begin: float  # of the step
+    backward: float  # when that pass will be over
+    crowded: bool  # whether all cores are busy
+    delay: float = 0.0  # of the backward pass, because processors are shared
 
     def wait_for(self, ready_seconds: float) -> None:
-        self.comm_thread = max(self.comm_thread, self.begin + ready_seconds + self.delay)
+        self.free_at = max(self.free_at, self.begin + ready_seconds + self.delay)
 
     def compute(self, seconds: float) -> None:
         """Where all cores are busy, the backward pass and this thread take turns while both have something to do."""
-        shared = min(seconds, max(0.0, self.backward - self.comm_thread)) if self.crowded else 0.0
+        shared = min(seconds, max(0.0, self.backward - self.free_at)) if self.crowded else 0.0
         self.delay += shared
         self.backward += shared
         super().compute(seconds + shared)

@@ -1,12 +1,12 @@
-"""User scripts: run one in this process until it attaches."""
+"""User scripts: runs one in this process as `python script.py` would, with a recipe in place of its own."""
 
 from __future__ import annotations
 
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from gossamer.errors import AttachError
@@ -15,7 +15,7 @@ from gossamer.recipes.recipe import Recipe
 
 
 class _Seen(BaseException):
-    """Ends a script where it attaches. Not an Exception, so that a script's own handlers let it pass."""
+    """Ends a script where it attaches. Not an Exception, so that its own handlers let it pass."""
 
 
 def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attached:
@@ -29,8 +29,8 @@ def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attac
 
     unsubscribe = subscribe(listen)
     try:
-        with as_main(script, arguments, recipe), redirect_stdout(sys.stderr):
-            runpy.run_path(str(script), run_name="__main__")
+        with redirect_stdout(sys.stderr):
+            run_as_main(script, arguments, recipe)
     except (_Seen, SystemExit):
         pass
     finally:
@@ -43,15 +43,14 @@ def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attac
     return seen[0]
 
 
-@contextmanager
-def as_main(script: Path, arguments: Sequence[str], recipe: Recipe) -> Iterator[None]:
-    """What a script sees when it is started by name: its arguments, its folder first, and the recipe."""
+def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe) -> None:
+    """Run a script with what it sees when it is started by name (its arguments, its folder first) and the recipe."""
     argv, path, environment = sys.argv, sys.path, dict(os.environ)
     sys.argv = [str(script), *arguments]
     sys.path = [str(script.resolve().parent), *path]
     os.environ["GOSSAMER_RECIPE"] = repr(recipe)
     try:
-        yield
+        runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv, sys.path = argv, path
         os.environ.clear()

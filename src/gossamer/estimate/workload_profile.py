@@ -6,50 +6,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-STEADY = 2**40  # a step after any warm-up: what a training pays for most of its time
+STEADY = 2**40  # a step after any warm-up, as most of a training's are
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketProfile:
-    """What leaves together: `shapes` by name, and its seconds.
-
-    ready: after the step began its gradients are complete; computing: before the first word, between words, and after
-    the last; engine: arithmetic within each word, such as adding up; fragment: whose turn it takes; offering, landing:
-    on the training thread, where parameters are averaged.
-    """
+    """One bucket and its seconds in a step."""
 
     dtype: str
-    shapes: Mapping[str, Sequence[int]]
-    ready_seconds: float
-    computing_seconds: Sequence[float]
-    engine_seconds: Sequence[float]
-    fragment: int = 0
-    offering_seconds: float = 0.0
-    landing_seconds: float = 0.0
+    shapes: Mapping[str, Sequence[int]]  # by tensor name
+    ready_seconds: float  # after the step began, its gradients are complete
+    computing_seconds: Sequence[float]  # before the first operation, between operations, after the last
+    engine_seconds: Sequence[float]  # arithmetic within each operation, such as adding up
+    fragment: int = 0  # with which it is averaged
+    offering_seconds: float = 0.0  # of the training thread, before a sync round
+    landing_seconds: float = 0.0  # of the training thread, after it
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadProfile:
-    """What a worker does in a step without any network.
-
-    backward: from the end of the last step to the end of the backward pass; rest: from there to the end of the
-    optimizer's step; crowded: the workers keep all cores
-    busy, so that compressing slows the backward pass; buffer_bytes: of each tensor that travels from one rank each
-    step; rider_bytes: by fragment, of what is averaged along; site: what travels within sites in each step; copies: how
-    many were measured side by side, 0 where the step's length was given.
-    """
+    """One worker's step without a network."""
 
     recipe: str
-    backward_seconds: float
-    rest_seconds: float
+    backward_seconds: float  # from the end of the last step to the end of the backward pass
+    rest_seconds: float  # from there to the end of the optimizer's step
     buckets: Sequence[BucketProfile]
-    control_bytes: int = 0
-    buffer_bytes: Sequence[int] = ()
-    rider_bytes: Sequence[int] = ()
-    site_buckets: Sequence[BucketProfile] = field(default_factory=list)
+    control_bytes: int = 0  # of a step's report
+    buffer_bytes: Sequence[int] = ()  # of each tensor that one rank broadcasts in every step
+    rider_bytes: Sequence[int] = ()  # of the averaged state, by fragment
+    site_buckets: Sequence[BucketProfile] = field(default_factory=list)  # averaged within sites in every step
     site_control_bytes: int = 0
-    crowded: bool = False
-    copies: int = 1
+    crowded: bool = False  # the workers keep all cores busy, so that compressing slows the backward pass
+    copies: int = 1  # profiled side by side; 0 where the step's length was given
 
     @property
     def compute_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Records side by side: who was faster, who learned more from the same time, steps and bytes."""
+"""Comparison of records: step time, loss at equal time and equal steps, bytes, money."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SMOOTHED_POINTS = 10  # of a training loss, which is of single batches; a valida
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What a worker's hour and a sent gigabyte cost, in one currency."""
+    """Prices in one currency; None is free."""
 
-    per_hour: float | None = None
-    per_gigabyte: float | None = None
+    per_hour: float | None = None  # of one worker
+    per_gigabyte: float | None = None  # sent
 
     def of(self, record: Record, seconds: float) -> float | None:
         """What the whole run cost until `seconds`; None where nothing has a price."""
@@ -32,10 +32,7 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """One recipe's line. Losses are None where the script logged none in that range.
-
-    step_ratio: seconds per step over the first row's; unlimited_ratio: over the run without a network limit.
-    """
+    """One recipe's line. Losses are None where the script logged none in that range."""
 
     recipe: str
     step_seconds: float
@@ -46,22 +43,22 @@ class ComparisonRow:
     loss_at_equal_time: float | None
     loss_at_equal_steps: float | None
     seconds_to_target: float | None
-    step_ratio: float
-    unlimited_ratio: float | None
+    step_ratio: float  # seconds per step over the first row's
+    unlimited_ratio: float | None  # over those of the run without a network limit
     foretold_step_seconds: float | None
     money: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All rows, and the time and step at which losses are compared: the least that every run made."""
+    """All rows, and at what losses are compared."""
 
     rows: tuple[ComparisonRow, ...]
-    metric: str | None
-    equal_seconds: float
-    equal_steps: int
+    metric: str | None  # the loss that all scripts logged
+    equal_seconds: float  # of the shortest run
+    equal_steps: int  # of the run with the fewest
     target: Target | None
-    unlimited_step_seconds: float | None
+    unlimited_step_seconds: float | None  # of the run without a network limit
 
 
 def compare(
@@ -72,7 +69,7 @@ def compare(
     prices: Prices | None = None,
     foretold: Sequence[float | None] | None = None,
 ) -> Comparison:
-    """Put records beside each other; `unlimited` is the run without a network limit, where one was made."""
+    """Compare records; `unlimited` is the run without a network limit, where one was made."""
     metric = next((name for name in ("validation_loss", "loss") if all(name in r["metrics"] for r in records)), None)
     seconds = min(record["seconds"] for record in records)
     steps = min(record["steps"] for record in records)
@@ -124,7 +121,7 @@ def _row(
 
 
 def value_until(record: Record, metric: str | None, column: int, limit: float) -> float | None:
-    """What a metric was by then: column 0 counts in steps, 1 in seconds."""
+    """A metric's value at a limit: column 0 counts in steps, 1 in seconds."""
     points: Sequence[Any] = record["metrics"].get(metric, ()) if metric else ()
     seen = [point[2] for point in points if point[column] <= limit + 1e-9 and point[2] is not None]
     if not seen:

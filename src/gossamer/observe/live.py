@@ -1,4 +1,4 @@
-"""What the workers say of themselves while they run, as far as one glance shows."""
+"""Live view: follows the files that running workers write, and sums them up in one line of progress."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class LiveFile:
 
 @dataclass
 class Window:
-    """One worker's latest steps. heard: when the last of them came."""
+    """One worker's latest steps."""
 
     lines: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=WINDOW_LINES))
-    heard: float = 0.0
+    heard: float = 0.0  # when the last of them came
 
     @property
     def step(self) -> int:
@@ -66,7 +66,7 @@ class Window:
 
 @dataclass
 class Progress:
-    """Steps from the worker that is furthest ahead, of those that speak; sentences from all, each once."""
+    """Steps of the worker that is furthest ahead, of those that still write; sentences of all workers, each once."""
 
     clock: Callable[[], float] = time.monotonic
     attached: dict[str, Any] | None = None
@@ -76,14 +76,14 @@ class Progress:
 
     @property
     def window(self) -> deque[dict[str, Any]]:
-        """Of the furthest of those that spoke when the last one did, or little before: one that was lost is silent."""
+        """The steps of the furthest worker that was heard within SILENT_SECONDS of the last: lost ones are silent."""
         heard = [window for window in self._windows.values() if window.lines]
         latest = max((window.heard for window in heard), default=0.0)
         speaking = [window for window in heard if window.heard >= latest - SILENT_SECONDS]
         return max(speaking, key=lambda window: window.step).lines if speaking else deque()
 
     def take(self, line: dict[str, Any], worker: int = 0) -> str | None:
-        """Digest one live line of a worker; the sentence to show, if it is worth one that was not shown yet."""
+        """Take in one live line of a worker; returns a sentence to show, if there is a new one."""
         match line:
             case {"kind": "attached"}:
                 self.attached = line

@@ -1,4 +1,4 @@
-"""A comparison as one file that a browser shows: the table, the curves, nothing fetched from elsewhere."""
+"""HTML page of a comparison: one file with the table and the curves, which fetches nothing."""
 
 from __future__ import annotations
 

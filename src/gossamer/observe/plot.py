@@ -1,4 +1,4 @@
-"""A picture of records: what the loss cost in time and in bytes, and where a step's time went."""
+"""Plot of records (matplotlib): loss over time and over bytes, and where a step's time went."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.errors import GossamerError
 from gossamer.observe.record import Record
 from gossamer.observe.units import BYTE_UNITS
 
-# Told apart by people who see colours differently, too (Okabe and Ito)
+# Safe for color-blind readers (Okabe and Ito)
 RECIPE_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PART_COLORS = {
     "compute": "#4C6A92",
@@ -21,12 +21,11 @@ PART_COLORS = {
     "decode": "#8DA47E",
 }
 MAIN_PARTS = ("compute", "waiting")
-LANE_PARTS = ("encode", "wire", "decode")
 SMOOTHED_POINTS = 60
 
 
 def check_matplotlib() -> None:
-    """Fail before a run whose picture could not be drawn after it."""
+    """Raise GossamerError before a run whose picture could not be drawn after it."""
     if find_spec("matplotlib") is None:
         raise GossamerError(
             "A picture needs matplotlib, which is not installed here, and only the end of the run would tell. "
@@ -35,7 +34,7 @@ def check_matplotlib() -> None:
 
 
 def plot(records: Sequence[Record], path: Path, metric: str = "loss") -> None:
-    """Draw `records`, one colour a recipe, into the PNG file `path`."""
+    """Draw `records`, one color a recipe, into the PNG file `path`."""
     check_matplotlib()
     from matplotlib.figure import Figure
 
@@ -64,7 +63,7 @@ def _byte_unit(records: Sequence[Record]) -> tuple[str, float]:
 
 
 def _curve(axes: Any, across: list[float], values: list[float], color: str) -> None:
-    """Every value lightly, and what they are on average on top."""
+    """Every value lightly, their running mean on top."""
     width = len(values) // SMOOTHED_POINTS
     if width < 2:
         axes.plot(across, values, color=color, linewidth=1.8, marker="o" if len(values) == 1 else "")
@@ -94,7 +93,7 @@ def _dress(axes: Any, title: str, across: str, up: str) -> None:
 
 
 def _split(axes: Any, records: Sequence[Record]) -> None:
-    """Two bars a record: the training thread's time; below it the lane's, hidden behind computing or not."""
+    """Two bars a record: the training thread's time; below it the communication thread's, hidden or not."""
     drawn: set[str] = set()
     for place, record in enumerate(records):
         main = {part: record[f"{part}_seconds_per_step"] for part in MAIN_PARTS}

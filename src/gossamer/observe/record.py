@@ -1,4 +1,4 @@
-"""The record of a run: every rank's numbers, and their sum."""
+"""Run record: each rank's numbers, and one JSON record merged from them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,9 @@ NO_NETWORK: Record = {"network": None, "emulation": None}
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One rank's numbers over one session. Seconds and bytes per step are means unless they say otherwise.
+    """One rank's numbers over one session; seconds and bytes per step are means unless they say otherwise.
 
-    interface_bytes: that the kernel counted, whoever sent them, None where nobody looked; metrics: name -> (step,
-    seconds since the session began, value); checkpoints: (step, directory); digest: None where the session was not
-    closed, and so holds_merged: whether its own model is what was merged. median_seconds: over whole periods of a
-    schedule, of their mean steps. Of the times per step the first ten, or a fifth of fewer than fifty, are left out as
-    warm-up; bytes and totals count every step. bytes_pulled: from parameter servers; servers: what those said at the
-    end, None without them; lost: ranks that began on this machine and left no record; collectives: which table of hops
-    means of so many bytes took.
+    Times per step leave out the warm-up (recorder.warm_up); bytes and totals count every step.
     """
 
     rank: int
@@ -37,27 +31,27 @@ class RankRecord:
     parameters: int
     steps: int
     skipped_steps: int
-    seconds: float
-    median_seconds: float
+    seconds: float  # in all
+    median_seconds: float  # a step, of the means over whole periods of a schedule
     p90_seconds: float
     compute_seconds: float
-    waiting_seconds: float
+    waiting_seconds: float  # of the training thread, for the communication thread
     encode_seconds: float
     wire_seconds: float
     decode_seconds: float
     bytes_sent: float
-    bytes_pulled: float = 0.0
-    interface_bytes: float | None = None
-    residual_bytes: int = 0
+    bytes_pulled: float = 0.0  # from parameter servers
+    interface_bytes: float | None = None  # that the kernel counted, of all processes; None where it was not asked
+    residual_bytes: int = 0  # of compressors' states
     bucket_bytes: int = 0
     peak_resident_bytes: int = 0
-    digest: str | None = None
-    holds_merged: bool | None = None
-    metrics: dict[str, list[Point]] = field(default_factory=dict)
-    checkpoints: list[tuple[int, str]] = field(default_factory=list)
-    servers: dict[str, Any] | None = None
-    lost: tuple[int, ...] = ()
-    collectives: dict[str, str] = field(default_factory=dict)
+    digest: str | None = None  # of the parameters that all agree on; None where the session was not closed
+    holds_merged: bool | None = None  # whether the rank's own model is what was merged; None as above
+    metrics: dict[str, list[Point]] = field(default_factory=dict)  # (step, seconds since the session began, value)
+    checkpoints: list[tuple[int, str]] = field(default_factory=list)  # (step, directory)
+    servers: dict[str, Any] | None = None  # what parameter servers told at the end
+    lost: tuple[int, ...] = ()  # ranks that began on this machine and left no record
+    collectives: dict[str, str] = field(default_factory=dict)  # by bytes of a mean: which collective took it
 
 
 def rank_path(directory: Path, rank: int) -> Path:
@@ -69,10 +63,8 @@ def write_rank(directory: Path, record: RankRecord) -> None:
 
 
 def read_ranks(directory: Path) -> list[RankRecord]:
-    """What the ranks on this machine wrote, in their order; empty where none had a session.
-
-    Each says which others had begun here and were lost before they could write.
-    """
+    """The records of this machine's ranks, in order, each with the ranks that began here and left none; empty where
+    none had a session."""
     records = [RankRecord(**json.loads(path.read_text())) for path in directory.glob("record-*.json")]
     begun = {int(path.stem.split("-")[1]) for path in directory.glob("live-*.jsonl")}
     lost = tuple(sorted(begun - {record.rank for record in records}))
@@ -80,7 +72,7 @@ def read_ranks(directory: Path) -> list[RankRecord]:
 
 
 def write(path: Path, record: Record) -> None:
-    """Plain JSON, a line for every field: what is not a number is null. Readers find the whole file or none."""
+    """Write JSON atomically, a line for every field; numbers that are not finite are null."""
     draft = path.with_name(path.name + ".draft")
     fields = (f"  {json.dumps(name)}: {json.dumps(_plain(value), allow_nan=False)}" for name, value in record.items())
     draft.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
@@ -138,7 +130,7 @@ def _interface(ranks: Iterable[RankRecord]) -> float | None:
 
 
 def _agree(ranks: Sequence[RankRecord]) -> bool | None:
-    """Bitwise, at the end, of those that were not lost. A session that was never closed has shown nothing.
+    """Whether the ranks that were not lost agree bitwise at the end; a session that was not closed has no digest.
 
     None, for unknown, where the ranks given do agree but others are on other machines.
     """
@@ -148,13 +140,13 @@ def _agree(ranks: Sequence[RankRecord]) -> bool | None:
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:
-    """Whether every worker's own model is what was merged, on which all agree; None where one did not say."""
+    """Whether every worker's own model is the merged one; None where a worker's record does not tell."""
     held = [rank.holds_merged for rank in ranks]
     return None if None in held else all(held)
 
 
 def _servers(ranks: Sequence[RankRecord], bytes_pulled: float) -> Record | None:
-    """What the last worker to leave was told, with what all of them pulled; None where there were no servers."""
+    """What parameter servers told the last worker that left, and the bytes that all pulled; None without servers."""
     told = [rank.servers for rank in ranks if rank.servers is not None]
     if not told:
         return None
@@ -166,7 +158,7 @@ def _saved(ranks: Iterable[RankRecord]) -> list[tuple[int, str]]:
 
 
 def _merge_metrics(ranks: Iterable[RankRecord]) -> dict[str, list[Point]]:
-    """For each name and step the mean over whoever logged it."""
+    """For each name and step, the mean over the ranks that logged it."""
     logged: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for rank in ranks:
         for name, points in rank.metrics.items():

@@ -1,4 +1,4 @@
-"""Listens to one rank's events: keeps its numbers, and writes a few lines a second for whoever watches."""
+"""Recorder: listens to one rank's events, keeps its numbers, and writes a few live lines a second."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def peak_resident_bytes() -> int:
 
 @dataclass
 class Tally:
-    """What happened since a session began."""
+    """Running totals of one session."""
 
     attached: Attached
-    times: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in TIMES})
+    times: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in TIMES})  # by step
     steps: int = 0
     skipped_steps: int = 0
     bytes_sent: float = 0.0
     bytes_pulled: float = 0.0
-    counted: list[int] = field(default_factory=list)
-    last_moment: float = 0.0
-    latest: dict[str, float] = field(default_factory=dict)
+    counted: list[int] = field(default_factory=list)  # by the interface, after the first and the last step
+    last_moment: float = 0.0  # of any event
+    latest: dict[str, float] = field(default_factory=dict)  # value of each metric
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
     closed: Closed | None = None
@@ -86,7 +86,7 @@ class Tally:
             self.collectives[nbytes] = f"{before}, {collective}" if before else collective
 
     def count(self, counter: int) -> None:
-        """Of an interface's counter after every step, the first and the last matter."""
+        """Keep an interface's first counter and its last."""
         self.counted[1:] = [counter]
 
     def record(self) -> RankRecord:
@@ -126,7 +126,7 @@ class Tally:
 
 
 def by_period(seconds: npt.NDArray[np.float64], period: int) -> npt.NDArray[np.float64]:
-    """Means over whole periods of a schedule: where workers seldom talk, most steps say nothing of those that do."""
+    """Means over whole periods of a schedule: where sync rounds are rare, most steps have none."""
     whole = len(seconds) - len(seconds) % period
     periods = seconds[:whole].reshape(-1, period) if whole else seconds.reshape(1, -1)
     return np.asarray(periods.mean(axis=1))
@@ -163,8 +163,8 @@ class Recorder:
             self._take(event)
 
     def write(self) -> None:
-        """Leave this rank's record; nothing where no session was ever attached, or only for nothing: a worker that came
-        back when the others had come to the end remains lost."""
+        """Write this rank's record, if a session took part in training: a worker that came back when the others had
+        come to the end remains lost."""
         with self._lock:
             if self._tally is not None and self._tally.took_part:
                 write_rank(self._directory, self._tally.record())
@@ -252,5 +252,5 @@ def _servers(told: ServersTold | None) -> dict[str, Any] | None:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """JSON has no word for infinities and such."""
+    """Non-finite values as text, since JSON has no number for them."""
     return {name: value if np.isfinite(value) else str(value) for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""When a run has seen enough: a metric that reached its target, or time that is up."""
+"""Stopping rule of a run: a metric that reached its target, or time that is up."""
 
 from __future__ import annotations
 

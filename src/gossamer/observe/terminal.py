@@ -1,4 +1,4 @@
-"""What a run looks like: the workers' lines, one line of progress below them, and a table at the end."""
+"""Terminal display of a run: the workers' lines, one line of progress below them, and a table at the end."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ APART = ", on the merged model; each holds its own (session.merged)"
 class Terminal:
     """Shows a run on a console; where that is no terminal, as plain lines.
 
-    Worker lines go to `console`, standard output. What the launcher says goes to `aside`, standard error,
-    where `console` is no terminal: progress every few seconds, and notes.
+    Worker lines go to `console`, standard output. Where that is no terminal, the launcher's progress (every few
+    seconds) and notes go to `aside`, standard error.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Terminal:
         self._aside.print(text, soft_wrap=not self._aside.is_terminal)
 
     def tick(self) -> None:
-        """Look at what the workers tell; without a terminal say it every few seconds."""
+        """Read the live files; without a terminal print a line of progress every few seconds."""
         for sentence in self._live.look():
             self.note(sentence)
         if not self._console.is_terminal and self._clock() >= self._next_plain:
@@ -70,7 +70,7 @@ class Terminal:
             self._aside.print(f"gossamer: {self._live.progress}", soft_wrap=True, markup=False, highlight=False)
 
     def table(self, record: Record, files: Mapping[str, str]) -> None:
-        """The end of a run that went well. files: what was written, and where."""
+        """The closing table of a run that went well. files: written ones, by what is in them."""
         self._console.print()
         if self._console.is_terminal:
             self._console.print(_grid(record, files))

@@ -1,4 +1,4 @@
-"""Numbers for people: 1.2 MB, 34 ms, 12 %."""
+"""Units: numbers as text for people: 1.2 MB, 34 ms, 12 %."""
 
 from __future__ import annotations
 

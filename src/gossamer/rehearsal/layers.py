@@ -1,4 +1,4 @@
-"""Layers as far as a rehearsal needs them: the shapes of their tensors, and how much work they are."""
+"""Layers: the shapes of their tensors, and their multiply-adds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """tensors: shapes by name; multiply_adds: of its forward pass, for one sample."""
+    """One layer of a model."""
 
-    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    multiply_adds: float
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes by name
+    multiply_adds: float  # of its forward pass, for one sample
 
 
 def convolution(name: str, inputs: int, outputs: int, kernel: int, side: int, *, bias: bool = False) -> Layer:

@@ -1,4 +1,4 @@
-"""A model as a rehearsal knows it: tensors, and when in the backward pass their gradients appear."""
+"""Model shapes: a model's tensors, and when in the backward pass their gradients appear."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ShapesError(GossamerError, ValueError):
 
 @dataclass(frozen=True)
 class Gradient:
-    """share: the part of the backward pass that is over when this gradient is there, in [0, 1]."""
+    """One parameter's gradient."""
 
     name: str
     shape: tuple[int, ...]
-    share: float
+    share: float  # of the backward pass that is over when it appears, in [0, 1]
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -48,10 +48,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Gradients in forward order, which decides about buckets; `title` says in words whose they are."""
+    """A model's gradients."""
 
-    title: str
-    gradients: tuple[Gradient, ...]
+    title: str  # of the model
+    gradients: tuple[Gradient, ...]  # in forward order, from which buckets follow
 
     def __post_init__(self) -> None:
         names = [gradient.name for gradient in self.gradients]
@@ -86,7 +86,7 @@ def find_shapes(where: str, arguments: Sequence[str] = ()) -> Shapes:
 
 
 def appearing(layers: Sequence[Layer]) -> tuple[Gradient, ...]:
-    """The gradients of layers in forward order, if backward spends its time as forward does: by multiply-adds."""
+    """The gradients of layers in forward order, where backward takes time in proportion to multiply-adds."""
     whole = sum(layer.multiply_adds for layer in layers)
     over, gradients = 0.0, []
     for layer in reversed(layers):
@@ -115,7 +115,7 @@ def _gradient(entry: Any, path: Path) -> Gradient:
 
 
 def from_script(script: Path, arguments: Sequence[str]) -> Shapes:
-    """The shapes of the model that a script attaches; time is taken to pass as a layer has parameters."""
+    """The shapes of the model that a script attaches, where backward takes time in proportion to parameters."""
     attached = attached_by(script, arguments, resolve("Dense()"))
     slots = [slot for _, layout in reversed(attached.layouts) for slot in reversed(layout.slots)]
     layers = [Layer(tensors={slot.name: slot.shape}, multiply_adds=slot.numel) for slot in slots]

@@ -1,4 +1,4 @@
-"""Well-known models, layer by layer in forward order, from their published dimensions."""
+"""Model zoo: well-known models, layer by layer in forward order, from their published dimensions."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def _gpt2_block(name: str, width: int, context: int) -> Iterator[Layer]:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """title: which of the models of this name it is, and where that is easily taken for another."""
+    """A model that a rehearsal knows by name."""
 
-    title: str
+    title: str  # which of the models of this name it is, and for which it is easily taken
     layers: Callable[[], Iterator[Layer]]
 
 

@@ -1,4 +1,4 @@
-"""A model that sleeps where others compute, and hands out prepared gradients when theirs would appear."""
+"""Simulated model: sleeps instead of computing, and hands out prepared gradients when real ones would appear."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gossamer.reducer.parameter_views import trainable
 from gossamer.rehearsal.model_shapes import Gradient
 from gossamer.session.momentum_transfer import ownership
 
-VARIANTS = 4  # every so many steps a gradient is the same again
+VARIANTS = 4  # steps after which a gradient is the same again
 SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool
 ALIGNMENT = 16  # entries
 
@@ -41,8 +41,8 @@ class SimulatedModel(nn.Module):
         for gradient in gradients:
             self.register_parameter(key(gradient.name), nn.Parameter(torch.zeros(gradient.shape)))
         later_first = sorted(gradients, key=lambda gradient: -gradient.share)
-        self._stops = [
-            Stop([self.get_parameter(key(gradient.name)) for gradient in together], share, pool, generator)
+        self._groups = [
+            GradientGroup([self.get_parameter(key(gradient.name)) for gradient in together], share, pool, generator)
             for share, together in ((share, list(group)) for share, group in groupby(later_first, lambda g: g.share))
         ]
 
@@ -55,21 +55,21 @@ class SimulatedModel(nn.Module):
         self._steps += 1
         backward_begins, backward_seconds = began + self.forward_seconds, self.step_seconds - self.forward_seconds
         loss = torch.zeros(())
-        for stop in self._stops:
+        for group in self._groups:
             appear = partial(
-                self._appear, backward_begins + stop.share * backward_seconds, stop, self._steps % VARIANTS
+                self._appear, backward_begins + group.share * backward_seconds, group, self._steps % VARIANTS
             )
-            loss = _Appear.apply(loss, appear, *stop.parameters)  # type: ignore[no-untyped-call]
+            loss = _Appear.apply(loss, appear, *group.parameters)  # type: ignore[no-untyped-call]
         sleep_until(backward_begins)
         return loss
 
-    def _appear(self, moment: float, stop: Stop, variant: int) -> Iterator[Tensor]:
+    def _appear(self, moment: float, group: GradientGroup, variant: int) -> Iterator[Tensor]:
         sleep_until(moment)
         self.late_seconds = time.perf_counter() - moment
-        return stop.gradients(variant)
+        return group.gradients(variant)
 
 
-class Stop:
+class GradientGroup:
     """Gradients that appear at the same moment: when `share` of the backward pass is over."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Stop:
 
 
 class _Appear(torch.autograd.Function):
-    """Passes a number on; on the way back it waits, and then has gradients for its parameters."""
+    """Identity in forward; backward sleeps until its group's moment, then returns the group's gradients."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, appear: Callable[[], Iterator[Tensor]], *parameters: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class _Appear(torch.autograd.Function):
 
 
 class Idle(Optimizer):
-    """Leaves parameters as they are: what a step of the real optimizer takes is part of the step's seconds."""
+    """An optimizer that does nothing: the real one's time is part of the step's seconds."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, {})
@@ -107,7 +107,7 @@ class Idle(Optimizer):
 
 
 class IdleSGD(SGD):
-    """One with momentum for a compressor to take over, which then has something to do."""
+    """SGD that does nothing, with momentum for a compressor to take over."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.0, momentum=0.9)
@@ -117,16 +117,16 @@ class IdleSGD(SGD):
 
 
 class StillAdam(Adam):
-    """One that computes its variance, which a compressor needs, and moves nothing."""
+    """Adam with learning rate 0: it computes the variance that a compressor needs, and moves nothing."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.0)
 
 
 class Drifting(Optimizer):
-    """Moves parameters by their gradients, once in so many steps, so that there is something to merge.
+    """Moves parameters by their gradients once in `every` steps, so that there is something to average.
 
-    The model sleeps less for it. averaged: has momenta as Adam does, that stay zero.
+    The model sleeps less for it. averaged: keeps momenta as Adam does, which stay zero.
     """
 
     def __init__(self, model: SimulatedModel, every: int, *, averaged: bool) -> None:
@@ -150,7 +150,7 @@ IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SG
 
 
 def idle(model: SimulatedModel, recipe: Recipe) -> Optimizer:
-    """An optimizer that the recipe goes with and that does as little as can be."""
+    """The optimizer that does least and goes with the recipe."""
     stage = recipe.strategy.steady_stage
     if stage.local_parameters:
         return Drifting(model, stage.schedule.period, averaged=stage.averages_optimizer_state)

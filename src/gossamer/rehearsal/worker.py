@@ -1,4 +1,4 @@
-"""One worker of a rehearsal: `gossamer run rehearsal/worker.py SHAPES.json --step-seconds S ...`."""
+"""Rehearsal worker, run as `gossamer run rehearsal/worker.py SHAPES.json --step-seconds S ...`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 class SentBytes:
-    """Listens for the bytes of steps; on average over the last whole periods, when all that lands has left."""
+    """Listener that averages the bytes of steps over the last whole periods, once rounds in flight land."""
 
     def __init__(self, delay: int) -> None:
         self._delay, self._period = delay, 1
