@@ -78,7 +78,7 @@ def test_whatever_happens_each_contribution_counts_once(name: str, block: range,
             check_once(job(name, seed, tmp_path / str(seed), barrier_after=3 if seed % 2 else None), net)
 
 
-def test_without_a_ledger_something_counts_twice() -> None:
+def test_without_deduplication_something_counts_twice() -> None:
     immortal = (VirtualNetwork.random(seed, PEERS, 10.0, mortal=()) for seed in range(12))
     jobs = [
         (job("async", seed, None, policy=lambda shard: NoDeduplication()), net) for seed, net in enumerate(immortal)

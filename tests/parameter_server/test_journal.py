@@ -37,7 +37,7 @@ def adamw(tensors: Any) -> AdamW:
     return AdamW(list(tensors), 0.1)
 
 
-Story = list[tuple[int, Ask | None]]  # who says what; None: it leaves
+Story = list[tuple[int, Ask | None]]  # (worker, op); None: it leaves
 
 
 def story(server: DirectServer) -> Story:
@@ -50,7 +50,7 @@ def story(server: DirectServer) -> Story:
 
 
 def push_all(server: DirectServer, said: Story) -> Iterator[int]:
-    """Say one after the other; before each reply, which."""
+    """Send one op after the other; before each reply, which."""
     for number, (worker, op) in enumerate(said):
         if op is None:
             server.lose(worker)
@@ -71,7 +71,7 @@ def log_of(directory: Path) -> Path:
 
 
 class Uninterrupted:
-    """A story told to its end, with a journal. ends: how long the log was when each word was done with."""
+    """A story told to its end, with a journal. ends: how long the log was when each op was done with."""
 
     def __init__(self, recipe: str, directory: Path, journal: Callable[[FileJournal], Any] = lambda it: it) -> None:
         self.recipe, self.directory = recipe, directory
@@ -85,7 +85,7 @@ class Uninterrupted:
         kept.close()
 
     def resumed(self, log: bytes, again: int = 0) -> ServerShard:
-        """Killed when the log was `log`. Words that were not done with are said again, and the last `again` pushes."""
+        """Killed when the log was `log`. Ops that were not done with are sent again, and the last `again` pushes."""
         path = log_of(self.directory)
         whole = path.read_bytes()
         path.write_bytes(log)

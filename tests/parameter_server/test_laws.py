@@ -109,7 +109,7 @@ class Forgetful(SynchronousPolicy):
 
 
 def test_pushes_that_come_twice_change_nothing() -> None:
-    """Bit for bit; and a server without a ledger is found out."""
+    """Bit for bit; and a server without deduplication is found out."""
     once, twice = run('ParameterServer("sync")'), run('ParameterServer("sync")')
     for one, other in zip(once.go(), twice.go(REPEATED), strict=True):
         assert torch.equal(one, other)
@@ -168,7 +168,7 @@ def test_async_applies_every_gradient_once(seed: int, net: VirtualNetwork | None
     check_once(run("ParameterServer()", seed=seed, world=4, seconds=random_seconds(seed)), net)
 
 
-def test_async_without_a_ledger_is_found_out() -> None:
+def test_async_without_deduplication_is_found_out() -> None:
     with pytest.raises(AssertionError):
         check_once(
             run("ParameterServer()", policy=lambda shard: NoDeduplication(), seconds=random_seconds(0)), REPEATED
