@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.core.layout import dtype_name, dtype_of
 from gossamer.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 24
@@ -108,7 +109,7 @@ class _Writer:
             self.tensors[name] = tensor
             return {"tensor": name}
         self.tensors[name] = flat_bytes(tensor)
-        return {"bytes": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        return {"bytes": name, "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
 
 
 def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -124,7 +125,7 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"tensor": name}:
             return tensors[name]
         case {"bytes": name, "dtype": dtype, "shape": shape}:
-            return tensors[name].view(getattr(torch, dtype)).reshape(shape)
+            return tensors[name].view(dtype_of(dtype)).reshape(shape)
         case _:
             return node
 

@@ -12,6 +12,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from gossamer.kernels import all_finite
+
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     strides: list[int] = []
@@ -158,6 +160,24 @@ class FlatTensors:
             start = places[0].offset if places else 0
             return FlatTensors(self.flat[start : start + part.numel], part)
         return FlatTensors(torch.cat([place.flat_view(self.flat) for place in places]), part)
+
+
+def first_nonfinite(x: FlatTensors) -> str | None:
+    """The name of the first tensor that holds a NaN or an infinity; None where all numbers are finite."""
+    if all_finite(x.flat):
+        return None
+    return next(slot.name for slot in x.layout if not all_finite(slot.flat_view(x.flat)))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32, as records and messages write it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a name, with or without "torch." before it."""
+    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return found
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

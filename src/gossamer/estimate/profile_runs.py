@@ -20,7 +20,7 @@ from torch import nn
 
 from gossamer.compressors import Compressor, Dense
 from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import Layout
+from gossamer.core.layout import Layout, dtype_of
 from gossamer.errors import GossamerError
 from gossamer.estimate.exchange_timer import time_stage
 from gossamer.estimate.profiler import AT_ONCE, results
@@ -180,7 +180,7 @@ def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, 
             f"a bucket of {layout.numel:,} entries is too large to be compressed here, and how long that takes would "
             "have to be guessed. Ask for a smaller model, such as --parameters 1000000000."
         )
-    kind = getattr(torch, dtype.removeprefix("torch."))
+    kind = dtype_of(dtype)
     parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
     buckets = [Bucket(parameters, compressor, AggregationContext(step=STEADY, world=workers))]
     fresh = {name: parameter.detach() for name, parameter in parameters.items()}

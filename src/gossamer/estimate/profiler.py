@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.compressors import Dense
 from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, dtype_name
 from gossamer.estimate.exchange_timer import Gradients, time_stage
 from gossamer.estimate.user_script import as_main
 from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
@@ -205,7 +205,7 @@ def measured_bucket(
     packed: FlatTensors, ready_seconds: float, fragment: int, seconds: Mapping[str, Any]
 ) -> BucketProfile:
     return BucketProfile(
-        dtype=str(packed.flat.dtype).removeprefix("torch."),
+        dtype=dtype_name(packed.flat.dtype),
         shapes={slot.name: slot.shape for slot in packed.layout},
         ready_seconds=ready_seconds,
         fragment=fragment,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gossamer.core.layout import Layout
+from gossamer.core.layout import Layout, dtype_of
 from gossamer.core.ops import AllGather, AllReduceMean, CollectiveOp, NeighborAllGather
 from gossamer.errors import GossamerError
 from gossamer.estimate.op_trace import trace_ops
@@ -191,7 +191,7 @@ def trips(recipe: Recipe, measured: WorkloadProfile, workers: int) -> list[Trip]
 
 def _round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Trip:
     """All buckets leave in one word, to the neighbours of the first round; what was heard of each is added alone."""
-    letters = [neighbor_payload(recipe, Layout.of(each.shapes), _dtype(each)) for each in measured.buckets]
+    letters = [neighbor_payload(recipe, Layout.of(each.shapes), dtype_of(each.dtype)) for each in measured.buckets]
     payload = (
         *(part for each in letters for part in each),
         _floats(measured.control_bytes + sum(measured.rider_bytes)),
@@ -204,11 +204,6 @@ def _round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Trip:
     encoding, decoding = (sum(each.computing_seconds[place] for each in measured.buckets) for place in (0, -1))
     job = BucketJob(rounds=[(encoding, ops, 0.0)], last_seconds=decoding * mean_neighbors(topology, workers))
     return Trip(jobs=[job])
-
-
-def _dtype(bucket: BucketProfile) -> torch.dtype:
-    found: torch.dtype = getattr(torch, bucket.dtype.removeprefix("torch."))
-    return found
 
 
 def _floats(nbytes: int) -> torch.Tensor:
@@ -225,7 +220,7 @@ def _jobs(recipe: Recipe, buckets: Sequence[BucketProfile], workers: int, contro
 
 
 def _job(recipe: Recipe, bucket: BucketProfile, workers: int, control_bytes: int) -> BucketJob:
-    ops = trace_ops(recipe, Layout.of(bucket.shapes), _dtype(bucket), workers, control_bytes)
+    ops = trace_ops(recipe, Layout.of(bucket.shapes), dtype_of(bucket.dtype), workers, control_bytes)
     *before, last = bucket.computing_seconds
     return BucketJob(
         ready_seconds=bucket.ready_seconds,

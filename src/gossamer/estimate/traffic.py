@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.sharded import OWED
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype, dtype_of
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.events import Attached
@@ -89,7 +89,7 @@ def estimate_traffic(recipe: Recipe, model: Attached, *, workers: int) -> Traffi
     )
     kept, buckets = [], list[tuple[OpCost, ...]]()
     for dtype, layout in model.layouts:
-        flat = torch.empty(layout.numel, dtype=_dtype(dtype), device="meta")
+        flat = torch.empty(layout.numel, dtype=dtype_of(dtype), device="meta")
         packed = FlatTensors(flat, layout)
         state = recipe.compressor.init(packed, at)
         kept.append((flat, state))
@@ -122,7 +122,7 @@ def estimate_traffic(recipe: Recipe, model: Attached, *, workers: int) -> Traffi
 def _of_servers(recipe: Recipe, model: Attached, workers: int) -> TrafficEstimate:
     """With a server beside each worker, or beside some: what stays within a process is not sent."""
     ways = push_pull_codecs(recipe)
-    slots = [(slot, _dtype(dtype)) for dtype, layout in model.layouts for slot in layout]
+    slots = [(slot, dtype_of(dtype)) for dtype, layout in model.layouts for slot in layout]
     shapes, dtypes = {slot.name: slot.shape for slot, _ in slots}, {slot.name: dtype for slot, dtype in slots}
     servers = price_servers(
         ways, shapes, dtypes, min(ways.strategy.shards or workers, workers), AggregationContext(step=STEADY)
@@ -162,11 +162,6 @@ def _others(recipe: Recipe, stage: Stage, model: Attached, workers: int, *, reme
     return _of_turns(stage, model, workers) if stage.merging or stage.delay else _of_a_step(model, workers, remembers)
 
 
-def _dtype(text: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, text.removeprefix("torch."))
-    return found
-
-
 def _mean_bytes(nbytes: int, workers: int) -> float:
     return 2 * (workers - 1) * nbytes / workers
 
@@ -186,7 +181,7 @@ def _of_turns(stage: Stage, model: Attached, workers: int) -> Iterator[TrafficIt
     yield TrafficItem("averaged along", "Mean", _mean_bytes(sum(model.rider_bytes), workers))
     if stage.merging is not None and stage.averages and workers > 1:
         site = site_size(stage, workers)
-        gradients = sum(layout.numel * _dtype(dtype).itemsize for dtype, layout in model.layouts)
+        gradients = sum(layout.numel * dtype_of(dtype).itemsize for dtype, layout in model.layouts)
         yield TrafficItem("within sites", "Mean", passes * _mean_bytes(gradients, site))
         yield TrafficItem("within sites", "Gather", float(passes * (site - 1) * model.site_control_bytes))
         yield TrafficItem("within sites", "broadcast", passes * (site - 1) * model.buffer_bytes / site)
@@ -248,7 +243,7 @@ def _kept_by_strategy(recipe: Recipe, stage: Stage, flat: Tensor) -> int:
 def _kept_by_a_partner(recipe: Recipe, model: Attached, workers: int) -> int:
     """What it shows and owes; its letter under way, and its last answer to each neighbour."""
     letters = 1 + max(len(recipe.topology.peers(rank, workers)) for rank in range(workers))
-    dtypes = [(layout, _dtype(text)) for text, layout in model.layouts]
+    dtypes = [(layout, dtype_of(text)) for text, layout in model.layouts]
     return sum(
         2 * layout.numel * accumulation_dtype(dtype).itemsize
         + letters * payload_bytes(neighbor_payload(recipe, layout, dtype))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.checkpoint.pytree import chunks
+from gossamer.core.layout import dtype_name
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Stamp
 from gossamer.errors import MalformedError
@@ -32,7 +33,7 @@ def pieces(entry: Entry) -> Pieces:
             "version": entry.version,
             "rate": entry.rate,
             "about": entry.about,
-            "tensors": [(str(each.dtype).removeprefix("torch."), each.shape) for each in entry.payload],
+            "tensors": [(dtype_name(each.dtype), each.shape) for each in entry.payload],
         }
     ).encode()
     body: Pieces = [HEAD.pack(len(header)) + header, *(chunk for each in entry.payload for chunk in chunks(each))]

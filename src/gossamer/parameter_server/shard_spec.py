@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, dtype_name
 from gossamer.core.ops import Payload
 from gossamer.errors import AttachError, MalformedError
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-}
+DTYPES = {dtype_name(dtype): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 Options = dict[str, Any]  # an optimizer group's hyperparameters, without its parameters
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD",

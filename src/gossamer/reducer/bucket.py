@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout, Slot, dense_stride
+from gossamer.core.layout import FlatTensors, Layout, Slot, dense_stride, dtype_name
 
 
 class Bucket:
@@ -105,4 +105,4 @@ def layout_text(buckets: Iterable[Bucket]) -> str:
 
 
 def layouts(buckets: Iterable[Bucket]) -> list[tuple[str, Layout]]:
-    return [(str(bucket.flat.dtype).removeprefix("torch."), bucket.layout) for bucket in buckets]
+    return [(dtype_name(bucket.flat.dtype), bucket.layout) for bucket in buckets]

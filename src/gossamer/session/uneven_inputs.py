@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gossamer import checkpoint
 from gossamer.checkpoint.state import Stateful
+from gossamer.core.layout import dtype_name, dtype_of
 
 
 def catch_up(
@@ -40,9 +41,9 @@ def catch_up(
 
 
 def _spec(tensor: Tensor) -> list[Any]:
-    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), str(tensor.device.type)]
+    return [list(tensor.shape), dtype_name(tensor.dtype), str(tensor.device.type)]
 
 
 def _blank(spec: list[Any]) -> Tensor:
     shape, dtype, device = spec
-    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+    return torch.empty(shape, dtype=dtype_of(dtype), device=device)

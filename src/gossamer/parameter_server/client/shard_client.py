@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.layout import FlatTensors, Layout, Slot, contiguous_stride
+from gossamer.core.layout import FlatTensors, Layout, Slot, contiguous_stride, dtype_name
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import SERVER, Peer, Stamp
 from gossamer.errors import AttachError, MalformedError
@@ -126,7 +126,7 @@ def _blocks(
 
     found: dict[tuple[str, int], list[ShardSlice]] = {}
     for part in sorted(parts, key=group):
-        kind = (str(tensors[part.name].dtype).removeprefix("torch."), groups[part.name])
+        kind = (dtype_name(tensors[part.name].dtype), groups[part.name])
         found.setdefault(kind, []).append(part)
     for (dtype, number), members in found.items():
         yield Block(dtype, number, tuple((part.name, part.shape(tensors[part.name].shape)) for part in members))
