@@ -9,37 +9,49 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer.compressors import Compressor
+from gossamer.core.aggregation import AggregationContext
 from gossamer.reducer.bucket import Bucket
+from gossamer.runtime.comm_thread import CommThread
+from gossamer.runtime.transport import Transport
 
 StepCosts = Mapping[str, float]  # by the names of events.StepEnded
-NonFiniteOrigin = tuple[int | None, str]
+NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
 NamedState = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopState:
-    """What an exchange must know of the training loop at the moment it is asked, and whom it tells.
+    """The training loop as synchronizers see it: what they ask it at a moment, and what they report to it."""
 
-    scale: the factor in the gradients that a GradScaler put there, None without one; settings: the optimizer's
-    hyperparameters as text; momentum: its momentum and whether that is Nesterov's, where the compressor applies it;
-    buffers: the model's, by module; averaged: those of them that are averaged where parameters are; batch: a hash of
-    this rank's first batch; warn: hears everyone's (hash, weight); ended: hears of every step that ended, whether it
-    was skipped, and what it took; judged: hears after every exchange whose numbers were not finite and in which tensor
-    (no rank where only the agreed mean was not), or None; guarded: hears the same of every backward pass whose
-    gradients stay here; clips: whether gradients are clipped in between.
-    """
+    scale: Callable[[], float | None]  # the factor that a GradScaler put into the gradients, None without one
+    settings: Callable[[], str]  # the optimizer's hyperparameters as text
+    momentum: Callable[[], tuple[float, bool]]  # and whether it is Nesterov's, where the compressor applies it
+    buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
+    averaged: Callable[[], Sequence[Tensor]]  # those of them that are averaged where parameters are
+    batch: Callable[[], int]  # a hash of this rank's first batch
+    warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
+    ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took
+    judged: Callable[[NonFiniteOrigin | None], None]  # an exchange ended: what was not finite in it, if anything
+    guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
+    clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
 
-    scale: Callable[[], float | None]
-    settings: Callable[[], str]
-    momentum: Callable[[], tuple[float, bool]]
-    buffers: Callable[[], Sequence[Sequence[Tensor]]]
-    averaged: Callable[[], Sequence[Tensor]]
-    batch: Callable[[], int]
-    warn: Callable[[Sequence[tuple[int, float]]], None]
-    ended: Callable[[bool, StepCosts], None]
-    judged: Callable[[NonFiniteOrigin | None], None]
-    guarded: Callable[[NonFiniteOrigin | None], None]
-    clips: bool = False
+
+@dataclass(frozen=True)
+class SyncContext:
+    """What every synchronizer is built from, beside its strategy and its buckets."""
+
+    transport: Transport
+    comm_thread: CommThread
+    loop: LoopState
+    compressor: Compressor
+    seed: int
+
+    def aggregation(self, step: int, momentum: tuple[float, bool] = (0.0, False)) -> AggregationContext:
+        """What a compressor is told of this rank at a step; momentum: and whether it is Nesterov's."""
+        rank, world = self.transport.rank, self.transport.world
+        amount, nesterov = momentum
+        return AggregationContext(step=step, seed=self.seed, rank=rank, world=world, momentum=amount, nesterov=nesterov)
 
 
 class Synchronizer(ABC):

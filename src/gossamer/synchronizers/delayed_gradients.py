@@ -8,15 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
 from gossamer.errors import LoopError
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Flags, Presence
-from gossamer.runtime.comm_thread import CommThread
-from gossamer.runtime.transport import Transport
 from gossamer.strategies import PeriodicSchedule
-from gossamer.synchronizers.base import LoopState
+from gossamer.synchronizers.base import SyncContext
 from gossamer.synchronizers.in_flight import Fragment, InFlightRound, RoundResult
 from gossamer.synchronizers.scheduled import ScheduledSynchronizer
 
@@ -28,13 +25,9 @@ class DelayedGradients(ScheduledSynchronizer):
         self,
         delay: int,
         buckets: Sequence[Bucket],
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        context: SyncContext,
     ) -> None:
-        super().__init__(PeriodicSchedule(1, delay=delay), [buckets], compressor, transport, comm_thread, loop, seed)
+        super().__init__(PeriodicSchedule(1, delay=delay), [buckets], context)
         self._arrived = False
 
     def _count(self) -> None:

@@ -15,8 +15,6 @@ from torch.nn import Parameter
 
 from gossamer import events
 from gossamer.checkpoint.state import AGREED_KEY
-from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, Stopped
@@ -26,11 +24,9 @@ from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.step_report import Presence, gather_first_batches
-from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.runner import ScriptCost, run_script
-from gossamer.runtime.transport import Transport
 from gossamer.strategies import GossipStrategy, SyncRound
-from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.synchronizers.base import NamedState, SyncContext, Synchronizer
 from gossamer.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
 from gossamer.topologies import Topology
 
@@ -52,22 +48,12 @@ class GossipAveraging(Synchronizer):
         strategy: GossipStrategy,
         topology: Topology,
         buckets: Sequence[Bucket],
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        context: SyncContext,
     ) -> None:
         super().__init__()
-        self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(compressor)
-        self._buckets, self._transport, self._comm_thread, self._loop, self._seed = (
-            buckets,
-            transport,
-            comm_thread,
-            loop,
-            seed,
-        )
-        self._rule.check(topology, transport.world, seed)
+        self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(context.compressor)
+        self._buckets, self._context, self._loop, self._transport = buckets, context, context.loop, context.transport
+        self._rule.check(topology, self._transport.world, context.seed)
         self._number = 0
         self._counted = self._within_closure = self._skipped = False
         self._waited, self._spent = 0.0, list[ScriptCost]()
@@ -197,17 +183,17 @@ class GossipAveraging(Synchronizer):
 
     def _on_lane(self, script: Script) -> Any:
         asked = time.perf_counter()
-        performed = self._comm_thread.submit(partial(run_script, script, self._transport)).wait()
+        performed = self._context.comm_thread.submit(partial(run_script, script, self._transport)).wait()
         self._waited += time.perf_counter() - asked
         self._spent.append(performed)
         return performed.result
 
     def _round(self, parts: Sequence[MixedTensors], presence: Presence) -> Generator[Any, Any, Sequence[RoundHeader]]:
-        transport, all_meet = self._transport, self._strategy.rounds_apart(self._transport.world)
+        all_meet = self._strategy.rounds_apart(self._transport.world)
         if self.reference is None:
             self._loop.warn((yield from gather_first_batches(self._loop.batch(), self.weight)))
             self.reference = 1.0
-        at = AggregationContext(step=self._number, seed=self._seed, rank=transport.rank, world=transport.world)
+        at = self._context.aggregation(self._number)
         head = RoundHeader(self._number, self.step, presence, self.asked_to_stop)
         due = (self._number + 1) % all_meet == 0
         return (yield from gossip_round(parts, head, NeighborGraph(self._topology, at), all_meet=due))

@@ -18,9 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import LayoutError, LoopError
 from gossamer.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
 from gossamer.reducer.backward_hooks import refuse_reentrant
@@ -28,10 +26,9 @@ from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.participation import refuse_to_save_apart
 from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
-from gossamer.runtime.comm_thread import CommThread, Work
+from gossamer.runtime.comm_thread import Work
 from gossamer.runtime.pipeline_tuner import PipelineTuner
-from gossamer.runtime.transport import Transport
-from gossamer.synchronizers.base import LoopState, NamedState, NonFiniteOrigin, StepCosts, Synchronizer
+from gossamer.synchronizers.base import NamedState, NonFiniteOrigin, StepCosts, SyncContext, Synchronizer
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,7 @@ class GradientSynchronizer(Synchronizer):
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        context: SyncContext,
         accumulate: int = 1,
     ) -> None:
         super().__init__()
@@ -64,8 +57,8 @@ class GradientSynchronizer(Synchronizer):
         self.in_optimizer = self.averaged = self.finished = False
         self._sums = GradientAccumulator(buckets, accumulate)
         self.names = [name for bucket in buckets for name in bucket.parameters]
-        self._compressor, self._transport, self._comm_thread, self._loop = compressor, transport, comm_thread, loop
-        self._seed, self._pid = seed, os.getpid()
+        self._context, self._loop, self._transport = context, context.loop, context.transport
+        self._pid = os.getpid()
         self._task: int | None = None
         self._round: StepReduction | None = None
         self._tuner = PipelineTuner()
@@ -140,26 +133,18 @@ class GradientSynchronizer(Synchronizer):
             self._submit(partial(round_.exchange, bucket, fresh, scale))
 
     def _begin(self, weight: float) -> StepReduction:
-        momentum, nesterov = self._loop.momentum()
-        at = AggregationContext(
-            step=self.step,
-            seed=self._seed,
-            rank=self._transport.rank,
-            world=self._transport.world,
-            momentum=momentum,
-            nesterov=nesterov,
-        )
+        at = self._context.aggregation(self.step, self._loop.momentum())
         self._round = StepReduction(
-            self._compressor, self._transport, self.names, at, self.reference, weight, tuner=self._tuner
+            self._context.compressor, self._transport, self.names, at, self.reference, weight, tuner=self._tuner
         )
         if self.reference is None:
-            self._comm_thread.submit(partial(self._round.open, self._loop.batch(), self._loop.warn))
+            self._context.comm_thread.submit(partial(self._round.open, self._loop.batch(), self._loop.warn))
         if any(bucket.state for bucket in self.buckets):
-            self._comm_thread.submit(self._round.weigh)
+            self._context.comm_thread.submit(self._round.weigh)
         return self._round
 
     def _submit(self, job: Callable[[], Any]) -> None:
-        self._tickets.append(self._comm_thread.submit(job))
+        self._tickets.append(self._context.comm_thread.submit(job))
 
     def _fresh(self, bucket: Bucket) -> BucketInput:
         """The gradients that do not lie in the bucket yet: zero_grad() took them out, as it does by default."""
@@ -178,9 +163,9 @@ class GradientSynchronizer(Synchronizer):
         if bucket.state and self.averaged and (self.in_optimizer or held):
             raise LoopError(
                 "a second backward() before optimizer.step() would send what was averaged already once more, and "
-                f"{self._compressor!r} would remember it wrongly. Accumulate with `with session.no_sync():` around "
-                "all but the last backward(), or use Dense(). An optimizer that calls backward() within its step, "
-                "such as LBFGS, needs Dense()."
+                f"{self._context.compressor!r} would remember it wrongly. Accumulate with `with session.no_sync():` "
+                "around all but the last backward(), or use Dense(). An optimizer that calls backward() within its "
+                "step, such as LBFGS, needs Dense()."
             )
         return self._sums.join(self.buckets.index(bucket), fresh, self.weight, self._loop.scale() or 1.0)
 

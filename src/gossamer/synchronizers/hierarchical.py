@@ -8,13 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gossamer.compressors import Compressor
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Presence
-from gossamer.runtime.comm_thread import CommThread
-from gossamer.runtime.transport import Transport
 from gossamer.strategies import AveragingStrategy
-from gossamer.synchronizers.base import LoopState, NonFiniteOrigin
+from gossamer.synchronizers.base import NonFiniteOrigin, SyncContext
 from gossamer.synchronizers.gradients import GradientSynchronizer
 from gossamer.synchronizers.parameter_averaging import ParameterAveraging
 
@@ -28,18 +25,12 @@ class HierarchicalLocalSGD(ParameterAveraging):
         strategy: AveragingStrategy,
         fragments: Sequence[Sequence[Bucket]],
         optimizer: Optimizer,
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        context: SyncContext,
         start: int = 0,
     ) -> None:
         self._inside = inside
         inside.tell_instead(self._add, self._judged_inside)
-        super().__init__(
-            strategy, fragments, optimizer, compressor, transport, comm_thread, loop, seed, start, guards=False
-        )
+        super().__init__(strategy, fragments, optimizer, context, start, guards=False)
 
     def _judged_inside(self, blame: NonFiniteOrigin | None) -> None:
         """By the rank among all, not within the site."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gossamer import events
-from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors, accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import PeerScript
@@ -32,9 +31,8 @@ from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_grad
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_views import copy_parameters
 from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread, run_peer_script
-from gossamer.runtime.transport import Transport
 from gossamer.strategies import GossipStrategy, SyncRound
-from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate
 from gossamer.topologies import Topology
 from gossamer.transports.packing import join, split
@@ -58,27 +56,25 @@ class PairwiseGossip(Synchronizer):
         strategy: GossipStrategy,
         topology: Topology,
         buckets: Sequence[Bucket],
-        compressor: Compressor,
-        transport: Transport,
+        context: SyncContext,
         tell: Tell,
-        loop: LoopState,
-        seed: int,
     ) -> None:
         super().__init__()
+        loop = context.loop
         if loop.scale() is not None:
             raise AttachError(
                 "a GradScaler skips steps of all workers alike, and here each makes its own. Train in bfloat16, which "
                 'needs no scaler, or write Gossip("symmetric").'
             )
         self._strategy, self._topology, self._buckets, self._loop = strategy, topology, buckets, loop
-        self._rank, self._world = transport.rank, transport.world
+        self._rank, self._world = context.transport.rank, context.transport.world
         life = comebacks()
         numbers = sum(each.numel() for each in (*self._named().values(), *chain.from_iterable(loop.buffers())))
         self._me = self._assembled(life, WIDEST_BYTES * numbers, tell)
         self._leave = weakref.finalize(self, close_now, self._me, os.getpid())  # at exit, too
         found = self._take_over() if life else None
         start = _start(self._named())
-        self._layout, self._partner = start.layout, Partner(start, self._rank, compressor, seed, life)
+        self._layout, self._partner = start.layout, Partner(start, self._rank, context.compressor, context.seed, life)
         self._partner.beside = partial(_statistics, loop)
         self._termination = TerminationProtocol(self._partner, self._world)
         self._number, self._talks = 0, dict[int, PeerThread]()

@@ -10,17 +10,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.checkpoint.state import MERGING_PREFIX
-from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
 from gossamer.kernels import scratch_like
 from gossamer.reducer.averaged_state import AveragedState, optimizer_state_keys, optimizer_state_tensors
 from gossamer.reducer.backward_hooks import drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Presence
-from gossamer.runtime.comm_thread import CommThread
-from gossamer.runtime.transport import Transport
 from gossamer.strategies import AGREED, AVERAGE, RESET, AveragingStrategy, Memory
-from gossamer.synchronizers.base import LoopState, NamedState
+from gossamer.synchronizers.base import NamedState, SyncContext
 from gossamer.synchronizers.in_flight import InFlightRound, RoundResult
 from gossamer.synchronizers.scheduled import ScheduledSynchronizer
 
@@ -36,16 +33,12 @@ class ParameterAveraging(ScheduledSynchronizer):
         strategy: AveragingStrategy,
         fragments: Sequence[Sequence[Bucket]],
         optimizer: Optimizer,
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        context: SyncContext,
         start: int = 0,
         *,
         guards: bool = True,
     ) -> None:
-        super().__init__(strategy.schedule, fragments, compressor, transport, comm_thread, loop, seed, start)
+        super().__init__(strategy.schedule, fragments, context, start)
         self._strategy, self._optimizer, self._guards = strategy, optimizer, guards
         self.keeps_offers = strategy.needs_own
         self._kinds = optimizer_state_keys(optimizer) if strategy.on_merge == AVERAGE else []

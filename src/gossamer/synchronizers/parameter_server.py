@@ -21,9 +21,8 @@ from gossamer.parameter_server.client.shard_client import ShardClient
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
 from gossamer.runtime.peer_thread import PeerThread, run_peer_script
-from gossamer.runtime.transport import Transport
 from gossamer.strategies.parameter_server import ASYNC, SYNC, ParameterServer
-from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 
 WIDEST_BYTES = 8
@@ -45,12 +44,11 @@ class ServerSynchronizer(Synchronizer):
         buckets: Sequence[Bucket],
         optimizer: Optimizer,
         recipe: Recipe,
-        transport: Transport,
+        context: SyncContext,
         tell: Tell,
-        loop: LoopState,
-        seed: int = 0,
     ) -> None:
         super().__init__()
+        loop, transport = context.loop, context.transport
         _refuse(loop)
         if optimizer.state and transport.rank == 0:
             events.notice(
@@ -71,7 +69,6 @@ class ServerSynchronizer(Synchronizer):
                 optimizer,
                 recipe,
                 shards=self._endpoints.servers,
-                seed=seed,
                 early=self._early,
                 beside=self._endpoints.beside,
             )

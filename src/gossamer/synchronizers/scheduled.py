@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import abstractmethod
 from collections import deque
@@ -16,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext
 from gossamer.kernels import all_finite
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.backward_hooks import BackwardMonitor
@@ -26,11 +23,9 @@ from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.participation import Participants, ParticipationPoll
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
 from gossamer.reducer.step_report import NOBODY, Flags, Presence, StepReport
-from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.runner import ScriptCost
-from gossamer.runtime.transport import Transport
 from gossamer.strategies import PeriodicSchedule, SyncRound
-from gossamer.synchronizers.base import LoopState, NamedState, StepCosts, Synchronizer
+from gossamer.synchronizers.base import NamedState, StepCosts, SyncContext, Synchronizer
 from gossamer.synchronizers.in_flight import Fragment, InFlightRound, OutgoingBucket, RoundResult, read_result
 
 NO_FLAGS = np.zeros(0, dtype=bool)
@@ -49,24 +44,19 @@ class ScheduledSynchronizer(Synchronizer):
         self,
         schedule: PeriodicSchedule,
         fragments: Sequence[Sequence[Bucket]],
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        context: SyncContext,
         start: int = 0,
     ) -> None:
         super().__init__()
         self.step = start
         self._schedule, self._start, self._number = schedule, start, 0
         self._fragments = [Fragment(buckets) for buckets in fragments]
-        self._compressor, self._transport, self._comm_thread, self._loop = compressor, transport, comm_thread, loop
-        self._seed, self._pid = seed, os.getpid()
+        self._context, self._loop, self._transport = context, context.loop, context.transport
         self._under_way: deque[InFlightRound] = deque()
         self._counted = self._within_closure = False
         self._waited, self._costs, self._skipped = 0.0, dict[str, float](), False
         # Where several turns are under way, who comes to the next is asked while the one before still travels.
-        self._poll = ParticipationPoll(transport, comm_thread, apart=schedule.delay > 0)
+        self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=schedule.delay > 0)
         self._passes_seen = BackwardMonitor(self._parameters(), self._pass_over)
 
     @property
@@ -146,14 +136,11 @@ class ScheduledSynchronizer(Synchronizer):
             OutgoingBucket(bucket, self._offer(bucket, presence), self.keeps_offers) for bucket in fragment.buckets
         ]
         numbers = self._averaged_state(turn.fragment).numbers()
-        at = AggregationContext(
-            step=self._number // len(self._fragments),
-            seed=self._seed,
-            rank=self._transport.rank,
-            world=self._transport.world,
-        )
+        at = self._context.aggregation(self._number // len(self._fragments))
         keep = with_own if self.keeps_offers else without_own
-        round_ = StepReduction(self._compressor, self._transport, fragment.names, at, self.reference, weight, keep=keep)
+        round_ = StepReduction(
+            self._context.compressor, self._transport, fragment.names, at, self.reference, weight, keep=keep
+        )
         settings = self._loop.settings()
         report = StepReport(
             weight=weight,
@@ -167,7 +154,7 @@ class ScheduledSynchronizer(Synchronizer):
         closing = StepTrailer(report=report, settings=settings, buffers=())
         come = self._poll.ask(weight, self.step, presence) if met is None else lambda: met
         job = partial(self._fly, round_, parcels, numbers, closing, come, self._loop.batch())
-        self._under_way.append(InFlightRound(self._number, turn, parcels, self._comm_thread.submit(job)))
+        self._under_way.append(InFlightRound(self._number, turn, parcels, self._context.comm_thread.submit(job)))
         self._number += 1
 
     # -- on the lane ---------------------------------------------------------------------------------------------------
@@ -336,7 +323,7 @@ class ScheduledSynchronizer(Synchronizer):
         offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
         parcels = [OutgoingBucket(*each, self.keeps_offers) for each in zip(buckets, offers, strict=True)]
         arrival = read_result(written)
-        return InFlightRound(number, turn, parcels, self._comm_thread.submit(lambda: arrival))
+        return InFlightRound(number, turn, parcels, self._context.comm_thread.submit(lambda: arrival))
 
     def adopt(self, before: Synchronizer) -> None:
         super().adopt(before)

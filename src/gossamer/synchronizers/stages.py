@@ -18,7 +18,7 @@ from gossamer.reducer.bucketing import assign_buckets, assign_fragments
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import GossipStrategy, Stage
-from gossamer.synchronizers.base import LoopState, Synchronizer
+from gossamer.synchronizers.base import LoopState, SyncContext, Synchronizer
 from gossamer.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.synchronizers.gossip import GossipAveraging
 from gossamer.synchronizers.gradients import GradientSynchronizer
@@ -84,31 +84,28 @@ class StageSequence:
 
     def _made(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         now, optimizer, (buckets, *_) = self.now, self.optimizer, fragments
-        common = (self.recipe.compressor, self.transport, self.comm_thread, self.loop, self.seed)
+        context = self._context(self.transport)
         if now.merging is not None and now.averages:
             inside = self._site(parameters)
-            return HierarchicalLocalSGD(inside, now.merging, fragments, optimizer, *common, now.start)
+            return HierarchicalLocalSGD(inside, now.merging, fragments, optimizer, context, now.start)
         if now.merging is not None:
-            return ParameterAveraging(now.merging, fragments, optimizer, *common, now.start)
+            return ParameterAveraging(now.merging, fragments, optimizer, context, now.start)
         if now.mixing is not None:
             return self._mixes(now.mixing, buckets)
         if now.serving is not None:
-            return ServerSynchronizer(
-                now.serving, parameters, buckets, optimizer, self.recipe, self.transport, self._tell, self.loop
-            )
+            return ServerSynchronizer(now.serving, parameters, buckets, optimizer, self.recipe, context, self._tell)
         if now.delay:
-            return DelayedGradients(now.delay, buckets, *common)
-        return GradientSynchronizer(buckets, *common, now.accumulate)
+            return DelayedGradients(now.delay, buckets, context)
+        return GradientSynchronizer(buckets, context, now.accumulate)
 
     def _mixes(self, strategy: GossipStrategy, buckets: Sequence[Bucket]) -> Synchronizer:
-        topology, compressor = self.recipe.topology, self.recipe.compressor
+        topology, context = self.recipe.topology, self._context(self.transport)
         if not strategy.in_lock_step:
-            return PairwiseGossip(
-                strategy, topology, buckets, compressor, self.transport, self._tell, self.loop, self.seed
-            )
-        return GossipAveraging(
-            strategy, topology, buckets, compressor, self.transport, self.comm_thread, self.loop, self.seed
-        )
+            return PairwiseGossip(strategy, topology, buckets, context, self._tell)
+        return GossipAveraging(strategy, topology, buckets, context)
+
+    def _context(self, transport: Transport) -> SyncContext:
+        return SyncContext(transport, self.comm_thread, self.loop, self.recipe.compressor, self.seed)
 
     def _tell(self, text: str) -> list[str]:
         return self.comm_thread.submit(partial(self.transport.all_gather_text, text)).wait()
@@ -139,4 +136,4 @@ class StageSequence:
         """Gradients of neighbouring workers, dense: within a site bytes are cheap."""
         site = self.transport.part(site_size(self.now, self.transport.world))
         buckets = [Bucket(part, Dense(), self.at(site)) for part in assign_buckets(parameters)]
-        return GradientSynchronizer(buckets, Dense(), site, self.comm_thread, self.loop, self.seed)
+        return GradientSynchronizer(buckets, replace(self._context(site), compressor=Dense()))
