@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gossamer.core.layout import accumulation_dtype
+
 
 @dataclass(frozen=True)
 class AveragedState:
@@ -23,10 +25,7 @@ class AveragedState:
         """A copy of all of them, in float32 or wider: (n,); None where there are none."""
         if not self.tensors:
             return None
-        flat = [
-            tensor.detach().reshape(-1).to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in self.tensors
-        ]
-        return torch.cat(flat)
+        return torch.cat([tensor.detach().reshape(-1).to(accumulation_dtype(tensor.dtype)) for tensor in self.tensors])
 
     def replace(self, mean: Tensor, kept_share: float) -> None:
         """Overwrite them with `mean`, but for the share that is kept."""
@@ -60,8 +59,5 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
 
 def averaged_bytes(tensors: Sequence[Tensor]) -> int:
     """Of what travels along: side by side all have the widest one's precision."""
-    return sum(tensor.numel() for tensor in tensors) * max((_wide(each.dtype).itemsize for each in tensors), default=0)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+    widest = max((accumulation_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
+    return widest * sum(tensor.numel() for tensor in tensors)

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, dense_stride, dtype_name
+from gossamer.kernels import scratch_like
 
 
 class Bucket:
@@ -34,6 +35,19 @@ class Bucket:
     def mean_buffer(self) -> Tensor:
         """Where a mean may be written: gradients are not needed once they have left."""
         return self.flat
+
+    def gather_parameters(self, out: Tensor | None = None) -> Tensor:
+        """A copy of the parameters side by side: (n,), in `out` or in scratch memory."""
+        flat = scratch_like(self.flat) if out is None else out
+        torch._foreach_copy_([slot.view(flat) for slot in self.layout], self._detached())
+        return flat
+
+    def scatter_parameters(self, flat: Tensor) -> None:
+        """Overwrite the parameters with numbers that lie side by side: (n,)."""
+        torch._foreach_copy_(self._detached(), [slot.view(flat) for slot in self.layout])
+
+    def _detached(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.parameters.values()]
 
     @property
     def residual_bytes(self) -> int:

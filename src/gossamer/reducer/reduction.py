@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -15,9 +14,8 @@ from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.core.aggregation import AggregationContext, AggregationResult, State
 from gossamer.core.coalesce import coalesce
-from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.layout import FlatTensors, Layout, Slot, first_nonfinite
 from gossamer.core.ops import AllGather, AllReduceMean, Script
-from gossamer.kernels import all_finite
 from gossamer.reducer.optimizer_settings import compare_settings
 from gossamer.reducer.step_report import (
     NOBODY,
@@ -247,7 +245,10 @@ def _mean(flat: Tensor, factor: float) -> Generator[AllReduceMean, Any, None]:
 def nonfinite_tensor(bucket: Reducible, flat: Tensor) -> str:
     """The first tensor that is not finite, or else the one with the largest entry."""
 
-    def size(slot: Slot) -> float:
-        return inf if not all_finite(slot.flat_view(flat)) else float(slot.flat_view(flat).abs().amax())
+    def largest(slot: Slot) -> float:
+        return float(slot.flat_view(flat).abs().amax())
 
-    return max((slot for slot in bucket.layout if slot.numel), key=size).name
+    return (
+        first_nonfinite(FlatTensors(flat, bucket.layout))
+        or max((slot for slot in bucket.layout if slot.numel), key=largest).name
+    )

@@ -15,15 +15,15 @@ from torch.nn import Parameter
 
 from gossamer import events
 from gossamer.checkpoint.state import AGREED_KEY
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, first_nonfinite
 from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, Stopped
 from gossamer.gossip.rules import MASS
-from gossamer.kernels import all_finite, scratch_like
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.step_report import Presence, gather_first_batches
+from gossamer.runtime.comm_thread import use_on_current_stream
 from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.strategies import GossipStrategy, SyncRound
 from gossamer.synchronizers.base import NamedState, SyncContext, Synchronizer
@@ -63,7 +63,7 @@ class GossipAveraging(Synchronizer):
 
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""
-        self._memory = {bucket: self._rule.begin(_gathered(bucket)) for bucket in self._buckets}
+        self._memory = {bucket: self._rule.begin(bucket.gather_parameters()) for bucket in self._buckets}
         numbers = self._averaged_state().numbers()
         self._along = {} if numbers is None else self._rule.along.begin(numbers)
 
@@ -146,15 +146,15 @@ class GossipAveraging(Synchronizer):
     def _mix(self, presence: Presence) -> bool:
         """Make a round; whether anybody goes on training, as far as this rank knows."""
         parts = self._parts()
-        spoilt = next((_spoilt(part.x) for part in parts if not all_finite(part.x.flat)), None)
+        spoilt = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
         heads = self._on_lane(self._round(parts, presence))
         for part in parts:
             assert part.mixed is not None
-            _use_here(part.mixed)
+            use_on_current_stream([part.mixed])
             if part.bucket is None:
                 self._averaged_state().replace(part.mixed, 0.0)
             else:
-                _scatter(part.bucket, part.mixed)
+                part.bucket.scatter_parameters(part.mixed)
         self._number += 1
         self._merged = None
         self.stopping = self.stopping or any(head.stop for head in heads)
@@ -171,7 +171,9 @@ class GossipAveraging(Synchronizer):
 
     def _parts(self) -> list[MixedTensors]:
         parts = [
-            MixedTensors(self._rule, FlatTensors(_gathered(bucket), bucket.layout), self._memory[bucket], bucket)
+            MixedTensors(
+                self._rule, FlatTensors(bucket.gather_parameters(), bucket.layout), self._memory[bucket], bucket
+            )
             for bucket in self._buckets
         ]
         numbers = self._averaged_state().numbers()
@@ -206,8 +208,7 @@ class GossipAveraging(Synchronizer):
         if self._merged is None:
             self._meet()
             self._merged, distance = self._on_lane(self._mean())
-            for tensor in self._merged.values():
-                _use_here(tensor)
+            use_on_current_stream(self._merged.values())
             events.emit(events.Logged(step=self.step, values={"consensus_distance": distance}))
         return self._merged
 
@@ -215,7 +216,7 @@ class GossipAveraging(Synchronizer):
         agreed: dict[str, Tensor] = {}
         away = torch.zeros(1, dtype=torch.float64, device=self._buckets[0].flat.device)
         for bucket in self._buckets:
-            mine = _gathered(bucket)
+            mine = bucket.gather_parameters()
             shares = self._rule.shares(mine, self._memory[bucket])
             means = yield Coalesced(tuple(AllReduceMean(share.clone()) for share in shares))
             mean = self._rule.whole(tuple(means)).to(mine.dtype)
@@ -246,7 +247,7 @@ class GossipAveraging(Synchronizer):
         """Beside all else, the shares whose mean over workers other workers would begin with."""
         found = state_by_name(self._buckets)
         for bucket, memory in self._memory.items():
-            share, *_ = self._rule.shares(_gathered(bucket), memory)
+            share, *_ = self._rule.shares(bucket.gather_parameters(), memory)
             for name, view in FlatTensors(share, bucket.layout).items():
                 found.setdefault(name, {})[AGREED_KEY] = view
             for key, tensor in memory.items():
@@ -280,27 +281,3 @@ class GossipAveraging(Synchronizer):
 
     def close(self) -> None:
         self._passes_seen.close()
-
-
-def _gathered(bucket: Bucket) -> Tensor:
-    """The parameters of a bucket side by side, copied: (n,)."""
-    flat = scratch_like(bucket.flat)
-    views = [slot.view(flat) for slot in bucket.layout]
-    torch._foreach_copy_(views, [parameter.detach() for parameter in bucket.parameters.values()])
-    return flat
-
-
-def _scatter(bucket: Bucket, flat: Tensor) -> None:
-    views = [slot.view(flat) for slot in bucket.layout]
-    torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
-
-
-def _spoilt(x: FlatTensors) -> str:
-    """The first tensor that is not finite, of which there are some."""
-    return next(slot.name for slot in x.layout if not all_finite(slot.flat_view(x.flat)))
-
-
-def _use_here(tensor: Tensor) -> None:
-    """Tell the allocator that this thread's stream uses what the lane's has made."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))

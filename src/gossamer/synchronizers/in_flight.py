@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gossamer.core.aggregation import State
@@ -67,12 +66,6 @@ class RoundResult:
     active: bool = True
     stop: bool = False
     costs: StepCosts = field(default_factory=dict)
-
-    def use_here(self) -> None:
-        """Tell the allocator that this thread's stream uses what the lane's has made."""
-        for tensor in (*self.means, *self.owns, self.averaged_state):
-            if tensor is not None and tensor.is_cuda:
-                tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 @dataclass(frozen=True)

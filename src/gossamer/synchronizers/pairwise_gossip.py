@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer import events
-from gossamer.core.layout import FlatTensors, accumulation_dtype
+from gossamer.core.layout import FlatTensors, accumulation_dtype, first_nonfinite
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
@@ -25,7 +25,6 @@ from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
 from gossamer.gossip.state_transfer import ReceivedState, rejoin
 from gossamer.gossip.termination import FinalMean, TerminationProtocol
-from gossamer.kernels import all_finite
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
@@ -212,7 +211,7 @@ class PairwiseGossip(Synchronizer):
     def _begin(self) -> None:
         """Begin an exchange, unless one is under way: then this turn is left out."""
         self._collect()
-        spoilt = _spoilt(FlatTensors(self._partner.shown, self._layout))
+        spoilt = first_nonfinite(FlatTensors(self._partner.shown, self._layout))
         self._loop.judged(None if spoilt is None else (self._rank, spoilt))
         if spoilt is not None or any(peer not in self._partner.gone for peer in self._talks):
             return
@@ -315,13 +314,6 @@ def _take_statistics(loop: LoopState, taken: Payload) -> None:
     for joint in taken:
         for mine, theirs in zip(held, split(joint, held), strict=True):
             mine.copy_(theirs)
-
-
-def _spoilt(shown: FlatTensors) -> str | None:
-    """The first tensor that is not finite. Mostly there is none, which one look at all of them together shows."""
-    if all_finite(shown.flat):
-        return None
-    return next(name for name, each in shown.items() if not all_finite(each))
 
 
 def _timed(script: PeerScript) -> PeerScript:

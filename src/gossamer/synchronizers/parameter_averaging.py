@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from gossamer.checkpoint.state import MERGING_PREFIX
 from gossamer.core.layout import FlatTensors
-from gossamer.kernels import scratch_like
 from gossamer.reducer.averaged_state import AveragedState, optimizer_state_keys, optimizer_state_tensors
 from gossamer.reducer.backward_hooks import drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
@@ -43,7 +42,7 @@ class ParameterAveraging(ScheduledSynchronizer):
         self.keeps_offers = strategy.needs_own
         self._kinds = optimizer_state_keys(optimizer) if strategy.on_merge == AVERAGE else []
         self._memory: dict[Bucket, Memory] = {
-            bucket: self._strategy.begin(_gathered(bucket)) for bucket in self.buckets
+            bucket: self._strategy.begin(bucket.gather_parameters()) for bucket in self.buckets
         }
 
     @property
@@ -63,18 +62,16 @@ class ParameterAveraging(ScheduledSynchronizer):
 
     @torch.no_grad()
     def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
-        flat = scratch_like(bucket.flat) if self.keeps_offers else bucket.flat
-        _gather(bucket, flat)
+        flat = bucket.gather_parameters(None if self.keeps_offers else bucket.flat)
         self._strategy.offer(flat, self._memory[bucket])
         return flat
 
     def _land(self, flight: InFlightRound, arrival: RoundResult) -> None:
         for parcel, mean, own in zip(flight.parcels, arrival.means, arrival.owns, strict=True):
             bucket = parcel.bucket
-            flat = _gathered(bucket)
+            flat = bucket.gather_parameters()
             self._strategy.land(flat, self._memory[bucket], mean, own)
-            views = [slot.view(flat) for slot in bucket.layout]
-            torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
+            bucket.scatter_parameters(flat)
         if arrival.averaged_state is not None:
             self._averaged_state(flight.turn.fragment).replace(arrival.averaged_state, self._strategy.kept_share)
         if self._strategy.on_merge == RESET:
@@ -108,21 +105,9 @@ class ParameterAveraging(ScheduledSynchronizer):
     @torch.no_grad()
     def restart(self) -> None:
         for bucket, memory in self._memory.items():
-            self._strategy.restart(_gathered(bucket), memory)
+            self._strategy.restart(bucket.gather_parameters(), memory)
 
     def end_epoch(self) -> int:
         """Nobody missed anything: what this rank did not do it takes over with the next merge."""
         super().end_epoch()
         return 0
-
-
-def _gathered(bucket: Bucket) -> Tensor:
-    """The parameters of a bucket side by side, copied: (n,)."""
-    flat = scratch_like(bucket.flat)
-    _gather(bucket, flat)
-    return flat
-
-
-def _gather(bucket: Bucket, flat: Tensor) -> None:
-    views = [slot.view(flat) for slot in bucket.layout]
-    torch._foreach_copy_(views, [parameter.detach() for parameter in bucket.parameters.values()])

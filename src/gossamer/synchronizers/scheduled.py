@@ -23,6 +23,7 @@ from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.participation import Participants, ParticipationPoll
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
 from gossamer.reducer.step_report import NOBODY, Flags, Presence, StepReport
+from gossamer.runtime.comm_thread import use_on_current_stream
 from gossamer.runtime.runner import ScriptCost
 from gossamer.strategies import PeriodicSchedule, SyncRound
 from gossamer.synchronizers.base import NamedState, StepCosts, SyncContext, Synchronizer
@@ -207,7 +208,7 @@ class ScheduledSynchronizer(Synchronizer):
             flight = self._under_way.popleft()
             asked = time.perf_counter()
             arrival = flight.ticket.wait()
-            arrival.use_here()
+            use_on_current_stream((*arrival.means, *arrival.owns, arrival.averaged_state))
             self._waited += time.perf_counter() - asked
             self._account(arrival)
             with torch.no_grad():
