@@ -16,6 +16,7 @@ from gossamer.compressors import TopK
 from gossamer.errors import Stopped
 from gossamer.runtime.open_sessions import open_sessions
 from gossamer.session.session import Session
+from gossamer.synchronizers.gradients import GradientPhase
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
@@ -34,7 +35,7 @@ def test_the_large_batch_law_catches_a_missing_exchange() -> None:
             optimizer.zero_grad()
             with session.no_sync():
                 mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).backward()
-            session._synchronizer.finished = True  # type: ignore[union-attr]  # the twin forgets to exchange
+            session._synchronizer.phase = GradientPhase.FINISHED  # type: ignore[union-attr]  # the twin forgets to exchange
             optimizer.step()
         return parameters(model)
 

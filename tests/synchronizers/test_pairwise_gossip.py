@@ -28,7 +28,7 @@ from gossamer.gossip.termination import FinalMean, RunningMean, TerminationProto
 from gossamer.recipes.recipe import resolve
 from gossamer.session.lifecycle_events import begun
 from gossamer.session.session import Session
-from gossamer.synchronizers import pairwise_gossip, peer_endpoints
+from gossamer.synchronizers import pairwise_gossip, peer_endpoints, rejoin
 from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
 from gossamer.synchronizers.stages import bucket_fragments
 from gossamer.topologies import Topology
@@ -467,12 +467,12 @@ def test_a_lost_worker_comes_back_to_what_another_has(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("_take_statistics", lambda loop, taken: None),
+        ("unpack_statistics", lambda loop, taken: None),
         ("copy_parameters", lambda old, new: None),
     ],
 )
 def test_who_comes_back_to_something_else_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairwise_gossip, name, broken)
+    monkeypatch.setattr(rejoin, name, broken)
     with pytest.raises(AssertionError):
         check_returns(monkeypatch)
 
@@ -483,7 +483,7 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
     returns = Returns(monkeypatch)
     monkeypatch.setattr(state_transfer, "ROLL_SECONDS", 0.05)
     monkeypatch.setattr(state_transfer, "SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr(pairwise_gossip, "has_ended", lambda: over)
+    monkeypatch.setattr(rejoin, "has_ended", lambda: over)
     returns.lives.count = 1
     worker = Worker(2, 3, DetachedTransport(2, 3))
     with heard() as found, pytest.raises(Stopped if over else PeerLost):

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, dense_stride, dtype_name
+from gossamer.errors import LayoutError, LoopError
 from gossamer.kernels import scratch_like
 
 
@@ -35,6 +36,23 @@ class Bucket:
     def mean_buffer(self) -> Tensor:
         """Where a mean may be written: gradients are not needed once they have left."""
         return self.flat
+
+    def new_gradients(self) -> tuple[list[tuple[Tensor, Tensor]], bool]:
+        """(place, gradient) of those that do not lie here yet, since zero_grad() took them out as it does by default;
+        and whether some do lie here. Places without a gradient become zero."""
+        new: list[tuple[Tensor, Tensor]] = []
+        held = False
+        for name, parameter in self.parameters.items():
+            gradient, view = parameter.grad, self.views[name]
+            if gradient is view:
+                held = True
+            elif gradient is None:
+                view.zero_()
+            elif gradient.shape != view.shape or gradient.is_sparse:
+                raise _misfit(name, view, gradient)
+            else:
+                new.append((view, gradient))
+        return new, held
 
     def gather_parameters(self, out: Tensor | None = None) -> Tensor:
         """A copy of the parameters side by side: (n,), in `out` or in scratch memory."""
@@ -85,6 +103,15 @@ class Bucket:
             for name, view in packed.items():
                 found.setdefault(name, {})[key] = view
         return found
+
+
+def _misfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
+    if gradient.layout != torch.strided:
+        return LoopError(f'"{name}" has a sparse gradient, which buckets cannot hold: build it with sparse=False.')
+    return LayoutError(
+        f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so what is remembered '
+        f'about it no longer means anything. Call session.reset("{name}") after resizing.'
+    )
 
 
 def state_by_name(buckets: Iterable[Bucket]) -> dict[str, dict[str, Tensor]]:

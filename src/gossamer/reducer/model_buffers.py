@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 from torch import Tensor, nn
 
 from gossamer.kernels import all_finite
+from gossamer.reducer.step_report import Flags
 
 
 class ModelBuffers:
@@ -36,6 +38,26 @@ class ModelBuffers:
 
     def __call__(self) -> list[list[Tensor]]:
         return [[buffer for buffer in holder.values() if buffer is not None] for holder in self._holders]
+
+
+class BufferVersions:
+    """Finds out which modules' buffers a step has changed."""
+
+    def __init__(self, buffers: Callable[[], Sequence[Sequence[Tensor]]]) -> None:
+        self._buffers = buffers
+        self.note()
+
+    def note(self) -> None:
+        """What changes from now on has moved."""
+        self._noted = self._now()
+
+    def moved(self) -> Flags:
+        """By module."""
+        return np.array([new != old for new, old in zip(self._now(), self._noted, strict=True)], dtype=bool)
+
+    def _now(self) -> list[tuple[tuple[int, int], ...]]:
+        """Some of BatchNorm's buffers change without their version counters telling, others of the module do tell."""
+        return [tuple((id(buffer), buffer._version) for buffer in group) for group in self._buffers()]
 
 
 def moving_bytes(model: nn.Module) -> int:

@@ -234,8 +234,13 @@ class StepReduction:
         return None
 
     def costs(self) -> Mapping[str, float]:
-        parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
-        return {part: sum(getattr(each, part) for each in self.spent) for part in parts}
+        return sum_costs(self.spent)
+
+
+def sum_costs(spent: Sequence[ScriptCost]) -> Mapping[str, float]:
+    """By the names of events.StepEnded."""
+    parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
+    return {part: sum(getattr(each, part) for each in spent) for part in parts}
 
 
 def _mean(flat: Tensor, factor: float) -> Generator[AllReduceMean, Any, None]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.pending_reduction import StepContext
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 
@@ -36,6 +37,10 @@ class LoopState:
     guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
     clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
 
+    def step_context(self) -> StepContext:
+        """All that a step's reduction must know of the loop, at this moment."""
+        return StepContext(self.scale(), self.settings(), self.momentum(), self.batch())
+
 
 @dataclass(frozen=True)
 class SyncContext:
@@ -54,21 +59,42 @@ class SyncContext:
         return AggregationContext(step=step, seed=self.seed, rank=rank, world=world, momentum=amount, nesterov=nesterov)
 
 
-class Synchronizer(ABC):
-    """One way of talking, from one stage of a strategy.
+@dataclass
+class LoopControls:
+    """What the training loop says of its backward passes."""
 
-    step: how many steps were made together; passes: how many backward passes all ranks have counted; weight: of this
-    rank's batch; muted: backward passes add up and are not counted; asked_to_stop: this rank wants the run to end;
-    stopping: all of them know that it ends; until: after so many backward passes another takes its place.
-    """
+    weight: float = 1.0  # of this rank's batch
+    muted: bool = False  # backward passes add up and are not counted
+
+
+class Synchronizer(ABC):
+    """Synchronizes the ranks during one stage of a strategy."""
 
     in_step = True  # whether all ranks come to an epoch's end together
 
-    def __init__(self) -> None:
-        self.step, self.weight = 0, 1.0
-        self.muted = self.asked_to_stop = self.stopping = False
-        self.until: int | None = None
+    def __init__(self, controls: LoopControls | None = None) -> None:
+        self.controls = controls or LoopControls()
+        self.step = 0  # how many steps were made together
+        self.asked_to_stop = False  # this rank wants the run to end
+        self.stopping = False  # all ranks know that it ends
+        self.until: int | None = None  # after so many backward passes another synchronizer takes over
         self.reference: float | None = None  # the weight that counts as one, once it is agreed upon
+
+    @property
+    def weight(self) -> float:
+        return self.controls.weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self.controls.weight = weight
+
+    @property
+    def muted(self) -> bool:
+        return self.controls.muted
+
+    @muted.setter
+    def muted(self, muted: bool) -> None:
+        self.controls.muted = muted
 
     @property
     @abstractmethod

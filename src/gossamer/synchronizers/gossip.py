@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import sqrt
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from gossamer import events
 from gossamer.checkpoint.state import AGREED_KEY
@@ -20,14 +18,15 @@ from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, Stopped
 from gossamer.gossip.rules import MASS
 from gossamer.reducer.averaged_state import AveragedState
-from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.reduction import sum_costs
 from gossamer.reducer.step_report import Presence, gather_first_batches
 from gossamer.runtime.comm_thread import use_on_current_stream
-from gossamer.runtime.runner import ScriptCost, run_script
+from gossamer.runtime.runner import run_script
 from gossamer.strategies import GossipStrategy, SyncRound
 from gossamer.synchronizers.base import NamedState, SyncContext, Synchronizer
 from gossamer.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
+from gossamer.synchronizers.local_steps import LocalSteps
 from gossamer.topologies import Topology
 
 PREFIX = "mixing."  # before the keys of what a rule remembers, beside what a compressor does
@@ -55,11 +54,10 @@ class GossipAveraging(Synchronizer):
         self._buckets, self._context, self._loop, self._transport = buckets, context, context.loop, context.transport
         self._rule.check(topology, self._transport.world, context.seed)
         self._number = 0
-        self._counted = self._within_closure = self._skipped = False
-        self._waited, self._spent = 0.0, list[ScriptCost]()
         self._merged: dict[str, Tensor] | None = None
         self._begin_anew()
-        self._passes_seen = BackwardMonitor(self._parameters(), self._pass_over)
+        rank = self._transport.rank
+        self._local = LocalSteps(self.controls, self._loop, rank, buckets, self._count, self._pass_over)
 
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""
@@ -79,25 +77,20 @@ class GossipAveraging(Synchronizer):
     def agreed(self) -> Mapping[str, Tensor] | None:
         return self._merged
 
-    def _parameters(self) -> Iterator[Parameter]:
-        for bucket in self._buckets:
-            yield from bucket.parameters.values()
-
     def _averaged_state(self) -> AveragedState:
         return AveragedState(self._loop.averaged())
 
-    # -- counting ------------------------------------------------------------------------------------------------------
+    # -- local steps ---------------------------------------------------------------------------------------------------
 
     def _pass_over(self) -> None:
-        if not self.muted and not self._within_closure:
-            self._make_up()
-            self._count()
+        self._make_up()
+        self._count()
 
     def _make_up(self) -> None:
-        """The round after a step that the scaler skipped: nobody called, so it is made when the next pass is over. A
-        run that ends in it ends before that pass counts, as it does for those that were called."""
+        """The round after a step that the scaler skipped: no hook ran, so it is made when the next pass is over. A run
+        that ends in it ends before that pass counts, as it does for ranks whose hook ran."""
         self._loop.scale()  # a step that the scaler skipped is over, which shows in it
-        if self._counted or self.stopping:
+        if self._local.counted or self.stopping:
             return
         self._mix_due()
         if self.stopping:
@@ -106,31 +99,21 @@ class GossipAveraging(Synchronizer):
     def _count(self) -> None:
         scale = self._loop.scale()  # a step that the scaler skipped is over, which shows in it
         self.step += 1
-        self._counted, self._merged = True, None
+        self._local.mark_counted()
+        self._merged = None
         if scale is None:
-            spoilt = drop_nonfinite_gradients(self._buckets)
-            self._skipped = self._skipped or spoilt is not None
-            self._loop.guarded(None if spoilt is None else (self._transport.rank, spoilt))
+            self._local.drop_nonfinite()
 
     def rest(self) -> None:
-        self._counted = False
+        self._local.rest()
 
     def before_step(self, *, closure: bool) -> None:
-        self._within_closure = closure
+        self._local.before_step(closure=closure)
 
     def after_step(self) -> None:
-        if not self._counted:
-            self._count()  # the step had no backward pass of its own, or many within it
-        self._counted = self._within_closure = False
+        self._local.after_step()
         self._mix_due()
-        self._tell()
-
-    def _tell(self) -> None:
-        costs = {"waiting_seconds": self._waited}
-        for cost in ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent"):
-            costs[cost] = sum(getattr(each, cost) for each in self._spent)
-        skipped, self._waited, self._spent, self._skipped = self._skipped, 0.0, [], False
-        self._loop.ended(skipped, costs)
+        self._local.report()
 
     @property
     def _next(self) -> SyncRound:
@@ -147,7 +130,7 @@ class GossipAveraging(Synchronizer):
         """Make a round; whether anybody goes on training, as far as this rank knows."""
         parts = self._parts()
         spoilt = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
-        heads = self._on_lane(self._round(parts, presence))
+        heads = self._run(self._round(parts, presence))
         for part in parts:
             assert part.mixed is not None
             use_on_current_stream([part.mixed])
@@ -165,9 +148,9 @@ class GossipAveraging(Synchronizer):
     def _meet(self) -> None:
         """Be sure that all ranks want the same now. Raises LoopError where they do not."""
         self._loop.scale()  # a step that the scaler has skipped is over, which shows in it, and its round is still due
-        if not self._counted:
+        if not self._local.counted:
             self._mix_due()
-        self._on_lane(self._round(self._parts(), Presence.SAVING))
+        self._run(self._round(self._parts(), Presence.SAVING))
 
     def _parts(self) -> list[MixedTensors]:
         parts = [
@@ -183,11 +166,10 @@ class GossipAveraging(Synchronizer):
             )
         return parts
 
-    def _on_lane(self, script: Script) -> Any:
-        asked = time.perf_counter()
-        performed = self._context.comm_thread.submit(partial(run_script, script, self._transport)).wait()
-        self._waited += time.perf_counter() - asked
-        self._spent.append(performed)
+    def _run(self, script: Script) -> Any:
+        with self._local.waiting():
+            performed = self._context.comm_thread.submit(partial(run_script, script, self._transport)).wait()
+        self._local.add(False, sum_costs([performed]))
         return performed.result
 
     def _round(self, parts: Sequence[MixedTensors], presence: Presence) -> Generator[Any, Any, Sequence[RoundHeader]]:
@@ -207,7 +189,7 @@ class GossipAveraging(Synchronizer):
         """The mean over all workers, exactly; how far they are from it goes into the run's record."""
         if self._merged is None:
             self._meet()
-            self._merged, distance = self._on_lane(self._mean())
+            self._merged, distance = self._run(self._mean())
             use_on_current_stream(self._merged.values())
             events.emit(events.Logged(step=self.step, values={"consensus_distance": distance}))
         return self._merged
@@ -235,7 +217,7 @@ class GossipAveraging(Synchronizer):
         while training and not self.stopping:
             self.step = max(self.step, self._next.launch)
             training = self._mix(Presence.OUT_OF_DATA)
-            self._tell()
+            self._local.report()
         return 0
 
     def meet_to_save(self) -> None:
@@ -264,7 +246,8 @@ class GossipAveraging(Synchronizer):
         self.step, self._number, self.reference = progress["step"], progress["round"], progress["reference"]
         for key, tensor in self._along.items():
             tensor.copy_(progress["along"][key])
-        self._counted, self._merged = False, None
+        self._local.rest()
+        self._merged = None
         copy_state(remembered, self.remembered())
 
     def begin_at(self, step: int) -> None:
@@ -280,4 +263,4 @@ class GossipAveraging(Synchronizer):
         self._number, self._along = before._number, before._along
 
     def close(self) -> None:
-        self._passes_seen.close()
+        self._local.close()

@@ -1,4 +1,4 @@
-"""Parameters that are averaged with one neighbour at a time, while every worker goes at its own pace."""
+"""Pairwise gossip: each worker averages its parameters with one neighbor at a time, at its own pace (AD-PSGD)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -15,26 +15,25 @@ import torch
 from torch import Tensor
 
 from gossamer import events
-from gossamer.core.layout import FlatTensors, accumulation_dtype, first_nonfinite
-from gossamer.core.ops import Payload
+from gossamer.core.layout import FlatTensors, first_nonfinite
 from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
-from gossamer.environment.worker_registry import has_ended, mark_end, mark_training
-from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost, Stopped
+from gossamer.environment.worker_registry import mark_end, mark_training
+from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost
 from gossamer.gossip.pairwise import Partner
 from gossamer.gossip.pairwise_scripts import initiate
-from gossamer.gossip.state_transfer import ReceivedState, rejoin
+from gossamer.gossip.state_transfer import ReceivedState
 from gossamer.gossip.termination import FinalMean, TerminationProtocol
 from gossamer.reducer.averaged_state import AveragedState
-from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_views import copy_parameters
-from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread, run_peer_script
+from gossamer.runtime.peer_thread import PeerThread
 from gossamer.strategies import GossipStrategy, SyncRound
-from gossamer.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
+from gossamer.synchronizers.base import NamedState, SyncContext, Synchronizer
+from gossamer.synchronizers.local_steps import LocalSteps
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate
+from gossamer.synchronizers.rejoin import nearest_first, pack_parameters, pack_statistics, take_over_state
 from gossamer.topologies import Topology
-from gossamer.transports.packing import join, split
 
 WIDEST_BYTES = 8
 
@@ -67,14 +66,21 @@ class PairwiseGossip(Synchronizer):
             )
         self._strategy, self._topology, self._buckets, self._loop = strategy, topology, buckets, loop
         self._rank, self._world = context.transport.rank, context.transport.world
-        life = comebacks()
-        numbers = sum(each.numel() for each in (*self._named().values(), *chain.from_iterable(loop.buffers())))
-        self._me = self._assembled(life, WIDEST_BYTES * numbers, tell)
+        incarnation, parameters = comebacks(), self._named()
+        numbers = sum(each.numel() for each in (*parameters.values(), *chain.from_iterable(loop.buffers())))
+        if incarnation:
+            self._me = reconnect_worker(self._rank, self._world, WIDEST_BYTES * numbers)
+        else:
+            self._me = connect_workers(self._rank, WIDEST_BYTES * numbers, tell)
         self._leave = weakref.finalize(self, close_now, self._me, os.getpid())  # at exit, too
-        found = self._take_over() if life else None
-        start = _start(self._named())
-        self._layout, self._partner = start.layout, Partner(start, self._rank, context.compressor, context.seed, life)
-        self._partner.beside = partial(_statistics, loop)
+        found = None
+        if incarnation:
+            others = nearest_first(topology, self._rank, self._world)
+            found = take_over_state(self._me, others, parameters, loop, self._leave)
+        start = pack_parameters(parameters)
+        self._layout = start.layout
+        self._partner = Partner(start, self._rank, context.compressor, context.seed, incarnation)
+        self._partner.beside = partial(pack_statistics, loop)
         self._termination = TerminationProtocol(self._partner, self._world)
         self._number, self._talks = 0, dict[int, PeerThread]()
         if found is None:
@@ -82,13 +88,9 @@ class PairwiseGossip(Synchronizer):
             self._termination.meet(self._me)
         else:
             self._go_on_from(found)
-        mark_training(self._rank, life)
-        self._counted = self._within_closure = self._skipped = False
-        self._waited = self._spent = 0.0
+        mark_training(self._rank, incarnation)
         self._sent_bytes = self._all_sent_bytes()
-        self._passes_seen = BackwardMonitor(
-            chain.from_iterable(each.parameters.values() for each in buckets), self._pass_over
-        )
+        self._local = LocalSteps(self.controls, loop, self._rank, buckets, self._count)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -97,40 +99,6 @@ class PairwiseGossip(Synchronizer):
     @property
     def passes(self) -> int:
         return self.step
-
-    # -- coming back ---------------------------------------------------------------------------------------------------
-
-    def _assembled(self, life: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
-        if life:
-            return reconnect_worker(self._rank, self._world, largest_bytes)
-        return connect_workers(self._rank, largest_bytes, tell)
-
-    @torch.no_grad()
-    def _take_over(self) -> ReceivedState:
-        """Overwrite parameters and statistics with what a worker has that is here, neighbours first: what this one had
-        is lost. Raises Stopped where all have come to the end, and PeerLost where nobody is left."""
-        start = _start(self._named())
-        near = [peer for peer in self._topology.peers(self._rank, self._world) if peer != self._rank]
-        others = [*near, *(peer for peer in range(self._world) if peer not in (*near, self._rank))]
-        shown = start.flat.to(accumulation_dtype(start.flat.dtype))
-        try:
-            found: ReceivedState = run_peer_script(
-                rejoin(others, (shown, *_statistics(self._loop)), has_ended), self._me
-            )
-        except PeerLost:
-            if not has_ended():
-                raise
-            raise self._too_late() from None
-        if found.roll.agreed:
-            raise self._too_late()
-        copy_parameters(dict(FlatTensors(found.state[0], start.layout).items()), self._named())
-        _take_statistics(self._loop, found.state[1:])
-        return found
-
-    def _too_late(self) -> Stopped:
-        self._leave()
-        events.notice(f"worker {self._rank} came back when the others had come to the end: nothing is left to be done")
-        return Stopped()
 
     def _go_on_from(self, found: ReceivedState) -> None:
         """Take part again, at the step of whose parameters were taken over; from now on the others hear of this one."""
@@ -146,29 +114,21 @@ class PairwiseGossip(Synchronizer):
     def _named(self) -> dict[str, Tensor]:
         return {name: p.detach() for bucket in self._buckets for name, p in bucket.parameters.items()}
 
-    # -- counting ------------------------------------------------------------------------------------------------------
-
-    def _pass_over(self) -> None:
-        if not self.muted and not self._within_closure:
-            self._count()
+    # -- local steps ---------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
         self.step += 1
-        self._counted = True
-        spoilt = drop_nonfinite_gradients(self._buckets)
-        self._skipped = self._skipped or spoilt is not None
-        self._loop.guarded(None if spoilt is None else (self._rank, spoilt))
+        self._local.mark_counted()
+        self._local.drop_nonfinite()
 
     def rest(self) -> None:
-        self._counted = False
+        self._local.rest()
 
     def before_step(self, *, closure: bool) -> None:
-        self._within_closure = closure
+        self._local.before_step(closure=closure)
 
     def after_step(self) -> None:
-        if not self._counted:
-            self._count()  # the step had no backward pass of its own, or many within it
-        self._counted = self._within_closure = False
+        self._local.after_step()
         self._drain()
         self._termination.steps = self.step
         due = False
@@ -176,18 +136,15 @@ class PairwiseGossip(Synchronizer):
             self._number, due = self._number + 1, True
         if due:
             self._begin()
-        self._tell()
+        sent = self._all_sent_bytes()
+        self._local.add(False, {"bytes_sent": sent - self._sent_bytes})
+        self._sent_bytes = sent
+        self._local.report()
         self._stop_together()
 
     @property
     def _next(self) -> SyncRound:
         return self._strategy.schedule.turn(self._number)
-
-    def _tell(self) -> None:
-        sent = self._all_sent_bytes()
-        costs = {"waiting_seconds": self._waited, "wire_seconds": self._spent, "bytes_sent": sent - self._sent_bytes}
-        skipped, self._sent_bytes, self._waited, self._spent, self._skipped = self._skipped, sent, 0.0, 0.0, False
-        self._loop.ended(skipped, costs)
 
     def _all_sent_bytes(self) -> int:
         """Payload bytes, of exchanges that this worker began or answered."""
@@ -204,16 +161,15 @@ class PairwiseGossip(Synchronizer):
     @torch.no_grad()
     def _drain(self) -> None:
         """Take what exchanges came to, and show what this worker has now."""
-        asked = time.perf_counter()
-        self._partner.drain_each(list(self._named().values()))
-        self._waited += time.perf_counter() - asked  # for a conversation that reads or writes a letter
+        with self._local.waiting():  # for a thread that encodes or decodes a message
+            self._partner.drain_each(list(self._named().values()))
 
     def _begin(self) -> None:
-        """Begin an exchange, unless one is under way: then this turn is left out."""
+        """Begin an exchange, unless one is under way: then this sync round is left out."""
         self._collect()
-        spoilt = first_nonfinite(FlatTensors(self._partner.shown, self._layout))
-        self._loop.judged(None if spoilt is None else (self._rank, spoilt))
-        if spoilt is not None or any(peer not in self._partner.gone for peer in self._talks):
+        nonfinite = first_nonfinite(FlatTensors(self._partner.shown, self._layout))
+        self._loop.judged(None if nonfinite is None else (self._rank, nonfinite))
+        if nonfinite is not None or any(peer not in self._partner.gone for peer in self._talks):
             return
         if (peer := self._partner.neighbor(self._topology, self._world, self._number)) is not None:
             self._talks[peer] = self._me.start(_timed(initiate(self._partner, peer, self._number)))
@@ -225,7 +181,7 @@ class PairwiseGossip(Synchronizer):
 
     def _end(self, talk: PeerThread, peer: int) -> None:
         try:
-            self._spent += self._termination.wait(talk, peer) or 0.0
+            self._local.add(False, {"wire_seconds": self._termination.wait(talk, peer) or 0.0})
         except PeerLost:
             pass  # it stays open in the partner, which asks again
         except GossamerError as failure:
@@ -264,7 +220,7 @@ class PairwiseGossip(Synchronizer):
             averaged_state.replace(agreed.payload[1], 0.0)
 
     def close(self) -> None:
-        self._passes_seen.close()
+        self._local.close()
         self._leave()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -294,26 +250,6 @@ class PairwiseGossip(Synchronizer):
 
     def restart(self) -> None:
         self._drain()  # so that nobody is shown the parameters of before any longer
-
-
-def _start(parameters: Mapping[str, Tensor]) -> FlatTensors:
-    """All side by side, on the CPU: (n,), in the widest dtype that any of them has."""
-    dtype = reduce(torch.promote_types, (each.dtype for each in parameters.values()))
-    return FlatTensors.pack({name: each.to("cpu", dtype) for name, each in parameters.items()})
-
-
-def _statistics(loop: LoopState) -> Payload:
-    """A copy of all the model's buffers, as bytes: one tensor, (m,) of uint8, or none. Some may be a step ahead."""
-    held = tuple(each.detach().to("cpu", copy=True) for each in chain.from_iterable(loop.buffers()))
-    return (join(held),) if held else ()
-
-
-def _take_statistics(loop: LoopState, taken: Payload) -> None:
-    """Overwrite the buffers with what `_statistics` gave elsewhere."""
-    held = tuple(chain.from_iterable(loop.buffers()))
-    for joint in taken:
-        for mine, theirs in zip(held, split(joint, held), strict=True):
-            mine.copy_(theirs)
 
 
 def _timed(script: PeerScript) -> PeerScript:

@@ -17,7 +17,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.bucketing import assign_buckets, assign_fragments
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import GossipStrategy, Stage
+from gossamer.strategies import GossipStrategy, PeriodicSchedule, Stage
 from gossamer.synchronizers.base import LoopState, SyncContext, Synchronizer
 from gossamer.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.synchronizers.gossip import GossipAveraging
@@ -26,6 +26,7 @@ from gossamer.synchronizers.hierarchical import HierarchicalLocalSGD
 from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
 from gossamer.synchronizers.parameter_averaging import ParameterAveraging
 from gossamer.synchronizers.parameter_server import ServerSynchronizer
+from gossamer.synchronizers.scheduled import ScheduledSynchronizer
 
 Fragments = Sequence[Sequence[Bucket]]
 Parameters = Mapping[str, Parameter]
@@ -85,17 +86,20 @@ class StageSequence:
     def _made(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         now, optimizer, (buckets, *_) = self.now, self.optimizer, fragments
         context = self._context(self.transport)
-        if now.merging is not None and now.averages:
-            inside = self._site(parameters)
-            return HierarchicalLocalSGD(inside, now.merging, fragments, optimizer, context, now.start)
         if now.merging is not None:
-            return ParameterAveraging(now.merging, fragments, optimizer, context, now.start)
+            task = ParameterAveraging(now.merging, fragments, optimizer, self.loop, guards_gradients=not now.averages)
+            if now.averages:
+                site = self._site()
+                inside = [Bucket(part, Dense(), self.at(site.transport)) for part in assign_buckets(parameters)]
+                return HierarchicalLocalSGD(inside, site, now.merging.schedule, fragments, task, context, now.start)
+            return ScheduledSynchronizer(now.merging.schedule, fragments, task, context, now.start)
         if now.mixing is not None:
             return self._mixes(now.mixing, buckets)
         if now.serving is not None:
             return ServerSynchronizer(now.serving, parameters, buckets, optimizer, self.recipe, context, self._tell)
         if now.delay:
-            return DelayedGradients(now.delay, buckets, context)
+            schedule = PeriodicSchedule(1, delay=now.delay)
+            return ScheduledSynchronizer(schedule, [buckets], DelayedGradients(buckets, self.loop), context)
         return GradientSynchronizer(buckets, context, now.accumulate)
 
     def _mixes(self, strategy: GossipStrategy, buckets: Sequence[Bucket]) -> Synchronizer:
@@ -132,8 +136,7 @@ class StageSequence:
         *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
         return stage
 
-    def _site(self, parameters: Parameters) -> GradientSynchronizer:
-        """Gradients of neighbouring workers, dense: within a site bytes are cheap."""
+    def _site(self) -> SyncContext:
+        """Neighbouring workers, dense: within a site bytes are cheap."""
         site = self.transport.part(site_size(self.now, self.transport.world))
-        buckets = [Bucket(part, Dense(), self.at(site)) for part in assign_buckets(parameters)]
-        return GradientSynchronizer(buckets, replace(self._context(site), compressor=Dense()))
+        return replace(self._context(site), compressor=Dense())
