@@ -169,7 +169,7 @@ def check_phases(recipe: str) -> None:
 def test_a_new_optimizer_in_mid_run(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_phases(recipe)
     monkeypatch.setattr(Session, "_see", lambda self, optimizer: None)
-    monkeypatch.setattr("gossamer.synchronizers.gossip.GossipAveraging.depart", lambda self: None)
+    monkeypatch.setattr("gossamer.synchronizers.gossip.GossipAveraging.end_run", lambda self: None)
     with pytest.raises(AssertionError):
         check_phases(recipe)
 

@@ -1,4 +1,4 @@
-"""What is averaged along with parameters as it is: BatchNorm's statistics, and an optimizer's momenta where asked."""
+"""Uncompressed state averaged with the parameters: BatchNorm's statistics and, where asked, an optimizer's momenta."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gossamer.core.layout import accumulation_dtype
 
 @dataclass(frozen=True)
 class AveragedState:
-    """Floating-point tensors that every worker has alike."""
+    """Floating-point tensors, of the same shapes on every worker."""
 
     tensors: Sequence[Tensor] = ()
 
@@ -38,15 +38,15 @@ class AveragedState:
 def optimizer_state_tensors(
     optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequence[str]
 ) -> list[Tensor]:
-    """What an optimizer keeps about parameters, entry by entry; zeros where it has not made a step with one yet, since
-    all workers send as many numbers."""
+    """An optimizer's state about parameters, entry by entry; zeros where it has not made a step with one yet, since all
+    workers send as many numbers."""
     kept = [optimizer.state.get(parameter, {}).get(kind) for parameter in parameters for kind in kinds]
     blank = [parameter for parameter in parameters for _ in kinds]
     return [torch.zeros_like(p) if value is None else value for value, p in zip(kept, blank, strict=True)]
 
 
 def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
-    """What an optimizer of this kind and settings keeps about every entry of a parameter, by its names."""
+    """Keys of the state that an optimizer of this kind and settings keeps about every entry of a parameter."""
     parameter = Parameter(torch.zeros(2, 2))
     another = copy(optimizer)  # without its hooks; a constructor may not take all that a group holds
     vars(another).update({name: value for name, value in vars(optimizer).items() if name not in vars(another)})
@@ -58,6 +58,6 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
 
 
 def averaged_bytes(tensors: Sequence[Tensor]) -> int:
-    """Of what travels along: side by side all have the widest one's precision."""
+    """Bytes sent for them: side by side all have the widest one's precision."""
     widest = max((accumulation_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
     return widest * sum(tensor.numel() for tensor in tensors)

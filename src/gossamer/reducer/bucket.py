@@ -1,4 +1,4 @@
-"""Gradients live in buckets: flat buffers per device and dtype, in an order that is the same on every rank."""
+"""Bucket: a flat buffer of gradients of one device and dtype, in an order that is the same on every rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.kernels import scratch_like
 
 
 class Bucket:
-    """Gradients that leave together: `flat` holds them, `state` is what the compressor remembers about them."""
+    """Gradients that are compressed and sent together: `flat` holds them, `state` is the compressor's about them."""
 
     def __init__(self, parameters: Mapping[str, Parameter], compressor: Compressor, at: AggregationContext) -> None:
         self.layout = arrange(parameters, compressor)
@@ -34,7 +34,7 @@ class Bucket:
 
     @property
     def mean_buffer(self) -> Tensor:
-        """Where a mean may be written: gradients are not needed once they have left."""
+        """Where a mean may be written: gradients are not needed once they were sent."""
         return self.flat
 
     def new_gradients(self) -> tuple[list[tuple[Tensor, Tensor]], bool]:
@@ -72,20 +72,20 @@ class Bucket:
         return sum(packed.flat.nbytes for packed in self.state.values())
 
     def point(self, used: Set[str]) -> None:
-        """Let the gradients of `used` parameters lie here, and take away those of the others."""
+        """Make the gradients of `used` parameters views of this buffer, and take away those of the others."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.views[name] if name in used else None
         self._shown = self.flat._version
 
     @property
     def touched(self) -> bool:
-        """Whether anybody wrote to the gradients since they were shown, as clipping does."""
+        """Whether the gradients were written to since they were shown, as clipping does."""
         return self.flat._version != self._shown
 
     def commit(self, following: State, used: Set[str], correction: float) -> None:
-        """The average is here: remember, multiply by `correction`, and show it to the optimizer.
+        """Take the following state, multiply the average by `correction`, and show it to the optimizer.
 
-        What nobody used was not exchanged: it keeps its state and has no gradient.
+        A parameter that no rank used was not exchanged: it keeps its state and has no gradient.
         """
         for name in self.parameters.keys() - used:
             for key, packed in self.state.items():
@@ -97,7 +97,7 @@ class Bucket:
         self.point(used)
 
     def state_by_name(self) -> dict[str, dict[str, Tensor]]:
-        """{parameter name: {what: tensor}}, as views."""
+        """{parameter name: {key: tensor}}, as views."""
         found: dict[str, dict[str, Tensor]] = {}
         for key, packed in self.state.items():
             for name, view in packed.items():
@@ -115,7 +115,7 @@ def _misfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
 
 
 def state_by_name(buckets: Iterable[Bucket]) -> dict[str, dict[str, Tensor]]:
-    """{parameter name: {what: tensor}} of all buckets, as views."""
+    """{parameter name: {key: tensor}} of all buckets, as views."""
     return {name: remembered for bucket in buckets for name, remembered in bucket.state_by_name().items()}
 
 
@@ -136,12 +136,12 @@ def arrange(parameters: Mapping[str, Tensor], compressor: Compressor) -> Layout:
 
 
 def slot_of(name: str, tensor: Tensor) -> Slot:
-    """What a compressor may know of a tensor before it has a place."""
+    """A tensor as a compressor may see it before it has a place."""
     return Slot(name, tuple(tensor.shape), 0, dense_stride(tensor))
 
 
 def layout_text(buckets: Iterable[Bucket]) -> str:
-    """A fingerprint of everything that is exchanged."""
+    """A fingerprint of all buckets."""
     return ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
 
 

@@ -20,11 +20,11 @@ class ModelBuffers:
         self.see_constants()
 
     def see_constants(self) -> None:
-        """Take what is not finite now for constants, such as masks. After all workers were given the same."""
+        """Take buffers that are not finite now for constants, such as masks. After all workers were given the same."""
         self._constant = {key for key, buffer in self._floating() if not all_finite(buffer)}
 
     def averaged(self) -> list[Tensor]:
-        """Those that workers average: counters stay each worker's own, and constants are the same anyway."""
+        """Those that workers average: counters stay each worker's own, and constants are alike."""
         return [buffer for key, buffer in self._floating() if key not in self._constant]
 
     def _floating(self) -> Iterator[tuple[tuple[int, str], Tensor]]:

@@ -29,6 +29,7 @@ from gossamer.reducer.bucket import copy_state, layout_text
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings
 from gossamer.reducer.parameter_views import copy_parameters, swapped_in, trainable
+from gossamer.reducer.reduction import StepContext
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
@@ -80,9 +81,9 @@ class Session:
         self._last, self._scale, self._stop, self._muted_at = time.perf_counter(), 1.0, False, -1
         self._synchronizer: Synchronizer | None = None
         loop = LoopState(
+            step_context=self._step_context,
             scale=self._current_scale,
             settings=self._settings,
-            momentum=lambda: self._momentum.now(),
             buffers=self._buffers,
             averaged=self._buffers.averaged,
             batch=lambda: self._first_batch.hash,
@@ -248,6 +249,9 @@ class Session:
         self._scale = scale
         return scale
 
+    def _step_context(self) -> StepContext:
+        return StepContext(self._current_scale(), self._settings(), self._momentum.now(), self._first_batch.hash)
+
     def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
         self._patience.judge(what, blame, self.steps, scaled=self.scaler is not None)
 
@@ -356,7 +360,7 @@ class Session:
         if changed:
             raise LayoutError(f"{changed} have other shapes now, too. Name them in the same call: reset('a', 'b').")
         if self._synchronizer is not None:
-            self._synchronizer.arrive()
+            self._synchronizer.flush()
             self._broadcast([now[name].detach() for name in names], 0)  # where they were trained apart, or made anew
         for bucket in self._synchronizer.buckets if self._synchronizer is not None else ():
             settle(bucket.state, self._at())  # parts will lie elsewhere
@@ -371,7 +375,7 @@ class Session:
         self._layout = layout_text(self._synchronizer.buckets)
         kept = {name: new for name, new in self._synchronizer.remembered().items() if name not in names}
         copy_state(old, {name: {key: new[key] for key in new if not is_owed(key)} for name, new in kept.items()})
-        self._synchronizer.adopt(before)
+        self._synchronizer.take_over_from(before)
 
     def _adopt(self, parameters: dict[str, Parameter]) -> None:
         self._parameters = parameters
@@ -392,7 +396,7 @@ class Session:
         self._momentum.after()
         if self._synchronizer is not None:
             if well:
-                self._synchronizer.depart()
+                self._synchronizer.end_run()
             self._synchronizer.close()
         events.emit(lifecycle_events.ended(self.model, self.steps, self._synchronizer))
         self._leave()

@@ -1,4 +1,4 @@
-"""Parameters that are averaged with neighbours, while every worker trains its own."""
+"""Gossip averaging: each worker averages parameters with its neighbors in a topology, in lock step."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from gossamer.synchronizers.gossip_round import MixedTensors, NeighborGraph, Rou
 from gossamer.synchronizers.local_steps import LocalSteps
 from gossamer.topologies import Topology
 
-PREFIX = "mixing."  # before the keys of what a rule remembers, beside what a compressor does
+PREFIX = "mixing."  # of a rule's keys in checkpoints, beside a compressor's
 BUFFERS = "buffers"
 
 
 class GossipAveraging(Synchronizer):
-    """Lets neighbours mix their parameters after the optimizer's own step, every so many backward passes.
+    """Mixes parameters with neighbors after the optimizer's own step, every so many backward passes.
 
-    A round is one word to the neighbours. All workers hear of each other in every `rounds_apart` of them only: who has
-    run out of data keeps its neighbours company until then, and a run that is to stop goes on until then. Whoever
-    wants all workers at the same step (to save, to merge) says so in the place of a round, in which nothing is mixed;
-    a neighbour that goes on training refuses.
+    A round is one neighbor all-gather. Only every `rounds_apart` rounds an all-gather among all workers goes with it:
+    a rank that is out of data takes part in its neighbors' rounds until then, and a run that is to stop goes on until
+    then. A rank that needs all workers at the same step (to save, to merge) reports so in the place of a round, in
+    which nothing is mixed; a neighbor that goes on training raises LoopError.
     """
 
     def __init__(
@@ -70,10 +70,6 @@ class GossipAveraging(Synchronizer):
         return self._buckets
 
     @property
-    def passes(self) -> int:
-        return self.step
-
-    @property
     def agreed(self) -> Mapping[str, Tensor] | None:
         return self._merged
 
@@ -99,7 +95,6 @@ class GossipAveraging(Synchronizer):
     def _count(self) -> None:
         scale = self._loop.scale()  # a step that the scaler skipped is over, which shows in it
         self.step += 1
-        self._local.mark_counted()
         self._merged = None
         if scale is None:
             self._local.drop_nonfinite()
@@ -127,10 +122,10 @@ class GossipAveraging(Synchronizer):
 
     @torch.no_grad()
     def _mix(self, presence: Presence) -> bool:
-        """Make a round; whether anybody goes on training, as far as this rank knows."""
+        """Make a round; whether a rank goes on training, as far as this one knows."""
         parts = self._parts()
-        spoilt = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
-        heads = self._run(self._round(parts, presence))
+        nonfinite = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
+        headers = self._run(self._round(parts, presence))
         for part in parts:
             assert part.mixed is not None
             use_on_current_stream([part.mixed])
@@ -140,13 +135,13 @@ class GossipAveraging(Synchronizer):
                 part.bucket.scatter_parameters(part.mixed)
         self._number += 1
         self._merged = None
-        self.stopping = self.stopping or any(head.stop for head in heads)
-        self._loop.judged(None if spoilt is None else (self._transport.rank, spoilt))
-        return not heads or any(head.presence == Presence.TRAINING for head in heads)
+        self.stopping = self.stopping or any(header.stop for header in headers)
+        self._loop.judged(None if nonfinite is None else (self._transport.rank, nonfinite))
+        return not headers or any(header.presence == Presence.TRAINING for header in headers)
 
     @torch.no_grad()
     def _meet(self) -> None:
-        """Be sure that all ranks want the same now. Raises LoopError where they do not."""
+        """Check that all ranks save or merge now. Raises LoopError where some do not."""
         self._loop.scale()  # a step that the scaler has skipped is over, which shows in it, and its round is still due
         if not self._local.counted:
             self._mix_due()
@@ -186,7 +181,7 @@ class GossipAveraging(Synchronizer):
 
     @torch.no_grad()
     def merge(self) -> Mapping[str, Tensor]:
-        """The mean over all workers, exactly; how far they are from it goes into the run's record."""
+        """The exact mean over all workers; their distance to it goes into the run's record."""
         if self._merged is None:
             self._meet()
             self._merged, distance = self._run(self._mean())
@@ -207,12 +202,12 @@ class GossipAveraging(Synchronizer):
         squared: Tensor = yield AllReduceMean(away)
         return agreed, sqrt(squared.item())
 
-    def depart(self) -> None:
+    def end_run(self) -> None:
         with suppress(GossamerError):
             self.merge()
 
     def end_epoch(self) -> int:
-        """Keep the neighbours company until all workers heard that nobody trains; all then stand at the same pass."""
+        """Make the neighbors' rounds until all workers know that none trains; all then stand at the same pass."""
         training = True
         while training and not self.stopping:
             self.step = max(self.step, self._next.launch)
@@ -226,7 +221,7 @@ class GossipAveraging(Synchronizer):
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def remembered(self) -> NamedState:
-        """Beside all else, the shares whose mean over workers other workers would begin with."""
+        """With the shares whose mean another number of workers would begin with."""
         found = state_by_name(self._buckets)
         for bucket, memory in self._memory.items():
             share, *_ = self._rule.shares(bucket.gather_parameters(), memory)
@@ -257,8 +252,8 @@ class GossipAveraging(Synchronizer):
     def restart(self) -> None:
         self._begin_anew()
 
-    def adopt(self, before: Synchronizer) -> None:
-        super().adopt(before)
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
         assert isinstance(before, GossipAveraging)
         self._number, self._along = before._number, before._along
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -27,8 +25,7 @@ from gossamer.reducer.backward_hooks import refuse_reentrant
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.model_buffers import BufferVersions
 from gossamer.reducer.participation import refuse_to_save_apart
-from gossamer.reducer.pending_reduction import PendingReduction
-from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer
+from gossamer.reducer.reduction import NO_INPUT, BucketInput, PendingReduction, StepReduction, StepTrailer
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer
@@ -40,14 +37,6 @@ class GradientPhase(Enum):
     WAITING = auto()  # nothing yet
     FINISHED = auto()  # a pass was accumulated, or its reduction skipped
     AVERAGED = auto()  # they are the mean, and no optimizer step has used them
-
-
-@dataclass(frozen=True)
-class ReductionOutcome:
-    """How one reduction ended."""
-
-    decision: StepDecision
-    committed: bool
 
 
 class GradientSynchronizer(Synchronizer):
@@ -93,7 +82,7 @@ class GradientSynchronizer(Synchronizer):
         bucket.missing.discard(name)
         if not bucket.missing and self._pending is not None:
             while (sent := self._pending.sent) < len(self._buckets) and not self._buckets[sent].missing:
-                self._send(self._pending, self._buckets[sent], Presence.TRAINING)
+                self._send(self._pending, Presence.TRAINING)
 
     def _arm(self) -> bool:
         """At the first gradient of a backward pass, ask to be called when it is over. False in a forked child."""
@@ -109,7 +98,7 @@ class GradientSynchronizer(Synchronizer):
         self._task = torch._C._current_graph_task_id()
         self._expect_all()
         if self._sums.complete:
-            self._begin(self._sums.weight + self.weight)
+            self._begin(self._sums.weight + self.controls.weight)
         torch.autograd.Variable._execution_engine.queue_callback(self._over)
         return True
 
@@ -122,13 +111,15 @@ class GradientSynchronizer(Synchronizer):
         at = self._context.aggregation(self.step, taken.momentum)
         compressor, transport = self._context.compressor, self._context.transport
         reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
-        self._pending = PendingReduction(reduction, self._context.comm_thread, taken)
-        self._pending.begin(self._buckets, self._loop.warn)
+        self._pending = PendingReduction(reduction, self._buckets, self._context.comm_thread, taken)
+        self._pending.begin(self._loop.warn)
         return self._pending
 
-    def _send(self, pending: PendingReduction, bucket: Bucket, presence: Presence) -> None:
+    def _send(self, pending: PendingReduction, presence: Presence) -> None:
+        """Let the next bucket leave; the last one takes this rank's report along."""
+        bucket = self._buckets[pending.sent]
         fresh = self._input(pending, bucket) if presence == Presence.TRAINING else NO_INPUT
-        pending.send(bucket, fresh, self._trailer(pending, presence) if bucket is self._buckets[-1] else None)
+        pending.send(fresh, self._trailer(pending, presence) if bucket is self._buckets[-1] else None)
 
     def _input(self, pending: PendingReduction, bucket: Bucket) -> BucketInput:
         new, held = bucket.new_gradients()
@@ -139,7 +130,7 @@ class GradientSynchronizer(Synchronizer):
                 "around all but the last backward(), or use Dense(). An optimizer that calls backward() within its "
                 "step, such as LBFGS, needs Dense()."
             )
-        return self._sums.join(self._buckets.index(bucket), new, self.weight, pending.taken.scale or 1.0)
+        return self._sums.join(self._buckets.index(bucket), new, self.controls.weight, pending.taken.scale or 1.0)
 
     def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
         training = presence == Presence.TRAINING
@@ -165,7 +156,7 @@ class GradientSynchronizer(Synchronizer):
         if self._sums.complete:
             self.finish()
             return
-        self._sums.add(self.weight, self._loop.scale() or 1.0)
+        self._sums.add(self.controls.weight, self._loop.scale() or 1.0)
         self._passes, self._task = self._passes + 1, None
         if self.phase is GradientPhase.WAITING:
             self.phase = GradientPhase.FINISHED
@@ -175,17 +166,17 @@ class GradientSynchronizer(Synchronizer):
         for bucket in self._buckets:
             bucket.missing = set(bucket.layout.names)
 
-    def finish(self, presence: Presence = Presence.TRAINING) -> ReductionOutcome:
+    def finish(self, presence: Presence = Presence.TRAINING) -> StepDecision:
         """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide.
 
         A rank that is not training has no data and only takes part in the others' operations.
         """
         training = presence == Presence.TRAINING
-        pending = self._pending or self._begin(self._sums.weight + self.weight if training else 0.0)
+        pending = self._pending or self._begin(self._sums.weight + self.controls.weight if training else 0.0)
         for bucket in self._buckets[pending.sent :]:
             if not training:
                 bucket.flat.zero_()
-            self._send(pending, bucket, presence)
+            self._send(pending, presence)
         asked = time.perf_counter()
         decision = pending.wait()
         if training:
@@ -193,32 +184,21 @@ class GradientSynchronizer(Synchronizer):
         waited = time.perf_counter() - asked
         return self._settle(pending, decision, waited)
 
-    def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> ReductionOutcome:
-        reduction, self._pending, self._task = pending.reduction, None, None
+    def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
+        self._pending = self._task = None
         self.stopping = decision.stop
-        refuse_to_save_apart(decision)
-        blame = reduction.blame(decision, self._buckets)
-        committed = bool(decision.active) and decision.weight > 0 and blame is None
-        used = {name for name, someone in zip(self.names, decision.used, strict=True) if someone}
-        for bucket, staged in zip(self._buckets, reduction.staged, strict=True):
-            if committed:
-                correction = reduction.correction(decision.weight) * pending.taken.scale_of(bucket)
-                bucket.commit(staged.next_state, used, correction)
-            elif blame and pending.taken.scale is not None:
-                bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
-                bucket.point(used)
-            else:
-                bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
-        self.reference = reduction.reference
-        self.step += committed
+        refuse_to_save_apart(decision.presences)
+        blame = pending.commit(decision)
+        self.reference = pending.reduction.reference
+        self.step += pending.committed
         self._versions.note()
         self._expect_all()
         if decision.active:
-            self.phase = GradientPhase.AVERAGED if committed else GradientPhase.FINISHED
+            self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
             self._passes += 1
-            self._loop.ended(not committed, {"waiting_seconds": waited, **reduction.costs()})
+            self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
             self._loop.judged(blame)
-        return ReductionOutcome(decision, committed)
+        return decision
 
     # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
 
@@ -232,7 +212,7 @@ class GradientSynchronizer(Synchronizer):
 
     def end_epoch(self) -> int:
         missed = 0
-        while self.passes != self.until and (decision := self.finish(Presence.OUT_OF_DATA).decision).active:
+        while self.passes != self.last_pass and (decision := self.finish(Presence.OUT_OF_DATA)).active:
             missed += 1
             if decision.stop:
                 return missed
@@ -270,8 +250,8 @@ class GradientSynchronizer(Synchronizer):
     def begin_at(self, step: int) -> None:
         self.step = self._passes = step
 
-    def adopt(self, before: Synchronizer) -> None:
-        super().adopt(before)
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
         self._passes = before.passes
 
     @property

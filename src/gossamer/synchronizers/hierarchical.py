@@ -63,7 +63,7 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
     def end_epoch(self) -> int:
         """A rank that is out of data shadows its site first, and comes to the rounds among all along with it."""
         ended = self.step
-        while not self.stopping and self._inside.finish(Presence.OUT_OF_DATA).decision.active:
+        while not self.stopping and self._inside.finish(Presence.OUT_OF_DATA).active:
             self.step += 1
             self._boundary()
             self._local.report()

@@ -12,7 +12,6 @@ from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.kernels import all_finite
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.participation import Participants
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
 from gossamer.reducer.step_report import StepDecision
 from gossamer.runtime.comm_thread import Work
@@ -84,10 +83,9 @@ class OutgoingRound:
     at: AggregationContext
     first_batch: int  # a hash
 
-    def reduction(self, context: SyncContext, polled: ScriptCost, reference: float | None) -> StepReduction:
-        """Of the ranks that take part. Where offers are kept, all count alike: what was sent must mean the same in
+    def reduction(self, context: SyncContext, participants: ScriptCost, reference: float | None) -> StepReduction:
+        """Among the ranks that take part. Where offers are kept, all count alike: what was sent must mean the same in
         every round, or taking it back would leave some."""
-        participants: Participants = polled.result
         keeps = self.buckets[0].keeps
         return StepReduction(
             context.compressor,
@@ -96,37 +94,35 @@ class OutgoingRound:
             self.at,
             reference,
             weight=1.0 if keeps else self.weight,
-            total=float(context.transport.world) if keeps else participants.weight,
+            total=float(context.transport.world) if keeps else participants.result.weight,
             keep=with_own if keeps else without_own,
-            spent=[polled],
+            spent=[participants],
         )
 
-    def reduce(self, reduction: StepReduction) -> tuple[StepDecision, Tensor | None]:
-        """Exchange all buckets; what the ranks decided, and the mean of what is averaged along."""
+    def run(self, reduction: StepReduction, *, active: bool) -> RoundResult:
+        """Reduce all buckets, and commit what the ranks agree on, before the next round leaves."""
         *before, last = self.buckets
         for outgoing in before:
             reduction.exchange(outgoing, NO_INPUT, 1.0)
         mean = None if self.averaged_state is None else reduction.average(self.averaged_state)
-        return reduction.close(last, NO_INPUT, 1.0, self.trailer), mean
-
-    def commit(
-        self, reduction: StepReduction, decision: StepDecision, mean: Tensor | None, *, active: bool
-    ) -> RoundResult:
-        """Remember what compressors remember, before the next round leaves; nothing where a number was not finite."""
+        decision = reduction.close(last, NO_INPUT, 1.0, self.trailer)
         blame = reduction.blame(decision, self.buckets)
         if blame is None and mean is not None and not all_finite(mean):
             blame = None, "buffers"
         result = RoundResult(blame=blame, active=active, stop=decision.stop, costs=reduction.costs())
-        if blame is not None or not reduction.total:
-            return result
-        keeps = self.buckets[0].keeps
-        for outgoing, staged in zip(self.buckets, reduction.staged, strict=True):
-            outgoing.bucket.state = staged.next_state.after(outgoing.bucket.state)
+        return result if blame is not None or not reduction.total else self._commit(result, reduction, decision, mean)
+
+    def _commit(
+        self, result: RoundResult, reduction: StepReduction, decision: StepDecision, mean: Tensor | None
+    ) -> RoundResult:
+        staged = reduction.staged
+        for outgoing, each in zip(self.buckets, staged, strict=True):
+            outgoing.bucket.state = each.next_state.after(outgoing.bucket.state)
         return replace(
             result,
             committed=True,
-            means=[staged.mean for staged in reduction.staged],
-            owns=[each.own if keeps else None for each in reduction.staged],
+            means=[each.mean for each in staged],
+            owns=[each.own if self.buckets[0].keeps else None for each in staged],
             averaged_state=mean,
             used=decision.used.tolist(),
         )

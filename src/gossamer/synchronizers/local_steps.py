@@ -48,14 +48,17 @@ class LocalSteps:
     def _pass_over(self) -> None:
         if not self._controls.muted and self.phase in (StepPhase.WAITING, StepPhase.COUNTED):
             self._on_pass()
+            self.phase = StepPhase.COUNTED
 
     @property
     def counted(self) -> bool:
         return self.phase in (StepPhase.COUNTED, StepPhase.COUNTED_IN_CLOSURE)
 
-    def mark_counted(self) -> None:
-        in_closure = self.phase in (StepPhase.IN_CLOSURE, StepPhase.COUNTED_IN_CLOSURE)
-        self.phase = StepPhase.COUNTED_IN_CLOSURE if in_closure else StepPhase.COUNTED
+    def count_missed_pass(self) -> None:
+        """Count one where none was counted before the optimizer's step."""
+        if not self.counted:
+            self._count()
+            self.phase = StepPhase.COUNTED
 
     def rest(self) -> None:
         """What comes next is a new step."""
@@ -66,8 +69,7 @@ class LocalSteps:
             self.phase = StepPhase.COUNTED_IN_CLOSURE if self.counted else StepPhase.IN_CLOSURE
 
     def after_step(self) -> None:
-        if not self.counted:
-            self._count()  # the step had no backward pass of its own, or many within it
+        self.count_missed_pass()  # the step had no backward pass of its own, or many within it
         self.rest()
 
     def drop_nonfinite(self) -> None:

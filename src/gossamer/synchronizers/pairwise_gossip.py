@@ -29,7 +29,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_views import copy_parameters
 from gossamer.runtime.peer_thread import PeerThread
 from gossamer.strategies import GossipStrategy, SyncRound
-from gossamer.synchronizers.base import NamedState, SyncContext, Synchronizer
+from gossamer.synchronizers.base import SyncContext, Synchronizer
 from gossamer.synchronizers.local_steps import LocalSteps
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate
 from gossamer.synchronizers.rejoin import nearest_first, pack_parameters, pack_statistics, take_over_state
@@ -39,12 +39,12 @@ WIDEST_BYTES = 8
 
 
 class PairwiseGossip(Synchronizer):
-    """Lets workers average with a neighbour whenever they are ready for it, and wait for nobody until the end.
+    """Averages with a neighbor whenever both are ready, and waits for no other worker until the end of the run.
 
-    Each worker answers others at any time, from what it has shown last, and begins an exchange of its own every
-    `period` backward passes, unless its last one is still under way. What came of both is added to the parameters
-    after the next step of the optimizer. Statistics such as BatchNorm's stay each worker's own until the end, in which
-    all take the mean of everything, the same bits.
+    Each worker answers others at any time, from the parameters it has shown last, and begins an exchange of its own
+    every `period` backward passes, unless its last one is still under way. The results of both are added to the
+    parameters after the next step of the optimizer. Statistics such as BatchNorm's stay each worker's own until the
+    end, when all take the mean of everything, the same bits.
     """
 
     in_step = False
@@ -96,12 +96,8 @@ class PairwiseGossip(Synchronizer):
     def buckets(self) -> Sequence[Bucket]:
         return self._buckets
 
-    @property
-    def passes(self) -> int:
-        return self.step
-
     def _go_on_from(self, found: ReceivedState) -> None:
-        """Take part again, at the step of whose parameters were taken over; from now on the others hear of this one."""
+        """Take part again, at the step of the worker whose parameters were taken over, and tell the others."""
         self._partner.gone.update(peer for peer in range(self._world) if peer != self._rank)  # until they are heard
         self.begin_at(found.roll.steps)
         self._me.start(self._termination.listen(partial(relocate, self._me)))
@@ -118,7 +114,6 @@ class PairwiseGossip(Synchronizer):
 
     def _count(self) -> None:
         self.step += 1
-        self._local.mark_counted()
         self._local.drop_nonfinite()
 
     def rest(self) -> None:
@@ -151,7 +146,7 @@ class PairwiseGossip(Synchronizer):
         return sum(each.payload_bytes_sent for each in self._me.statistics().values())
 
     def _stop_together(self) -> None:
-        """Whoever is asked to stop asks the others, which hear of it at different steps."""
+        """A worker that is asked to stop asks the others, which hear of it at different steps."""
         if self.asked_to_stop and not self.stopping:
             self._termination.stop(self._me)
         self.stopping = self.stopping or self.asked_to_stop or self._termination.told_to_stop
@@ -160,7 +155,7 @@ class PairwiseGossip(Synchronizer):
 
     @torch.no_grad()
     def _drain(self) -> None:
-        """Take what exchanges came to, and show what this worker has now."""
+        """Apply the results of exchanges, and show others the parameters as they are now."""
         with self._local.waiting():  # for a thread that encodes or decodes a message
             self._partner.drain_each(list(self._named().values()))
 
@@ -191,8 +186,8 @@ class PairwiseGossip(Synchronizer):
 
     @torch.no_grad()
     def merge(self) -> Mapping[str, Tensor]:
-        """The mean of what the workers that are here have shown last. Others go on meanwhile, and who asks a moment
-        later hears another; all hear the same only while nobody trains."""
+        """The mean of what the workers that are here have shown last. They go on meanwhile, so a moment later it is
+        another; all hear the same only while none trains."""
         self._drain()
         return self._published(self._termination.now(self._me))
 
@@ -201,12 +196,12 @@ class PairwiseGossip(Synchronizer):
         return dict(FlatTensors(agreed.payload[0], self._layout).items())
 
     def end_epoch(self) -> int:
-        """Nobody waits for anybody: this worker goes on answering, and the others go on training."""
+        """No worker waits for another: this one goes on answering, and the others go on training."""
         self._stop_together()
         return 0
 
     @torch.no_grad()
-    def depart(self) -> None:
+    def end_run(self) -> None:
         """Wait until all workers that are here have come to the end, and take the mean of all."""
         for peer, talk in self._talks.items():
             self._end(talk, peer)
@@ -232,14 +227,8 @@ class PairwiseGossip(Synchronizer):
             'torch.save(model.state_dict(), path)`; for checkpoints write Gossip("symmetric").'
         )
 
-    def arrive(self) -> None:
+    def flush(self) -> None:
         raise LoopError("others average with these parameters in the shapes they had at attach. Attach a new session.")
-
-    def remembered(self) -> NamedState:
-        return {}
-
-    def progress(self) -> dict[str, Any]:
-        return {"step": self.step}
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.meet_to_save()
@@ -249,11 +238,11 @@ class PairwiseGossip(Synchronizer):
         self._termination.steps = step
 
     def restart(self) -> None:
-        self._drain()  # so that nobody is shown the parameters of before any longer
+        self._drain()  # others must not be shown the parameters of before any longer
 
 
 def _timed(script: PeerScript) -> PeerScript:
-    """The same; returns how many seconds it took."""
+    """The same script; returns the seconds it took."""
     began = time.perf_counter()
     yield from script
     return time.perf_counter() - began

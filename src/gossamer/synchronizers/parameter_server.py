@@ -1,4 +1,4 @@
-"""Parameters that live on servers, as the training loop sees them."""
+"""Server synchronizer: pushes gradients to parameter servers and pulls parameters, around the optimizer's step."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
 from gossamer.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.strategies.parameter_server import ASYNC, SYNC, ParameterServer
-from gossamer.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
+from gossamer.synchronizers.base import LoopState, SyncContext, Synchronizer
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 
 WIDEST_BYTES = 8
 
 
 class ServerSynchronizer(Synchronizer):
-    """Pushes gradients at every optimizer step, and overwrites the parameters with what the servers made of them.
+    """Pushes gradients at every optimizer step, and overwrites the parameters with those that it pulls.
 
-    Where the rule lets workers run apart, the exchange of one step travels while the next is computed. The optimizer
-    finds no gradients and does nothing: the servers have made it again.
+    Where the strategy lets workers run apart, one step's push and pull travel while the next is computed. The optimizer
+    finds no gradients and does nothing: the servers run one like it.
     """
 
     in_step = False
@@ -86,12 +86,8 @@ class ServerSynchronizer(Synchronizer):
     def buckets(self) -> Sequence[Bucket]:
         return self._buckets
 
-    @property
-    def passes(self) -> int:
-        return self.step
-
     def merge(self) -> Mapping[str, Tensor]:
-        """The servers' parameters as they are now, for whoever asks."""
+        """The servers' parameters as they are now, on the rank that asks."""
         self._land()
         exact: dict[str, Tensor] = run_peer_script(self._client.exact(), self._endpoints.me)
         return exact
@@ -120,7 +116,7 @@ class ServerSynchronizer(Synchronizer):
         self.stopping = self._client.stopping
 
     def _wait(self) -> None:
-        """Until the exchange under way is over, if there is one."""
+        """Until the push and pull in flight is over, if there is one."""
         if self._under_way is None:
             return
         handle, self._under_way = self._under_way, None
@@ -146,7 +142,7 @@ class ServerSynchronizer(Synchronizer):
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def end_epoch(self) -> int:
-        """In rounds nobody waits for a worker that has run out of data, and all begin the next epoch together."""
+        """In rounds no worker waits for one that is out of data, and all begin the next epoch together."""
         self._land()
         if self._meets:
             run_peer_script(self._client.meet(), self._endpoints.me)
@@ -160,34 +156,28 @@ class ServerSynchronizer(Synchronizer):
             "session.merged(model): torch.save(model.state_dict(), path)`."
         )
 
-    def arrive(self) -> None:
+    def flush(self) -> None:
         raise LoopError("servers hold these parameters in the shapes they had at attach. Attach a new session.")
 
-    def depart(self) -> None:
-        """Wait until all workers are done, and take over what they have made together."""
+    def end_run(self) -> None:
+        """Wait until all workers are done, and take over the servers' parameters."""
         self._land()
         told: Told = run_peer_script(self._client.end(), self._endpoints.me)
         self._client.land_exact()
         events.emit(events.ServersTold(applied=told.applied, late=told.late, staleness=told.staleness))
-        self._endpoints.linger()
+        self._endpoints.drain()
 
     def close(self) -> None:
         self._leave()
 
     # -- checkpoints: see meet_to_save ---------------------------------------------------------------------------------
 
-    def remembered(self) -> NamedState:
-        return {}
-
-    def progress(self) -> dict[str, Any]:
-        return {"step": self.step}
-
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.meet_to_save()
 
 
 def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[ShardClient], part_bytes: int) -> None:
-    """A server is told its part in one message, and what is larger than a message may be would be refused there."""
+    """A server is sent its part in one message, and refuses a larger one than it allows."""
     largest = max(sum(block.flat.nbytes for block in share.gradients) for share in shares)
     if largest <= part_bytes:
         return
@@ -208,7 +198,7 @@ def _refuse_large(parameters: Mapping[str, Tensor], shares: Sequence[ShardClient
 
 
 def _refuse(loop: LoopState) -> None:
-    """What stands around the optimizer's step has no place around one that is made elsewhere."""
+    """Raise AttachError for what stands around the optimizer's step, which is made elsewhere."""
     if loop.scale() is not None:
         raise AttachError(
             "a GradScaler expects the optimizer's step here, and with parameter servers it is made there. Train in "

@@ -1,4 +1,4 @@
-"""Peers find each other: where the workers are, or who serves where and whether all of them are still there."""
+"""Peer endpoints: opens this process's, exchanges addresses with the other peers, and watches the servers."""
 
 from __future__ import annotations
 
@@ -38,20 +38,17 @@ Tell = Callable[[str], list[str]]
 
 @dataclass
 class PeerEndpoints:
-    """This worker's endpoint, and that of the server which lives beside it, where one does.
-
-    servers: how many there are; part_bytes: the most that one can hold, since it is told in one message; beside: this
-    process's own.
-    """
+    """This worker's endpoint, and that of the server in the same process, where there is one."""
 
     me: PeerEndpoint
-    servers: int
-    part_bytes: int
-    own: PeerEndpoint | None
-    service: PeerThread | None
+    servers: int  # how many there are
+    part_bytes: int  # the most that one can hold, since it is sent in one message
+    own: PeerEndpoint | None  # the server's in this process
+    service: PeerThread | None  # that runs it
 
     @property
     def beside(self) -> Peer | None:
+        """The server in this process."""
         return None if self.own is None else self.own.me
 
     def bytes_served(self) -> int:
@@ -61,25 +58,25 @@ class PeerEndpoints:
         traffic = self.own.statistics()
         return sum(each.payload_bytes_sent for peer, each in traffic.items() if peer.number != self.me.me.number)
 
-    def linger(self) -> None:
-        """Say goodbye; a server beside this worker stays until all other workers did."""
+    def drain(self) -> None:
+        """Close; a server in this process goes on until all other workers have closed."""
         self.me.close()
         if self.service is not None:
             self.service.wait()
 
     def close(self) -> None:
-        """Go, whoever is still there."""
+        """Close at once, whoever is still there."""
         self.me.close()
         if self.own is not None:
             self.own.close()
 
 
 def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes: int, tell: Tell) -> PeerEndpoints:
-    """Open this worker's endpoint, and a server's where servers live beside workers and it is this one's turn.
+    """Open this worker's endpoint, and a server's where servers run in workers' processes and this is one of them.
 
     servers: how many; None for all there are, or one beside each worker. largest_bytes: of the tensors in one message.
-    tell: says a text to all workers and returns everyone's, by rank; not called where servers live apart and the
-    launcher made a token. Raises ConnectError.
+    tell: all-gathers a text; not called where servers have their own processes and the launcher made a token. Raises
+    ConnectError.
     """
     dedicated = dedicated_servers()
     count = min(servers or len(dedicated) or world, len(dedicated) or world)
@@ -98,7 +95,7 @@ def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes
 
 
 def connect_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
-    """Open this worker's endpoint, which knows where all others listen; largest_bytes, tell: as in `assemble`."""
+    """Open this worker's endpoint, which knows where all others listen; arguments as in `connect_to_servers`."""
     me = _opener(run_token() or _agreed_token(tell), largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
     publish(rank, me.address)
     me.meet({Peer(WORKER, number): place for number, place in _told(tell, me).items()})
@@ -106,8 +103,8 @@ def connect_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
 
 
 def reconnect_worker(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
-    """The same for a worker that was lost and came back alone: where the others listen the launcher's store knows, and
-    they do not know where this one does, until it is `moved` to them. Raises ConnectError."""
+    """The same for a worker that was lost and came back alone: the launcher's store knows where the others listen, and
+    they learn by `relocate` where this one does. Raises ConnectError."""
     token = run_token()
     if token is None:
         raise ConnectError(
@@ -121,7 +118,7 @@ def reconnect_worker(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
 
 
 def relocate(me: PeerEndpoint, peer: Peer, where: str) -> None:
-    """Know where a worker listens that came back; what is no place changes nothing."""
+    """Learn where a worker listens that came back; text that is no address changes nothing."""
     with suppress(ValueError, TypeError, ConnectError):
         host, port = json.loads(where)
         me.meet({peer: (str(host), int(port))})
@@ -129,18 +126,18 @@ def relocate(me: PeerEndpoint, peer: Peer, where: str) -> None:
 
 class Closes(Protocol):
     def close(self) -> None:
-        """Go, whoever is still there."""
+        """Close at once, whoever is still there."""
 
 
 class Watched(Protocol):
     me: Peer
 
     def close(self, why: GossamerError) -> None:
-        """Go; whoever waits for an answer hears why."""
+        """Close; callers that wait for an answer get `why`."""
 
 
 def close_now(endpoints: Closes, process: int) -> None:
-    """Go at once, in the process that opened them; a forked child has no part in it."""
+    """Close at once, in the process that opened them; a forked child has no part in it."""
     if os.getpid() == process:
         endpoints.close()
 
@@ -174,12 +171,12 @@ def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
 
 
 def _agreed_token(tell: Tell) -> bytes:
-    """Rank 0's, by the process group, which trusts its network."""
+    """Rank 0's token, sent over the process group, which trusts its network."""
     return bytes.fromhex(tell(secrets.token_hex(TOKEN_BYTES))[0])
 
 
 def _told(tell: Tell, own: PeerEndpoint | None) -> Mapping[int, Address]:
-    """Where each endpoint listens, by its number; some have none."""
+    """Where each endpoint listens, by its number; some processes have none."""
     texts = tell(json.dumps(None if own is None else own.address))
     found = [json.loads(text) for text in texts]
     return {number: (place[0], int(place[1])) for number, place in enumerate(found) if place is not None}
@@ -198,11 +195,10 @@ def _serve(endpoint: PeerEndpoint) -> PeerScript:
 
 
 def watch_servers(endpoint: Watched, places: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
-    """Nobody waits for ever for a server that never comes, or is gone for good: then the endpoint is closed, and says
-    why.
+    """Close the endpoint, with the reason, where a server never comes or is gone for good.
 
-    places: of the servers. Of those that were not met within LATE_SECONDS it is said who they are and where they should
-    be; within MEETING_SECONDS, nobody waits any more. patience_seconds: for one that was here.
+    places: of the servers. Those that were not met within LATE_SECONDS are named in a notice; after MEETING_SECONDS
+    the endpoint is closed. patience_seconds: for one that was here.
     """
     missed, gone = dict(places), dict[Peer, float]()
     heard: PeerEvent = yield Await(until=-inf)

@@ -63,10 +63,6 @@ class ScheduledSynchronizer(Synchronizer):
         return [bucket for fragment in self._fragments for bucket in fragment.buckets]
 
     @property
-    def passes(self) -> int:
-        return self.step
-
-    @property
     def agreed(self) -> Mapping[str, Tensor] | None:
         return self._task.agreed
 
@@ -74,11 +70,11 @@ class ScheduledSynchronizer(Synchronizer):
 
     def _count(self) -> None:
         scale = self._loop.scale()  # a step that the scaler skipped is over, which shows in it
-        self._task.check_pass(counted=self._local.counted)
+        if self._task.in_backward:
+            self._task.check_pass(counted=self._local.counted)
         self.step += 1
-        self._local.mark_counted()
         for fragment in self._fragments:
-            fragment.weight += self.weight
+            fragment.weight += self.controls.weight
         if self._task.guards_gradients and scale is None:
             self._local.drop_nonfinite()
         if self._task.in_backward and not self._boundary():
@@ -88,9 +84,9 @@ class ScheduledSynchronizer(Synchronizer):
         self._local.rest()
 
     def before_step(self, *, closure: bool) -> None:
-        self._task.check_step(closure=closure)
-        if self._task.in_backward and not self._local.counted:
-            self._count()  # no gradient hook fired here: the others wait for this rank
+        if self._task.in_backward:
+            self._task.check_step(closure=closure)
+            self._local.count_missed_pass()  # no gradient hook fired here: the others wait for this rank
         self._local.before_step(closure=closure)
 
     def after_step(self) -> None:
@@ -104,11 +100,11 @@ class ScheduledSynchronizer(Synchronizer):
     def _boundary(self) -> bool:
         """Everything that is due by now, in the order of its time; whether a round has landed."""
         landed = 0
-        while self._next.launch <= self.step:
-            landed += self._land_until(self._next.launch - 1)
+        while (due := self._next).launch <= self.step:
+            landed += self._land_until(due.launch - 1)
             if self.stopping:
                 return landed > 0  # the others come to no further round
-            self._send(Presence.TRAINING)
+            self._send(due, Presence.TRAINING)
         return landed + self._land_until(self.step) > 0
 
     @property
@@ -119,9 +115,9 @@ class ScheduledSynchronizer(Synchronizer):
         fragment, launch, landing = self._schedule.turn(number)
         return SyncRound(fragment, launch + self._start, landing + self._start)
 
-    def _send(self, presence: Presence, polled: ScriptCost | None = None) -> None:
-        """Let the next round leave; `polled`: its participation poll, where that is over."""
-        sync_round, fragment = self._next, self._fragments[self._next.fragment]
+    def _send(self, sync_round: SyncRound, presence: Presence, participants: ScriptCost | None = None) -> None:
+        """Let the next round leave; participants: as its poll found them, where that is over."""
+        fragment = self._fragments[sync_round.fragment]
         weight, fragment.weight = fragment.weight, 0.0
         keeps = self._task.keeps_offers
         outgoing = OutgoingRound(
@@ -132,7 +128,7 @@ class ScheduledSynchronizer(Synchronizer):
             at=self._context.aggregation(self._number // len(self._fragments)),
             first_batch=self._loop.batch(),
         )
-        poll = self._poll.ask(weight, self.step, presence) if polled is None else lambda: polled
+        poll = self._poll.ask(weight, self.step, presence) if participants is None else lambda: participants
         work = self._context.comm_thread.submit(partial(self._reduce, outgoing, poll))
         self._in_flight.append(InFlightRound(self._number, sync_round, outgoing.buckets, work))
         self._number += 1
@@ -152,13 +148,12 @@ class ScheduledSynchronizer(Synchronizer):
 
     def _reduce(self, outgoing: OutgoingRound, poll: Callable[[], ScriptCost]) -> RoundResult:
         """On the communication thread: participate, reduce, commit."""
-        polled = poll()
-        reduction = outgoing.reduction(self._context, polled, self.reference)
+        participants = poll()
+        reduction = outgoing.reduction(self._context, participants, self.reference)
         if self.reference is None:
             reduction.open(outgoing.first_batch, self._loop.warn)
             self.reference = reduction.reference
-        decision, mean = outgoing.reduce(reduction)
-        return outgoing.commit(reduction, decision, mean, active=polled.result.active)
+        return outgoing.run(reduction, active=participants.result.active)
 
     # -- landing -------------------------------------------------------------------------------------------------------
 
@@ -192,15 +187,15 @@ class ScheduledSynchronizer(Synchronizer):
         """Come to the rounds of the others until all ranks are out of data; then all stand at the same pass."""
         self._boundary()
         missed = 0
-        while not self._stops_before(self._next.launch):
-            fragment = self._fragments[self._next.fragment]
-            polled = self._poll.hear(fragment.weight, self.step, Presence.OUT_OF_DATA)
+        while not self._stops_before((due := self._next).launch):
+            weight = self._fragments[due.fragment].weight
+            polled = self._poll.hear(weight, self.step, Presence.OUT_OF_DATA)
             participants: Participants = polled.result
             if not participants.active and participants.together:
                 return missed
-            self.step = max(self.step, self._next.launch)
-            self._land_until(self._next.launch - 1)
-            self._send(Presence.OUT_OF_DATA, polled)
+            self.step = max(self.step, due.launch)
+            self._land_until(due.launch - 1)
+            self._send(due, Presence.OUT_OF_DATA, polled)
             self._land_until(self.step)
             self._local.report()
             missed += participants.active
@@ -220,7 +215,7 @@ class ScheduledSynchronizer(Synchronizer):
         self._boundary()
         self._poll.hear(0.0, self.step, Presence.SAVING)
 
-    def arrive(self) -> None:
+    def flush(self) -> None:
         if self._task.in_backward:
             self._await()
         else:
@@ -274,8 +269,8 @@ class ScheduledSynchronizer(Synchronizer):
         result = read_result(written)
         return InFlightRound(number, sync_round, outgoing, self._context.comm_thread.submit(lambda: result))
 
-    def adopt(self, before: Synchronizer) -> None:
-        super().adopt(before)
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
         assert isinstance(before, ScheduledSynchronizer)
         self._number = before._number
         for mine, theirs in zip(self._fragments, before._fragments, strict=True):

@@ -80,7 +80,7 @@ class StageSequence:
             return None
         exchange = self._made(parameters, fragments)
         later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
-        exchange.until = min(later, default=None)
+        exchange.last_pass = min(later, default=None)
         return exchange
 
     def _made(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
@@ -125,7 +125,7 @@ class StageSequence:
             parameter.grad = None  # they lie in buckets that go
         following = self.begin(parameters, self.fragments(parameters))
         assert following is not None
-        following.follow(before)
+        following.continue_from(before)
         return following
 
     def over(self, passes: int) -> bool:
