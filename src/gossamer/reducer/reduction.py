@@ -233,17 +233,25 @@ class StepReduction:
 
 
 @dataclass(frozen=True)
+class ScaleState:
+    """A GradScaler as it was polled."""
+
+    scale: float | None  # the factor that it put into the gradients, None without one
+    skipped_step: bool  # the scale has changed since the last poll: the step before is over, though it was not made
+
+
+@dataclass(frozen=True)
 class StepContext:
     """The training loop at the first gradient of a backward pass."""
 
-    scale: float | None  # the factor that a GradScaler put into the gradients, None without one
+    scaler: ScaleState
     settings: str  # the optimizer's hyperparameters
     momentum: tuple[float, bool]  # and whether it is Nesterov's, where the compressor applies it
     first_batch: int  # a hash of this rank's
 
     def scale_of(self, bucket: Bucket) -> float:
         """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
-        return (self.scale or 1.0) if bucket.state else 1.0
+        return (self.scaler.scale or 1.0) if bucket.state else 1.0
 
 
 @dataclass
@@ -290,7 +298,7 @@ class PendingReduction:
             if self.committed:
                 correction = self.reduction.correction(weight) * self.taken.scale_of(bucket)
                 bucket.commit(staged.next_state, used, correction)
-            elif blame and self.taken.scale is not None:
+            elif blame and self.taken.scaler.scale is not None:
                 bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
                 bucket.point(used)
             else:

@@ -29,7 +29,7 @@ from gossamer.reducer.bucket import copy_state, layout_text
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings
 from gossamer.reducer.parameter_views import copy_parameters, swapped_in, trainable
-from gossamer.reducer.reduction import StepContext
+from gossamer.reducer.reduction import ScaleState, StepContext
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
@@ -78,11 +78,12 @@ class Session:
             NonFiniteMonitor(),
             0,
         )
-        self._last, self._scale, self._stop, self._muted_at = time.perf_counter(), 1.0, False, -1
+        self._last, self._scale, self._stop, self._muted_at = time.perf_counter(), self._current_scale(), False, -1
         self._synchronizer: Synchronizer | None = None
         loop = LoopState(
             step_context=self._step_context,
             scale=self._current_scale,
+            poll_scaler=self._poll_scaler,
             settings=self._settings,
             buffers=self._buffers,
             averaged=self._buffers.averaged,
@@ -243,14 +244,14 @@ class Session:
     def _current_scale(self) -> float | None:
         if self.scaler is None or not self.scaler.is_enabled():
             return None
-        scale = self.scaler.get_scale()
-        if scale != self._scale and self._synchronizer is not None:
-            self._synchronizer.rest()  # the scaler skipped the step by itself: that step is over
-        self._scale = scale
-        return scale
+        return self.scaler.get_scale()
+
+    def _poll_scaler(self) -> ScaleState:
+        before, self._scale = self._scale, self._current_scale()
+        return ScaleState(self._scale, skipped_step=self._scale != before)
 
     def _step_context(self) -> StepContext:
-        return StepContext(self._current_scale(), self._settings(), self._momentum.now(), self._first_batch.hash)
+        return StepContext(self._poll_scaler(), self._settings(), self._momentum.now(), self._first_batch.hash)
 
     def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
         self._patience.judge(what, blame, self.steps, scaled=self.scaler is not None)

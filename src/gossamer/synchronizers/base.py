@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.reduction import StepContext
+from gossamer.reducer.reduction import ScaleState, StepContext
 from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
@@ -27,6 +27,7 @@ class LoopState:
 
     step_context: Callable[[], StepContext]  # all that a step's reduction of gradients must know at its beginning
     scale: Callable[[], float | None]  # the factor that a GradScaler put into the gradients, None without one
+    poll_scaler: Callable[[], ScaleState]  # the same, and whether the scaler skipped a step since the last poll
     settings: Callable[[], str]  # the optimizer's hyperparameters as text
     buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
     averaged: Callable[[], Sequence[Tensor]]  # those of them that are averaged where parameters are
@@ -129,6 +130,13 @@ class Synchronizer(ABC):
 
     def rest(self) -> None:  # noqa: B027 - most have nothing to forget
         """What comes next is a new step: the optimizer has made the one before, or never will."""
+
+    def poll_scale(self, loop: LoopState) -> float | None:
+        """The loss scale. A step that the scaler skipped is over, of which no hook tells."""
+        polled = loop.poll_scaler()
+        if polled.skipped_step:
+            self.rest()
+        return polled.scale
 
     @abstractmethod
     def end_epoch(self) -> int:

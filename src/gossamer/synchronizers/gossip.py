@@ -85,7 +85,7 @@ class GossipAveraging(Synchronizer):
     def _make_up(self) -> None:
         """The round after a step that the scaler skipped: no hook ran, so it is made when the next pass is over. A run
         that ends in it ends before that pass counts, as it does for ranks whose hook ran."""
-        self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        self.poll_scale(self._loop)
         if self._local.counted or self.stopping:
             return
         self._mix_due()
@@ -93,7 +93,7 @@ class GossipAveraging(Synchronizer):
             raise Stopped
 
     def _count(self) -> None:
-        scale = self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        scale = self.poll_scale(self._loop)
         self.step += 1
         self._merged = None
         if scale is None:
@@ -142,7 +142,7 @@ class GossipAveraging(Synchronizer):
     @torch.no_grad()
     def _meet(self) -> None:
         """Check that all ranks save or merge now. Raises LoopError where some do not."""
-        self._loop.scale()  # a step that the scaler has skipped is over, which shows in it, and its round is still due
+        self.poll_scale(self._loop)  # the round of a step that was skipped is still due
         if not self._local.counted:
             self._mix_due()
         self._run(self._round(self._parts(), Presence.SAVING))

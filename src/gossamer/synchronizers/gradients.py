@@ -105,6 +105,8 @@ class GradientSynchronizer(Synchronizer):
     def _begin(self, weight: float) -> PendingReduction:
         """See the loop as it is now; what must be known before the first bucket travels during backward."""
         taken = self._loop.step_context()
+        if taken.scaler.skipped_step:
+            self.rest()
         if self._pending is not None:
             self._pending.taken = taken
             return self._pending
@@ -130,7 +132,9 @@ class GradientSynchronizer(Synchronizer):
                 "around all but the last backward(), or use Dense(). An optimizer that calls backward() within its "
                 "step, such as LBFGS, needs Dense()."
             )
-        return self._sums.join(self._buckets.index(bucket), new, self.controls.weight, pending.taken.scale or 1.0)
+        return self._sums.join(
+            self._buckets.index(bucket), new, self.controls.weight, pending.taken.scaler.scale or 1.0
+        )
 
     def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
         training = presence == Presence.TRAINING
@@ -156,7 +160,7 @@ class GradientSynchronizer(Synchronizer):
         if self._sums.complete:
             self.finish()
             return
-        self._sums.add(self.controls.weight, self._loop.scale() or 1.0)
+        self._sums.add(self.controls.weight, self.poll_scale(self._loop) or 1.0)
         self._passes, self._task = self._passes + 1, None
         if self.phase is GradientPhase.WAITING:
             self.phase = GradientPhase.FINISHED

@@ -69,7 +69,7 @@ class ScheduledSynchronizer(Synchronizer):
     # -- local steps ---------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        scale = self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        scale = self.poll_scale(self._loop)
         if self._task.in_backward:
             self._task.check_pass(counted=self._local.counted)
         self.step += 1
