@@ -43,11 +43,7 @@ class GossipAveraging(Synchronizer):
     """
 
     def __init__(
-        self,
-        strategy: GossipStrategy,
-        topology: Topology,
-        buckets: Sequence[Bucket],
-        context: SyncContext,
+        self, strategy: GossipStrategy, topology: Topology, buckets: Sequence[Bucket], context: SyncContext
     ) -> None:
         super().__init__()
         self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(context.compressor)
@@ -173,9 +169,9 @@ class GossipAveraging(Synchronizer):
             self._loop.warn((yield from gather_first_batches(self._loop.batch(), self.weight)))
             self.reference = 1.0
         at = self._context.aggregation(self._number)
-        head = RoundHeader(self._number, self.step, presence, self.asked_to_stop)
+        header = RoundHeader(self._number, self.step, presence, self.asked_to_stop)
         due = (self._number + 1) % all_meet == 0
-        return (yield from gossip_round(parts, head, NeighborGraph(self._topology, at), all_meet=due))
+        return (yield from gossip_round(parts, header, NeighborGraph(self._topology, at), all_meet=due))
 
     # -- all workers together ------------------------------------------------------------------------------------------
 

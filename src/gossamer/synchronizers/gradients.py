@@ -260,7 +260,7 @@ class GradientSynchronizer(Synchronizer):
 
     @property
     def touched(self) -> bool:
-        """Whether anybody wrote to the averaged gradients."""
+        """Whether the averaged gradients were written to."""
         return any(bucket.touched for bucket in self._buckets)
 
     def rest(self) -> None:

@@ -73,7 +73,7 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
         return super().end_epoch()
 
     def meet_to_save(self) -> None:
-        """The site first: whoever trains on waits for this rank there."""
+        """The site first: its ranks that train on wait for this one there."""
         self._inside.meet_to_save()
         super().meet_to_save()
 

@@ -137,6 +137,6 @@ class StageSequence:
         return stage
 
     def _site(self) -> SyncContext:
-        """Neighbouring workers, dense: within a site bytes are cheap."""
+        """Neighboring workers, dense: within a site bytes are cheap."""
         site = self.transport.part(site_size(self.now, self.transport.world))
         return replace(self._context(site), compressor=Dense())
