@@ -94,7 +94,7 @@ def trained(recipe):
             optimizer.zero_grad()
             loss_of(model, step, worker.rank).backward()
             optimizer.step()
-        session._synchronizer.arrive()
+        session._synchronizer.flush()
 
     cluster(work, WORLD, lambda transport: Recording(transport, said))
     return said

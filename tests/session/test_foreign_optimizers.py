@@ -168,7 +168,7 @@ def check_phases(recipe: str) -> None:
 def test_a_new_optimizer_in_mid_run(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_phases(recipe)
     monkeypatch.setattr(Session, "_before_any_step", lambda self, optimizer: None)
-    monkeypatch.setattr("gossamer.synchronizers.gossip.GossipAveraging.depart", lambda self: None)
+    monkeypatch.setattr("gossamer.synchronizers.gossip.GossipAveraging.end_run", lambda self: None)
     with pytest.raises(AssertionError):
         check_phases(recipe)
 

@@ -16,6 +16,7 @@ from gossamer.compressors import TopK
 from gossamer.errors import Stopped
 from gossamer.runtime.open_sessions import open_sessions
 from gossamer.session.session import Session
+from gossamer.synchronizers.gradients import GradientPhase
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
@@ -32,7 +33,7 @@ def test_the_large_batch_law_catches_a_missing_exchange() -> None:
             optimizer.zero_grad()
             with session.no_sync():
                 loss_of(model, step, worker.rank).backward()
-            session._synchronizer.finished = True  # type: ignore[attr-defined]  # the twin forgets to exchange
+            session._synchronizer.phase = GradientPhase.FINISHED  # type: ignore[attr-defined]  # the twin forgets to exchange
             optimizer.step()
         return parameters(model)
 

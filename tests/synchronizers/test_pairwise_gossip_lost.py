@@ -22,7 +22,7 @@ from gossamer.gossip import state_transfer, termination
 from gossamer.gossip.pairwise import NO_EXCHANGE, Partner
 from gossamer.gossip.termination import TerminationProtocol
 from gossamer.session.session import Session
-from gossamer.synchronizers import pairwise_gossip, peer_endpoints
+from gossamer.synchronizers import pairwise_gossip, peer_endpoints, rejoin
 from gossamer.transports.detached import DetachedTransport
 
 
@@ -157,12 +157,12 @@ def test_a_lost_worker_comes_back_to_what_another_has(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("_take_statistics", lambda loop, taken: None),
+        ("unpack_statistics", lambda loop, taken: None),
         ("copy_parameters", lambda old, new: None),
     ],
 )
 def test_who_comes_back_to_something_else_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairwise_gossip, name, broken)
+    monkeypatch.setattr(rejoin, name, broken)
     with pytest.raises(AssertionError):
         check_returns(monkeypatch)
 
@@ -173,7 +173,7 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
     returns = Returns(monkeypatch)
     monkeypatch.setattr(state_transfer, "STATUS_SECONDS", 0.05)
     monkeypatch.setattr(state_transfer, "SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr(pairwise_gossip, "has_ended", lambda: over)
+    monkeypatch.setattr(rejoin, "has_ended", lambda: over)
     returns.incarnations.count = 1
     worker = Worker(2, 3, DetachedTransport(2, 3))
     with heard() as found, pytest.raises(Stopped if over else PeerLost):

@@ -18,6 +18,7 @@ from gossamer.compressors import Compressor
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.reduction import ScaleState, StepContext
 from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.strategies import AveragingStage, GossipStage, Stage
 from gossamer.synchronizers.base import LoopState, Synchronizer
@@ -96,10 +97,12 @@ def _loop() -> LoopState:
     def ignore(*_: Any) -> None:
         """Nothing follows from it here."""
 
+    scaler = ScaleState(1.0, skipped_step=False)
     return LoopState(
-        scale=lambda: 1.0,
+        step_context=lambda: StepContext(scaler, "", (0.0, False), 0),
+        scale=lambda: scaler.scale,
+        poll_scaler=lambda: scaler,
         settings=lambda: "",
-        momentum=lambda: (0.0, False),
         buffers=lambda: (),
         averaged=lambda: (),
         batch=lambda: 0,
@@ -188,6 +191,6 @@ class StageTimer:
         began = time.perf_counter()
         self.synchronizer.before_step(closure=False)
         self.synchronizer.after_step()
-        self.synchronizer.arrive()
+        self.synchronizer.flush()
         ended, jobs = time.perf_counter(), self.threads.jobs or [(began, began)]
         return jobs[0][0] - began, ended - jobs[-1][1]

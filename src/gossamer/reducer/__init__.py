@@ -1,1 +1,15 @@
-"""TODO map of reducer."""
+"""Reducer: averages flat buffers over all ranks as one transaction, and what it needs of gradients and models.
+
+    bucket, bucketing    flat buffers per device and dtype; which parameters share one
+    reduction            StepReduction, on the communication thread; PendingReduction, in the training thread
+    step_report          what a rank reports at a step's end, and what all ranks decide from all reports
+    participation        poll before a sync round: which ranks take part, with what weight
+    accumulation         sums of gradients over several backward passes; backward_hooks: when a pass is over
+    averaged_state       uncompressed state averaged along; model_buffers: BatchNorm's statistics and the like
+    optimizer_settings   compares learning rates between ranks; parameter_views: parameters by name
+
+A gradient: a hook marks it in its Bucket; at the first of a pass a PendingReduction begins with the loop's StepContext;
+a full bucket is sent to the communication thread, where StepReduction copies fresh gradients in, multiplies by this
+rank's weight and runs the compressor's script in a Pipeline beside those of other buckets; the last bucket takes along
+a StepReport; every rank makes the same StepDecision, and `commit` swaps states and shows the means to the optimizer.
+"""

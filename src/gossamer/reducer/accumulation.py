@@ -1,4 +1,4 @@
-"""Backward passes that add up before anything is sent."""
+"""Gradient accumulation: sums gradients over several backward passes before they are reduced."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ SUM = "accumulated"
 
 
 class GradientAccumulator:
-    """Sums of weighted gradients over the passes of one exchange before its last.
-
-    made: how many passes are in them; weight: of all their samples; used: the parameters that had a gradient.
-    """
+    """Sums of weighted gradients over the backward passes of one reduction before its last."""
 
     def __init__(self, buckets: Sequence[Bucket], accumulate: int) -> None:
         self._buckets, self._accumulate = buckets, accumulate
@@ -28,8 +25,9 @@ class GradientAccumulator:
         self.clear()
 
     def clear(self) -> None:
-        self.made, self.weight = 0, 0.0
-        self.used: set[str] = set()
+        self.made = 0  # backward passes that are in the sums
+        self.weight = 0.0  # of all their samples
+        self.used: set[str] = set()  # parameters that had a gradient
 
     @property
     def complete(self) -> bool:
@@ -51,7 +49,7 @@ class GradientAccumulator:
         self.made, self.weight = self.made + 1, self.weight + weight
 
     def join(self, place: int, pairs: Sequence[tuple[Tensor, Tensor]], weight: float, scale: float) -> BucketInput:
-        """What makes a bucket, by place, the mean over all samples once the last pass is there."""
+        """The input that makes a bucket, by place, the mean over all samples of all passes."""
         if not self.made:
             return BucketInput(pairs)
         total = self.weight + weight or 1.0
@@ -72,7 +70,7 @@ class GradientAccumulator:
 
 @contextmanager
 def kept_gradients(parameters: Iterable[Parameter]) -> Iterator[None]:
-    """Gradients that an optimizer has not used yet outlive an exchange in between."""
+    """Keep gradients that an optimizer has not used yet over a reduction within the block."""
     kept = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
     yield
     for parameter, gradient in kept:

@@ -1,4 +1,4 @@
-"""What is averaged along with parameters as it is: BatchNorm's statistics, and an optimizer's momenta where asked."""
+"""Uncompressed state averaged with the parameters: BatchNorm's statistics and, where asked, an optimizer's momenta."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gossamer.core.layout import accumulation_dtype
+
 
 @dataclass(frozen=True)
 class AveragedState:
-    """Floating-point tensors that every worker has alike."""
+    """Floating-point tensors, of the same shapes on every worker."""
 
     tensors: Sequence[Tensor] = ()
 
@@ -23,10 +25,7 @@ class AveragedState:
         """A copy of all of them, in float32 or wider: (n,); None where there are none."""
         if not self.tensors:
             return None
-        flat = [
-            tensor.detach().reshape(-1).to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in self.tensors
-        ]
-        return torch.cat(flat)
+        return torch.cat([tensor.detach().reshape(-1).to(accumulation_dtype(tensor.dtype)) for tensor in self.tensors])
 
     def replace(self, mean: Tensor, kept_share: float) -> None:
         """Overwrite them with `mean`, but for the share that is kept."""
@@ -39,15 +38,15 @@ class AveragedState:
 def optimizer_state_tensors(
     optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequence[str]
 ) -> list[Tensor]:
-    """What an optimizer keeps about parameters, entry by entry; zeros where it has not made a step with one yet, since
-    all workers send as many numbers."""
+    """An optimizer's state about parameters, entry by entry; zeros where it has not made a step with one yet, since all
+    workers send as many numbers."""
     kept = [optimizer.state.get(parameter, {}).get(kind) for parameter in parameters for kind in kinds]
     blank = [parameter for parameter in parameters for _ in kinds]
     return [torch.zeros_like(p) if value is None else value for value, p in zip(kept, blank, strict=True)]
 
 
 def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
-    """What an optimizer of this kind and settings keeps about every entry of a parameter, by its names."""
+    """Keys of the state that an optimizer of this kind and settings keeps about every entry of a parameter."""
     parameter = Parameter(torch.zeros(2, 2))
     another = copy(optimizer)  # without its hooks; a constructor may not take all that a group holds
     vars(another).update({name: value for name, value in vars(optimizer).items() if name not in vars(another)})
@@ -59,9 +58,6 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
 
 
 def averaged_bytes(tensors: Sequence[Tensor]) -> int:
-    """Of what travels along: side by side all have the widest one's precision."""
-    return sum(tensor.numel() for tensor in tensors) * max((_wide(each.dtype).itemsize for each in tensors), default=0)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+    """Bytes sent for them: side by side all have the widest one's precision."""
+    widest = max((accumulation_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
+    return widest * sum(tensor.numel() for tensor in tensors)

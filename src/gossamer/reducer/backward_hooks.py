@@ -1,4 +1,4 @@
-"""Backward passes, as they are counted."""
+"""Backward hooks: find out when a backward pass is over, and drop its gradients where they are not finite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BackwardMonitor:
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._ready) for parameter in parameters]
 
     def _ready(self, parameter: Tensor) -> None:
-        """Runs once per parameter, so it does as little as it can. Inert in a forked child."""
+        """Runs once per parameter, so it does as little as it can. Does nothing in a forked child."""
         task = torch._C._current_graph_task_id()
         if task != self._task and os.getpid() == self._pid:
             refuse_reentrant()
@@ -39,10 +39,7 @@ class BackwardMonitor:
 
 
 def drop_nonfinite_gradients(buckets: Iterable[Bucket]) -> str | None:
-    """The name of a gradient that is not finite, for which all of them are taken away: nobody makes a step then.
-
-    The others do not hear of it: what is local stays local.
-    """
+    """The name of a gradient that is not finite; all are then taken away, so that the optimizer does nothing."""
     parameters = {name: parameter for bucket in buckets for name, parameter in bucket.parameters.items()}
     for name, parameter in parameters.items():
         if parameter.grad is not None and not all_finite(parameter.grad):

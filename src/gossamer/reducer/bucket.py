@@ -1,4 +1,4 @@
-"""Gradients live in buckets: flat buffers per device and dtype, in an order that is the same on every rank."""
+"""Bucket: a flat buffer of gradients of one device and dtype, in an order that is the same on every rank."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch.nn import Parameter
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, dense_stride, dtype_name
+from gossamer.errors import LayoutError, LoopError
+from gossamer.kernels import scratch_like
 
 
 class Bucket:
-    """Gradients that leave together: `flat` holds them, `state` is what the compressor remembers about them."""
+    """Gradients that are compressed and sent together: `flat` holds them, `state` is the compressor's about them."""
 
     def __init__(self, parameters: Mapping[str, Parameter], compressor: Compressor, at: AggregationContext) -> None:
         self.layout = arrange(parameters, compressor)
@@ -32,28 +34,58 @@ class Bucket:
 
     @property
     def mean_buffer(self) -> Tensor:
-        """Where a mean may be written: gradients are not needed once they have left."""
+        """Where a mean may be written: gradients are not needed once they were sent."""
         return self.flat
+
+    def new_gradients(self) -> tuple[list[tuple[Tensor, Tensor]], bool]:
+        """(place, gradient) of those that do not lie here yet, since zero_grad() took them out as it does by default;
+        and whether some do lie here. Places without a gradient become zero."""
+        new: list[tuple[Tensor, Tensor]] = []
+        held = False
+        for name, parameter in self.parameters.items():
+            gradient, view = parameter.grad, self.views[name]
+            if gradient is view:
+                held = True
+            elif gradient is None:
+                view.zero_()
+            elif gradient.shape != view.shape or gradient.is_sparse:
+                raise _misfit(name, view, gradient)
+            else:
+                new.append((view, gradient))
+        return new, held
+
+    def gather_parameters(self, out: Tensor | None = None) -> Tensor:
+        """A copy of the parameters side by side: (n,), in `out` or in scratch memory."""
+        flat = scratch_like(self.flat) if out is None else out
+        torch._foreach_copy_([slot.view(flat) for slot in self.layout], self._detached())
+        return flat
+
+    def scatter_parameters(self, flat: Tensor) -> None:
+        """Overwrite the parameters with numbers that lie side by side: (n,)."""
+        torch._foreach_copy_(self._detached(), [slot.view(flat) for slot in self.layout])
+
+    def _detached(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.parameters.values()]
 
     @property
     def residual_bytes(self) -> int:
         return sum(packed.flat.nbytes for packed in self.state.values())
 
     def point(self, used: Set[str]) -> None:
-        """Let the gradients of `used` parameters lie here, and take away those of the others."""
+        """Make the gradients of `used` parameters views of this buffer, and take away those of the others."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.views[name] if name in used else None
         self._shown = self.flat._version
 
     @property
     def touched(self) -> bool:
-        """Whether anybody wrote to the gradients since they were shown, as clipping does."""
+        """Whether the gradients were written to since they were shown, as clipping does."""
         return self.flat._version != self._shown
 
     def commit(self, following: State, used: Set[str], correction: float) -> None:
-        """The average is here: remember, multiply by `correction`, and show it to the optimizer.
+        """Take the following state, multiply the average by `correction`, and show it to the optimizer.
 
-        What nobody used was not exchanged: it keeps its state and has no gradient.
+        A parameter that no rank used was not exchanged: it keeps its state and has no gradient.
         """
         for name in self.parameters.keys() - used:
             for key, packed in self.state.items():
@@ -65,7 +97,7 @@ class Bucket:
         self.point(used)
 
     def state_by_name(self) -> dict[str, dict[str, Tensor]]:
-        """{parameter name: {what: tensor}}, as views."""
+        """{parameter name: {key: tensor}}, as views."""
         found: dict[str, dict[str, Tensor]] = {}
         for key, packed in self.state.items():
             for name, view in packed.items():
@@ -73,8 +105,17 @@ class Bucket:
         return found
 
 
+def _misfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
+    if gradient.layout != torch.strided:
+        return LoopError(f'"{name}" has a sparse gradient, which buckets cannot hold: build it with sparse=False.')
+    return LayoutError(
+        f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so what is remembered '
+        f'about it no longer means anything. Call session.reset("{name}") after resizing.'
+    )
+
+
 def state_by_name(buckets: Iterable[Bucket]) -> dict[str, dict[str, Tensor]]:
-    """{parameter name: {what: tensor}} of all buckets, as views."""
+    """{parameter name: {key: tensor}} of all buckets, as views."""
     return {name: remembered for bucket in buckets for name, remembered in bucket.state_by_name().items()}
 
 
@@ -95,12 +136,12 @@ def arrange(parameters: Mapping[str, Tensor], compressor: Compressor) -> Layout:
 
 
 def slot_of(name: str, tensor: Tensor) -> Slot:
-    """What a compressor may know of a tensor before it has a place."""
+    """A tensor as a compressor may see it before it has a place."""
     return Slot(name, tuple(tensor.shape), 0, dense_stride(tensor))
 
 
 def layout_text(buckets: Iterable[Bucket]) -> str:
-    """A fingerprint of everything that is exchanged."""
+    """A fingerprint of all buckets."""
     return ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
 
 

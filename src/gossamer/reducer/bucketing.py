@@ -29,7 +29,7 @@ def assign_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCK
 
 
 def assign_fragments(parameters: Mapping[str, Parameter], count: int) -> list[dict[str, Parameter]]:
-    """So many parts of about equal bytes: from the largest tensor on, each goes where least is so far.
+    """So many parts of about equal bytes: from the largest tensor on, each goes to the smallest part so far.
 
     In the parameters' own order within each part. Raises AttachError where there are fewer tensors than parts.
     """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 from torch import Tensor, nn
 
 from gossamer.kernels import all_finite
+from gossamer.reducer.step_report import Flags
 
 
 class ModelBuffers:
@@ -18,11 +20,11 @@ class ModelBuffers:
         self.see_constants()
 
     def see_constants(self) -> None:
-        """Take what is not finite now for constants, such as masks. After all workers were given the same."""
+        """Take buffers that are not finite now for constants, such as masks. After all workers were given the same."""
         self._constant = {key for key, buffer in self._floating() if not all_finite(buffer)}
 
     def averaged(self) -> list[Tensor]:
-        """Those that workers average: counters stay each worker's own, and constants are the same anyway."""
+        """Those that workers average: counters stay each worker's own, and constants are alike."""
         return [buffer for key, buffer in self._floating() if key not in self._constant]
 
     def _floating(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
@@ -36,6 +38,26 @@ class ModelBuffers:
 
     def __call__(self) -> list[list[Tensor]]:
         return [[buffer for buffer in holder.values() if buffer is not None] for holder in self._holders]
+
+
+class BufferVersions:
+    """Finds out which modules' buffers a step has changed."""
+
+    def __init__(self, buffers: Callable[[], Sequence[Sequence[Tensor]]]) -> None:
+        self._buffers = buffers
+        self.note()
+
+    def note(self) -> None:
+        """What changes from now on has moved."""
+        self._noted = self._now()
+
+    def moved(self) -> Flags:
+        """By module."""
+        return np.array([new != old for new, old in zip(self._now(), self._noted, strict=True)], dtype=bool)
+
+    def _now(self) -> list[tuple[tuple[int, int], ...]]:
+        """Some of BatchNorm's buffers change without their version counters telling, others of the module do tell."""
+        return [tuple((id(buffer), buffer._version) for buffer in group) for group in self._buffers()]
 
 
 def moving_bytes(model: nn.Module) -> int:

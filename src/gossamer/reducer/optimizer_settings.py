@@ -1,4 +1,4 @@
-"""Optimizer settings: what must be alike on all ranks in every step, as text, and its comparison."""
+"""Optimizer settings: hyperparameters as text, compared between ranks, which must have the same in every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters by name, copied and swapped."""
+"""Parameter views: a model's parameters by name, to be copied and swapped."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from gossamer.core.ops import AllGather
 from gossamer.errors import LoopError
-from gossamer.reducer.step_report import Presence, StepDecision
+from gossamer.reducer.step_report import Presence
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.runtime.transport import Transport
@@ -19,10 +19,10 @@ from gossamer.runtime.transport import Transport
 
 @dataclass(frozen=True)
 class Participants:
-    """Who came to a turn, by rank: with what weight, after how many backward passes, and why."""
+    """The ranks' answers to a poll, by rank."""
 
-    weights: tuple[float, ...]
-    passes: tuple[int, ...]
+    weights: tuple[float, ...]  # of samples since the last round
+    passes: tuple[int, ...]  # backward passes so far
     presences: tuple[Presence, ...]
 
     @property
@@ -31,7 +31,7 @@ class Participants:
 
     @property
     def active(self) -> bool:
-        """Whether anybody goes on training."""
+        """Whether a rank goes on training."""
         return Presence.TRAINING in self.presences
 
     @property
@@ -39,24 +39,21 @@ class Participants:
         """Whether all have made equally many backward passes."""
         return len(set(self.passes)) == 1
 
-    def present(self, presence: Presence) -> tuple[int, ...]:
-        return tuple(rank for rank, theirs in enumerate(self.presences) if theirs == presence)
-
 
 POLL_BYTES = 24
 
 
 def gather_participants(weight: float, passes: int, presence: Presence) -> Generator[AllGather, Any, Participants]:
-    """The first word of a turn in which parameters are averaged."""
+    """The first operation of a round in which parameters are averaged."""
     heard = yield AllGather((torch.tensor([weight, passes, presence], dtype=torch.float64, device="cpu"),))
     weights, clocks, presences = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
     return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
 
 
-def refuse_to_save_apart(met: Participants | StepDecision) -> None:
+def refuse_to_save_apart(presences: Sequence[Presence]) -> None:
     """A checkpoint needs all ranks at the same step."""
-    saving, everyone = met.present(Presence.SAVING), sum(len(met.present(presence)) for presence in Presence)
-    if saving and len(saving) < everyone:
+    saving = [rank for rank, presence in enumerate(presences) if presence == Presence.SAVING]
+    if saving and len(saving) < len(presences):
         who = f"rank{'s' * (len(saving) > 1)} {', '.join(map(str, saving))}"
         raise LoopError(
             f"call session.save() on every rank, not only where world.is_first: {who} called it while others went on "
@@ -67,9 +64,8 @@ def refuse_to_save_apart(met: Participants | StepDecision) -> None:
 
 
 class ParticipationPoll:
-    """Asks on the lane that carries the turns, or `apart` from it, over a group and a lane of its own.
-
-    Apart, the question of a turn does not wait for the turns before it; every rank asks in the same order either way.
+    """Polls on the communication thread that carries the rounds, or `apart` from it, over a group and a thread of its
+    own: then the poll of a round does not wait for the rounds before it. Every rank polls in the same order either way.
     """
 
     def __init__(self, transport: Transport, comm_thread: CommThread, *, apart: bool) -> None:
@@ -78,18 +74,18 @@ class ParticipationPoll:
         self._apart = apart
 
     def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
-        """What waits for the answer on the turns' lane, which is a Meeting. Raises LoopError there."""
+        """A function that waits for Participants on the rounds' communication thread, where it raises LoopError."""
         if not self._apart:
             return partial(self._meet, weight, passes, presence)
         return self._comm_thread.submit(partial(self._meet, weight, passes, presence)).wait
 
     def hear(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
-        """Ask, and wait for the answer in this thread."""
+        """Poll, and wait for Participants in this thread. Raises LoopError."""
         return self._comm_thread.submit(partial(self._meet, weight, passes, presence)).wait()
 
     def _meet(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
         met = run_script(gather_participants(weight, passes, presence), self._transport)
-        refuse_to_save_apart(met.result)
+        refuse_to_save_apart(met.result.presences)
         return met
 
     def close(self) -> None:

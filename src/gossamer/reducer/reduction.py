@@ -1,10 +1,11 @@
-"""One exchange of all buckets, as the lane sees it."""
+"""Step reduction: averages all buckets of a step over the ranks, as one transaction."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
@@ -15,12 +16,13 @@ from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.core.aggregation import AggregationContext, AggregationResult, State
 from gossamer.core.coalesce import coalesce
-from gossamer.core.layout import FlatTensors, Layout, Slot
+from gossamer.core.layout import FlatTensors, Layout, Slot, first_nonfinite
 from gossamer.core.ops import AllGather, AllReduceMean, Script
-from gossamer.kernels import all_finite
+from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.optimizer_settings import compare_settings
 from gossamer.reducer.step_report import (
     NOBODY,
+    NonFiniteOrigin,
     Presence,
     StepDecision,
     StepReport,
@@ -28,6 +30,7 @@ from gossamer.reducer.step_report import (
     gather_first_batches,
     gather_weights,
 )
+from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.pipeline import DEPTH, Pipeline
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.runtime.runner import ScriptCost, ScriptRun, broadcast, run_script
@@ -35,7 +38,7 @@ from gossamer.runtime.transport import Transport
 
 
 class Reducible(Protocol):
-    """What leaves together: a bucket, or numbers laid out like one."""
+    """A flat buffer that can be reduced: a bucket, or numbers laid out like one."""
 
     @property
     def flat(self) -> Tensor: ...
@@ -52,15 +55,11 @@ class Reducible(Protocol):
 
 @dataclass(frozen=True)
 class BucketInput:
-    """What is put into a bucket just before it leaves.
+    """Is put into a bucket just before it leaves: share * pairs + sums_share * sums."""
 
-    pairs: (place in the bucket, gradient that does not lie there yet); the bucket is then multiplied by `share`, and
-    `sums` are added, times `sums_share`.
-    """
-
-    pairs: Sequence[tuple[Tensor, Tensor]] = ()
+    pairs: Sequence[tuple[Tensor, Tensor]] = ()  # (place in the bucket, gradient that does not lie there yet)
     share: float = 1.0
-    sums: Tensor | None = None
+    sums: Tensor | None = None  # of the backward passes before
     sums_share: float = 1.0
 
     def put(self, flat: Tensor) -> None:
@@ -75,51 +74,46 @@ NO_INPUT = BucketInput()
 
 
 def without_own(staged: AggregationResult) -> AggregationResult:
-    """Nobody will ask for this worker's own part, as large as the bucket."""
+    """Without this worker's own contribution, which is as large as the bucket and will not be needed."""
     mean = staged.mean
     return replace(staged, own_contribution=lambda: mean, owes=None)
 
 
 def with_own(staged: AggregationResult) -> AggregationResult:
-    """This worker's own part, computed while it can be."""
+    """With this worker's own contribution, computed while it can be."""
     own = staged.own
     return replace(staged, own_contribution=lambda: own, owes=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrailer:
-    """What the step's last word needs beside the last bucket."""
+    """Goes with the last bucket of a step."""
 
     report: StepReport
-    settings: str
-    buffers: Sequence[Sequence[Tensor]]
+    settings: str  # the optimizer's, told where they are not alike
+    buffers: Sequence[Sequence[Tensor]]  # the model's, by module; those that moved are broadcast
 
 
 @dataclass
 class StepReduction:
-    """Buckets leave one after the other; the last one takes along what every rank must know before it commits.
+    """Reduces buckets one after the other; the last one takes along what every rank must know before it commits.
 
-    What one bucket says second travels beside what later ones say first, in an order that is the same on every rank
-    (conveyor). So a bucket's mean is there when the round is closed, and not before.
-
-    reference: the weight that counts as one; agreed upon in the very first round. weight: this worker's. total:
-    everyone's, where it had to be known before anything was compressed. keep: what of each answer is kept until the
-    round is settled. window: as of the conveyor. trials: what chooses it instead, from what rounds take: of all rounds
-    of one exchange, on every rank.
+    Its methods run on the communication thread. A bucket's second operation travels beside the first ones of later
+    buckets, in an order that is the same on every rank (Pipeline). So the means are there after `close`, not before.
     """
 
     compressor: Compressor
     transport: Transport
-    names: Sequence[str]
+    names: Sequence[str]  # of all parameters, in the buckets' order
     at: AggregationContext
-    reference: float | None
-    weight: float
-    total: float | None = None
-    keep: Callable[[AggregationResult], AggregationResult] = without_own
-    window: int = DEPTH
-    tuner: PipelineTuner | None = None
+    reference: float | None  # the weight that counts as one; agreed upon in the very first reduction
+    weight: float  # this worker's
+    total: float | None = None  # all workers', where it had to be known before anything was compressed
+    keep: Callable[[AggregationResult], AggregationResult] = without_own  # the part of results kept until commit
+    window: int = DEPTH  # of the pipeline
+    tuner: PipelineTuner | None = None  # chooses the window instead, over all reductions of a synchronizer
     spent: list[ScriptCost] = field(default_factory=list)
-    first_nonfinite: int = NOBODY
+    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here
     _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
     _left: list[ScriptRun] = field(init=False, default_factory=list)
     _pipeline: Pipeline = field(init=False)
@@ -132,7 +126,7 @@ class StepReduction:
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
         """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
 
-        Part of the handshake, not of any step's bytes.
+        It belongs to the startup checks, not to any step's bytes.
         """
         heard = run_script(gather_first_batches(batch, self.weight), self.transport).result
         weights = [theirs for _, theirs in heard if theirs > 0]
@@ -141,7 +135,7 @@ class StepReduction:
             warn(heard)
 
     def weigh(self) -> None:
-        """Hear everyone's weight. What is remembered has its own weight in it already, and what comes back could not be
+        """All-gather the weights first: a compressor's state has its own weight in it already, and a mean could not be
         divided by the new total without dividing that, too."""
         performed = run_script(gather_weights(self.weight), self.transport)
         self.spent.append(performed)
@@ -159,34 +153,33 @@ class StepReduction:
         return 1.0 if self.total is not None else self.transport.world * (self.reference or 1.0) / total
 
     def exchange(self, bucket: Reducible, fresh: BucketInput, scale: float) -> None:
-        """Let one bucket leave, to be averaged in place."""
+        """Begin to average one bucket in place."""
         self._leave(self._aggregation(bucket, fresh, scale))
 
     def average(self, flat: Tensor) -> Tensor:
-        """Let numbers leave that travel as they are, and of which nothing is remembered; their weighted mean lands in
-        them."""
+        """Begin to average numbers uncompressed; their weighted mean is written in place."""
         self._leave(_mean(flat, self.factor))
         return flat
 
-    def close(self, bucket: Reducible, fresh: BucketInput, scale: float, closing: StepTrailer) -> StepDecision:
-        """Average the last bucket and all that left before, and hear what happened on the other ranks."""
-        last = self._leave(coalesce([self._aggregation(bucket, fresh, scale), self._conclude(closing.report)]))
+    def close(self, bucket: Reducible, fresh: BucketInput, scale: float, trailer: StepTrailer) -> StepDecision:
+        """Average the last bucket and finish all before it; the decision from all ranks' reports."""
+        last = self._leave(coalesce([self._aggregation(bucket, fresh, scale), self._conclude(trailer.report)]))
         self._pipeline.finish()
-        self._try(closing.report.presence)
+        self._try(trailer.report.presence)
         self.spent += [each.performed for each in self._left]
-        _, verdict = last.performed.result
-        if not verdict.alike:
-            compare_settings(self.transport.all_gather_text(closing.settings))
-        moved = [group for group, has_moved in zip(closing.buffers, verdict.moved, strict=True) if has_moved]
+        _, decision = last.performed.result
+        if not decision.alike:
+            compare_settings(self.transport.all_gather_text(trailer.settings))
+        moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
         if moved:
             traveling = [buffer for group in moved for buffer in group]
-            self.spent.append(broadcast(self.transport, traveling, source=verdict.active[0]))
-        return verdict  # type: ignore[no-any-return]
+            self.spent.append(broadcast(self.transport, traveling, source=decision.active[0]))
+        return decision  # type: ignore[no-any-return]
 
     def _try(self, presence: Presence) -> None:
-        """Note what this round took; ranks compare once a trial is over. Like a handshake, no part of any step's bytes.
+        """Note what this reduction took; ranks compare once a trial is over. No part of any step's bytes.
 
-        A rank that only keeps the others company began to wait when it liked.
+        A rank without data began to wait at any time, so its seconds say nothing.
         """
         if self.tuner is None:
             return
@@ -196,7 +189,7 @@ class StepReduction:
 
     @property
     def staged(self) -> list[AggregationResult]:
-        """What was agreed on, by bucket, once the round is closed."""
+        """Results by bucket, after `close`."""
         return [self._staged[place] for place in sorted(self._staged)]
 
     def _leave(self, script: Script) -> ScriptRun:
@@ -205,7 +198,7 @@ class StepReduction:
         return self._left[-1]
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
-        """The bucket's script, in units that do not change when the loss scale does. Nothing infinite leaves."""
+        """The bucket's script, in units that do not change when the loss scale does. Nothing infinite is sent."""
         place = len(self._left)  # a script begins as soon as it is put in
         fresh.put(bucket.flat)
         factor = self.factor / scale
@@ -225,19 +218,98 @@ class StepReduction:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
         return (yield from exchange_reports(replace(report, first_nonfinite=self.first_nonfinite)))
 
-    def blame(self, verdict: StepDecision, cargo: Sequence[Reducible]) -> tuple[int | None, str] | None:
-        """(rank, tensor) whose number was not finite; no rank where only the mean was not; None where all were."""
-        if verdict.nonfinite:
-            rank, place = verdict.nonfinite[0]
+    def blame(self, decision: StepDecision, reduced: Sequence[Reducible]) -> NonFiniteOrigin | None:
+        """The rank and tensor whose number was not finite; None where all were."""
+        if decision.nonfinite:
+            rank, place = decision.nonfinite[0]
             return rank, self.names[place]
-        for each, staged in zip(cargo, self.staged, strict=True):
+        for each, staged in zip(reduced, self.staged, strict=True):
             if not staged.finite:
                 return None, nonfinite_tensor(each, staged.mean)
         return None
 
     def costs(self) -> Mapping[str, float]:
-        parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
-        return {part: sum(getattr(each, part) for each in self.spent) for part in parts}
+        return sum_costs(self.spent)
+
+
+@dataclass(frozen=True)
+class ScaleState:
+    """A GradScaler as it was polled."""
+
+    scale: float | None  # the factor that it put into the gradients, None without one
+    skipped_step: bool  # the scale has changed since the last poll: the step before is over, though it was not made
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """The training loop at the first gradient of a backward pass."""
+
+    scaler: ScaleState
+    settings: str  # the optimizer's hyperparameters
+    momentum: tuple[float, bool]  # and whether it is Nesterov's, where the compressor applies it
+    first_batch: int  # a hash of this rank's
+
+    def scale_of(self, bucket: Bucket) -> float:
+        """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
+        return (self.scaler.scale or 1.0) if bucket.state else 1.0
+
+
+@dataclass
+class PendingReduction:
+    """One step's reduction of gradients as the training thread sees it: begin, send each bucket, wait, commit."""
+
+    reduction: StepReduction
+    buckets: Sequence[Bucket]
+    comm_thread: CommThread
+    taken: StepContext
+    sent: int = 0  # how many buckets have left
+    committed: bool = False
+    _work: list[Work[Any]] = field(default_factory=list)
+
+    def begin(self, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
+        """Find out what must be known before the first bucket leaves."""
+        if self.reduction.reference is None:
+            self.comm_thread.submit(partial(self.reduction.open, self.taken.first_batch, warn))
+        if any(bucket.state for bucket in self.buckets):
+            self.comm_thread.submit(self.reduction.weigh)
+
+    def send(self, fresh: BucketInput, trailer: StepTrailer | None) -> None:
+        """Hand the next bucket to the communication thread; the last one takes this rank's report along."""
+        bucket = self.buckets[self.sent]
+        scale = self.taken.scale_of(bucket)
+        job: Callable[[], Any] = partial(self.reduction.exchange, bucket, fresh, scale)
+        if trailer is not None:
+            job = partial(self.reduction.close, bucket, fresh, scale, trailer)
+        self._work.append(self.comm_thread.submit(job))
+        self.sent += 1
+
+    def wait(self) -> StepDecision:
+        """Once all buckets were sent: what all ranks decided together."""
+        *_, decision = [work.wait() for work in self._work]
+        return decision  # type: ignore[no-any-return]
+
+    def commit(self, decision: StepDecision) -> NonFiniteOrigin | None:
+        """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
+        not finite."""
+        blame, weight = self.reduction.blame(decision, self.buckets), decision.weight
+        self.committed = blame is None and weight > 0 and bool(decision.active)
+        used = {name for name, flag in zip(self.reduction.names, decision.used, strict=True) if flag}
+        for bucket, staged in zip(self.buckets, self.reduction.staged, strict=True):
+            if self.committed:
+                correction = self.reduction.correction(weight) * self.taken.scale_of(bucket)
+                bucket.commit(staged.next_state, used, correction)
+            elif blame and self.taken.scaler.scale is not None:
+                bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
+                bucket.point(used)
+            else:
+                bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
+        return blame
+
+
+def sum_costs(spent: Sequence[ScriptCost]) -> Mapping[str, float]:
+    """By the names of events.StepEnded."""
+    parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
+    return {part: sum(getattr(each, part) for each in spent) for part in parts}
 
 
 def _mean(flat: Tensor, factor: float) -> Generator[AllReduceMean, Any, None]:
@@ -247,7 +319,10 @@ def _mean(flat: Tensor, factor: float) -> Generator[AllReduceMean, Any, None]:
 def nonfinite_tensor(bucket: Reducible, flat: Tensor) -> str:
     """The first tensor that is not finite, or else the one with the largest entry."""
 
-    def size(slot: Slot) -> float:
-        return inf if not all_finite(slot.flat_view(flat)) else float(slot.flat_view(flat).abs().amax())
+    def largest(slot: Slot) -> float:
+        return float(slot.flat_view(flat).abs().amax())
 
-    return max((slot for slot in bucket.layout if slot.numel), key=size).name
+    return (
+        first_nonfinite(FlatTensors(flat, bucket.layout))
+        or max((slot for slot in bucket.layout if slot.numel), key=largest).name
+    )

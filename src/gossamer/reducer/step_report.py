@@ -1,4 +1,4 @@
-"""The last word of a step: what every rank must know before any of them commits."""
+"""Step report: what each rank reports at a step's end, all-gathered, so that all decide alike whether to commit."""
 
 from __future__ import annotations
 
@@ -16,40 +16,36 @@ from torch import Tensor
 from gossamer.core.ops import AllGather
 
 NOBODY = -1
-HEAD = Struct("<dqiBB")  # weight, settings, culprit, presence, stop: the same on every machine
+HEAD = Struct("<dqiBB")  # weight, settings, first non-finite, presence, stop: the same on every machine
 
 Flags = npt.NDArray[np.bool_]
+NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
 
 
 class Presence(IntEnum):
-    """Why a rank takes part in an exchange: it has data; it has run out; it has none now and wants to save."""
+    """Why a rank takes part in a reduction."""
 
     OUT_OF_DATA = 0
-    TRAINING = 1
-    SAVING = 2
+    TRAINING = 1  # it has data
+    SAVING = 2  # it has none now, and wants to save
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one rank says at the end of a step.
+    """One rank's report at the end of a step."""
 
-    weight: of its batch; presence: why it takes part; settings: a hash of the optimizer's hyperparameters; culprit: the
-    place of the first tensor that was not finite, or NOBODY; used, moved: which parameters have a gradient and which
-    modules' buffers changed, by place; stop: somebody asked this rank to end the run.
-    """
-
-    weight: float
+    weight: float  # of its batch
     presence: Presence
-    settings: int
-    first_nonfinite: int
-    used: Flags
-    moved: Flags
-    stop: bool = False
+    settings: int  # a hash of the optimizer's hyperparameters
+    first_nonfinite: int  # the place of the first tensor that was not finite, or NOBODY
+    used: Flags  # by place: parameters that have a gradient
+    moved: Flags  # by place: modules whose buffers changed
+    stop: bool = False  # this rank was asked to end the run
 
 
 @dataclass(frozen=True)
 class StepDecision:
-    """What all ranks conclude from all reports, the same everywhere."""
+    """The decision that follows from all reports, the same on every rank."""
 
     reports: tuple[StepReport, ...]
 
@@ -60,10 +56,11 @@ class StepDecision:
     @property
     def active(self) -> tuple[int, ...]:
         """The ranks that had data."""
-        return self.present(Presence.TRAINING)
+        return tuple(rank for rank, report in enumerate(self.reports) if report.presence == Presence.TRAINING)
 
-    def present(self, presence: Presence) -> tuple[int, ...]:
-        return tuple(rank for rank, report in enumerate(self.reports) if report.presence == presence)
+    @property
+    def presences(self) -> tuple[Presence, ...]:
+        return tuple(report.presence for report in self.reports)
 
     @property
     def stop(self) -> bool:
@@ -101,7 +98,7 @@ def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
 
 
 def exchange_reports(report: StepReport) -> Generator[AllGather, Any, StepDecision]:
-    """Tell everyone my report, hear theirs."""
+    """All-gather the reports."""
     heard = yield AllGather((_encode(report),))
     return StepDecision(tuple(_decode(text, len(report.used), len(report.moved)) for (text,) in heard))
 
@@ -132,7 +129,7 @@ def _bits(raw: npt.NDArray[np.uint8], count: int) -> Flags:
 
 
 def gather_first_batches(batch: int, weight: float) -> Generator[AllGather, Any, Sequence[tuple[int, float]]]:
-    """The first word of a session: a hash of everyone's first batch, and the weight of it."""
+    """The first operation of a session: each rank's first batch, as a hash, and its weight."""
     heard = yield AllGather(
         (torch.tensor([weight], dtype=torch.float64, device="cpu"), torch.tensor([batch], device="cpu"))
     )
@@ -143,6 +140,6 @@ WEIGHT_BYTES = 8
 
 
 def gather_weights(weight: float) -> Generator[AllGather, Any, float]:
-    """The first word of a step whose recipe remembers something: the sum of everyone's weight."""
+    """The first operation of a step whose compressor has state: the sum of all weights."""
     heard = yield AllGather((torch.tensor([weight], dtype=torch.float64, device="cpu"),))
     return float(sum(theirs.item() for (theirs,) in heard))

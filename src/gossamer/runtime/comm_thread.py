@@ -7,11 +7,12 @@ queue keeps it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from gossamer.errors import LoopError
 
@@ -63,6 +64,13 @@ class Work(Generic[T]):
         if self._finished is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(self._finished)
         return self._result
+
+
+def use_on_current_stream(tensors: Iterable[Tensor | None]) -> None:
+    """Tell the allocator that the current stream uses tensors that a communication thread's stream has made."""
+    for tensor in tensors:
+        if tensor is not None and tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 class CommThread:

@@ -27,6 +27,7 @@ from gossamer.reducer.bucket import layout_text
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings
 from gossamer.reducer.parameter_views import swapped_in, trainable
+from gossamer.reducer.reduction import ScaleState, StepContext
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
@@ -69,7 +70,7 @@ class Session:
         self._group = GroupCalls(transport, comm_thread)
         self._leave = weakref.finalize(self, leave, comm_thread, transport, self._group.pid)  # at exit, too
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
-        self._last_step_at, self._last_scale, self._muted_at = time.perf_counter(), 1.0, -1
+        self._last_step_at, self._last_scale, self._muted_at = time.perf_counter(), self._current_scale(), -1
         self._synchronizer: Synchronizer = SoloSynchronizer(self._step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, self._loop(), seed)
         fragments = self._stages.fragments(self._parameters)
@@ -94,9 +95,10 @@ class Session:
 
     def _loop(self) -> LoopState:
         return LoopState(
+            step_context=self._step_context,
             scale=self._current_scale,
+            poll_scaler=self._poll_scaler,
             settings=self._settings,
-            momentum=lambda: self._momentum.now(),
             buffers=self._buffers,
             averaged=self._buffers.averaged,
             batch=lambda: self._first_batch.hash,
@@ -225,11 +227,14 @@ class Session:
     def _current_scale(self) -> float | None:
         if self.scaler is None or not self.scaler.is_enabled():
             return None
-        scale = self.scaler.get_scale()
-        if scale != self._last_scale:
-            self._synchronizer.rest()  # the scaler skipped the step by itself: that step is over
-        self._last_scale = scale
-        return scale
+        return self.scaler.get_scale()
+
+    def _poll_scaler(self) -> ScaleState:
+        before, self._last_scale = self._last_scale, self._current_scale()
+        return ScaleState(self._last_scale, skipped_step=self._last_scale != before)
+
+    def _step_context(self) -> StepContext:
+        return StepContext(self._poll_scaler(), self._settings(), self._momentum.now(), self._first_batch.hash)
 
     def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
         self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None)
@@ -298,7 +303,7 @@ class Session:
             self._adopt(now)
             return
         before = self._synchronizer
-        before.arrive()
+        before.flush()
         self._group.broadcast_([now[name].detach() for name in names], 0)  # where they were trained apart, or made anew
         for bucket in before.buckets:
             settle(bucket.state, self._at())  # parts will lie elsewhere
@@ -308,7 +313,7 @@ class Session:
         self._synchronizer = self._stages.begin(now, self._stages.fragments(now))
         self._layout = layout_text(self._synchronizer.buckets)
         session_checkpoint.copy_kept(old, self._synchronizer.remembered(), without=names)
-        self._synchronizer.adopt(before)
+        self._synchronizer.take_over_from(before)
 
     def close(self) -> None:
         """Leave the loop as it was found; the model and the optimizer stay as they are."""
@@ -321,7 +326,7 @@ class Session:
             hook.remove()
         self._momentum.after()
         if well:
-            self._synchronizer.depart()
+            self._synchronizer.end_run()
         self._synchronizer.close()
         events.emit(lifecycle_events.ended(self.model, self.steps, self._synchronizer))
         self._leave()

@@ -1,4 +1,4 @@
-"""What a session needs of whatever talks for it: the loop's moments in, what was agreed on out."""
+"""Synchronizer: the interface that a session calls around every step, and what every kind of it is built from."""
 
 from __future__ import annotations
 
@@ -9,68 +9,103 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer.compressors import Compressor
+from gossamer.core.aggregation import AggregationContext
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.reduction import ScaleState, StepContext
+from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
+from gossamer.runtime.comm_thread import CommThread
+from gossamer.runtime.transport import Transport
 
 StepCosts = Mapping[str, float]  # by the names of events.StepEnded
-NonFiniteOrigin = tuple[int | None, str]
 NamedState = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopState:
-    """What an exchange must know of the training loop at the moment it is asked, and whom it tells.
+    """The training loop as synchronizers see it: what they ask it at a moment, and what they report to it."""
 
-    scale: the factor in the gradients that a GradScaler put there, None without one; settings: the optimizer's
-    hyperparameters as text; momentum: its momentum and whether that is Nesterov's, where the compressor applies it;
-    buffers: the model's, by module; averaged: those of them that are averaged where parameters are; batch: a hash of
-    this rank's first batch; warn: hears everyone's (hash, weight); ended: hears of every step that ended, whether it
-    was skipped, and what it took; judged: hears after every exchange whose numbers were not finite and in which tensor
-    (no rank where only the agreed mean was not), or None; guarded: hears the same of every backward pass whose
-    gradients stay here; clips: whether gradients are clipped in between.
-    """
+    step_context: Callable[[], StepContext]  # all that a step's reduction of gradients must know at its beginning
+    scale: Callable[[], float | None]  # the factor that a GradScaler put into the gradients, None without one
+    poll_scaler: Callable[[], ScaleState]  # the same, and whether the scaler skipped a step since the last poll
+    settings: Callable[[], str]  # the optimizer's hyperparameters as text
+    buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
+    averaged: Callable[[], Sequence[Tensor]]  # those of them that are averaged where parameters are
+    batch: Callable[[], int]  # a hash of this rank's first batch
+    warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
+    ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took
+    judged: Callable[[NonFiniteOrigin | None], None]  # an exchange ended: what was not finite in it, if anything
+    guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
+    clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
 
-    scale: Callable[[], float | None]
-    settings: Callable[[], str]
-    momentum: Callable[[], tuple[float, bool]]
-    buffers: Callable[[], Sequence[Sequence[Tensor]]]
-    averaged: Callable[[], Sequence[Tensor]]
-    batch: Callable[[], int]
-    warn: Callable[[Sequence[tuple[int, float]]], None]
-    ended: Callable[[bool, StepCosts], None]
-    judged: Callable[[NonFiniteOrigin | None], None]
-    guarded: Callable[[NonFiniteOrigin | None], None]
-    clips: bool = False
+
+@dataclass(frozen=True)
+class SyncContext:
+    """What every synchronizer is built from, beside its strategy and its buckets."""
+
+    transport: Transport
+    comm_thread: CommThread
+    loop: LoopState
+    compressor: Compressor
+    seed: int
+
+    def aggregation(self, step: int, momentum: tuple[float, bool] = (0.0, False)) -> AggregationContext:
+        """What a compressor is told of this rank at a step; momentum: and whether it is Nesterov's."""
+        rank, world = self.transport.rank, self.transport.world
+        amount, nesterov = momentum
+        return AggregationContext(step=step, seed=self.seed, rank=rank, world=world, momentum=amount, nesterov=nesterov)
+
+
+@dataclass
+class LoopControls:
+    """What the training loop says of its backward passes."""
+
+    weight: float = 1.0  # of this rank's batch
+    muted: bool = False  # backward passes add up and are not counted
 
 
 class Synchronizer(ABC):
-    """One way of talking, from one stage of a strategy.
-
-    step: how many steps were made together; passes: how many backward passes all ranks have counted; weight: of this
-    rank's batch; muted: backward passes add up and are not counted; asked_to_stop: this rank wants the run to end;
-    stopping: all of them know that it ends; until: after so many backward passes another takes its place.
-    """
+    """Synchronizes the ranks during one stage of a strategy."""
 
     in_step = True  # whether all ranks come to an epoch's end together
 
-    def __init__(self) -> None:
-        self.step, self.weight = 0, 1.0
-        self.muted = self.asked_to_stop = self.stopping = False
-        self.until: int | None = None
+    def __init__(self, controls: LoopControls | None = None) -> None:
+        self.controls = controls or LoopControls()
+        self.step = 0  # how many steps were made together
+        self.asked_to_stop = False  # this rank wants the run to end
+        self.stopping = False  # all ranks know that it ends
+        self.last_pass: int | None = None  # after so many backward passes another synchronizer takes over
         self.reference: float | None = None  # the weight that counts as one, once it is agreed upon
+
+    @property
+    def weight(self) -> float:
+        return self.controls.weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self.controls.weight = weight
+
+    @property
+    def muted(self) -> bool:
+        return self.controls.muted
+
+    @muted.setter
+    def muted(self, muted: bool) -> None:
+        self.controls.muted = muted
 
     @property
     @abstractmethod
     def buckets(self) -> Sequence[Bucket]:
-        """What leaves together."""
+        """What is compressed and sent together."""
 
     @property
-    @abstractmethod
     def passes(self) -> int:
-        """How many backward passes were counted, where all ranks count alike."""
+        """How many backward passes were counted; the same on all ranks where they train in lock step."""
+        return self.step
 
     @property
     def touched(self) -> bool:
-        """Whether anybody wrote to averaged gradients since they were shown."""
+        """Whether averaged gradients were written to since the optimizer was shown them."""
         return False
 
     @property
@@ -79,11 +114,11 @@ class Synchronizer(ABC):
         return None
 
     def merge(self) -> Mapping[str, Tensor] | None:
-        """What `agreed` is, for which some have to ask all others: every rank calls it after the same step."""
+        """`agreed`, gathered from all ranks where no rank has it: every rank calls it after the same step."""
         return self.agreed
 
-    def depart(self) -> None:  # noqa: B027 - most have said everything
-        """The session ends well on every rank: hear, if the others are there, what all agree on."""
+    def end_run(self) -> None:  # noqa: B027 - most have nothing left to agree on
+        """The session ends without a failure: take what all ranks agree on, if the others are there."""
 
     @abstractmethod
     def before_step(self, *, closure: bool) -> None:
@@ -94,49 +129,56 @@ class Synchronizer(ABC):
         """It has made its step."""
 
     def rest(self) -> None:  # noqa: B027 - most have nothing to forget
-        """What comes next is a new step: the one before is over, or will never be made."""
+        """What comes next is a new step: the optimizer has made the one before, or never will."""
+
+    def poll_scale(self, loop: LoopState) -> float | None:
+        """The loss scale. A step that the scaler skipped is over, of which no hook tells."""
+        polled = loop.poll_scaler()
+        if polled.skipped_step:
+            self.rest()
+        return polled.scale
 
     @abstractmethod
     def end_epoch(self) -> int:
-        """Keep the others company until all have run out of data, or another exchange takes over; how many of their
-        steps this rank did not make."""
+        """Uneven inputs: take part in the other ranks' operations with weight 0 until all are out of data, or another
+        stage begins. Returns how many of their steps this rank missed."""
 
     @abstractmethod
     def meet_to_save(self) -> None:
-        """Find out whether all ranks want to save now. Raises LoopError where they do not."""
+        """Poll whether all ranks save now. Raises LoopError where some do not."""
 
-    @abstractmethod
     def remembered(self) -> NamedState:
-        """{parameter name: {what: tensor}}, as views."""
+        """{parameter name: {key: tensor}}, as views."""
+        return {}
 
-    @abstractmethod
     def progress(self) -> dict[str, Any]:
-        """What else must be known to go on exactly from here."""
+        """What a checkpoint needs beside `remembered` to go on exactly from here."""
+        return {"step": self.step}
 
     @abstractmethod
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from what `progress` and `remembered` gave, of as many workers."""
+        """Go on from a checkpoint of as many workers."""
 
     def begin_at(self, step: int) -> None:
-        """Go on after so many steps that somebody made alone."""
+        """Go on after so many steps that a single worker made."""
         self.step = step
 
     def restart(self) -> None:  # noqa: B027 - most have nothing but gradients
         """The parameters were overwritten by what all workers agree on."""
 
-    def arrive(self) -> None:  # noqa: B027 - most have nothing under way between two steps
-        """Wait for what is under way, and use it now where it must not be lost: on all ranks after the same step."""
+    def flush(self) -> None:  # noqa: B027 - most have nothing in flight between two steps
+        """Wait for rounds in flight; apply them where they must not be lost: on all ranks after the same step."""
 
-    def adopt(self, before: Synchronizer) -> None:
-        """Take the place of another of the same stage, whose layout was another."""
-        self.follow(before)
+    def take_over_from(self, before: Synchronizer) -> None:
+        """Go on where a synchronizer of the same stage ends, whose layout was another."""
+        self.continue_from(before)
         self.step = before.step
 
-    def follow(self, before: Synchronizer) -> None:
-        """Go on where another ends."""
+    def continue_from(self, before: Synchronizer) -> None:
+        """Go on where the synchronizer of the stage before ends."""
         self.weight, self.muted, self.reference = before.weight, before.muted, before.reference
         self.asked_to_stop, self.stopping = before.asked_to_stop, before.stopping
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the model's hooks."""
+        """Remove hooks from the model."""

@@ -1,9 +1,8 @@
-"""Parameters that are averaged with neighbours, while every worker trains its own."""
+"""Gossip averaging: each worker averages parameters with its neighbors in a topology, in lock step."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import sqrt
@@ -11,73 +10,54 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from gossamer import events
 from gossamer.checkpoint.state import AGREED_KEY
-from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, first_nonfinite
 from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, Stopped
 from gossamer.gossip.rules import MASS
-from gossamer.kernels import all_finite, scratch_like
 from gossamer.reducer.averaged_state import AveragedState
-from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.reduction import sum_costs
 from gossamer.reducer.step_report import Presence, gather_first_batches
-from gossamer.runtime.comm_thread import CommThread
-from gossamer.runtime.runner import ScriptCost, run_script
-from gossamer.runtime.transport import Transport
+from gossamer.runtime.comm_thread import use_on_current_stream
+from gossamer.runtime.runner import run_script
 from gossamer.strategies import GossipStrategy, SyncRound
-from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.synchronizers.base import NamedState, SyncContext, Synchronizer
 from gossamer.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
+from gossamer.synchronizers.local_steps import LocalSteps
 from gossamer.topologies import Topology
 
-PREFIX = "mixing."  # before the keys of what a rule remembers, beside what a compressor does
+PREFIX = "mixing."  # of a rule's keys in checkpoints, beside a compressor's
 BUFFERS = "buffers"
 
 
 class GossipAveraging(Synchronizer):
-    """Lets neighbours mix their parameters after the optimizer's own step, every so many backward passes.
+    """Mixes parameters with neighbors after the optimizer's own step, every so many backward passes.
 
-    A round is one word to the neighbours. All workers hear of each other in every `rounds_apart` of them only: who has
-    run out of data keeps its neighbours company until then, and a run that is to stop goes on until then. Whoever
-    wants all workers at the same step (to save, to merge) says so in the place of a round, in which nothing is mixed;
-    a neighbour that goes on training refuses.
+    A round is one neighbor all-gather. Only every `rounds_apart` rounds an all-gather among all workers goes with it:
+    a rank that is out of data takes part in its neighbors' rounds until then, and a run that is to stop goes on until
+    then. A rank that needs all workers at the same step (to save, to merge) reports so in the place of a round, in
+    which nothing is mixed; a neighbor that goes on training raises LoopError.
     """
 
     def __init__(
-        self,
-        strategy: GossipStrategy,
-        topology: Topology,
-        buckets: Sequence[Bucket],
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        self, strategy: GossipStrategy, topology: Topology, buckets: Sequence[Bucket], context: SyncContext
     ) -> None:
         super().__init__()
-        self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(compressor)
-        self._buckets, self._transport, self._comm_thread, self._loop, self._seed = (
-            buckets,
-            transport,
-            comm_thread,
-            loop,
-            seed,
-        )
-        self._rule.check(topology, transport.world, seed)
+        self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(context.compressor)
+        self._buckets, self._context, self._loop, self._transport = buckets, context, context.loop, context.transport
+        self._rule.check(topology, self._transport.world, context.seed)
         self._number = 0
-        self._counted = self._within_closure = self._skipped = False
-        self._waited, self._spent = 0.0, list[ScriptCost]()
         self._merged: dict[str, Tensor] | None = None
         self._begin_anew()
-        self._passes_seen = BackwardMonitor(self._parameters(), self._pass_over)
+        rank = self._transport.rank
+        self._local = LocalSteps(self.controls, self._loop, rank, buckets, self._count, self._pass_over)
 
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""
-        self._memory = {bucket: self._rule.begin(_gathered(bucket)) for bucket in self._buckets}
+        self._memory = {bucket: self._rule.begin(bucket.gather_parameters()) for bucket in self._buckets}
         numbers = self._averaged_state().numbers()
         self._along = {} if numbers is None else self._rule.along.begin(numbers)
 
@@ -86,65 +66,45 @@ class GossipAveraging(Synchronizer):
         return self._buckets
 
     @property
-    def passes(self) -> int:
-        return self.step
-
-    @property
     def agreed(self) -> Mapping[str, Tensor] | None:
         return self._merged
-
-    def _parameters(self) -> Iterator[Parameter]:
-        for bucket in self._buckets:
-            yield from bucket.parameters.values()
 
     def _averaged_state(self) -> AveragedState:
         return AveragedState(self._loop.averaged())
 
-    # -- counting ------------------------------------------------------------------------------------------------------
+    # -- local steps ---------------------------------------------------------------------------------------------------
 
     def _pass_over(self) -> None:
-        if not self.muted and not self._within_closure:
-            self._make_up()
-            self._count()
+        self._make_up()
+        self._count()
 
     def _make_up(self) -> None:
-        """The round after a step that the scaler skipped: nobody called, so it is made when the next pass is over. A
-        run that ends in it ends before that pass counts, as it does for those that were called."""
-        self._loop.scale()  # a step that the scaler skipped is over, which shows in it
-        if self._counted or self.stopping:
+        """The round after a step that the scaler skipped: no hook ran, so it is made when the next pass is over. A run
+        that ends in it ends before that pass counts, as it does for ranks whose hook ran."""
+        self.poll_scale(self._loop)
+        if self._local.counted or self.stopping:
             return
         self._mix_due()
         if self.stopping:
             raise Stopped
 
     def _count(self) -> None:
-        scale = self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        scale = self.poll_scale(self._loop)
         self.step += 1
-        self._counted, self._merged = True, None
+        self._merged = None
         if scale is None:
-            spoilt = drop_nonfinite_gradients(self._buckets)
-            self._skipped = self._skipped or spoilt is not None
-            self._loop.guarded(None if spoilt is None else (self._transport.rank, spoilt))
+            self._local.drop_nonfinite()
 
     def rest(self) -> None:
-        self._counted = False
+        self._local.rest()
 
     def before_step(self, *, closure: bool) -> None:
-        self._within_closure = closure
+        self._local.before_step(closure=closure)
 
     def after_step(self) -> None:
-        if not self._counted:
-            self._count()  # the step had no backward pass of its own, or many within it
-        self._counted = self._within_closure = False
+        self._local.after_step()
         self._mix_due()
-        self._tell()
-
-    def _tell(self) -> None:
-        costs = {"waiting_seconds": self._waited}
-        for cost in ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent"):
-            costs[cost] = sum(getattr(each, cost) for each in self._spent)
-        skipped, self._waited, self._spent, self._skipped = self._skipped, 0.0, [], False
-        self._loop.ended(skipped, costs)
+        self._local.report()
 
     @property
     def _next(self) -> SyncRound:
@@ -158,34 +118,36 @@ class GossipAveraging(Synchronizer):
 
     @torch.no_grad()
     def _mix(self, presence: Presence) -> bool:
-        """Make a round; whether anybody goes on training, as far as this rank knows."""
+        """Make a round; whether a rank goes on training, as far as this one knows."""
         parts = self._parts()
-        spoilt = next((_spoilt(part.x) for part in parts if not all_finite(part.x.flat)), None)
-        heads = self._on_lane(self._round(parts, presence))
+        nonfinite = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
+        headers = self._run(self._round(parts, presence))
         for part in parts:
             assert part.mixed is not None
-            _use_here(part.mixed)
+            use_on_current_stream([part.mixed])
             if part.bucket is None:
                 self._averaged_state().replace(part.mixed, 0.0)
             else:
-                _scatter(part.bucket, part.mixed)
+                part.bucket.scatter_parameters(part.mixed)
         self._number += 1
         self._merged = None
-        self.stopping = self.stopping or any(head.stop for head in heads)
-        self._loop.judged(None if spoilt is None else (self._transport.rank, spoilt))
-        return not heads or any(head.presence == Presence.TRAINING for head in heads)
+        self.stopping = self.stopping or any(header.stop for header in headers)
+        self._loop.judged(None if nonfinite is None else (self._transport.rank, nonfinite))
+        return not headers or any(header.presence == Presence.TRAINING for header in headers)
 
     @torch.no_grad()
     def _meet(self) -> None:
-        """Be sure that all ranks want the same now. Raises LoopError where they do not."""
-        self._loop.scale()  # a step that the scaler has skipped is over, which shows in it, and its round is still due
-        if not self._counted:
+        """Check that all ranks save or merge now. Raises LoopError where some do not."""
+        self.poll_scale(self._loop)  # the round of a step that was skipped is still due
+        if not self._local.counted:
             self._mix_due()
-        self._on_lane(self._round(self._parts(), Presence.SAVING))
+        self._run(self._round(self._parts(), Presence.SAVING))
 
     def _parts(self) -> list[MixedTensors]:
         parts = [
-            MixedTensors(self._rule, FlatTensors(_gathered(bucket), bucket.layout), self._memory[bucket], bucket)
+            MixedTensors(
+                self._rule, FlatTensors(bucket.gather_parameters(), bucket.layout), self._memory[bucket], bucket
+            )
             for bucket in self._buckets
         ]
         numbers = self._averaged_state().numbers()
@@ -195,33 +157,31 @@ class GossipAveraging(Synchronizer):
             )
         return parts
 
-    def _on_lane(self, script: Script) -> Any:
-        asked = time.perf_counter()
-        performed = self._comm_thread.submit(partial(run_script, script, self._transport)).wait()
-        self._waited += time.perf_counter() - asked
-        self._spent.append(performed)
+    def _run(self, script: Script) -> Any:
+        with self._local.waiting():
+            performed = self._context.comm_thread.submit(partial(run_script, script, self._transport)).wait()
+        self._local.add(False, sum_costs([performed]))
         return performed.result
 
     def _round(self, parts: Sequence[MixedTensors], presence: Presence) -> Generator[Any, Any, Sequence[RoundHeader]]:
-        transport, all_meet = self._transport, self._strategy.rounds_apart(self._transport.world)
+        all_meet = self._strategy.rounds_apart(self._transport.world)
         if self.reference is None:
             self._loop.warn((yield from gather_first_batches(self._loop.batch(), self.weight)))
             self.reference = 1.0
-        at = AggregationContext(step=self._number, seed=self._seed, rank=transport.rank, world=transport.world)
-        head = RoundHeader(self._number, self.step, presence, self.asked_to_stop)
+        at = self._context.aggregation(self._number)
+        header = RoundHeader(self._number, self.step, presence, self.asked_to_stop)
         due = (self._number + 1) % all_meet == 0
-        return (yield from gossip_round(parts, head, NeighborGraph(self._topology, at), all_meet=due))
+        return (yield from gossip_round(parts, header, NeighborGraph(self._topology, at), all_meet=due))
 
     # -- all workers together ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def merge(self) -> Mapping[str, Tensor]:
-        """The mean over all workers, exactly; how far they are from it goes into the run's record."""
+        """The exact mean over all workers; their distance to it goes into the run's record."""
         if self._merged is None:
             self._meet()
-            self._merged, distance = self._on_lane(self._mean())
-            for tensor in self._merged.values():
-                _use_here(tensor)
+            self._merged, distance = self._run(self._mean())
+            use_on_current_stream(self._merged.values())
             events.emit(events.Logged(step=self.step, values={"consensus_distance": distance}))
         return self._merged
 
@@ -229,7 +189,7 @@ class GossipAveraging(Synchronizer):
         agreed: dict[str, Tensor] = {}
         away = torch.zeros(1, dtype=torch.float64, device=self._buckets[0].flat.device)
         for bucket in self._buckets:
-            mine = _gathered(bucket)
+            mine = bucket.gather_parameters()
             shares = self._rule.shares(mine, self._memory[bucket])
             means = yield Coalesced(tuple(AllReduceMean(share.clone()) for share in shares))
             mean = self._rule.whole(tuple(means)).to(mine.dtype)
@@ -238,17 +198,17 @@ class GossipAveraging(Synchronizer):
         squared: Tensor = yield AllReduceMean(away)
         return agreed, sqrt(squared.item())
 
-    def depart(self) -> None:
+    def end_run(self) -> None:
         with suppress(GossamerError):
             self.merge()
 
     def end_epoch(self) -> int:
-        """Keep the neighbours company until all workers heard that nobody trains; all then stand at the same pass."""
+        """Make the neighbors' rounds until all workers know that none trains; all then stand at the same pass."""
         training = True
         while training and not self.stopping:
             self.step = max(self.step, self._next.launch)
             training = self._mix(Presence.OUT_OF_DATA)
-            self._tell()
+            self._local.report()
         return 0
 
     def meet_to_save(self) -> None:
@@ -257,10 +217,10 @@ class GossipAveraging(Synchronizer):
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def remembered(self) -> NamedState:
-        """Beside all else, the shares whose mean over workers other workers would begin with."""
+        """With the shares whose mean another number of workers would begin with."""
         found = state_by_name(self._buckets)
         for bucket, memory in self._memory.items():
-            share, *_ = self._rule.shares(_gathered(bucket), memory)
+            share, *_ = self._rule.shares(bucket.gather_parameters(), memory)
             for name, view in FlatTensors(share, bucket.layout).items():
                 found.setdefault(name, {})[AGREED_KEY] = view
             for key, tensor in memory.items():
@@ -277,7 +237,8 @@ class GossipAveraging(Synchronizer):
         self.step, self._number, self.reference = progress["step"], progress["round"], progress["reference"]
         for key, tensor in self._along.items():
             tensor.copy_(progress["along"][key])
-        self._counted, self._merged = False, None
+        self._local.rest()
+        self._merged = None
         copy_state(remembered, self.remembered())
 
     def begin_at(self, step: int) -> None:
@@ -287,34 +248,10 @@ class GossipAveraging(Synchronizer):
     def restart(self) -> None:
         self._begin_anew()
 
-    def adopt(self, before: Synchronizer) -> None:
-        super().adopt(before)
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
         assert isinstance(before, GossipAveraging)
         self._number, self._along = before._number, before._along
 
     def close(self) -> None:
-        self._passes_seen.close()
-
-
-def _gathered(bucket: Bucket) -> Tensor:
-    """The parameters of a bucket side by side, copied: (n,)."""
-    flat = scratch_like(bucket.flat)
-    views = [slot.view(flat) for slot in bucket.layout]
-    torch._foreach_copy_(views, [parameter.detach() for parameter in bucket.parameters.values()])
-    return flat
-
-
-def _scatter(bucket: Bucket, flat: Tensor) -> None:
-    views = [slot.view(flat) for slot in bucket.layout]
-    torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
-
-
-def _spoilt(x: FlatTensors) -> str:
-    """The first tensor that is not finite, of which there are some."""
-    return next(slot.name for slot in x.layout if not all_finite(slot.flat_view(x.flat)))
-
-
-def _use_here(tensor: Tensor) -> None:
-    """Tell the allocator that this thread's stream uses what the lane's has made."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        self._local.close()

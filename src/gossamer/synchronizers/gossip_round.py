@@ -1,4 +1,4 @@
-"""One round among neighbours: what goes before the numbers, who is where, and what lands."""
+"""Gossip round: one neighbor all-gather of a header and each part's message, and its landing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ HEADER_BYTES = 32
 
 
 class RoundHeader(NamedTuple):
-    """What goes before the numbers of a round: which it is, after how many backward passes, why this rank takes part,
-    and whether somebody asked it to end the run."""
+    """Goes before the numbers of a round."""
 
-    number: int
-    passes: int
-    presence: Presence
-    stop: bool
+    number: int  # of the round
+    passes: int  # backward passes of this rank
+    presence: Presence  # why it takes part
+    stop: bool  # it was asked to end the run
 
     def written(self, device: torch.device) -> Tensor:
         return torch.tensor(self, dtype=torch.float64, device=device)
@@ -43,13 +42,13 @@ def read_header(numbers: Tensor) -> RoundHeader:
 
 @dataclass
 class MixedTensors:
-    """What is mixed side by side. x: a copy; mixed: what it became, once the neighbours were heard."""
+    """Numbers that are mixed side by side: a bucket's parameters, or state averaged along."""
 
     rule: MixingRule
-    x: FlatTensors
+    x: FlatTensors  # a copy
     memory: Memory
     bucket: Bucket | None = None
-    mixed: Tensor | None = None
+    mixed: Tensor | None = None  # what x became, once the neighbors were heard
 
     def offer(self, at: AggregationContext, told: int) -> GossipOffer:
         state = State() if self.bucket is None else self.bucket.state
@@ -81,9 +80,9 @@ class NeighborGraph:
 def gossip_round(
     parts: Sequence[MixedTensors], head: RoundHeader, graph: NeighborGraph, *, all_meet: bool
 ) -> Generator[Any, Any, Sequence[RoundHeader]]:
-    """Make a round; everyone's heads where all meet in it, else none. Nothing is written before everyone was heard.
+    """Make a round; all ranks' headers where all meet in it, else none. Nothing is written before all were heard.
 
-    Where the head says that this rank waits to save, and so do its neighbours, nothing is mixed.
+    Where the header says that this rank waits to save, and so do its neighbors, nothing is mixed.
     """
     at, tells, edges = graph.at, graph.tells, graph.edges
     offers = [part.offer(at, len(tells)) for part in parts]
@@ -101,7 +100,7 @@ def gossip_round(
 
 
 def check(heads: Mapping[int, RoundHeader]) -> None:
-    """Whether a rank and its neighbours, by rank, are at the same place. Raises LoopError."""
+    """Raise LoopError unless a rank and its neighbors, by rank, are at the same place."""
     waiting = [str(rank) for rank, head in sorted(heads.items()) if head.presence == Presence.SAVING]
     if waiting and len({(head.presence, head.passes) for head in heads.values()}) > 1:
         raise LoopError(
@@ -129,7 +128,7 @@ def _land(
     edges: Sequence[tuple[float, AggregationContext]],
     heard: Sequence[Payload],
 ) -> None:
-    """Give each part what is its own of every payload, after the head."""
+    """Give each part its share of every payload, after the header."""
     begin = 1
     for part, offer in zip(parts, offers, strict=True):
         end = begin + len(offer.payload)

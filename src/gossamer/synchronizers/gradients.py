@@ -1,76 +1,64 @@
-"""Gradients leave as soon as they are there, and are averaged when backward returns.
+"""Gradient synchronizer: averages gradients, which leave as soon as they are there, when backward returns.
 
-A step is a transaction. Hooks hand full buckets to the lane while backward goes on; compressors stage what they would
-remember; the step's last word tells every rank what happened on the others; then all of them commit, or none.
+A step is a transaction. Hooks hand full buckets to the communication thread while backward goes on; compressors stage
+what they would remember; the step's last operation tells every rank what happened on the others; then all of them
+commit, or none.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
-from math import inf
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext
-from gossamer.errors import LayoutError, LoopError
+from gossamer.errors import LoopError
 from gossamer.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
 from gossamer.reducer.backward_hooks import refuse_reentrant
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.model_buffers import BufferVersions
 from gossamer.reducer.participation import refuse_to_save_apart
-from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer
+from gossamer.reducer.reduction import NO_INPUT, BucketInput, PendingReduction, StepReduction, StepTrailer
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
-from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.pipeline_tuner import PipelineTuner
-from gossamer.runtime.transport import Transport
-from gossamer.synchronizers.base import LoopState, NamedState, NonFiniteOrigin, StepCosts, Synchronizer
+from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer
 
 
-@dataclass(frozen=True)
-class ReductionOutcome:
-    """How one exchange ended."""
+class GradientPhase(Enum):
+    """What became of the gradients since the last step of the optimizer."""
 
-    verdict: StepDecision
-    committed: bool
+    WAITING = auto()  # nothing yet
+    FINISHED = auto()  # a pass was accumulated, or its reduction skipped
+    AVERAGED = auto()  # they are the mean, and no optimizer step has used them
 
 
 class GradientSynchronizer(Synchronizer):
-    """Averages the gradients in `buckets` over a transport's group, once per `accumulate` backward passes.
-
-    averaged: the gradients are, and no optimizer step has used them; finished: an exchange, or a pass that only
-    accumulated, took place since the last optimizer step; in_optimizer: such a step is going on.
-    """
+    """Averages the gradients in `buckets` over a transport's group, once per `accumulate` backward passes."""
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        context: SyncContext,
         accumulate: int = 1,
+        controls: LoopControls | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(controls)
         self._buckets, self._passes = buckets, 0
-        self.in_optimizer = self.averaged = self.finished = False
+        self.phase, self.in_optimizer = GradientPhase.WAITING, False
         self._sums = GradientAccumulator(buckets, accumulate)
         self.names = [name for bucket in buckets for name in bucket.parameters]
-        self._compressor, self._transport, self._comm_thread, self._loop = compressor, transport, comm_thread, loop
-        self._seed, self._pid = seed, os.getpid()
+        self._context, self._loop, self._pid = context, context.loop, os.getpid()
         self._task: int | None = None
-        self._round: StepReduction | None = None
+        self._pending: PendingReduction | None = None
         self._tuner = PipelineTuner()
-        self._tickets: list[Work[Any]] = []
-        self._versions = self._buffer_versions()
+        self._versions = BufferVersions(context.loop.buffers)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
             for bucket in buckets
@@ -85,131 +73,86 @@ class GradientSynchronizer(Synchronizer):
     def passes(self) -> int:
         return self._passes
 
-    @property
-    def rank(self) -> int:
-        """Among those who average here."""
-        return self._transport.rank
-
-    def tell_instead(
-        self, ended: Callable[[bool, StepCosts], None], judged: Callable[[NonFiniteOrigin | None], None]
-    ) -> None:
-        """Steps that end here are part of what somebody else counts."""
-        self._loop = replace(self._loop, ended=ended, judged=judged)
-
     # -- within backward -----------------------------------------------------------------------------------------------
 
     def _ready(self, bucket: Bucket, name: str, parameter: Tensor) -> None:
         """A gradient is complete. Runs once per parameter, so it does as little as it can."""
-        if self.muted or (torch._C._current_graph_task_id() != self._task and not self._arm()):
+        if self.controls.muted or (torch._C._current_graph_task_id() != self._task and not self._arm()):
             return
         bucket.missing.discard(name)
-        if not bucket.missing and self._sums.complete:
-            while (sent := len(self._tickets)) < len(self.buckets) and not self.buckets[sent].missing:
-                self._launch(self.buckets[sent], Presence.TRAINING)
+        if not bucket.missing and self._pending is not None:
+            while (sent := self._pending.sent) < len(self._buckets) and not self._buckets[sent].missing:
+                self._send(self._pending, Presence.TRAINING)
 
     def _arm(self) -> bool:
         """At the first gradient of a backward pass, ask to be called when it is over. False in a forked child."""
         if os.getpid() != self._pid:
             return False
         refuse_reentrant()
-        if self._tickets:
+        if self._pending is not None and self._pending.sent:
             raise LoopError(
                 "the backward pass before this one did not finish, and part of its gradients is on its way already, so "
                 "the ranks are out of step. End the run and go on from the last checkpoint, as gossamer run "
                 "--max-restarts 1 does by itself."
             )
         self._task = torch._C._current_graph_task_id()
-        for bucket in self.buckets:
-            bucket.missing = set(bucket.layout.names)
-        if self._round is None and self._sums.complete:
-            self._begin(
-                self._sums.weight + self.weight
-            )  # what must be known before the first bucket travels during backward
+        self._expect_all()
+        if self._sums.complete:
+            self._begin(self._sums.weight + self.controls.weight)
         torch.autograd.Variable._execution_engine.queue_callback(self._over)
         return True
 
-    def _launch(self, bucket: Bucket, presence: Presence) -> None:
-        """Hand a bucket to the lane; the last one takes this rank's report along."""
-        training = presence == Presence.TRAINING
-        round_ = self._round or self._begin(self._sums.weight + self.weight if training else 0.0)
-        fresh = self._fresh(bucket) if training else NO_INPUT
-        scale = self._scale_of(bucket)
-        if bucket is self.buckets[-1]:
-            self._submit(partial(round_.close, bucket, fresh, scale, self._closing(presence, round_.weight)))
-        else:
-            self._submit(partial(round_.exchange, bucket, fresh, scale))
+    def _begin(self, weight: float) -> PendingReduction:
+        """See the loop as it is now; what must be known before the first bucket travels during backward."""
+        taken = self._loop.step_context()
+        if taken.scaler.skipped_step:
+            self.rest()
+        if self._pending is not None:
+            self._pending.taken = taken
+            return self._pending
+        at = self._context.aggregation(self.step, taken.momentum)
+        compressor, transport = self._context.compressor, self._context.transport
+        reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
+        self._pending = PendingReduction(reduction, self._buckets, self._context.comm_thread, taken)
+        self._pending.begin(self._loop.warn)
+        return self._pending
 
-    def _begin(self, weight: float) -> StepReduction:
-        momentum, nesterov = self._loop.momentum()
-        at = AggregationContext(
-            step=self.step,
-            seed=self._seed,
-            rank=self._transport.rank,
-            world=self._transport.world,
-            momentum=momentum,
-            nesterov=nesterov,
-        )
-        self._round = StepReduction(
-            self._compressor, self._transport, self.names, at, self.reference, weight, tuner=self._tuner
-        )
-        if self.reference is None:
-            self._comm_thread.submit(partial(self._round.open, self._loop.batch(), self._loop.warn))
-        if any(bucket.state for bucket in self.buckets):
-            self._comm_thread.submit(self._round.weigh)
-        return self._round
+    def _send(self, pending: PendingReduction, presence: Presence) -> None:
+        """Let the next bucket leave; the last one takes this rank's report along."""
+        bucket = self._buckets[pending.sent]
+        fresh = self._input(pending, bucket) if presence == Presence.TRAINING else NO_INPUT
+        pending.send(fresh, self._trailer(pending, presence) if bucket is self._buckets[-1] else None)
 
-    def _submit(self, job: Callable[[], Any]) -> None:
-        self._tickets.append(self._comm_thread.submit(job))
-
-    def _fresh(self, bucket: Bucket) -> BucketInput:
-        """The gradients that do not lie in the bucket yet: zero_grad() took them out, as it does by default."""
-        fresh: list[tuple[Tensor, Tensor]] = []
-        held = False
-        for name, parameter in bucket.parameters.items():
-            gradient, view = parameter.grad, bucket.views[name]
-            if gradient is view:
-                held = True
-            elif gradient is None:
-                view.zero_()
-            elif gradient.shape != view.shape or gradient.is_sparse:
-                raise _unfit(name, view, gradient)
-            else:
-                fresh.append((view, gradient))
-        if bucket.state and self.averaged and (self.in_optimizer or held):
+    def _input(self, pending: PendingReduction, bucket: Bucket) -> BucketInput:
+        new, held = bucket.new_gradients()
+        if bucket.state and self.phase is GradientPhase.AVERAGED and (self.in_optimizer or held):
             raise LoopError(
                 "a second backward() before optimizer.step() would send what was averaged already once more, and "
-                f"{self._compressor!r} would remember it wrongly. Accumulate with `with session.no_sync():` around "
-                "all but the last backward(), or use Dense(). An optimizer that calls backward() within its step, "
-                "such as LBFGS, needs Dense()."
+                f"{self._context.compressor!r} would remember it wrongly. Accumulate with `with session.no_sync():` "
+                "around all but the last backward(), or use Dense(). An optimizer that calls backward() within its "
+                "step, such as LBFGS, needs Dense()."
             )
-        return self._sums.join(self.buckets.index(bucket), fresh, self.weight, self._loop.scale() or 1.0)
+        return self._sums.join(
+            self._buckets.index(bucket), new, self.controls.weight, pending.taken.scaler.scale or 1.0
+        )
 
-    def _scale_of(self, bucket: Bucket) -> float:
-        """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
-        return (self._loop.scale() or 1.0) if bucket.state else 1.0
-
-    def _closing(self, presence: Presence, weight: float) -> StepTrailer:
+    def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
         training = presence == Presence.TRAINING
-        now, settings = self._buffer_versions(), self._loop.settings()
         report = StepReport(
-            weight=weight,
+            weight=pending.reduction.weight,
             presence=presence,
-            settings=rng.address(settings),
+            settings=rng.address(pending.taken.settings),
             first_nonfinite=NOBODY,
             stop=self.asked_to_stop,
             used=np.array([name in self._sums.used or grad is not None for name, grad in self._gradients()]) & training,
-            moved=np.array([new != old for new, old in zip(now, self._versions, strict=True)], dtype=bool) & training,
+            moved=self._versions.moved() & training,
         )
-        return StepTrailer(report=report, settings=settings, buffers=self._loop.buffers())
+        return StepTrailer(report=report, settings=pending.taken.settings, buffers=self._loop.buffers())
 
     def _gradients(self) -> Iterator[tuple[str, Tensor | None]]:
-        for bucket in self.buckets:
+        for bucket in self._buckets:
             for name, parameter in bucket.parameters.items():
                 yield name, parameter.grad
-
-    def _buffer_versions(self) -> list[tuple[tuple[int, int], ...]]:
-        """By module: some of BatchNorm's buffers change without their version counters telling, others do tell."""
-        return [tuple((id(buffer), buffer._version) for buffer in group) for group in self._loop.buffers()]
 
     # -- when backward is over -----------------------------------------------------------------------------------------
 
@@ -217,62 +160,54 @@ class GradientSynchronizer(Synchronizer):
         if self._sums.complete:
             self.finish()
             return
-        self._sums.add(self.weight, self._loop.scale() or 1.0)
-        self._passes, self._task, self.finished = self._passes + 1, None, True
-        self._expect()
+        self._sums.add(self.controls.weight, self.poll_scale(self._loop) or 1.0)
+        self._passes, self._task = self._passes + 1, None
+        if self.phase is GradientPhase.WAITING:
+            self.phase = GradientPhase.FINISHED
+        self._expect_all()
 
-    def _expect(self) -> None:
-        for bucket in self.buckets:
+    def _expect_all(self) -> None:
+        for bucket in self._buckets:
             bucket.missing = set(bucket.layout.names)
 
-    def finish(self, presence: Presence = Presence.TRAINING) -> ReductionOutcome:
+    def finish(self, presence: Presence = Presence.TRAINING) -> StepDecision:
         """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide.
 
-        A rank that is not training has no data and only keeps the others company.
+        A rank that is not training has no data and only takes part in the others' operations.
         """
-        for bucket in self.buckets[len(self._tickets) :]:
-            if presence != Presence.TRAINING:
+        training = presence == Presence.TRAINING
+        pending = self._pending or self._begin(self._sums.weight + self.controls.weight if training else 0.0)
+        for bucket in self._buckets[pending.sent :]:
+            if not training:
                 bucket.flat.zero_()
-            self._launch(bucket, presence)
+            self._send(pending, presence)
         asked = time.perf_counter()
-        *_, verdict = [ticket.wait() for ticket in self._tickets]
-        if presence == Presence.TRAINING:
+        decision = pending.wait()
+        if training:
             self._sums.clear()
         waited = time.perf_counter() - asked
-        return self._settle(verdict, waited)
+        return self._settle(pending, decision, waited)
 
-    def _settle(self, verdict: StepDecision, waited: float) -> ReductionOutcome:
-        assert self._round is not None
-        done, self._round, self._task, self._tickets = self._round, None, None, []
-        self.stopping = verdict.stop
-        refuse_to_save_apart(verdict)
-        blame = done.blame(verdict, self.buckets)
-        committed = bool(verdict.active) and verdict.weight > 0 and blame is None
-        scale = self._loop.scale()
-        used = {name for name, someone in zip(self.names, verdict.used, strict=True) if someone}
-        for bucket, staged in zip(self.buckets, done.staged, strict=True):
-            if committed:
-                correction = done.correction(verdict.weight) * self._scale_of(bucket)
-                bucket.commit(staged.next_state, used, correction)
-            elif blame and scale is not None:
-                bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
-                bucket.point(used)
-            else:
-                bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
-        self.reference = done.reference
-        self.step += committed
-        self._versions = self._buffer_versions()
-        self._expect()
-        if verdict.active:
-            self.averaged, self.finished, self._passes = committed, True, self._passes + 1
-            self._loop.ended(not committed, {"waiting_seconds": waited, **done.costs()})
+    def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
+        self._pending = self._task = None
+        self.stopping = decision.stop
+        refuse_to_save_apart(decision.presences)
+        blame = pending.commit(decision)
+        self.reference = pending.reduction.reference
+        self.step += pending.committed
+        self._versions.note()
+        self._expect_all()
+        if decision.active:
+            self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
+            self._passes += 1
+            self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
             self._loop.judged(blame)
-        return ReductionOutcome(verdict, committed)
+        return decision
 
     # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
 
     def before_step(self, *, closure: bool) -> None:
-        if not self.finished and not closure:
+        if self.phase is GradientPhase.WAITING and not closure:
             self._over()  # no gradient hook fired here: the others wait for this rank
         self.in_optimizer = True
 
@@ -281,23 +216,23 @@ class GradientSynchronizer(Synchronizer):
 
     def end_epoch(self) -> int:
         missed = 0
-        while self.passes != self.until and (verdict := self.finish(Presence.OUT_OF_DATA).verdict).active:
+        while self.passes != self.last_pass and (decision := self.finish(Presence.OUT_OF_DATA)).active:
             missed += 1
-            if verdict.stop:
+            if decision.stop:
                 return missed
-        for bucket in self.buckets:
+        for bucket in self._buckets:
             bucket.point(set())
         self.rest()
         return missed
 
     def meet_to_save(self) -> None:
-        with kept_gradients([p for bucket in self.buckets for p in bucket.parameters.values()]):
-            self.finish(Presence.SAVING)  # ranks that go on training would not hear of it otherwise
+        with kept_gradients([p for bucket in self._buckets for p in bucket.parameters.values()]):
+            self.finish(Presence.SAVING)  # ranks that train on would not hear of it otherwise
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def remembered(self) -> NamedState:
-        found = state_by_name(self.buckets)
+        found = state_by_name(self._buckets)
         for name, total in self._sums.state():
             found.setdefault(name, {})[SUM] = total
         return found
@@ -319,28 +254,19 @@ class GradientSynchronizer(Synchronizer):
     def begin_at(self, step: int) -> None:
         self.step = self._passes = step
 
-    def adopt(self, before: Synchronizer) -> None:
-        super().adopt(before)
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
         self._passes = before.passes
 
     @property
     def touched(self) -> bool:
-        """Whether anybody wrote to the averaged gradients."""
-        return any(bucket.touched for bucket in self.buckets)
+        """Whether the averaged gradients were written to."""
+        return any(bucket.touched for bucket in self._buckets)
 
     def rest(self) -> None:
         """The optimizer has made its step, or never will: what comes next is a new one."""
-        self.averaged = self.finished = self.in_optimizer = False
+        self.phase, self.in_optimizer = GradientPhase.WAITING, False
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-
-
-def _unfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
-    if gradient.layout != torch.strided:
-        return LoopError(f'"{name}" has a sparse gradient, which buckets cannot hold: build it with sparse=False.')
-    return LayoutError(
-        f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so what is remembered '
-        f'about it no longer means anything. Call session.reset("{name}") after resizing.'
-    )

@@ -1,68 +1,49 @@
-"""Two ways of talking at once: gradients within a site in every step, parameters between all from time to time."""
+"""Hierarchical local SGD: gradients are averaged within a site in every step, parameters between sites now and then."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
-from gossamer.compressors import Compressor
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Presence
-from gossamer.runtime.comm_thread import CommThread
-from gossamer.runtime.transport import Transport
-from gossamer.strategies import AveragingStrategy
-from gossamer.synchronizers.base import LoopState, NonFiniteOrigin
+from gossamer.strategies import PeriodicSchedule
+from gossamer.synchronizers.base import LoopControls, NonFiniteOrigin, StepCosts, SyncContext
 from gossamer.synchronizers.gradients import GradientSynchronizer
-from gossamer.synchronizers.parameter_averaging import ParameterAveraging
+from gossamer.synchronizers.round_task import RoundTask
+from gossamer.synchronizers.scheduled import ScheduledSynchronizer
 
 
-class HierarchicalLocalSGD(ParameterAveraging):
-    """Merges among all workers, between which the workers of a site average their gradients by `inside`."""
+class HierarchicalLocalSGD(ScheduledSynchronizer):
+    """Rounds among all workers, between which the workers of a site average their gradients."""
 
     def __init__(
         self,
-        inside: GradientSynchronizer,
-        strategy: AveragingStrategy,
+        site_buckets: Sequence[Bucket],
+        site: SyncContext,
+        schedule: PeriodicSchedule,
         fragments: Sequence[Sequence[Bucket]],
-        optimizer: Optimizer,
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        task: RoundTask,
+        context: SyncContext,
         start: int = 0,
     ) -> None:
-        self._inside = inside
-        inside.tell_instead(self._add, self._judged_inside)
-        super().__init__(
-            strategy, fragments, optimizer, compressor, transport, comm_thread, loop, seed, start, guards=False
-        )
+        controls = LoopControls()
+        self._first_of_site = context.transport.rank - site.transport.rank
+        site = replace(site, loop=replace(site.loop, ended=self._site_step_ended, judged=self._site_judged))
+        self._inside = GradientSynchronizer(site_buckets, site, controls=controls)
+        super().__init__(schedule, fragments, task, context, start, controls)
 
-    def _judged_inside(self, blame: NonFiniteOrigin | None) -> None:
+    def _site_step_ended(self, skipped: bool, costs: StepCosts) -> None:
+        self._local.add(skipped, costs)
+
+    def _site_judged(self, blame: NonFiniteOrigin | None) -> None:
         """By the rank among all, not within the site."""
         if blame is not None and blame[0] is not None:
-            first = self._transport.rank - self._inside.rank
-            blame = first + blame[0], blame[1]
+            blame = self._first_of_site + blame[0], blame[1]
         self._loop.guarded(blame)
-
-    @property
-    def weight(self) -> float:
-        return self._inside.weight
-
-    @weight.setter
-    def weight(self, weight: float) -> None:
-        self._inside.weight = weight
-
-    @property
-    def muted(self) -> bool:
-        return self._inside.muted
-
-    @muted.setter
-    def muted(self, muted: bool) -> None:
-        self._inside.muted = muted
 
     @property
     def touched(self) -> bool:
@@ -80,19 +61,19 @@ class HierarchicalLocalSGD(ParameterAveraging):
         super().after_step()
 
     def end_epoch(self) -> int:
-        """A rank that is done keeps its site company first, and comes to everyone's turns along with it."""
+        """A rank that is out of data shadows its site first, and comes to the rounds among all along with it."""
         ended = self.step
-        while not self.stopping and self._inside.finish(Presence.OUT_OF_DATA).verdict.active:
+        while not self.stopping and self._inside.finish(Presence.OUT_OF_DATA).active:
             self.step += 1
             self._boundary()
-            self._tell()
+            self._local.report()
         self._inside.rest()
-        if self.step > max(ended, self._turn(self._number - 1).launch):
-            self.step -= 1  # steps of its site are missing here since the last merge: one more brings all together
+        if self.step > max(ended, self._sync_round(self._number - 1).launch):
+            self.step -= 1  # steps of its site are missing here since the last round: one more brings all together
         return super().end_epoch()
 
     def meet_to_save(self) -> None:
-        """The site first: whoever trains on waits for this rank there."""
+        """The site first: its ranks that train on wait for this one there."""
         self._inside.meet_to_save()
         super().meet_to_save()
 

@@ -1,28 +1,31 @@
-"""What travels while training goes on: fragments, what is offered of them, and what comes back."""
+"""Sync rounds in flight: what leaves of a fragment, its reduction on the communication thread, and the result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from gossamer.core.aggregation import State
+from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
+from gossamer.kernels import all_finite
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
+from gossamer.reducer.step_report import StepDecision
 from gossamer.runtime.comm_thread import Work
+from gossamer.runtime.runner import ScriptCost
 from gossamer.strategies import SyncRound
-from gossamer.synchronizers.base import NonFiniteOrigin, StepCosts
+from gossamer.synchronizers.base import NonFiniteOrigin, StepCosts, SyncContext
 
 
 @dataclass
 class Fragment:
-    """Parameters that take their turn together. weight: of all samples since its last turn."""
+    """Parameters that leave together."""
 
     buckets: Sequence[Bucket]
-    weight: float = 0.0
+    weight: float = 0.0  # of all samples since its last round
 
     @property
     def names(self) -> list[str]:
@@ -31,11 +34,11 @@ class Fragment:
 
 @dataclass(frozen=True)
 class OutgoingBucket:
-    """Numbers that travel in a bucket's layout and state; `keeps`: they are needed again when the mean has landed."""
+    """Numbers that leave in a bucket's layout, compressed with its state."""
 
     bucket: Bucket
     flat: Tensor
-    keeps: bool
+    keeps: bool  # they are needed again when the mean is there
 
     @property
     def packed(self) -> FlatTensors:
@@ -56,51 +59,101 @@ class OutgoingBucket:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """What a flight brought. means, owns: by parcel, as they were offered; none where it was not committed."""
+    """What a sync round came to; means, owns and averaged state only where it was committed."""
 
     committed: bool = False
-    means: Sequence[Tensor] = ()
-    owns: Sequence[Tensor | None] = ()
+    means: Sequence[Tensor] = ()  # by outgoing bucket
+    owns: Sequence[Tensor | None] = ()  # this rank's own contributions to them, where the strategy asks for those
     averaged_state: Tensor | None = None
-    used: Sequence[bool] = ()
+    used: Sequence[bool] = ()  # by parameter: some rank had a gradient
     blame: NonFiniteOrigin | None = None
-    active: bool = True
-    stop: bool = False
+    active: bool = True  # some rank goes on training
+    stop: bool = False  # the run ends
     costs: StepCosts = field(default_factory=dict)
 
-    def use_here(self) -> None:
-        """Tell the allocator that this thread's stream uses what the lane's has made."""
-        for tensor in (*self.means, *self.owns, self.averaged_state):
-            if tensor is not None and tensor.is_cuda:
-                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+@dataclass(frozen=True, kw_only=True)
+class OutgoingRound:
+    """One sync round as the training thread hands it over; its methods run on the communication thread."""
+
+    buckets: Sequence[OutgoingBucket]
+    averaged_state: Tensor | None
+    trailer: StepTrailer
+    weight: float  # of this rank's samples since the fragment's last round
+    at: AggregationContext
+    first_batch: int  # a hash
+
+    def reduction(self, context: SyncContext, participants: ScriptCost, reference: float | None) -> StepReduction:
+        """Among the ranks that take part. Where offers are kept, all count alike: what was sent must mean the same in
+        every round, or taking it back would leave some."""
+        keeps = self.buckets[0].keeps
+        return StepReduction(
+            context.compressor,
+            context.transport,
+            [name for outgoing in self.buckets for name in outgoing.layout.names],
+            self.at,
+            reference,
+            weight=1.0 if keeps else self.weight,
+            total=float(context.transport.world) if keeps else participants.result.weight,
+            keep=with_own if keeps else without_own,
+            spent=[participants],
+        )
+
+    def run(self, reduction: StepReduction, *, active: bool) -> RoundResult:
+        """Reduce all buckets, and commit what the ranks agree on, before the next round leaves."""
+        *before, last = self.buckets
+        for outgoing in before:
+            reduction.exchange(outgoing, NO_INPUT, 1.0)
+        mean = None if self.averaged_state is None else reduction.average(self.averaged_state)
+        decision = reduction.close(last, NO_INPUT, 1.0, self.trailer)
+        blame = reduction.blame(decision, self.buckets)
+        if blame is None and mean is not None and not all_finite(mean):
+            blame = None, "buffers"
+        result = RoundResult(blame=blame, active=active, stop=decision.stop, costs=reduction.costs())
+        return result if blame is not None or not reduction.total else self._commit(result, reduction, decision, mean)
+
+    def _commit(
+        self, result: RoundResult, reduction: StepReduction, decision: StepDecision, mean: Tensor | None
+    ) -> RoundResult:
+        staged = reduction.staged
+        for outgoing, each in zip(self.buckets, staged, strict=True):
+            outgoing.bucket.state = each.next_state.after(outgoing.bucket.state)
+        return replace(
+            result,
+            committed=True,
+            means=[each.mean for each in staged],
+            owns=[each.own if self.buckets[0].keeps else None for each in staged],
+            averaged_state=mean,
+            used=decision.used.tolist(),
+        )
 
 
 @dataclass(frozen=True)
 class InFlightRound:
-    """One turn under way."""
+    """A sync round that has left and was not applied."""
 
     number: int
-    turn: SyncRound
-    parcels: Sequence[OutgoingBucket]
-    ticket: Work[RoundResult]
+    sync_round: SyncRound
+    outgoing: Sequence[OutgoingBucket]
+    work: Work[RoundResult]
 
     def written(self) -> dict[str, Any]:
-        """What must be known to land it later, once it has arrived."""
-        arrival = self.ticket.wait()
+        """What must be known to apply it later, once it has arrived."""
+        result = self.work.wait()
         return {
             "number": self.number,
-            "committed": arrival.committed,
-            "stop": arrival.stop,
-            "riders": arrival.averaged_state,
-            "used": list(arrival.used),
-            "means": list(arrival.means),
-            "owns": [own for own in arrival.owns if own is not None],
-            "offers": [parcel.flat for parcel in self.parcels if parcel.keeps],
+            "committed": result.committed,
+            "stop": result.stop,
+            "riders": result.averaged_state,
+            "used": list(result.used),
+            "means": list(result.means),
+            "owns": [own for own in result.owns if own is not None],
+            "offers": [outgoing.flat for outgoing in self.outgoing if outgoing.keeps],
         }
 
 
 def read_result(written: Mapping[str, Any]) -> RoundResult:
-    """What `written` says has come back."""
+    """The result of a round that `written` describes."""
     means = [mean.clone() for mean in written["means"]]
     owns = [own.clone() for own in written["owns"]] or [None] * len(means)
     about = {key: written[key] for key in ("committed", "stop", "used")}

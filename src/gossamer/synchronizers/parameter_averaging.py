@@ -1,8 +1,7 @@
-"""Parameters that are averaged from time to time, while every worker trains its own."""
+"""Parameter averaging: workers train their own parameters, and average them from time to time (LocalSGD, DiLoCo)."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,25 +9,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.checkpoint.state import MERGING_PREFIX
-from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
-from gossamer.kernels import scratch_like
 from gossamer.reducer.averaged_state import AveragedState, optimizer_state_keys, optimizer_state_tensors
-from gossamer.reducer.backward_hooks import drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Presence
-from gossamer.runtime.comm_thread import CommThread
-from gossamer.runtime.transport import Transport
 from gossamer.strategies import AGREED, AVERAGE, RESET, AveragingStrategy, Memory
 from gossamer.synchronizers.base import LoopState, NamedState
 from gossamer.synchronizers.in_flight import InFlightRound, RoundResult
-from gossamer.synchronizers.scheduled import ScheduledSynchronizer
+from gossamer.synchronizers.round_task import RoundTask
 
 
-class ParameterAveraging(ScheduledSynchronizer):
-    """Offers how far this worker's parameters went, and moves them to where the strategy says at the landing.
+class ParameterAveraging(RoundTask):
+    """Offers how far this worker's parameters went (the pseudo-gradient), and moves them to where the strategy says.
 
-    guards: whether a gradient that is not finite is taken away here, before it spoils this worker's parameters.
+    guards_gradients: whether a gradient that is not finite is taken away here, before it spoils this worker's
+    parameters.
     """
 
     def __init__(
@@ -36,76 +31,56 @@ class ParameterAveraging(ScheduledSynchronizer):
         strategy: AveragingStrategy,
         fragments: Sequence[Sequence[Bucket]],
         optimizer: Optimizer,
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
         loop: LoopState,
-        seed: int,
-        start: int = 0,
         *,
-        guards: bool = True,
+        guards_gradients: bool = True,
     ) -> None:
-        super().__init__(strategy.schedule, fragments, compressor, transport, comm_thread, loop, seed, start)
-        self._strategy, self._optimizer, self._guards = strategy, optimizer, guards
-        self.keeps_offers = strategy.needs_own
+        self._strategy, self._fragments, self._optimizer, self._loop = strategy, fragments, optimizer, loop
+        self.keeps_offers, self.guards_gradients = strategy.needs_own, guards_gradients
         self._kinds = optimizer_state_keys(optimizer) if strategy.on_merge == AVERAGE else []
         self._memory: dict[Bucket, Memory] = {
-            bucket: self._strategy.begin(_gathered(bucket)) for bucket in self.buckets
+            bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
         }
 
     @property
     def agreed(self) -> Mapping[str, Tensor]:
-        return {slot.name: slot.view(self._memory[bucket][AGREED]) for bucket in self.buckets for slot in bucket.layout}
-
-    # -- local steps ---------------------------------------------------------------------------------------------------
-
-    def _count(self) -> None:
-        super()._count()
-        if self._guards and self._loop.scale() is None:
-            spoilt = drop_nonfinite_gradients(self.buckets)
-            self._skipped = self._skipped or spoilt is not None
-            self._loop.guarded(None if spoilt is None else (self._transport.rank, spoilt))
-
-    # -- turns ---------------------------------------------------------------------------------------------------------
+        return {
+            slot.name: slot.view(memory[AGREED]) for bucket, memory in self._memory.items() for slot in bucket.layout
+        }
 
     @torch.no_grad()
-    def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
-        flat = scratch_like(bucket.flat) if self.keeps_offers else bucket.flat
-        _gather(bucket, flat)
+    def offer(self, bucket: Bucket, presence: Presence) -> Tensor:
+        flat = bucket.gather_parameters(None if self.keeps_offers else bucket.flat)
         self._strategy.offer(flat, self._memory[bucket])
         return flat
 
-    def _land(self, flight: InFlightRound, arrival: RoundResult) -> None:
-        for parcel, mean, own in zip(flight.parcels, arrival.means, arrival.owns, strict=True):
-            bucket = parcel.bucket
-            flat = _gathered(bucket)
-            self._strategy.land(flat, self._memory[bucket], mean, own)
-            views = [slot.view(flat) for slot in bucket.layout]
-            torch._foreach_copy_([parameter.detach() for parameter in bucket.parameters.values()], views)
-        if arrival.averaged_state is not None:
-            self._averaged_state(flight.turn.fragment).replace(arrival.averaged_state, self._strategy.kept_share)
-        if self._strategy.on_merge == RESET:
-            for parcel in flight.parcels:
-                for parameter in parcel.bucket.parameters.values():
-                    self._optimizer.state.pop(parameter, None)
-
-    def _lost(self, flight: InFlightRound) -> None:
-        for parcel in flight.parcels:
-            self._strategy.undo(self._memory[parcel.bucket], parcel.flat)
-
-    def _averaged_state(self, fragment: int) -> AveragedState:
+    def averaged_state(self, fragment: int) -> AveragedState:
         """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters."""
         buffers = self._loop.averaged() if fragment == 0 else []
-        parameters = [p for bucket in self._fragments[fragment].buckets for p in bucket.parameters.values()]
+        parameters = [p for bucket in self._fragments[fragment] for p in bucket.parameters.values()]
         return AveragedState([*buffers, *optimizer_state_tensors(self._optimizer, parameters, self._kinds)])
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
+    def apply(self, landed: InFlightRound, result: RoundResult) -> None:
+        for outgoing, mean, own in zip(landed.outgoing, result.means, result.owns, strict=True):
+            bucket = outgoing.bucket
+            flat = bucket.gather_parameters()
+            self._strategy.land(flat, self._memory[bucket], mean, own)
+            bucket.scatter_parameters(flat)
+        if result.averaged_state is not None:
+            averaged = self.averaged_state(landed.sync_round.fragment)
+            averaged.replace(result.averaged_state, self._strategy.kept_share)
+        if self._strategy.on_merge == RESET:
+            for outgoing in landed.outgoing:
+                for parameter in outgoing.bucket.parameters.values():
+                    self._optimizer.state.pop(parameter, None)
 
-    def arrive(self) -> None:
-        self._land_until(sys.maxsize)
+    def revert(self, landed: InFlightRound) -> None:
+        for outgoing in landed.outgoing:
+            self._strategy.undo(self._memory[outgoing.bucket], outgoing.flat)
 
-    def remembered(self) -> NamedState:
-        found = super().remembered()
+    @property
+    def state(self) -> NamedState:
+        found: NamedState = {}
         for bucket, memory in self._memory.items():
             for key, flat in memory.items():
                 for name, view in FlatTensors(flat, bucket.layout).items():
@@ -115,21 +90,4 @@ class ParameterAveraging(ScheduledSynchronizer):
     @torch.no_grad()
     def restart(self) -> None:
         for bucket, memory in self._memory.items():
-            self._strategy.restart(_gathered(bucket), memory)
-
-    def end_epoch(self) -> int:
-        """Nobody missed anything: what this rank did not do it takes over with the next merge."""
-        super().end_epoch()
-        return 0
-
-
-def _gathered(bucket: Bucket) -> Tensor:
-    """The parameters of a bucket side by side, copied: (n,)."""
-    flat = scratch_like(bucket.flat)
-    _gather(bucket, flat)
-    return flat
-
-
-def _gather(bucket: Bucket, flat: Tensor) -> None:
-    views = [slot.view(flat) for slot in bucket.layout]
-    torch._foreach_copy_(views, [parameter.detach() for parameter in bucket.parameters.values()])
+            self._strategy.restart(bucket.gather_parameters(), memory)

@@ -24,7 +24,7 @@ from gossamer.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import ServerStrategy
 from gossamer.strategies.parameter_server import ASYNC, SYNC
-from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 
 WIDEST_BYTES = 8
@@ -46,12 +46,11 @@ class ServerSynchronizer(Synchronizer):
         buckets: Sequence[Bucket],
         optimizer: Optimizer,
         recipe: Recipe,
-        transport: Transport,
+        context: SyncContext,
         tell: Tell,
-        loop: LoopState,
-        seed: int = 0,
     ) -> None:
         super().__init__()
+        loop, transport = context.loop, context.transport
         _refuse(loop)
         if optimizer.state and transport.rank == 0:
             events.notice(
@@ -65,7 +64,7 @@ class ServerSynchronizer(Synchronizer):
         self._endpoints = connect_to_servers(transport.rank, transport.world, strategy.shards, largest, tell)
         self._close = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
         try:
-            self._client = self._begin(transport, optimizer, recipe, seed)
+            self._client = self._begin(transport, optimizer, recipe)
         except BaseException:  # or a server would stay that no worker trains with
             self._close()
             raise
@@ -73,7 +72,7 @@ class ServerSynchronizer(Synchronizer):
         self._in_flight: PeerThread | None = None
         self._served_bytes = self._endpoints.bytes_served()
 
-    def _begin(self, transport: Transport, optimizer: Optimizer, recipe: Recipe, seed: int) -> Client:
+    def _begin(self, transport: Transport, optimizer: Optimizer, recipe: Recipe) -> Client:
         """Hand the parameters to the servers, or take over theirs."""
         client = Client(
             transport.rank,
@@ -82,7 +81,6 @@ class ServerSynchronizer(Synchronizer):
             optimizer,
             recipe,
             shards=self._endpoints.servers,
-            seed=seed,
             overlapped=self._overlapped,
             local_server=self._endpoints.local_server,
         )
@@ -94,10 +92,6 @@ class ServerSynchronizer(Synchronizer):
     @property
     def buckets(self) -> Sequence[Bucket]:
         return self._buckets
-
-    @property
-    def passes(self) -> int:
-        return self.step
 
     def merge(self) -> Mapping[str, Tensor]:
         """The servers' parameters as they are now, uncompressed."""
@@ -169,10 +163,10 @@ class ServerSynchronizer(Synchronizer):
             "session.merged(model): torch.save(model.state_dict(), path)`."
         )
 
-    def arrive(self) -> None:
+    def flush(self) -> None:
         raise LoopError("servers hold these parameters in the shapes they had at attach. Attach a new session.")
 
-    def depart(self) -> None:
+    def end_run(self) -> None:
         """Wait until all workers are done, and take over their common parameters."""
         self._apply_pull()
         totals: RunTotals = run_peer_script(self._client.end(), self._endpoints.me)

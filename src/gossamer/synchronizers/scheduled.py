@@ -1,310 +1,241 @@
-"""Exchanges that leave, travel while training goes on, and land: each a transaction of its own."""
+"""Scheduled synchronizer: sync rounds leave, travel while training goes on, and land, each a transaction of its own."""
 
 from __future__ import annotations
 
-import os
-import time
-from abc import abstractmethod
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext
-from gossamer.kernels import all_finite
-from gossamer.reducer.averaged_state import AveragedState
-from gossamer.reducer.backward_hooks import BackwardMonitor
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.participation import Participants, ParticipationPoll
-from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
-from gossamer.reducer.step_report import NOBODY, Flags, Presence, StepReport
-from gossamer.runtime.comm_thread import CommThread
+from gossamer.reducer.reduction import StepTrailer
+from gossamer.reducer.step_report import NOBODY, Presence, StepReport
+from gossamer.runtime.comm_thread import use_on_current_stream
 from gossamer.runtime.runner import ScriptCost
-from gossamer.runtime.transport import Transport
 from gossamer.strategies import PeriodicSchedule, SyncRound
-from gossamer.synchronizers.base import LoopState, NamedState, StepCosts, Synchronizer
-from gossamer.synchronizers.in_flight import Fragment, InFlightRound, OutgoingBucket, RoundResult, read_result
-
-NO_FLAGS = np.zeros(0, dtype=bool)
+from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer
+from gossamer.synchronizers.in_flight import (
+    Fragment,
+    InFlightRound,
+    OutgoingBucket,
+    OutgoingRound,
+    RoundResult,
+    read_result,
+)
+from gossamer.synchronizers.local_steps import LocalSteps
+from gossamer.synchronizers.round_task import NO_FLAGS, RoundTask
 
 
 class ScheduledSynchronizer(Synchronizer):
-    """Talks as a schedule says: offers something of a fragment at each launch, uses the answer at its landing.
+    """Sends what a task offers of a fragment at each launch of a schedule, and applies the result at its landing.
 
     Everything is counted in backward passes, which all ranks make alike, not in steps that an optimizer took. Only the
     training thread writes what training reads, at the boundary between two steps.
     """
 
-    keeps_offers = False
-
     def __init__(
         self,
         schedule: PeriodicSchedule,
         fragments: Sequence[Sequence[Bucket]],
-        compressor: Compressor,
-        transport: Transport,
-        comm_thread: CommThread,
-        loop: LoopState,
-        seed: int,
+        task: RoundTask,
+        context: SyncContext,
         start: int = 0,
+        controls: LoopControls | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(controls)
         self.step = start
-        self._schedule, self._start, self._number = schedule, start, 0
+        self._schedule, self._task, self._start, self._number = schedule, task, start, 0
         self._fragments = [Fragment(buckets) for buckets in fragments]
-        self._compressor, self._transport, self._comm_thread, self._loop = compressor, transport, comm_thread, loop
-        self._seed, self._pid = seed, os.getpid()
-        self._under_way: deque[InFlightRound] = deque()
-        self._counted = self._within_closure = False
-        self._waited, self._costs, self._skipped = 0.0, dict[str, float](), False
-        # Where several turns are under way, who comes to the next is asked while the one before still travels.
-        self._poll = ParticipationPoll(transport, comm_thread, apart=schedule.delay > 0)
-        self._passes_seen = BackwardMonitor(self._parameters(), self._pass_over)
+        self._context, self._loop = context, context.loop
+        self._in_flight: deque[InFlightRound] = deque()
+        # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
+        self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=schedule.delay > 0)
+        self._local = LocalSteps(self.controls, self._loop, context.transport.rank, self.buckets, self._count)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
         return [bucket for fragment in self._fragments for bucket in fragment.buckets]
 
     @property
-    def passes(self) -> int:
-        return self.step
+    def agreed(self) -> Mapping[str, Tensor] | None:
+        return self._task.agreed
 
-    def _parameters(self) -> Iterator[Parameter]:
-        for bucket in self.buckets:
-            yield from bucket.parameters.values()
-
-    # -- what the kinds of flights differ in ---------------------------------------------------------------------------
-
-    @abstractmethod
-    def _offer(self, bucket: Bucket, presence: Presence) -> Tensor:
-        """What leaves of a bucket: (n,)."""
-
-    @abstractmethod
-    def _land(self, flight: InFlightRound, arrival: RoundResult) -> None:
-        """Use what was agreed upon."""
-
-    @abstractmethod
-    def _lost(self, flight: InFlightRound) -> None:
-        """A rank's numbers were not finite, so nothing was agreed upon and nothing was remembered."""
-
-    @abstractmethod
-    def _averaged_state(self, fragment: int) -> AveragedState:
-        """What is averaged along with a fragment, as it is."""
-
-    def _used(self, fragment: Fragment, presence: Presence) -> Flags:
-        """Which parameters the others should know to have a gradient here."""
-        return NO_FLAGS
-
-    # -- counting ------------------------------------------------------------------------------------------------------
-
-    def _pass_over(self) -> None:
-        if not self.muted and not self._within_closure:
-            self._count()
-
-    def rest(self) -> None:
-        self._counted = False
+    # -- local steps ---------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        self._loop.scale()  # a step that the scaler skipped is over, which shows in it
+        scale = self.poll_scale(self._loop)
+        if self._task.in_backward:
+            self._task.check_pass(counted=self._local.counted)
         self.step += 1
-        self._counted = True
         for fragment in self._fragments:
-            fragment.weight += self.weight
+            fragment.weight += self.controls.weight
+        if self._task.guards_gradients and scale is None:
+            self._local.drop_nonfinite()
+        if self._task.in_backward and not self._boundary():
+            self._task.nothing_landed()
 
-    # -- launching -----------------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        self._local.rest()
 
-    def _boundary(self) -> None:
-        """Everything that is due by now, in the order of its time."""
-        while self._next.launch <= self.step:
-            self._land_until(self._next.launch - 1)
+    def before_step(self, *, closure: bool) -> None:
+        if self._task.in_backward:
+            self._task.check_step(closure=closure)
+            self._local.count_missed_pass()  # no gradient hook fired here: the others wait for this rank
+        self._local.before_step(closure=closure)
+
+    def after_step(self) -> None:
+        self._local.after_step()
+        if not self._task.in_backward:
+            self._boundary()
+        self._local.report()
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _boundary(self) -> bool:
+        """Everything that is due by now, in the order of its time; whether a round has landed."""
+        landed = 0
+        while (due := self._next).launch <= self.step:
+            landed += self._land_until(due.launch - 1)
             if self.stopping:
-                return  # the others come to no further turn
-            self._launch(Presence.TRAINING)
-        self._land_until(self.step)
+                return landed > 0  # the others come to no further round
+            self._send(due, Presence.TRAINING)
+        return landed + self._land_until(self.step) > 0
 
     @property
     def _next(self) -> SyncRound:
-        return self._turn(self._number)
+        return self._sync_round(self._number)
 
-    def _turn(self, number: int) -> SyncRound:
+    def _sync_round(self, number: int) -> SyncRound:
         fragment, launch, landing = self._schedule.sync_round(number)
         return SyncRound(fragment, launch + self._start, landing + self._start)
 
-    def _launch(self, presence: Presence, met: ScriptCost | None = None) -> None:
-        """Let the next turn leave; `met`: where it was found out before who comes."""
-        turn, fragment = self._next, self._fragments[self._next.fragment]
+    def _send(self, sync_round: SyncRound, presence: Presence, participants: ScriptCost | None = None) -> None:
+        """Let the next round leave; participants: as its poll found them, where that is over."""
+        fragment = self._fragments[sync_round.fragment]
         weight, fragment.weight = fragment.weight, 0.0
-        parcels = [
-            OutgoingBucket(bucket, self._offer(bucket, presence), self.keeps_offers) for bucket in fragment.buckets
-        ]
-        numbers = self._averaged_state(turn.fragment).numbers()
-        at = AggregationContext(
-            step=self._number // len(self._fragments),
-            seed=self._seed,
-            rank=self._transport.rank,
-            world=self._transport.world,
+        keeps = self._task.keeps_offers
+        outgoing = OutgoingRound(
+            buckets=[OutgoingBucket(bucket, self._task.offer(bucket, presence), keeps) for bucket in fragment.buckets],
+            averaged_state=self._task.averaged_state(sync_round.fragment).numbers(),
+            trailer=self._trailer(fragment, weight, presence),
+            weight=weight,
+            at=self._context.aggregation(self._number // len(self._fragments)),
+            first_batch=self._loop.batch(),
         )
-        keep = with_own if self.keeps_offers else without_own
-        round_ = StepReduction(self._compressor, self._transport, fragment.names, at, self.reference, weight, keep=keep)
+        poll = self._poll.ask(weight, self.step, presence) if participants is None else lambda: participants
+        work = self._context.comm_thread.submit(partial(self._reduce, outgoing, poll))
+        self._in_flight.append(InFlightRound(self._number, sync_round, outgoing.buckets, work))
+        self._number += 1
+
+    def _trailer(self, fragment: Fragment, weight: float, presence: Presence) -> StepTrailer:
         settings = self._loop.settings()
         report = StepReport(
             weight=weight,
             presence=presence,
             settings=rng.address(settings),
             first_nonfinite=NOBODY,
-            used=self._used(fragment, presence),
+            used=self._task.used(fragment.buckets, presence),
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
         )
-        closing = StepTrailer(report=report, settings=settings, buffers=())
-        come = self._poll.ask(weight, self.step, presence) if met is None else lambda: met
-        job = partial(self._fly, round_, parcels, numbers, closing, come, self._loop.batch())
-        self._under_way.append(InFlightRound(self._number, turn, parcels, self._comm_thread.submit(job)))
-        self._number += 1
+        return StepTrailer(report=report, settings=settings, buffers=())
 
-    # -- on the lane ---------------------------------------------------------------------------------------------------
-
-    def _fly(
-        self,
-        round_: StepReduction,
-        parcels: Sequence[OutgoingBucket],
-        averaged_state: Tensor | None,
-        closing: StepTrailer,
-        come: Callable[[], ScriptCost],
-        batch: int,
-    ) -> RoundResult:
-        """Exchange one turn's parcels; what is remembered about them is committed here, before the next turn leaves."""
-        met = come()
-        meeting: Participants = met.result
-        round_.spent.append(met)
-        round_.reference, round_.total = self.reference, meeting.weight
-        if self.keeps_offers:  # what was sent must mean the same at every turn, or taking it back would leave some
-            round_.weight, round_.total = 1.0, float(self._transport.world)
+    def _reduce(self, outgoing: OutgoingRound, poll: Callable[[], ScriptCost]) -> RoundResult:
+        """On the communication thread: participate, reduce, commit."""
+        participants = poll()
+        reduction = outgoing.reduction(self._context, participants, self.reference)
         if self.reference is None:
-            round_.open(batch, self._loop.warn)
-            self.reference = round_.reference
-        *before, last = parcels
-        for parcel in before:
-            round_.exchange(parcel, NO_INPUT, 1.0)
-        mean = None if averaged_state is None else round_.average(averaged_state)
-        verdict = round_.close(last, NO_INPUT, 1.0, closing)
-        blame = round_.blame(verdict, parcels)
-        if blame is None and mean is not None and not all_finite(mean):
-            blame = None, "buffers"
-        arrival = RoundResult(blame=blame, active=meeting.active, stop=verdict.stop, costs=round_.costs())
-        if blame is not None or not round_.total > 0:
-            return arrival
-        for parcel, staged in zip(parcels, round_.staged, strict=True):
-            parcel.bucket.state = staged.next_state.after(parcel.bucket.state)
-        return replace(
-            arrival,
-            committed=True,
-            means=[staged.mean for staged in round_.staged],
-            owns=[staged.own if self.keeps_offers else None for staged in round_.staged],
-            averaged_state=mean,
-            used=verdict.used.tolist(),
-        )
+            reduction.open(outgoing.first_batch, self._loop.warn)
+            self.reference = reduction.reference
+        return outgoing.run(reduction, active=participants.result.active)
 
     # -- landing -------------------------------------------------------------------------------------------------------
 
-    def _land_until(self, passes: int) -> None:
-        while self._under_way and self._under_way[0].turn.landing <= passes:
-            flight = self._under_way.popleft()
-            asked = time.perf_counter()
-            arrival = flight.ticket.wait()
-            arrival.use_here()
-            self._waited += time.perf_counter() - asked
-            self._account(arrival)
-            with torch.no_grad():
-                if arrival.committed:
-                    self._land(flight, arrival)
-                else:
-                    self._lost(flight)
-            self._loop.judged(arrival.blame)
+    def _land_until(self, passes: int) -> int:
+        """Apply or revert what is due after so many backward passes; how many rounds that were."""
+        landed = 0
+        while self._in_flight and self._in_flight[0].sync_round.landing <= passes:
+            self._land(self._in_flight.popleft())
+            landed += 1
+        return landed
 
-    def _account(self, arrival: RoundResult) -> None:
-        self.stopping = self.stopping or arrival.stop
-        self._add(not arrival.committed, arrival.costs)
+    @torch.no_grad()
+    def _land(self, landed: InFlightRound) -> None:
+        with self._local.waiting():
+            result = landed.work.wait()
+            use_on_current_stream((*result.means, *result.owns, result.averaged_state))
+        self.stopping = self.stopping or result.stop
+        self._local.add(not result.committed, result.costs)
+        if result.committed:
+            self._task.apply(landed, result)
+        else:
+            self._task.revert(landed)
+        self._loop.judged(result.blame)
 
-    def _add(self, skipped: bool, costs: StepCosts) -> None:
-        """Part of the step that ends with the boundary."""
-        self._skipped = self._skipped or skipped
-        for name, value in costs.items():
-            self._costs[name] = self._costs.get(name, 0.0) + value
-
-    def _tell(self) -> None:
-        """A step is over."""
-        costs = {"waiting_seconds": self._waited, **self._costs}
-        skipped, self._waited, self._costs, self._skipped = self._skipped, 0.0, {}, False
-        self._loop.ended(skipped, costs)
-
-    # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
-
-    def before_step(self, *, closure: bool) -> None:
-        self._within_closure = closure
-
-    def after_step(self) -> None:
-        if not self._counted:
-            self._count()  # the step had no backward pass of its own, or many within it
-        self._counted = self._within_closure = False
-        self._boundary()
-        self._tell()
+    # -- the epoch, and all ranks together -----------------------------------------------------------------------------
 
     def end_epoch(self) -> int:
-        """Ranks that are done come to the turns of the others, until all are done; then all stand at the same pass."""
+        return self._task.end_epoch(self._shadow())
+
+    def _shadow(self) -> int:
+        """Come to the rounds of the others until all ranks are out of data; then all stand at the same pass."""
         self._boundary()
         missed = 0
-        while not self._stops_before(self._next.launch):
-            fragment = self._fragments[self._next.fragment]
-            met = self._ask(fragment.weight, Presence.OUT_OF_DATA)
-            meeting: Participants = met.result
-            if not meeting.active and meeting.together:
+        while not self._stops_before((due := self._next).launch):
+            weight = self._fragments[due.fragment].weight
+            polled = self._poll.hear(weight, self.step, Presence.OUT_OF_DATA)
+            participants: Participants = polled.result
+            if not participants.active and participants.together:
                 return missed
-            self.step = max(self.step, self._next.launch)
-            self._land_until(self._next.launch - 1)
-            self._launch(Presence.OUT_OF_DATA, met)
+            self.step = max(self.step, due.launch)
+            self._land_until(due.launch - 1)
+            self._send(due, Presence.OUT_OF_DATA, polled)
             self._land_until(self.step)
-            self._tell()
-            missed += meeting.active
-            if not meeting.active or self.stopping:
+            self._local.report()
+            missed += participants.active
+            if not participants.active or self.stopping:
                 return missed
         return missed
 
     def _stops_before(self, launch: int) -> bool:
-        """Whether the others stop when something lands, and do not come to the next turn."""
-        for flight in list(self._under_way):
-            if flight.turn.landing < launch and flight.ticket.wait().stop:
-                self.step = max(self.step, flight.turn.landing)
+        """Whether the others stop when something lands, and do not come to the next round."""
+        for each in list(self._in_flight):
+            if each.sync_round.landing < launch and each.work.wait().stop:
+                self.step = max(self.step, each.sync_round.landing)
                 self._land_until(self.step)
         return self.stopping
 
     def meet_to_save(self) -> None:
         self._boundary()
-        self._ask(0.0, Presence.SAVING)
+        self._poll.hear(0.0, self.step, Presence.SAVING)
 
-    def _ask(self, weight: float, presence: Presence) -> ScriptCost:
-        return self._poll.hear(weight, self.step, presence)
+    def flush(self) -> None:
+        if self._task.in_backward:
+            self._await()
+        else:
+            self._land_until(sys.maxsize)
+
+    def _await(self) -> None:
+        for each in self._in_flight:
+            each.work.wait()  # it writes what the compressor remembers
+
+    def restart(self) -> None:
+        self._task.restart()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def arrive(self) -> None:
-        self._await()
-
-    def _await(self) -> None:
-        for flight in self._under_way:
-            flight.ticket.wait()  # it writes what the compressor remembers
-
     def remembered(self) -> NamedState:
         self._await()
-        return state_by_name(self.buckets)
+        found = state_by_name(self.buckets)
+        for name, views in self._task.state.items():
+            found.setdefault(name, {}).update(views)
+        return found
 
     def progress(self) -> dict[str, Any]:
         return {
@@ -312,7 +243,7 @@ class ScheduledSynchronizer(Synchronizer):
             "turn": self._number,
             "reference": self.reference,
             "weights": [fragment.weight for fragment in self._fragments],
-            "flights": [flight.written() for flight in self._under_way],
+            "flights": [each.written() for each in self._in_flight],
         }
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -320,8 +251,8 @@ class ScheduledSynchronizer(Synchronizer):
         self.step, self._number, self.reference = progress["step"], progress["turn"], progress["reference"]
         for fragment, weight in zip(self._fragments, progress["weights"], strict=True):
             fragment.weight = weight
-        self._counted = False
-        self._under_way = deque(map(self._read, progress["flights"]))
+        self._local.rest()
+        self._in_flight = deque(map(self._read, progress["flights"]))
         copy_state(remembered, self.remembered())
 
     def begin_at(self, step: int) -> None:
@@ -330,21 +261,21 @@ class ScheduledSynchronizer(Synchronizer):
             self._number += 1
 
     def _read(self, written: Mapping[str, Any]) -> InFlightRound:
-        number = written["number"]
-        turn = self._turn(number)
-        buckets = self._fragments[turn.fragment].buckets
+        number, keeps = written["number"], self._task.keeps_offers
+        sync_round = self._sync_round(number)
+        buckets = self._fragments[sync_round.fragment].buckets
         offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
-        parcels = [OutgoingBucket(*each, self.keeps_offers) for each in zip(buckets, offers, strict=True)]
-        arrival = read_result(written)
-        return InFlightRound(number, turn, parcels, self._comm_thread.submit(lambda: arrival))
+        outgoing = [OutgoingBucket(*each, keeps) for each in zip(buckets, offers, strict=True)]
+        result = read_result(written)
+        return InFlightRound(number, sync_round, outgoing, self._context.comm_thread.submit(lambda: result))
 
-    def adopt(self, before: Synchronizer) -> None:
-        super().adopt(before)
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
         assert isinstance(before, ScheduledSynchronizer)
         self._number = before._number
         for mine, theirs in zip(self._fragments, before._fragments, strict=True):
             mine.weight = theirs.weight
 
     def close(self) -> None:
-        self._passes_seen.close()
+        self._local.close()
         self._poll.close()

@@ -24,10 +24,6 @@ class SoloSynchronizer(Synchronizer):
     def buckets(self) -> Sequence[Bucket]:
         return ()
 
-    @property
-    def passes(self) -> int:
-        return self.step
-
     def before_step(self, *, closure: bool) -> None:
         pass
 

@@ -17,8 +17,8 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.bucketing import assign_buckets, assign_fragments
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import AveragingStage, GossipStage, GossipStrategy, GradientStage, ServerStage, Stage
-from gossamer.synchronizers.base import LoopState, Synchronizer
+from gossamer.strategies import AveragingStage, GossipStage, GradientStage, ServerStage, Stage
+from gossamer.synchronizers.base import LoopState, SyncContext, Synchronizer
 from gossamer.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.synchronizers.gossip import GossipAveraging
 from gossamer.synchronizers.gradients import GradientSynchronizer
@@ -26,6 +26,7 @@ from gossamer.synchronizers.hierarchical import HierarchicalLocalSGD
 from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
 from gossamer.synchronizers.parameter_averaging import ParameterAveraging
 from gossamer.synchronizers.parameter_server import ServerSynchronizer
+from gossamer.synchronizers.scheduled import ScheduledSynchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 
 Fragments = Sequence[Sequence[Bucket]]
@@ -70,41 +71,45 @@ class StageSequence:
             return SoloSynchronizer(self.loop.ended)
         exchange = self.make(parameters, fragments)
         later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
-        exchange.until = min(later, default=None)
+        exchange.last_pass = min(later, default=None)
         return exchange
 
     def make(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         """The synchronizer of this stage."""
-        optimizer, (buckets, *_) = self.optimizer, fragments
-        common = (self.recipe.compressor, self.transport, self.comm_thread, self.loop, self.seed)
+        (buckets, *_), context = fragments, self._context(self.transport)
         match self.now:
             case GradientStage(delay=0, accumulate=accumulate):
-                return GradientSynchronizer(buckets, *common, accumulate)
-            case GradientStage(delay=delay):
-                return DelayedGradients(delay, buckets, *common)
-            case AveragingStage(start, strategy, per_site=None):
-                return ParameterAveraging(strategy, fragments, optimizer, *common, start)
-            case AveragingStage(start, strategy) as stage:
-                inside = self._site(stage, parameters)
-                return HierarchicalLocalSGD(inside, strategy, fragments, optimizer, *common, start)
+                return GradientSynchronizer(buckets, context, accumulate)
+            case GradientStage() as stage:
+                return ScheduledSynchronizer(stage.schedule, [buckets], DelayedGradients(buckets, self.loop), context)
+            case AveragingStage() as stage:
+                return self._averaging(stage, parameters, fragments, context)
+            case GossipStage(strategy=strategy) if strategy.in_lock_step:
+                return GossipAveraging(strategy, self.recipe.topology, buckets, context)
             case GossipStage(strategy=strategy):
-                return self._gossip(strategy, buckets)
+                return PairwiseGossip(strategy, self.recipe.topology, buckets, context, self._tell)
             case ServerStage(strategy=strategy):
                 return ServerSynchronizer(
-                    strategy, parameters, buckets, optimizer, self.recipe, self.transport, self._tell, self.loop
+                    strategy, parameters, buckets, self.optimizer, self.recipe, context, self._tell
                 )
             case stage:
                 assert_never(stage)
 
-    def _gossip(self, strategy: GossipStrategy, buckets: Sequence[Bucket]) -> Synchronizer:
-        topology, compressor = self.recipe.topology, self.recipe.compressor
-        if not strategy.in_lock_step:
-            return PairwiseGossip(
-                strategy, topology, buckets, compressor, self.transport, self._tell, self.loop, self.seed
-            )
-        return GossipAveraging(
-            strategy, topology, buckets, compressor, self.transport, self.comm_thread, self.loop, self.seed
-        )
+    def _averaging(
+        self, stage: AveragingStage, parameters: Parameters, fragments: Fragments, context: SyncContext
+    ) -> Synchronizer:
+        """Gradients within a site travel dense: bytes are cheap there."""
+        guards = stage.per_site is None
+        task = ParameterAveraging(stage.strategy, fragments, self.optimizer, self.loop, guards_gradients=guards)
+        if stage.per_site is None:
+            return ScheduledSynchronizer(stage.schedule, fragments, task, context, stage.start)
+        transport = self.transport.part(stage.site_size(self.transport.world))
+        site = replace(self._context(transport), compressor=Dense())
+        inside = [Bucket(part, Dense(), self.at(transport)) for part in assign_buckets(parameters)]
+        return HierarchicalLocalSGD(inside, site, stage.schedule, fragments, task, context, stage.start)
+
+    def _context(self, transport: Transport) -> SyncContext:
+        return SyncContext(transport, self.comm_thread, self.loop, self.recipe.compressor, self.seed)
 
     def _tell(self, text: str) -> list[str]:
         return self.comm_thread.submit(partial(self.transport.all_gather_text, text)).wait()
@@ -119,7 +124,7 @@ class StageSequence:
         for parameter in parameters.values():
             parameter.grad = None  # they lie in buckets that go
         following = self.begin(parameters, self.fragments(parameters))
-        following.follow(before)
+        following.continue_from(before)
         return following
 
     def over(self, passes: int) -> bool:
@@ -131,9 +136,3 @@ class StageSequence:
             return self.now  # plain training has one stage
         *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
         return stage
-
-    def _site(self, stage: AveragingStage, parameters: Parameters) -> GradientSynchronizer:
-        """Gradients of neighboring workers, dense: within a site bytes are cheap."""
-        site = self.transport.part(stage.site_size(self.transport.world))
-        buckets = [Bucket(part, Dense(), self.at(site)) for part in assign_buckets(parameters)]
-        return GradientSynchronizer(buckets, Dense(), site, self.comm_thread, self.loop, self.seed)

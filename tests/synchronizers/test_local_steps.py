@@ -1,0 +1,64 @@
+"""Local steps: which backward passes count, and what a step reports."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from gossamer.reducer.bucket import Bucket
+from gossamer.synchronizers.base import LoopControls, LoopState
+from gossamer.synchronizers.local_steps import LocalSteps, StepPhase
+
+
+class Loop:
+    """One parameter, and everything that is reported."""
+
+    def __init__(self) -> None:
+        self.parameter, self.controls = Parameter(torch.ones(2)), LoopControls()
+        self.counted, self.ended, self.guarded = 0, list[Any](), list[Any]()
+        state = SimpleNamespace(ended=lambda *said: self.ended.append(said), guarded=self.guarded.append)
+        bucket = SimpleNamespace(parameters={"w": self.parameter})
+        self.local = LocalSteps(self.controls, cast(LoopState, state), 3, [cast(Bucket, bucket)], self.count)
+
+    def count(self) -> None:
+        self.counted += 1
+
+    def backward(self, factor: float = 1.0) -> None:
+        (self.parameter * factor).sum().backward()
+
+
+@pytest.mark.parametrize(("before", "counts"), [(0, 1), (1, 1), (2, 2)])
+@pytest.mark.parametrize("within", [0, 2])
+def test_passes_within_a_closure_count_as_one_unless_one_came_before(before: int, counts: int, within: int) -> None:
+    loop = Loop()
+    for _ in range(before):
+        loop.backward()
+    loop.local.before_step(closure=within > 0)
+    for _ in range(within):
+        loop.backward()
+    loop.local.after_step()
+    assert (loop.counted, loop.local.phase) == (counts, StepPhase.WAITING)
+
+
+def test_muted_passes_do_not_count() -> None:
+    loop = Loop()
+    loop.controls.muted = True
+    loop.backward()
+    assert (loop.counted, loop.local.counted) == (0, False)
+
+
+def test_gradients_that_are_not_finite_are_dropped_and_the_step_reports_them_once() -> None:
+    loop = Loop()
+    loop.backward(torch.inf)
+    loop.local.drop_nonfinite()
+    loop.local.add(False, {"bytes_sent": 2})
+    loop.local.add(False, {"bytes_sent": 3})
+    loop.local.report()
+    loop.local.report()
+    assert loop.parameter.grad is None
+    assert loop.guarded == [(3, "w")]
+    assert loop.ended == [(True, {"waiting_seconds": 0.0, "bytes_sent": 5}), (False, {"waiting_seconds": 0.0})]
