@@ -1,4 +1,4 @@
-"""Transports: who answers collective operations, and who carries messages between single peers.
+"""Transports: answer collective operations of a group, or carry messages between single peers.
 
 process_group  over torch.distributed: Gloo on processors, NCCL on GPUs
 mesh/          over TCP connections and shared memory of its own, with compiled loops, beside a process group
