@@ -233,3 +233,26 @@ def test_the_compressor_in_contributing_obeys_the_laws() -> None:
     check_refuses_to_send_nonsense(rota)
     check_bytes(rota, 4, lambda world: 2 * (world - 1) * 4 * -(-LAYOUT.numel // 4) / world)
     assert eval(repr(rota), names) == rota
+
+
+def _off_the_map(package: Path) -> set[str]:
+    """Modules and packages that the docstring of the package around them does not name."""
+    missing = set()
+    for init in package.glob("*/**/__init__.py"):
+        named = set(re.findall(r"\w+", ast.get_docstring(ast.parse(init.read_text())) or ""))
+        inside = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        inside |= {path.stem for path in init.parent.glob("*.py") if not path.stem.startswith("__")}
+        missing |= {str((init.parent / name).relative_to(package)) for name in inside - named}
+    return missing
+
+
+def test_every_module_is_on_the_map_of_its_package() -> None:
+    assert _off_the_map(ROOT / "src" / "gossamer") == set()
+
+
+def test_a_module_off_the_map_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    for name in ("known", "unknown"):
+        (tmp_path / "room" / f"{name}.py").touch()
+    (tmp_path / "room" / "__init__.py").write_text('"""A room.\n\nknown  what is known\n"""')
+    assert _off_the_map(tmp_path) == {"room/unknown"}

@@ -1,4 +1,4 @@
-"""Neighbor all-gather: edges that go one way, and edges with one end."""
+"""Collective operations: what each says about itself agrees with the reference semantics."""
 
 from __future__ import annotations
 
@@ -7,25 +7,61 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.core.ops import NeighborAllGather, Payload
-from gossamer.errors import MismatchError
+from gossamer.core.coalesce import coalesce
+from gossamer.core.op_semantics import answer_all
+from gossamer.core.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Script,
+)
 from gossamer.runtime.runner import simulate
 
+WORLD = 3
+X, Y = torch.arange(6.0).view(2, 3), torch.ones(4, dtype=torch.float16)
+GATHER, MIX = AllGather((X, Y)), NeighborAllGather((X,), tuple((peer, 1 / 3) for peer in range(WORLD)))
+OPS: list[CollectiveOp] = [
+    AllReduceMean(X),
+    GATHER,
+    AllToAll(((X,),) * WORLD),
+    MIX,
+    InGroup((0, 1, 2), GATHER),
+    Coalesced((AllReduceMean(Y), MIX, InGroup((0, 1, 2), AllReduceMean(X)))),
+]
 
-def say(payload: Payload, edges: tuple[tuple[int, float], ...], tells: tuple[int, ...] | None) -> Any:
-    return (yield NeighborAllGather(payload, edges, tells))
+
+def shapes(answer: Any) -> Any:
+    return answer.shape if isinstance(answer, torch.Tensor) else [shapes(each) for each in answer]
 
 
-def test_edges_may_go_one_way() -> None:
-    ones = [torch.full((3,), float(rank)) for rank in range(3)]
-    scripts = [say((ones[r],), (((r - 1) % 3, 0.5), (r, 0.5)), ((r + 1) % 3,)) for r in range(3)]
-    heard = simulate(scripts)
-    assert [[int(tensor[0]) for (tensor,) in each] for each in heard] == [[2, 0], [0, 1], [1, 2]]
-    assert NeighborAllGather((ones[0],), ((2, 0.5), (0, 0.5)), (1,)).bytes_sent(3, 0) == 12
-    assert NeighborAllGather((ones[0],), ((2, 0.5), (1, 0.5), (0, 0.5))).bytes_sent(3, 0) == 24
+def ask(op: CollectiveOp) -> Script:
+    return (yield op)
 
 
-def test_edges_with_one_end_are_refused() -> None:
-    one = (torch.zeros(1),)
-    with pytest.raises(MismatchError, match=r"only one end.*0 to 1"):
-        simulate([say(one, (), (1,)), say(one, (), ())])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+def test_an_operation_knows_its_tensors_bytes_and_answer(op: CollectiveOp) -> None:
+    assert shapes(op.meta_answer(WORLD, 0)) == shapes(answer_all([op] * WORLD)[0])
+    assert op.map(lambda tensor: tensor) == op
+    doubled = op.map(lambda tensor: torch.cat([tensor, tensor]))
+    assert [each.numel() for each in doubled.tensors()] == [2 * each.numel() for each in op.tensors()]
+    assert doubled.bytes_sent(WORLD) == 2 * op.bytes_sent(WORLD) > 0
+    assert sum(each.bytes_sent(WORLD) for each in op.concurrent()) == op.bytes_sent(WORLD)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+def test_coalesced_operations_are_answered_as_single_ones(op: CollectiveOp) -> None:
+    alone, together = (simulate([script() for _ in range(WORLD)]) for script in (lambda: ask(op), lambda: twice(op)))
+    assert together == [[same(answer), same(answer)] for answer in alone]
+
+
+def twice(op: CollectiveOp) -> Script:
+    return [same(answer) for answer in (yield from coalesce([ask(op), ask(op)]))]
+
+
+def same(answer: Any) -> Any:
+    """An answer as numbers, to be compared."""
+    return answer.tolist() if isinstance(answer, torch.Tensor) else [same(each) for each in answer]

@@ -25,7 +25,7 @@ class RandomK(Compressor):
 
     C(x)_j = x_j if j is drawn, else 0; without feedback n/k x_j
     law:    E |x - C(x)|^2 = (1 - k/n) |x|^2; without feedback E C(x) = x
-    bytes:  2 (n-1)/n k itemsize: no places travel, and one mean is the answer of all
+    bytes:  2 (n-1)/n k itemsize: no places travel, and one mean answers for everyone
     source: Stich et al. 2018, NeurIPS; Konecny et al. 2016 (scaled)
 
     Right inside Feedback nothing is scaled, whatever `feedback` says: n/k times what is owed would be paid back.

@@ -69,7 +69,7 @@ class Operation(ABC):
         yield self  # type: ignore[misc]
 
     def within(self, ranks: tuple[int, ...]) -> CollectiveOp:
-        """What of a group of as many as `ranks` it is among these of a larger one."""
+        """The same operation within the sub-group `ranks` of a larger group."""
         return InGroup(ranks, self)  # type: ignore[arg-type]
 
 
@@ -312,10 +312,15 @@ class Coalesced(Operation):
         return [op.answer_alone(receive) for op in self.ops]
 
     def coalescing_key(self) -> tuple[Hashable, ...]:
-        return Coalesced, id(self)
+        return (Coalesced,)
 
     def join(self, ops: Sequence[Coalesced]) -> tuple[CollectiveOp, Split]:
-        raise AssertionError("a Coalesced is joined with no other: its key is its own")
+        counts = [len(op.ops) for op in ops]
+
+        def split(answer: list[Any]) -> list[Any]:
+            return [answer[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+
+        return Coalesced(tuple(each for op in ops for each in op.ops)), split
 
     def concurrent(self) -> Iterator[CollectiveOp]:
         for op in self.ops:
@@ -330,7 +335,7 @@ Script = Generator[CollectiveOp, Any, Any]
 
 
 def in_group(ranks: tuple[int, ...], script: Script) -> Script:
-    """The script of a group of as many as `ranks`, run among these of a larger one."""
+    """Run the script of a group within the sub-group `ranks` of a larger one."""
     answer: Any = None
     while True:
         try:

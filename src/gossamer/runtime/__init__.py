@@ -1,4 +1,4 @@
-"""Running scripts: who asks a transport for the operations that algorithms yield, in which thread and order.
+"""Runtime: runs scripts over a transport, in a fixed thread and order.
 
 transport       the Transport protocol: answers the operations of one worker in a lock-step group
 runner          runs a script over a transport, all workers' scripts in one process, or only its price

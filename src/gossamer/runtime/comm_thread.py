@@ -87,7 +87,7 @@ class CommThread:
         self._failure: BaseException | None = None
         self._closed = False
         self._beside: list[CommThread] = []
-        self._thread = threading.Thread(target=self._work, name="gossamer-lane", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="gossamer-comm", daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:

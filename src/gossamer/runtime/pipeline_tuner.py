@@ -47,7 +47,7 @@ class PipelineTuner:
         self._ended += 1
 
     def compare(self) -> Generator[AllGather, Any, None]:
-        """Keep the depth that all ranks together found faster; who lacks a number does not count. 16 bytes each."""
+        """Keep the depth that all ranks together found faster; ranks that lack one do not count. 16 bytes each."""
         mine = [median(seconds or [nan]) for seconds in self._took.values()]
         heard = yield AllGather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
         found = [both for both in (numbers.tolist() for (numbers,) in heard) if all(map(isfinite, both))]

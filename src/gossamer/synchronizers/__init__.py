@@ -7,6 +7,7 @@
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging; delayed_gradients: of EveryStep(delay=...)
     in_flight            one round: what leaves, its reduction on the communication thread, its result
     local_steps          counts backward passes between rounds and reports what steps took
+    solo                 SoloSynchronizer: a world of one, plain training
     hierarchical         HierarchicalLocalSGD: gradients within a site, scheduled rounds between all
     gossip               GossipAveraging, in lock step; gossip_round: one round of it
     pairwise_gossip      PairwiseGossip, without lock step; rejoin: a lost worker that comes back

@@ -1,9 +1,10 @@
-"""Transports: who answers collective operations, and who carries messages between single peers.
+"""Transports: answer collective operations of a group, or carry messages between single peers.
 
 process_group  over torch.distributed: Gloo on processors, NCCL on GPUs
 mesh/          over TCP connections and shared memory of its own, with compiled loops, beside a process group
 simulated      inside one process, a thread per worker; no sockets
 throttled      over another transport, as slowly as a given network would answer
+replay         answers at once what this rank sends, and times the computing between
 detached       of a worker whose group has gone on without it: refuses every operation
 
 rpc/           endpoints of peers that do not move in step: push, pull, reply over TCP

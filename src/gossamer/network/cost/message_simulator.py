@@ -99,7 +99,7 @@ class Wires:
     def cross(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> tuple[float, float]:
         """When it begins and has `left` as seen behind the line that sites share, where others may hold it up.
 
-        What follows on the connection waits as long, so that those who share a line take turns.
+        What follows on the connection waits as long, so that the senders that share a line take turns.
         """
         connection = self.connection(sender, receiver)
         if connection.shared is None:

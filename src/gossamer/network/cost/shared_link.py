@@ -12,7 +12,8 @@ class SharedLine:
     """One direction between two sites. Told of messages in the order in which their senders are done with them.
 
     Each takes the line as it is free from its own beginning on, in several parts where others hold it between: the
-    earliest deadline first, which keeps nobody where the line is as fast as all senders together, whatever sizes meet.
+    earliest deadline first, which delays no message where the line is as fast as all senders together, whatever
+    sizes meet.
     source: Horn 1974, Naval Research Logistics Quarterly
     """
 
