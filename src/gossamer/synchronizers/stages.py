@@ -23,9 +23,7 @@ from gossamer.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.synchronizers.gossip import GossipAveraging
 from gossamer.synchronizers.gradients import GradientSynchronizer
 from gossamer.synchronizers.hierarchical import HierarchicalLocalSGD
-from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
 from gossamer.synchronizers.parameter_averaging import ParameterAveraging
-from gossamer.synchronizers.parameter_server import ServerSynchronizer
 from gossamer.synchronizers.scheduled import ScheduledSynchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 
@@ -86,9 +84,13 @@ class StageSequence:
                 return self._averaging(stage, parameters, fragments, context)
             case GossipStage(strategy=strategy) if strategy.in_lock_step:
                 return GossipAveraging(strategy, self.recipe.topology, buckets, context)
-            case GossipStage(strategy=strategy):
+            case GossipStage(strategy=strategy):  # imported here: most sessions have no peers, and start sooner
+                from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
+
                 return PairwiseGossip(strategy, self.recipe.topology, buckets, context, self._tell)
             case ServerStage(strategy=strategy):
+                from gossamer.synchronizers.parameter_server import ServerSynchronizer
+
                 return ServerSynchronizer(
                     strategy, parameters, buckets, self.optimizer, self.recipe, context, self._tell
                 )
