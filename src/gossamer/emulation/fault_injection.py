@@ -1,4 +1,7 @@
-"""Fault injection on a schedule, as a user writes it: `cut(2, at=10, for_seconds=5)`."""
+"""Fault injection on a schedule, as a user writes it: `cut(2, at=10, for_seconds=5)`.
+
+Links that are cut, hosts that are slow (stragglers), processes that are stopped or killed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Update policies: when a server applies contributions and answers pulls. A policy keeps no state beside the shard."""
+"""Update policies: when a server applies contributions and answers pulls. A policy keeps no state beside the shard.
+
+The staleness bound is the strategy's (gossamer.strategies.parameter_server); a client keeps to it by what it pulls.
+"""
 
 from __future__ import annotations
 

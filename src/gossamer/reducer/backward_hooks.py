@@ -1,4 +1,7 @@
-"""Backward hooks: find out when a backward pass is over, and drop its gradients where they are not finite."""
+"""Backward hooks: find out when a backward pass is over, and drop its gradients where they are not finite.
+
+The hook of each gradient, which lets a full bucket leave during backward, is in gossamer.synchronizers.gradients.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Model buffers: BatchNorm's statistics and the like, by the module that holds them."""
+"""Model buffers: BatchNorm's statistics and the like, by the module that holds them.
+
+Where parameters are averaged, gossamer.reducer.averaged_state averages them along.
+"""
 
 from __future__ import annotations
 

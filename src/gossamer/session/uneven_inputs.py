@@ -1,4 +1,7 @@
-"""Uneven inputs: copies parameters and optimizer state to ranks that ran out of data early, at an epoch's end."""
+"""Uneven inputs: copies parameters and optimizer state to ranks that ran out of data early, at an epoch's end.
+
+Until then such a rank shadows the others' collectives with weight 0: `end_epoch` of its synchronizer.
+"""
 
 from __future__ import annotations
 

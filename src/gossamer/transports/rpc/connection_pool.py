@@ -1,4 +1,7 @@
-"""Connection pool: dials, accepts, serves and times out connections; the dispatcher knows whose they are."""
+"""Connection pool: dials, accepts and serves connections, sends heartbeats, and closes what was silent too long.
+
+The dispatcher knows whose connections they are.
+"""
 
 from __future__ import annotations
 
