@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +15,7 @@ from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, payload_bytes
-from gossamer.runtime.runner import run_script, simulate
-from gossamer.transports.replay import ReplayTransport
+from gossamer.runtime.runner import simulate
 
 SEED = 11
 MOMENTUM = 0.9
@@ -53,16 +51,18 @@ class ReplayedExchange:
 
     def run(self) -> tuple[float, float]:
         """Seconds until the last operation, and seconds after its answer."""
-        transport = ReplayTransport(self.at.world, partial(self._answer, deque(self.answers)))
-        run_script(self.script(), transport)
-        transport.pause()
-        *encode, decode = transport.scripts[0].computing
-        return sum(encode), decode
-
-    def _answer(self, answers: deque[Any], op: CollectiveOp) -> Any:
-        if not answers:
-            raise AssertionError(f"{self.compressor!r} has more to say than it had before")
-        return _repeat(op, answers.popleft())
+        script, answer, spent = self.script(), None, []
+        for recorded in self.answers:
+            began = time.perf_counter()
+            op = script.send(answer)
+            spent.append(time.perf_counter() - began)
+            answer = _repeat(op, recorded)
+        began = time.perf_counter()
+        try:
+            script.send(answer)
+        except StopIteration:  # payloads and answers are freed later, and not the compressor's work
+            return sum(spent), time.perf_counter() - began
+        raise AssertionError(f"{self.compressor!r} has more to say than it had before")
 
 
 def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[ReplayedExchange]:
