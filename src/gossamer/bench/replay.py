@@ -14,7 +14,7 @@ from gossamer.compressors import Compressor
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, payload_bytes
+from gossamer.core.ops import AllReduceMean, AllToAll, Coalesced, CollectiveOp, payload_bytes
 from gossamer.runtime.runner import simulate
 
 SEED = 11
@@ -129,7 +129,7 @@ def _recording(exchange: ReplayedExchange) -> Generator[CollectiveOp, Any, Aggre
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         exchange.read_bytes += fresh
-        exchange.sent_bytes += _op_bytes(op)
+        exchange.sent_bytes += payload_bytes(op.tensors())
         answer = yield op
         exchange.answers.append(_kept(op, answer))
         fresh = _answer_bytes(answer) if isinstance(op, AllToAll) else exchange.x.flat.nbytes
@@ -153,19 +153,6 @@ def _repeat(op: CollectiveOp, answers: Any) -> Any:
         case Coalesced(ops):
             return [_repeat(*each) for each in zip(ops, answers, strict=True)]
     return answers
-
-
-def _op_bytes(op: CollectiveOp) -> int:
-    match op:
-        case AllReduceMean(tensor):
-            return tensor.nbytes
-        case AllGather(payload):
-            return payload_bytes(payload)
-        case AllToAll(parts):
-            return sum(map(payload_bytes, parts))
-        case Coalesced(ops):
-            return sum(map(_op_bytes, ops))
-    raise AssertionError(f"no compressor that is measured says {type(op).__name__}")
 
 
 def _answer_bytes(answer: Any) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import Aggregation, AggregationContext, State
 from gossamer.core.layout import FlatTensors
-from gossamer.core.op_semantics import meta_answer, rank_order_mean
+from gossamer.core.op_semantics import rank_order_mean
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, Payload
 
 
@@ -120,7 +120,7 @@ class Echo:
                 return list(self._parts)
             case AllToAll(parts):
                 self._parts = parts
-        return meta_answer(op, self._world, 0)
+        return op.meta_answer(self._world, 0)
 
 
 def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:
