@@ -297,8 +297,8 @@ def test_drawings_fit_into_a_hundred_columns(text):
 
 def test_a_period_is_added_up_and_averaged(tmp_path):
     output, record = explained(tmp_path, "DiLoCo(50)", *MILLION)
-    assert "One period of 50 backward passes sends, in bytes per worker:" in output
-    total = 2 * 3 / 4 * 4_000_000 + 3 * 24 + 3 * 22
+    assert "One period of 50 steps sends, in bytes per worker:" in output
+    total = 2 * 3 / 4 * 4_000_000 + 3 * 24 + 3 * 38
     assert shown(output, "total") == record["bytes_sent_per_period"] == total
     assert shown(output, "meetings          Gather") == 3 * 24
     assert shown(output, "per backward pass") == round(total / 50)

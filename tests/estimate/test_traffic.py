@@ -16,7 +16,7 @@ from gossamer.estimate.traffic import estimate_traffic
 from gossamer.events import Attached
 from gossamer.kernels import coded_bytes
 from gossamer.recipes.recipe import resolve
-from gossamer.reducer.step_report import WEIGHT_BYTES, control_bytes
+from gossamer.reducer.step_report import STANDING_BYTES, control_bytes
 from gossamer.runtime.runner import simulate
 
 SHAPES = {"a": (64, 32), "b": (7,), "c": (10, 20), "d": (16, 3, 5, 5), "e": (300,), "f": ()}
@@ -81,7 +81,7 @@ def test_memory_is_a_residual_per_compressed_entry_and_the_factor():
 
 def test_the_total_has_control_and_buffers():
     said = said_of("TopK(0.05)", buffer_bytes=400, control_bytes=22)
-    control = (WORKERS - 1) * (22 + WEIGHT_BYTES)
+    control = (WORKERS - 1) * (22 + STANDING_BYTES)
     assert other(said, "control") == control
     assert other(said_of("Dense", control_bytes=22), "control") == (WORKERS - 1) * 22
     assert other(said, "buffers") == 3 / 4 * 400

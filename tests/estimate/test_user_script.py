@@ -13,7 +13,7 @@ from gossamer.estimate.user_script import attached_by
 from gossamer.events import emit
 from gossamer.kernels import coded_bytes
 from gossamer.recipes.recipe import resolve
-from gossamer.reducer.step_report import WEIGHT_BYTES, control_bytes
+from gossamer.reducer.step_report import STANDING_BYTES, control_bytes
 
 ATTACHES = """
 import os, sys
@@ -83,5 +83,5 @@ def test_a_real_attach_is_priced(tmp_path):
         120 * 4 + coded_bytes(120, 1200),
         ring(4 * 120, 2),
     ]
-    assert other(said, "control") == control_bytes(4, 1) + WEIGHT_BYTES
+    assert other(said, "control") == control_bytes(4, 1) + STANDING_BYTES
     assert other(said, "buffers") == seen.buffer_bytes / 2 >= 4 * 80 / 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.forwarding import ForwardingTransport
 from support.virtual_workers import Worker, batch, cluster, heard, network, parameters, train_step
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer import events
@@ -23,6 +23,7 @@ from gossamer.core.ops import AllReduceMean, Coalesced, CollectiveOp
 from gossamer.errors import PeerLost
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.bucketing import assign_buckets
+from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own
 from gossamer.reducer.step_report import NOBODY, Presence, StepReport, exchange_reports
 from gossamer.runtime.comm_thread import CommThread, Work
@@ -39,6 +40,8 @@ RECIPES = [
     "DiLoCo(4, fragments=2, delay=1) + PowerSGD(rank=2)",
     "LocalSGD(2) + Int8()",
 ]
+
+UNCHECKED = ParameterCheck(nn.Module(), {}, "off", rank=0)
 
 
 class Noting(ForwardingTransport):
@@ -119,9 +122,16 @@ def exchanged(round_: StepReduction, cargo: list[Bucket]) -> None:
 def closing() -> StepTrailer:
     nothing = np.zeros(0, dtype=bool)
     report = StepReport(
-        weight=1.0, presence=Presence.TRAINING, settings=0, first_nonfinite=NOBODY, used=nothing, moved=nothing
+        weight=1.0,
+        presence=Presence.TRAINING,
+        settings=0,
+        steps=0,
+        sample=0,
+        first_nonfinite=NOBODY,
+        used=nothing,
+        moved=nothing,
     )
-    return StepTrailer(report=report, settings="", buffers=())
+    return StepTrailer(report=report, settings="", check=UNCHECKED, buffers=())
 
 
 def test_a_bucket_s_second_word_follows_the_next_one_s_first() -> None:

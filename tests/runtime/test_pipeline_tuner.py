@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from laws.laws import in_threads
+from torch import nn
 
 from gossamer.compressors import PowerSGD
 from gossamer.core.aggregation import AggregationContext
@@ -27,6 +28,7 @@ from gossamer.network import read_network
 from gossamer.network.cost import op_cost
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer
 from gossamer.reducer.step_report import NOBODY, Presence, StepReport
 from gossamer.runtime import pipeline_tuner
@@ -39,6 +41,8 @@ WORLD = 4
 FIRST = pipeline_tuner.FIRST_TRIAL + len(TRIAL_DEPTHS)  # exchanges until the first comparison
 
 # -- which exchange tries what -----------------------------------------------------------------------------------------
+
+UNCHECKED = ParameterCheck(nn.Module(), {}, "off", rank=0)
 
 
 def windows(tuner: Sequence[PipelineTuner], count: int, seconds: Callable[[int, int], float]) -> list[int]:
@@ -334,8 +338,17 @@ def cargo(rank: int) -> list[Bucket]:
 
 def closing(presence: Presence) -> StepTrailer:
     nothing = np.zeros(0, dtype=bool)
-    report = StepReport(weight=1.0, presence=presence, settings=0, first_nonfinite=NOBODY, used=nothing, moved=nothing)
-    return StepTrailer(report=report, settings="", buffers=())
+    report = StepReport(
+        weight=1.0,
+        presence=presence,
+        settings=0,
+        steps=0,
+        sample=0,
+        first_nonfinite=NOBODY,
+        used=nothing,
+        moved=nothing,
+    )
+    return StepTrailer(report=report, settings="", check=UNCHECKED, buffers=())
 
 
 def exchanged(

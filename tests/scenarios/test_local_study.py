@@ -91,7 +91,7 @@ def test_bytes_are_those_of_the_steps(recipe: str, trials: int) -> None:
 
 
 def test_bytes_are_counted_again_in_another_way() -> None:
-    assert run("LocalSGD(period=4)")["bytes_sent"] == 3 * 16 + 3 * (2 * 3 / 4 * 8 * 288 + 3 * (24 + 22))
+    assert run("LocalSGD(period=4)")["bytes_sent"] == 3 * 16 + 3 * (2 * 3 / 4 * 8 * 288 + 3 * (24 + 38))
 
 
 def test_a_training_that_diverges_has_no_loss() -> None:

@@ -158,6 +158,9 @@ class Scaler:
     def is_enabled(self) -> bool:
         return True
 
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

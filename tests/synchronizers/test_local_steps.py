@@ -1,4 +1,4 @@
-"""Local steps: which backward passes count, and what a step reports."""
+"""Local steps: what counts as one, and what it reports."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from gossamer.synchronizers.local_steps import LocalSteps, StepPhase
 class Loop:
     """One parameter, and everything that is reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_backward: bool = False) -> None:
         self.parameter, self.controls = Parameter(torch.ones(2)), LoopControls()
         self.counted, self.ended, self.guarded = 0, list[Any](), list[Any]()
         state = SimpleNamespace(ended=lambda *said: self.ended.append(said), guarded=self.guarded.append)
         bucket = SimpleNamespace(parameters={"w": self.parameter})
-        self.local = LocalSteps(self.controls, cast(LoopState, state), 3, [cast(Bucket, bucket)], self.count)
+        self.local = LocalSteps(
+            self.controls, cast(LoopState, state), 3, [cast(Bucket, bucket)], self.count, in_backward=in_backward
+        )
 
     def count(self) -> None:
         self.counted += 1
@@ -31,9 +33,9 @@ class Loop:
         (self.parameter * factor).sum().backward()
 
 
-@pytest.mark.parametrize(("before", "counts"), [(0, 1), (1, 1), (2, 2)])
+@pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("within", [0, 2])
-def test_passes_within_a_closure_count_as_one_unless_one_came_before(before: int, counts: int, within: int) -> None:
+def test_a_step_counts_once_however_many_passes_it_has(before: int, within: int) -> None:
     loop = Loop()
     for _ in range(before):
         loop.backward()
@@ -41,14 +43,24 @@ def test_passes_within_a_closure_count_as_one_unless_one_came_before(before: int
     for _ in range(within):
         loop.backward()
     loop.local.after_step()
-    assert (loop.counted, loop.local.phase) == (counts, StepPhase.WAITING)
+    assert (loop.counted, loop.local.phase) == (1, StepPhase.WAITING)
 
 
-def test_muted_passes_do_not_count() -> None:
-    loop = Loop()
-    loop.controls.muted = True
+@pytest.mark.parametrize("muted", [False, True])
+def test_muted_passes_do_not_count(muted: bool) -> None:
+    loop = Loop(in_backward=True)
+    loop.controls.muted = muted
     loop.backward()
-    assert (loop.counted, loop.local.counted) == (0, False)
+    assert (loop.counted, loop.local.counted) == (not muted, not muted)
+
+
+def test_the_weights_of_all_passes_of_a_step_add_up() -> None:
+    loop = Loop()
+    for weight in (2.0, 3.0):
+        loop.controls.weight = weight
+        loop.backward()
+    assert loop.local.take_weight() == 5.0
+    assert loop.local.take_weight() == 3.0  # a step without a pass of its own has the weight that was said last
 
 
 def test_gradients_that_are_not_finite_are_dropped_and_the_step_reports_them_once() -> None:

@@ -1,4 +1,4 @@
-"""Sync rounds on a schedule: sent and applied while training goes on, counted in backward passes by all ranks alike."""
+"""Sync rounds on a schedule: sent and applied while training goes on, counted in steps by all ranks alike."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ def test_one_step_is_one_pass(recipe: str, loop: Loop) -> None:
     assert moved == [step % 4 == 3 for step in range(8)]
 
 
-def test_passes_are_counted_where_several_make_one_step() -> None:
-    """A loop that accumulates by itself: the period is in backward passes, and a merge waits for the step."""
+def test_steps_are_counted_where_several_passes_make_one() -> None:
+    """A loop that accumulates by itself: the period is in steps of the optimizer."""
 
     def work(worker: Worker) -> tuple[list[Tensor], int]:
-        model, optimizer, session = worker.start(network(worker.rank), sgd(), "LocalSGD(4)")
+        model, optimizer, session = worker.start(network(worker.rank), sgd(), "LocalSGD(2)")
         path = []
         for step in range(12):
             backward(model, step, worker.rank)
@@ -158,9 +158,9 @@ def test_passes_are_counted_where_several_make_one_step() -> None:
         return path, session.steps
 
     results = cluster(work, 3)
-    assert {steps for _, steps in results} == {12}
+    assert {steps for _, steps in results} == {4}
     apart = [spread(each) > 0 for each in zip(*(path for path, _ in results), strict=True)]
-    assert apart == [True, False, False, False]  # sync rounds are due at 4, 8, 12 and steps end at 3, 6, 9, 12
+    assert apart == [True, False, True, False]
 
 
 # -- accounts ---------------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str
 def _cycle(traffic: TrafficEstimate) -> str:
     """The period that the bytes are counted over."""
     if traffic.steps > 1:
-        return f"One period of {traffic.passes:,} backward passes"
+        return f"One period of {traffic.passes:,} steps"
     return "One step" if traffic.passes == 1 else f"One exchange of {traffic.passes:,} backward passes"
 
 

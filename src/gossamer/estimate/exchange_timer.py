@@ -11,14 +11,15 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.reduction import ScaleState, StepContext
+from gossamer.reducer.parameter_check import ParameterCheck
+from gossamer.reducer.reduction import StepContext
 from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.strategies import AveragingStage, GossipStage, Stage
 from gossamer.synchronizers.base import LoopState, Synchronizer
@@ -97,11 +98,10 @@ def _loop() -> LoopState:
     def ignore(*_: Any) -> None:
         """Nothing follows from it here."""
 
-    scaler = ScaleState(1.0, skipped_step=False)
+    unchecked = ParameterCheck(nn.Module(), {}, "off", rank=0)
     return LoopState(
-        step_context=lambda: StepContext(scaler, "", (0.0, False), 0),
-        scale=lambda: scaler.scale,
-        poll_scaler=lambda: scaler,
+        step_context=lambda: StepContext(1.0, "", (0.0, False), 0),
+        scale=lambda: 1.0,
         settings=lambda: "",
         buffers=lambda: (),
         averaged=lambda: (),
@@ -109,6 +109,7 @@ def _loop() -> LoopState:
         warn=ignore,
         ended=ignore,
         judged=ignore,
+        check=lambda: unchecked,
         guarded=ignore,
     )
 

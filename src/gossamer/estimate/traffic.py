@@ -23,7 +23,7 @@ from gossamer.parameter_server.client.traffic import server_traffic
 from gossamer.parameter_server.from_recipe import push_pull_codecs
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.participation import POLL_BYTES
-from gossamer.reducer.step_report import WEIGHT_BYTES
+from gossamer.reducer.step_report import STANDING_BYTES
 from gossamer.runtime.runner import OpCost, price
 from gossamer.strategies import AveragingStage, GossipStage, GossipStrategy, GradientStage, ServerStage
 from gossamer.topologies import Topology
@@ -160,7 +160,7 @@ def _in_flight(stage: GradientStage | AveragingStage) -> int:
 
 def _of_a_step(model: Attached, workers: int, *, remembers: bool) -> Iterator[TrafficItem]:
     """Where something is remembered, the weights of all workers are known before anything leaves."""
-    control_bytes = model.control_bytes + (WEIGHT_BYTES if remembers else 0)
+    control_bytes = model.control_bytes + (STANDING_BYTES if remembers else 0)
     yield TrafficItem("control", "Gather", float((workers - 1) * control_bytes))
     yield TrafficItem("buffers", "broadcast", (workers - 1) * model.buffer_bytes / workers)
 

@@ -3,6 +3,7 @@
     bucket, bucketing    flat buffers per device and dtype; which parameters share one
     reduction            StepReduction, on the communication thread; PendingReduction, in the training thread
     step_report          what a rank reports at a step's end, and what all ranks decide from all reports
+    parameter_check      finds out whether parameters or steps of the ranks have parted, from those reports
     participation        poll before a sync round: which ranks take part, with what weight
     accumulation         sums of gradients over several backward passes; backward_hooks: when a pass is over
     averaged_state       uncompressed state averaged along; model_buffers: BatchNorm's statistics and the like

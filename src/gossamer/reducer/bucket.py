@@ -25,6 +25,7 @@ class Bucket:
         self.parameters = {slot.name: parameters[slot.name] for slot in self.layout}
         self.views = dict(self.packed.items())
         self.state: State = compressor.init(self.packed, at)
+        self._before: State | None = None  # the state that the last commit replaced
         self.missing = set(self.layout.names)
         self._shown = self.flat._version
 
@@ -91,15 +92,32 @@ class Bucket:
             for key, packed in self.state.items():
                 if name in packed.layout.by_name:
                     following[key][name].copy_(packed[name])
-        self.state = following.after(self.state)
+        self._before, self.state = self.state, following.after(self.state)
         if correction != 1.0:
             self.flat.mul_(correction)
         self.point(used)
 
-    def state_by_name(self) -> dict[str, dict[str, Tensor]]:
-        """{parameter name: {key: tensor}}, as views."""
+    def roll_back(self) -> None:
+        """Take back the last commit: the state is again the one before, whose memory was room and was not written."""
+        if self._before is not None:
+            self.state, self._before = self._before.after(self.state), None
+
+    def keep_before(self) -> None:
+        """Copy what a roll-back would need out of memory that the next exchange writes."""
+        if self._before is not None:
+            copies = {key: FlatTensors(packed.flat.clone(), packed.layout) for key, packed in self._before.items()}
+            self._before = State(copies)
+
+    @property
+    def zeroed(self) -> bool:
+        """Whether gradients lie here that zero_grad(set_to_none=False) has cleared; a new one may have come since."""
+        return sum(bool(view.any()) for view in self.views.values()) <= 1 < len(self.views)
+
+    def state_by_name(self, *, rolled_back: bool = False) -> dict[str, dict[str, Tensor]]:
+        """{parameter name: {key: tensor}}, as views; rolled_back: as before the last commit."""
         found: dict[str, dict[str, Tensor]] = {}
-        for key, packed in self.state.items():
+        state = self._before if rolled_back and self._before is not None else self.state
+        for key, packed in state.items():
             for name, view in packed.items():
                 found.setdefault(name, {})[key] = view
         return found

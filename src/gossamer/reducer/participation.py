@@ -1,4 +1,4 @@
-"""Participation poll before each sync round: all-gathers (sample weight, backward passes, presence)."""
+"""Participation poll before each sync round: all-gathers (sample weight, steps, presence)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Participants:
     """The ranks' answers to a poll, by rank."""
 
     weights: tuple[float, ...]  # of samples since the last round
-    passes: tuple[int, ...]  # backward passes so far
+    passes: tuple[int, ...]  # steps of the optimizer so far, or backward passes of gradients that are delayed
     presences: tuple[Presence, ...]
 
     @property
@@ -36,7 +36,7 @@ class Participants:
 
     @property
     def together(self) -> bool:
-        """Whether all have made equally many backward passes."""
+        """Whether all have made equally many."""
         return len(set(self.passes)) == 1
 
 
@@ -50,8 +50,16 @@ def gather_participants(weight: float, passes: int, presence: Presence) -> Gener
     return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
 
 
-def refuse_to_save_apart(presences: Sequence[Presence]) -> None:
-    """A checkpoint needs all ranks at the same step."""
+def refuse_apart(presences: Sequence[Presence]) -> None:
+    """A checkpoint needs all ranks at the same step, and so does the end. Raises LoopError."""
+    ending = [rank for rank, presence in enumerate(presences) if presence == Presence.ENDING]
+    if ending and len(ending) < len(presences):
+        raise LoopError(
+            f"the session of rank{'s' * (len(ending) > 1)} {', '.join(map(str, ending))} ended while others went on "
+            "training: it has made fewer steps, since one was left out or it has fewer batches. Make equally many on "
+            "every rank, DataLoader(..., drop_last=True), or write `with session.epoch():` around the loop over "
+            "batches."
+        )
     saving = [rank for rank, presence in enumerate(presences) if presence == Presence.SAVING]
     if saving and len(saving) < len(presences):
         who = f"rank{'s' * (len(saving) > 1)} {', '.join(map(str, saving))}"
@@ -85,7 +93,7 @@ class ParticipationPoll:
 
     def _meet(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
         met = run_script(gather_participants(weight, passes, presence), self._transport)
-        refuse_to_save_apart(met.result.presences)
+        refuse_apart(met.result.presences)
         return met
 
     def close(self) -> None:

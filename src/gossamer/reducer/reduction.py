@@ -20,15 +20,17 @@ from gossamer.core.layout import FlatTensors, Layout, Slot, first_nonfinite
 from gossamer.core.ops import AllGather, AllReduceMean, Script
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.optimizer_settings import compare_settings
+from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.step_report import (
     NOBODY,
     NonFiniteOrigin,
     Presence,
+    Standings,
     StepDecision,
     StepReport,
     exchange_reports,
     gather_first_batches,
-    gather_weights,
+    gather_standings,
 )
 from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.pipeline import DEPTH, Pipeline
@@ -91,6 +93,7 @@ class StepTrailer:
 
     report: StepReport
     settings: str  # the optimizer's, told where they are not alike
+    check: ParameterCheck
     buffers: Sequence[Sequence[Tensor]]  # the model's, by module; those that moved are broadcast
 
 
@@ -113,6 +116,7 @@ class StepReduction:
     window: int = DEPTH  # of the pipeline
     tuner: PipelineTuner | None = None  # chooses the window instead, over all reductions of a synchronizer
     spent: list[ScriptCost] = field(default_factory=list)
+    agreed_step: int | None = None  # the step that all ranks make, where it had to be known before anything left
     first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here
     _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
     _left: list[ScriptRun] = field(init=False, default_factory=list)
@@ -134,12 +138,18 @@ class StepReduction:
             self.reference = sum(weights) / len(weights)
             warn(heard)
 
-    def weigh(self) -> None:
-        """All-gather the weights first: a compressor's state has its own weight in it already, and a mean could not be
-        divided by the new total without dividing that, too."""
-        performed = run_script(gather_weights(self.weight), self.transport)
+    def weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
+        """All-gather weights and steps first. A compressor's state has its own weight in it already, and a mean could
+        not be divided by the new total without dividing that, too; and it must be the state after the same step.
+
+        trained: the ranks that trained in the exchange before, and know whether its averages were used.
+        """
+        performed = run_script(gather_standings(self.weight, self.at.step), self.transport)
         self.spent.append(performed)
-        self.total = performed.result
+        standings: Standings = performed.result
+        self.total = standings.weight
+        self.agreed_step = check.agree_on_steps({rank: standings.steps[rank] for rank in trained})
+        self.at = replace(self.at, step=self.agreed_step)
 
     @property
     def factor(self) -> float:
@@ -170,6 +180,8 @@ class StepReduction:
         _, decision = last.performed.result
         if not decision.alike:
             compare_settings(self.transport.all_gather_text(trailer.settings))
+        if not decision.in_step:
+            trailer.check.agree_on_steps(decision.steps)
         moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
         if moved:
             traveling = [buffer for group in moved for buffer in group]
@@ -216,7 +228,8 @@ class StepReduction:
 
     def _conclude(self, report: StepReport) -> Generator[AllGather, Any, StepDecision]:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
-        return (yield from exchange_reports(replace(report, first_nonfinite=self.first_nonfinite)))
+        steps = report.steps if self.agreed_step is None else self.agreed_step
+        return (yield from exchange_reports(replace(report, steps=steps, first_nonfinite=self.first_nonfinite)))
 
     def blame(self, decision: StepDecision, reduced: Sequence[Reducible]) -> NonFiniteOrigin | None:
         """The rank and tensor whose number was not finite; None where all were."""
@@ -233,25 +246,17 @@ class StepReduction:
 
 
 @dataclass(frozen=True)
-class ScaleState:
-    """A GradScaler as it was polled."""
-
-    scale: float | None  # the factor that it put into the gradients, None without one
-    skipped_step: bool  # the scale has changed since the last poll: the step before is over, though it was not made
-
-
-@dataclass(frozen=True)
 class StepContext:
     """The training loop at the first gradient of a backward pass."""
 
-    scaler: ScaleState
+    scale: float | None  # the factor that a GradScaler put into the gradients, None without one
     settings: str  # the optimizer's hyperparameters
     momentum: tuple[float, bool]  # and whether it is Nesterov's, where the compressor applies it
     first_batch: int  # a hash of this rank's
 
     def scale_of(self, bucket: Bucket) -> float:
         """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
-        return (self.scaler.scale or 1.0) if bucket.state else 1.0
+        return (self.scale or 1.0) if bucket.state else 1.0
 
 
 @dataclass
@@ -266,12 +271,22 @@ class PendingReduction:
     committed: bool = False
     _work: list[Work[Any]] = field(default_factory=list)
 
-    def begin(self, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
-        """Find out what must be known before the first bucket leaves."""
+    def begin(
+        self, warn: Callable[[Sequence[tuple[int, float]]], None], trained: Sequence[int], check: ParameterCheck
+    ) -> None:
+        """Find out what must be known before the first bucket leaves. trained: the ranks that did in the exchange
+        before; where those were not all, the others do not know whether its averages were used."""
         if self.reduction.reference is None:
             self.comm_thread.submit(partial(self.reduction.open, self.taken.first_batch, warn))
-        if any(bucket.state for bucket in self.buckets):
-            self.comm_thread.submit(self.reduction.weigh)
+        if any(bucket.state for bucket in self.buckets) or len(trained) < self.reduction.transport.world:
+            self.comm_thread.submit(partial(self._weigh, trained, check))
+
+    def _weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
+        step = self.reduction.at.step
+        self.reduction.weigh(trained, check)
+        if self.reduction.at.step < step:
+            for bucket in self.buckets:
+                bucket.roll_back()
 
     def send(self, fresh: BucketInput, trailer: StepTrailer | None) -> None:
         """Hand the next bucket to the communication thread; the last one takes this rank's report along."""
@@ -292,13 +307,13 @@ class PendingReduction:
         """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
         not finite."""
         blame, weight = self.reduction.blame(decision, self.buckets), decision.weight
-        self.committed = blame is None and weight > 0 and bool(decision.active)
+        self.committed = blame is None and weight > 0 and bool(decision.active) and decision.in_step
         used = {name for name, flag in zip(self.reduction.names, decision.used, strict=True) if flag}
         for bucket, staged in zip(self.buckets, self.reduction.staged, strict=True):
             if self.committed:
                 correction = self.reduction.correction(weight) * self.taken.scale_of(bucket)
                 bucket.commit(staged.next_state, used, correction)
-            elif blame and self.taken.scaler.scale is not None:
+            elif (blame or not decision.in_step) and self.taken.scale is not None:
                 bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
                 bucket.point(used)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.core.ops import AllGather
 
 NOBODY = -1
-HEAD = Struct("<dqiBB")  # weight, settings, first non-finite, presence, stop: the same on every machine
+HEAD = Struct("<dqqqiBB")  # weight, settings, steps, sample, first non-finite, presence, stop: alike on every machine
 
 Flags = npt.NDArray[np.bool_]
 NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
@@ -28,6 +28,7 @@ class Presence(IntEnum):
     OUT_OF_DATA = 0
     TRAINING = 1  # it has data
     SAVING = 2  # it has none now, and wants to save
+    ENDING = 3  # it will have none any more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class StepReport:
     weight: float  # of its batch
     presence: Presence
     settings: int  # a hash of the optimizer's hyperparameters
+    steps: int  # of the optimizer, before this one
+    sample: int  # a hash of a part of the parameters; see gossamer.reducer.parameter_check
     first_nonfinite: int  # the place of the first tensor that was not finite, or NOBODY
     used: Flags  # by place: parameters that have a gradient
     moved: Flags  # by place: modules whose buffers changed
@@ -80,6 +83,22 @@ class StepDecision:
         return len({report.settings for report in self.reports if report.presence == Presence.TRAINING}) <= 1
 
     @property
+    def steps(self) -> Mapping[int, int]:
+        """How many steps each rank that had data has made, by rank."""
+        return {rank: self.reports[rank].steps for rank in self.active}
+
+    @property
+    def in_step(self) -> bool:
+        """Whether they have made equally many: else what they sent does not belong together, and nobody uses it."""
+        return len(set(self.steps.values())) <= 1
+
+    @property
+    def parted(self) -> tuple[int, ...]:
+        """The ranks that had data, where their parameters are not the same, as far as they have looked."""
+        alike = len({self.reports[rank].sample for rank in self.active}) <= 1
+        return () if alike or not self.in_step else self.active
+
+    @property
     def used(self) -> Flags:
         """The parameters that have a gradient on some rank."""
         flags: Flags = np.any([report.used for report in self.reports], axis=0)
@@ -104,19 +123,29 @@ def exchange_reports(report: StepReport) -> Generator[AllGather, Any, StepDecisi
 
 
 def _encode(report: StepReport) -> Tensor:
-    head = HEAD.pack(report.weight, report.settings, report.first_nonfinite, report.presence, report.stop)
+    head = HEAD.pack(
+        report.weight,
+        report.settings,
+        report.steps,
+        report.sample,
+        report.first_nonfinite,
+        report.presence,
+        report.stop,
+    )
     bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
     return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
 
 
 def _decode(text: Tensor, parameters: int, buffers: int) -> StepReport:
     raw = text.numpy()
-    weight, settings, first_nonfinite, presence, stop = HEAD.unpack(raw[: HEAD.size].tobytes())
+    weight, settings, steps, sample, first_nonfinite, presence, stop = HEAD.unpack(raw[: HEAD.size].tobytes())
     split = HEAD.size + -(-parameters // 8)
     return StepReport(
         weight=weight,
         presence=Presence(presence),
         settings=settings,
+        steps=steps,
+        sample=sample,
         first_nonfinite=first_nonfinite,
         used=_bits(raw[HEAD.size : split], parameters),
         moved=_bits(raw[split:], buffers),
@@ -136,10 +165,19 @@ def gather_first_batches(batch: int, weight: float) -> Generator[AllGather, Any,
     return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
 
 
-WEIGHT_BYTES = 8
+STANDING_BYTES = 16
 
 
-def gather_weights(weight: float) -> Generator[AllGather, Any, float]:
-    """The first operation of a step whose compressor has state: the sum of all weights."""
-    heard = yield AllGather((torch.tensor([weight], dtype=torch.float64, device="cpu"),))
-    return float(sum(theirs.item() for (theirs,) in heard))
+@dataclass(frozen=True)
+class Standings:
+    """What the ranks say before a step's first bucket leaves."""
+
+    weight: float  # of all batches
+    steps: tuple[int, ...]  # of the optimizer, by rank
+
+
+def gather_standings(weight: float, steps: int) -> Generator[AllGather, Any, Standings]:
+    """The first operation of a step whose compressor has state, or before which a rank was out of data."""
+    heard = yield AllGather((torch.tensor([weight, steps], dtype=torch.float64, device="cpu"),))
+    weights, made = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
+    return Standings(float(sum(weights)), tuple(map(int, made)))

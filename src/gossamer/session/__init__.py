@@ -8,6 +8,7 @@ startup_checks.py      fingerprints compared before step one; rank 0's parameter
 validation.py          models and optimizers that cannot be served
 transport_setup.py     which transport this job uses
 gradient_guards.py     clipping, and runs of non-finite gradients
+scaler_hook.py         hears of optimizer steps that a GradScaler leaves out
 momentum_transfer.py   SGD's or Adam's momentum applied by the compressor
 foreign_optimizers.py  other optimizers that step in the same parameters
 uneven_inputs.py       parameters and optimizer state for ranks that missed steps

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.core.term import Term, Terms
 from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.reducer.parameter_check import Verify
 from gossamer.session.gradient_guards import Scaler
 from gossamer.session.session import Session
 from gossamer.session.transport_setup import transport_for
@@ -23,6 +24,7 @@ def attach(
     recipe: Recipe | Terms | Term | str | None = None,
     scaler: Scaler | None = None,
     clip_norm: float | None = None,
+    verify: Verify = "warn",
 ) -> Session:
     """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense().
 
@@ -30,6 +32,10 @@ def attach(
     gradients are averaged. scaler: the loop's GradScaler, so that all ranks skip the same steps; clip_norm: the largest
     norm of all averaged gradients together, applied before each optimizer step (compressors that own momentum have an
     argument of their own for it, DGC(clip=1.0), since what they average has momentum in it).
+
+    verify: what to do where ranks in lock step part, in a parameter or in the number of their steps: "warn" names rank
+    and tensor once, "stop" raises MismatchError on every rank, "off" does not look. A difference is found within 100
+    steps: reports carry a checksum of a part of all parameters, in turn.
 
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
@@ -39,7 +45,9 @@ def attach(
     world = current()
     resolved = resolve(_chosen(recipe, world), world.size)
     transport = transport_for(world, resolved)
-    return Session(model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm)
+    return Session(
+        model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify
+    )
 
 
 def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe | Terms | Term | str | None:

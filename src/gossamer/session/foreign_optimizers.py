@@ -97,6 +97,10 @@ class ForeignOptimizerGuard:
                 "resizing one, session.reset(name)."
             )
 
+    def shares(self, other: Optimizer) -> bool:
+        """Whether it trains parameters that are averaged here."""
+        return any(id(parameter) in self._averaged for group in other.param_groups for parameter in group["params"])
+
     def check(self, other: Optimizer, *, local: bool) -> None:
         """Raise LoopError where `other` is about to make a step that would not reach the other ranks, or not rightly.
 

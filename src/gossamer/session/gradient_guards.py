@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 from torch.nn import Parameter
@@ -21,6 +21,7 @@ class Scaler(Stateful, Protocol):
 
     def get_scale(self) -> float: ...
     def is_enabled(self) -> bool: ...
+    def step(self, optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> Any: ...
 
 
 def check_norm(norm: float | None) -> None:

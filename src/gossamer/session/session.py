@@ -26,8 +26,9 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import layout_text
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings
+from gossamer.reducer.parameter_check import ParameterCheck, Verify, check_verify
 from gossamer.reducer.parameter_views import swapped_in, trainable
-from gossamer.reducer.reduction import ScaleState, StepContext
+from gossamer.reducer.reduction import StepContext
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
@@ -37,6 +38,7 @@ from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, check_nor
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.lifecycle_events import numbers
 from gossamer.session.momentum_transfer import take_over
+from gossamer.session.scaler_hook import SkippedStepHook
 from gossamer.session.startup_checks import NO_BATCH, FirstBatch, check_ranks_alike
 from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, StepCosts, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
@@ -60,17 +62,19 @@ class Session:
         scaler: Scaler | None = None,
         clip_norm: float | None = None,
         seed: int = 0,
+        verify: Verify = "warn",
     ) -> None:
         check_norm(clip_norm)
+        check_verify(verify)
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.scaler, self.clip_norm = scaler, clip_norm
-        self._transport, self._world, self._seed = transport, world, seed
+        self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
         self._adopt(trainable(model))
         comm_thread = CommThread(next(iter(self._parameters.values())).device, transport.make_progress)
         self._group = GroupCalls(transport, comm_thread)
         self._leave = weakref.finalize(self, leave, comm_thread, transport, self._group.pid)  # at exit, too
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
-        self._last_step_at, self._last_scale, self._muted_at = time.perf_counter(), self._current_scale(), -1
+        self._last_step_at, self._muted_at = time.perf_counter(), -1
         self._synchronizer: Synchronizer = SoloSynchronizer(self._step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, self._loop(), seed)
         fragments = self._stages.fragments(self._parameters)
@@ -82,11 +86,12 @@ class Session:
         except BaseException:
             comm_thread.close()
             raise
-        self._hooks: list[RemovableHandle | OptimizerStepHook] = [
+        self._hooks: list[RemovableHandle | OptimizerStepHook | SkippedStepHook] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
             first := model.register_forward_pre_hook(self._first_batch.see, with_kwargs=True),
             OptimizerStepHook(self._before_any_step),
+            *([SkippedStepHook(scaler, optimizer, self._step_skipped)] if scaler is not None else []),
         ]
         self._first_batch.hook = first
         register(self)
@@ -97,7 +102,6 @@ class Session:
         return LoopState(
             step_context=self._step_context,
             scale=self._current_scale,
-            poll_scaler=self._poll_scaler,
             settings=self._settings,
             buffers=self._buffers,
             averaged=self._buffers.averaged,
@@ -105,6 +109,7 @@ class Session:
             warn=FirstBatch.compare if self._transport.rank == 0 else lambda batches: None,
             ended=self._step_ended,
             judged=partial(self._judge, "exchange"),
+            check=lambda: self._check,
             guarded=partial(self._judge, "pass"),
             clips=self.clip_norm is not None,
         )
@@ -122,6 +127,7 @@ class Session:
         if self._transport.world == 1:
             return
         options = f"clip_norm={self.clip_norm}, scaler={self._current_scale() is not None}, seed={self._seed}"
+        options += f", verify={self._verify}"
         about = {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
         check_ranks_alike(self.model, self.optimizer, self._group, **about)
         self._buffers.see_constants()
@@ -129,6 +135,7 @@ class Session:
     def _adopt(self, parameters: dict[str, Parameter]) -> None:
         self._parameters = parameters
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self._check = ParameterCheck(self.model, parameters, self._verify, self._transport.rank)
         self._foreign_guard = ForeignOptimizerGuard(self.model, self.optimizer, self.recipe, parameters)
         self._momentum = take_over(self.optimizer, self.recipe.compressor, parameters, self._at(), self.clip_norm)
 
@@ -136,7 +143,7 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """Steps so far: exchanges that were committed, or backward passes while workers train apart."""
+        """Steps so far: exchanges that were committed, or steps of the optimizer while workers train apart."""
         return self._synchronizer.step
 
     def weight(self, weight: float) -> None:
@@ -202,12 +209,16 @@ class Session:
     def _before_any_step(self, optimizer: Optimizer) -> None:
         if self._transport.world > 1 and optimizer is not self.optimizer and not self._group.forked:
             self._foreign_guard.check(optimizer, local=self._muted_at == self._synchronizer.passes)
+            if self._foreign_guard.shares(optimizer):
+                self._synchronizer.use()
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._group.forked:
             return
         self._foreign_guard.refuse_unaveraged(optimizer)
         closure = bool(args[1:] or [value for value in kwargs.values() if value is not None])
+        if self._transport.world > 1:
+            self._check.look(self.steps)
         self._synchronizer.before_step(closure=closure)
         touched = self.scaler is None and self._synchronizer.touched
         self._momentum.before(self.steps, closure=closure, touched=touched)
@@ -219,6 +230,15 @@ class Session:
             return
         self._momentum.after()
         self._synchronizer.after_step()
+        self._step_over()
+
+    def _step_skipped(self) -> None:
+        """The scaler has left out the optimizer's step, of which no hook of the optimizer's tells."""
+        if not self._group.forked:
+            self._synchronizer.step_skipped()
+            self._step_over()
+
+    def _step_over(self) -> None:
         if self._synchronizer.stopping:
             raise Stopped
         if self._stages.over(self._synchronizer.passes):
@@ -229,12 +249,8 @@ class Session:
             return None
         return self.scaler.get_scale()
 
-    def _poll_scaler(self) -> ScaleState:
-        before, self._last_scale = self._last_scale, self._current_scale()
-        return ScaleState(self._last_scale, skipped_step=self._last_scale != before)
-
     def _step_context(self) -> StepContext:
-        return StepContext(self._poll_scaler(), self._settings(), self._momentum.now(), self._first_batch.hash)
+        return StepContext(self._current_scale(), self._settings(), self._momentum.now(), self._first_batch.hash)
 
     def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
         self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None)
@@ -269,8 +285,15 @@ class Session:
         numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two checkpoints are kept.
         """
         self._synchronizer.meet_to_save()
+        self._verify_saved()
         tree = {**coordinated.states(self._saved), "session": self.state_dict(), "mine": mine}
         session_checkpoint.save(directory, tree, self._group.all_gather_text)
+
+    def _verify_saved(self) -> None:
+        """Raise MismatchError, or notice, where ranks in lock step would save different parameters."""
+        if self._transport.world > 1 and not self._stages.now.local_parameters and self._verify != "off":
+            texts = self._group.all_gather_text(self._check.text())
+            self._check.compare(dict(enumerate(texts)), f"in the checkpoint of step {self.steps}", kind="saved")
 
     def load(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
         """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as

@@ -128,7 +128,7 @@ class GossipStrategy(Strategy):
         return PeriodicSchedule(self.period)
 
     def rounds_apart(self, world: int) -> int:
-        """In every how many rounds all workers hear of each other: about every `world` backward passes, in which a
+        """In every how many rounds all workers hear of each other: about every `world` steps, in which a
         worker then sends as many messages more as it would to one more neighbor."""
         return -(-world // self.period)
 
@@ -173,7 +173,7 @@ class _AnyStage(ABC):
 
     @property
     def period_rounds(self) -> list[SyncRound]:
-        """One period of its schedule, in backward passes since the training began."""
+        """One period of its schedule, in steps since the training began."""
         return [
             each._replace(launch=each.launch + self.start, landing=each.landing + self.start)
             for each in self.schedule.period_rounds

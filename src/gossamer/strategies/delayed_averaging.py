@@ -16,9 +16,9 @@ FROM = "from"  # where this worker's parameters would be without the steps that 
 
 @dataclass(frozen=True, repr=False)
 class DelayedAveraging(AveragingStrategy):
-    """Use one's own steps at once; `delay` backward passes later, replace what was sent of them by everyone's mean.
+    """Use one's own steps at once; `delay` steps later, replace what was sent of them by everyone's mean.
 
-    offered: u_i = what this worker's optimizer did in the last `period` passes
+    offered: u_i = what this worker's optimizer did in the last `period` steps
     landing: x_i <- x_i + own(u_i) - mean over workers of u_j;  agreed <- agreed - mean
     law:    x_i = agreed - sum of own parts in flight - what was never sent; with SGD and one learning rate
             x_i = x_0 - lr (sum of mean gradients that landed + sum of own gradients in flight)
@@ -31,12 +31,12 @@ class DelayedAveraging(AveragingStrategy):
     session.weight says: what is taken back must be what was sent.
     """
 
-    delay: int  # backward passes
-    period: int = 1  # backward passes
+    delay: int  # steps of the optimizer
+    period: int = 1  # steps of the optimizer
 
     def __post_init__(self) -> None:
-        require(self.delay >= 0, f"delay is a number of backward passes, 0 or more, not {self.delay}")
-        require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
+        require(self.delay >= 0, f"delay is a number of steps, 0 or more, not {self.delay}")
+        require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
 
     @property
     def schedule(self) -> PeriodicSchedule:

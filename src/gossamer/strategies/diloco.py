@@ -29,28 +29,28 @@ class DiLoCo(AveragingStrategy):
     Chain(TopK(...), SignMagnitude()) and without momentum this is what Sarfi et al. 2025, arXiv:2508.15706, do.
     """
 
-    period: int  # backward passes
+    period: int  # steps of the optimizer
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 1  # parts of the parameters that take turns, of about equal bytes
-    delay: int = 0  # backward passes that a round may travel while training goes on
+    delay: int = 0  # steps that a round may travel while training goes on
     mix: float = 0.0  # share of its own parameters that a worker keeps when a round lands
     optimizer_state: str = KEEP  # of each fragment: "keep" each worker's own, "average" it (dense), or "reset" it
 
     def __post_init__(self) -> None:
-        require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
+        require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
         require(self.outer_learning_rate >= 0, f"outer_learning_rate is 0 or more, not {self.outer_learning_rate}")
         require(0 <= self.outer_momentum < 1, f"outer_momentum is a fraction in [0, 1), not {self.outer_momentum}")
         require(self.fragments >= 1, f"fragments is a number of parts, 1 or more, not {self.fragments}")
-        require(self.delay >= 0, f"delay is a number of backward passes, 0 or more, not {self.delay}")
+        require(self.delay >= 0, f"delay is a number of steps, 0 or more, not {self.delay}")
         require(
             self.fragments <= self.period,
-            f"{self.fragments} fragments do not find a turn each in a period of {self.period} backward passes: write "
+            f"{self.fragments} fragments do not find a turn each in a period of {self.period} steps: write "
             f"fragments={self.period} at most",
         )
         require(
             self.delay < self.period,
-            f"a difference that travels for {self.delay} backward passes would land after its fragment's next turn, in "
+            f"a difference that travels for {self.delay} steps would land after its fragment's next turn, in "
             f"a period of {self.period}: write delay={self.period - 1} at most",
         )
         require(0 <= self.mix <= 1, f"mix is the share in [0, 1] of its own that a worker keeps, not {self.mix}")

@@ -23,7 +23,7 @@ class Gossip(GossipStrategy):
 
     x_i <- x_i + step_size sum_j W_ij (x_j - x_i), after the optimizer's own step
     law:    the mean over workers stays; the distance to it shrinks by |lambda_2| of the topology in each round
-    bytes:  the compressor's message to each neighbor, and 32; every `world` backward passes, 32 to every worker
+    bytes:  the compressor's message to each neighbor, and 32; every `world` steps, 32 to every worker
     source: Lian et al. 2017, NeurIPS; Koloskova et al. 2019, ICML, with a compressor; Assran et al. 2019, ICML
 
     mixing: "symmetric", with weights of which every row and column sums to 1; "push-sum", on any directed graph, where
@@ -36,7 +36,7 @@ class Gossip(GossipStrategy):
     """
 
     mixing: str = SYMMETRIC
-    period: int = 1  # backward passes
+    period: int = 1  # steps of the optimizer
     step_size: float | None = None  # how far to go towards the neighbors
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Gossip(GossipStrategy):
             self.mixing in (SYMMETRIC, PUSH_SUM, PAIRWISE),
             f'mixing is "symmetric", "push-sum" or "pairwise", not {self.mixing!r}. Write Gossip("symmetric").',
         )
-        require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
+        require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
         require(
             self.step_size is None or 0 < self.step_size <= 1,
             f"step_size is how far to go towards the neighbours, in (0, 1], not {self.step_size}",

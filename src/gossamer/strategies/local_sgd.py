@@ -35,12 +35,12 @@ class LocalSGD(AveragingStrategy):
 
     """
 
-    period: int  # backward passes
+    period: int  # steps of the optimizer
     per_site: int | None = None  # neighboring workers that average gradients in every step; None: hierarchy off
     optimizer_state: str = KEEP  # momenta at a merge: "keep" each worker's own, "average" them (dense), or "reset" them
 
     def __post_init__(self) -> None:
-        require(self.period >= 1, f"period is a number of backward passes, 1 or more, not {self.period}")
+        require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
         require(
             self.per_site is None or self.per_site >= 2,
             f"per_site is how many neighbours average gradients in every step, at least 2, not {self.per_site}",
@@ -68,7 +68,7 @@ class LocalSGD(AveragingStrategy):
 
 @dataclass(frozen=True, repr=False)
 class PostLocalSGD(Strategy):
-    """Average gradients in every step until `start` backward passes were made; from then on, LocalSGD(period).
+    """Average gradients in every step until `start` steps were made; from then on, LocalSGD(period).
 
     law:    all workers hold the same parameters until `start`, and after each merge
     source: Lin et al. 2020, ICLR
@@ -81,7 +81,7 @@ class PostLocalSGD(Strategy):
     optimizer_state: str = KEEP
 
     def __post_init__(self) -> None:
-        require(self.start >= 1, f"start is a number of backward passes, 1 or more, not {self.start}")
+        require(self.start >= 1, f"start is a number of steps, 1 or more, not {self.start}")
         self.local  # noqa: B018 - its arguments are checked where it is made
 
     @property

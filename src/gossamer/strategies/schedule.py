@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class SyncRound(NamedTuple):
-    """One round: changes of `fragment` leave after `launch` backward passes and are used after `landing`."""
+    """One round: changes of `fragment` leave after `launch` steps and are used after `landing`."""
 
     fragment: int
     launch: int
@@ -18,7 +18,7 @@ class SyncRound(NamedTuple):
 
 @dataclass(frozen=True)
 class PeriodicSchedule:
-    """Every fragment once per `period` backward passes, evenly spread; a round lands `delay` passes after its launch.
+    """Every fragment once per `period` steps, evenly spread; a round lands `delay` steps after its launch.
 
     list(PeriodicSchedule(6, fragments=3, delay=1).rounds_until(9)) == [(0, 2, 3), (1, 4, 5), (2, 6, 7), (0, 8, 9)]
     """
@@ -34,7 +34,7 @@ class PeriodicSchedule:
         return SyncRound(fragment, launch, launch + self.delay)
 
     def rounds_until(self, passes: int) -> Iterator[SyncRound]:
-        """All rounds that leave within so many backward passes, in the order in which they leave."""
+        """All rounds that leave within so many steps, in the order in which they leave."""
         return takewhile(lambda each: each.launch <= passes, map(self.sync_round, count()))
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.reduction import ScaleState, StepContext
+from gossamer.reducer.parameter_check import ParameterCheck
+from gossamer.reducer.reduction import StepContext
 from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
@@ -27,7 +29,6 @@ class LoopState:
 
     step_context: Callable[[], StepContext]  # all that a step's reduction of gradients must know at its beginning
     scale: Callable[[], float | None]  # the factor that a GradScaler put into the gradients, None without one
-    poll_scaler: Callable[[], ScaleState]  # the same, and whether the scaler skipped a step since the last poll
     settings: Callable[[], str]  # the optimizer's hyperparameters as text
     buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
     averaged: Callable[[], Sequence[Tensor]]  # those of them that are averaged where parameters are
@@ -35,6 +36,7 @@ class LoopState:
     warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
     ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took
     judged: Callable[[NonFiniteOrigin | None], None]  # an exchange ended: what was not finite in it, if anything
+    check: Callable[[], ParameterCheck]  # of parameters and steps, among all ranks in lock step
     guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
     clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
 
@@ -55,13 +57,20 @@ class SyncContext:
         amount, nesterov = momentum
         return AggregationContext(step=step, seed=self.seed, rank=rank, world=world, momentum=amount, nesterov=nesterov)
 
+    def compare_parameters(self, ranks: Sequence[int], step: int) -> None:
+        """Find out which tensors of which `ranks` differ, now that a step's reports have. On the training threads of
+        all ranks, after the same step: another thread would see parameters that are being written."""
+        check = self.loop.check()
+        texts = self.comm_thread.submit(partial(self.transport.all_gather_text, check.text())).wait()
+        check.compare({rank: texts[rank] for rank in ranks}, f"at step {step}")
+
 
 @dataclass
 class LoopControls:
     """What the training loop says of its backward passes."""
 
     weight: float = 1.0  # of this rank's batch
-    muted: bool = False  # backward passes add up and are not counted
+    muted: bool = False  # backward passes add up and send nothing
 
 
 class Synchronizer(ABC):
@@ -100,7 +109,7 @@ class Synchronizer(ABC):
 
     @property
     def passes(self) -> int:
-        """How many backward passes were counted; the same on all ranks where they train in lock step."""
+        """How many backward passes count, by which stages begin; alike on all ranks that train in lock step."""
         return self.step
 
     @property
@@ -128,15 +137,13 @@ class Synchronizer(ABC):
     def after_step(self) -> None:
         """It has made its step."""
 
-    def rest(self) -> None:  # noqa: B027 - most have nothing to forget
-        """What comes next is a new step: the optimizer has made the one before, or never will."""
+    def use(self) -> None:  # noqa: B027 - most average no gradients
+        """Some optimizer is about to use the gradients of parameters that are attached."""
 
-    def poll_scale(self, loop: LoopState) -> float | None:
-        """The loss scale. A step that the scaler skipped is over, of which no hook tells."""
-        polled = loop.poll_scaler()
-        if polled.skipped_step:
-            self.rest()
-        return polled.scale
+    def step_skipped(self) -> None:
+        """The scaler has left out the optimizer's step, for gradients that were not finite: it counts like any other,
+        or ranks would count apart."""
+        self.after_step()
 
     @abstractmethod
     def end_epoch(self) -> int:

@@ -20,7 +20,7 @@ from gossamer.synchronizers.round_task import RoundTask
 class DelayedGradients(RoundTask):
     """Offers the gradients of every backward pass, and puts the mean of earlier ones in their place."""
 
-    in_backward = True
+    in_backward = keeps_alike = True
 
     def __init__(self, buckets: Sequence[Bucket], loop: LoopState) -> None:
         self._buckets, self._loop = buckets, loop
@@ -31,7 +31,9 @@ class DelayedGradients(RoundTask):
             raise LoopError(
                 "a second backward() before optimizer.step() would send once more, among its own gradients, the mean "
                 "that arrived with the first. Accumulate with `with session.no_sync():` around all but the last "
-                "backward(), or use EveryStep(accumulate=...)."
+                "backward(), or use EveryStep(accumulate=...). Write the same around a backward() whose gradients are "
+                "thrown away, as a GAN's generator's for its discriminator: the first was such a one, if no step "
+                "followed it."
             )
 
     def check_step(self, *, closure: bool) -> None:

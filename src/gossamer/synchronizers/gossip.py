@@ -15,7 +15,7 @@ from gossamer import events
 from gossamer.checkpoint.state import AGREED_KEY
 from gossamer.core.layout import FlatTensors, Layout, first_nonfinite
 from gossamer.core.ops import AllReduceMean, Coalesced, Script
-from gossamer.errors import GossamerError, Stopped
+from gossamer.errors import GossamerError
 from gossamer.gossip.rules import MASS
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
@@ -34,7 +34,7 @@ BUFFERS = "buffers"
 
 
 class GossipAveraging(Synchronizer):
-    """Mixes parameters with neighbors after the optimizer's own step, every so many backward passes.
+    """Mixes parameters with neighbors after the optimizer's own step, every so many of them.
 
     A round is one neighbor all-gather. Only every `rounds_apart` rounds an all-gather among all workers goes with it:
     a rank that is out of data takes part in its neighbors' rounds until then, and a run that is to stop goes on until
@@ -52,8 +52,7 @@ class GossipAveraging(Synchronizer):
         self._number = 0
         self._merged: dict[str, Tensor] | None = None
         self._begin_anew()
-        rank = self._transport.rank
-        self._local = LocalSteps(self.controls, self._loop, rank, buckets, self._count, self._pass_over)
+        self._local = LocalSteps(self.controls, self._loop, self._transport.rank, buckets, self._count)
 
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""
@@ -74,29 +73,11 @@ class GossipAveraging(Synchronizer):
 
     # -- local steps ---------------------------------------------------------------------------------------------------
 
-    def _pass_over(self) -> None:
-        self._make_up()
-        self._count()
-
-    def _make_up(self) -> None:
-        """The round after a step that the scaler skipped: no hook ran, so it is made when the next pass is over. A run
-        that ends in it ends before that pass counts, as it does for ranks whose hook ran."""
-        self.poll_scale(self._loop)
-        if self._local.counted or self.stopping:
-            return
-        self._mix_due()
-        if self.stopping:
-            raise Stopped
-
     def _count(self) -> None:
-        scale = self.poll_scale(self._loop)
         self.step += 1
         self._merged = None
-        if scale is None:
+        if self._loop.scale() is None:
             self._local.drop_nonfinite()
-
-    def rest(self) -> None:
-        self._local.rest()
 
     def before_step(self, *, closure: bool) -> None:
         self._local.before_step(closure=closure)
@@ -138,9 +119,6 @@ class GossipAveraging(Synchronizer):
     @torch.no_grad()
     def _meet(self) -> None:
         """Check that all ranks save or merge now. Raises LoopError where some do not."""
-        self.poll_scale(self._loop)  # the round of a step that was skipped is still due
-        if not self._local.counted:
-            self._mix_due()
         self._run(self._round(self._parts(), Presence.SAVING))
 
     def _parts(self) -> list[MixedTensors]:

@@ -27,7 +27,7 @@ class RoundHeader(NamedTuple):
     """Goes before the numbers of a round."""
 
     number: int  # of the round
-    passes: int  # backward passes of this rank
+    passes: int  # steps of this rank's optimizer
     presence: Presence  # why it takes part
     stop: bool  # it was asked to end the run
 

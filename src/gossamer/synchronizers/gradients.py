@@ -17,18 +17,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from gossamer.core import rng
 from gossamer.errors import LoopError
+from gossamer.events import notice
 from gossamer.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
 from gossamer.reducer.backward_hooks import refuse_reentrant
-from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.bucket import Bucket, copy_state
 from gossamer.reducer.model_buffers import BufferVersions
-from gossamer.reducer.participation import refuse_to_save_apart
+from gossamer.reducer.participation import refuse_apart
 from gossamer.reducer.reduction import NO_INPUT, BucketInput, PendingReduction, StepReduction, StepTrailer
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer
+
+MANY_DROPPED = 10
 
 
 class GradientPhase(Enum):
@@ -59,6 +63,10 @@ class GradientSynchronizer(Synchronizer):
         self._pending: PendingReduction | None = None
         self._tuner = PipelineTuner()
         self._versions = BufferVersions(context.loop.buffers)
+        self._unused = False  # the last average: no optimizer has used it yet
+        self._dropped = 0  # averages in a row that no optimizer used
+        self._seen: list[int] = []  # versions of some parameters when that average was shown
+        self._trained: Sequence[int] = range(context.transport.world)  # who did in the exchange before
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
             for bucket in buckets
@@ -97,6 +105,7 @@ class GradientSynchronizer(Synchronizer):
             )
         self._task = torch._C._current_graph_task_id()
         self._expect_all()
+        self._drop_thrown_away()
         if self._sums.complete:
             self._begin(self._sums.weight + self.controls.weight)
         torch.autograd.Variable._execution_engine.queue_callback(self._over)
@@ -105,8 +114,6 @@ class GradientSynchronizer(Synchronizer):
     def _begin(self, weight: float) -> PendingReduction:
         """See the loop as it is now; what must be known before the first bucket travels during backward."""
         taken = self._loop.step_context()
-        if taken.scaler.skipped_step:
-            self.rest()
         if self._pending is not None:
             self._pending.taken = taken
             return self._pending
@@ -114,7 +121,7 @@ class GradientSynchronizer(Synchronizer):
         compressor, transport = self._context.compressor, self._context.transport
         reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
         self._pending = PendingReduction(reduction, self._buckets, self._context.comm_thread, taken)
-        self._pending.begin(self._loop.warn)
+        self._pending.begin(self._loop.warn, self._trained, self._loop.check())
         return self._pending
 
     def _send(self, pending: PendingReduction, presence: Presence) -> None:
@@ -129,25 +136,26 @@ class GradientSynchronizer(Synchronizer):
             raise LoopError(
                 "a second backward() before optimizer.step() would send what was averaged already once more, and "
                 f"{self._context.compressor!r} would remember it wrongly. Accumulate with `with session.no_sync():` "
-                "around all but the last backward(), or use Dense(). An optimizer that calls backward() within its "
-                "step, such as LBFGS, needs Dense()."
+                "around all but the last backward(), or use Dense(). Gradients that nobody is to use, as those of a "
+                "GAN's generator for its discriminator, are thrown away by zero_grad() before the next backward(). An "
+                "optimizer that calls backward() within its step, such as LBFGS, needs Dense()."
             )
-        return self._sums.join(
-            self._buckets.index(bucket), new, self.controls.weight, pending.taken.scaler.scale or 1.0
-        )
+        return self._sums.join(self._buckets.index(bucket), new, self.controls.weight, pending.taken.scale or 1.0)
 
     def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
-        training = presence == Presence.TRAINING
+        training, check = presence == Presence.TRAINING, self._loop.check()
         report = StepReport(
             weight=pending.reduction.weight,
             presence=presence,
             settings=rng.address(pending.taken.settings),
+            steps=self.step,
+            sample=check.sample(self.step) if training else 0,
             first_nonfinite=NOBODY,
             stop=self.asked_to_stop,
             used=np.array([name in self._sums.used or grad is not None for name, grad in self._gradients()]) & training,
             moved=self._versions.moved() & training,
         )
-        return StepTrailer(report=report, settings=pending.taken.settings, buffers=self._loop.buffers())
+        return StepTrailer(report=report, settings=pending.taken.settings, check=check, buffers=self._loop.buffers())
 
     def _gradients(self) -> Iterator[tuple[str, Tensor | None]]:
         for bucket in self._buckets:
@@ -160,7 +168,7 @@ class GradientSynchronizer(Synchronizer):
         if self._sums.complete:
             self.finish()
             return
-        self._sums.add(self.controls.weight, self.poll_scale(self._loop) or 1.0)
+        self._sums.add(self.controls.weight, self._loop.scale() or 1.0)
         self._passes, self._task = self._passes + 1, None
         if self.phase is GradientPhase.WAITING:
             self.phase = GradientPhase.FINISHED
@@ -191,30 +199,91 @@ class GradientSynchronizer(Synchronizer):
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
         self._pending = self._task = None
         self.stopping = decision.stop
-        refuse_to_save_apart(decision.presences)
+        refuse_apart(decision.presences)
+        if decision.parted:
+            self._context.compare_parameters(decision.parted, self.step)
         blame = pending.commit(decision)
         self.reference = pending.reduction.reference
-        self.step += pending.committed
+        if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:
+            self._passes -= pending.reduction.at.step < self.step  # nobody has used the last average, as the others say
+            self._unused = False
+        self.step = max(pending.reduction.at.step, *decision.steps.values(), 0) + pending.committed
         self._versions.note()
         self._expect_all()
         if decision.active:
+            self._trained = decision.active
+            self._unused = pending.committed and not self.in_optimizer
+            self._seen = self._parameter_versions()
             self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
             self._passes += 1
             self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
             self._loop.judged(blame)
         return decision
 
+    # -- averages that no optimizer uses -------------------------------------------------------------------------------
+
+    def use(self) -> None:
+        self._unused, self._dropped = False, 0
+
+    def _drop_thrown_away(self) -> None:
+        """Another pass begins. Where no optimizer has used the last average and its gradients are not there any more,
+        that pass was none: the generator's through a GAN's discriminator, a saliency map, a batch that is left out."""
+        if not self._unused:
+            return
+        if self._seen != self._parameter_versions():
+            self.use()  # by hand, without an optimizer
+        elif all(bucket.zeroed for bucket in self._buckets) or not any(
+            parameter.grad is bucket.views[name] for bucket, name, parameter in self._all()
+        ):  # else this pass accumulates upon it
+            self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Take back what compressors remember of the last average, if no optimizer has used it: its remainder would be
+        sent along with the next."""
+        if not self._unused:
+            return
+        for bucket in self._buckets:
+            bucket.roll_back()
+        self.step, self._passes, self._dropped = self.step - 1, self._passes - 1, self._dropped + 1
+        self._unused = False
+        self.rest()
+        if self._dropped == MANY_DROPPED and self._context.transport.rank == 0:
+            notice(
+                f"{MANY_DROPPED} backward passes in a row were averaged and no optimizer has used any of them, so they "
+                "left no trace. Call optimizer.step(); where parameters are updated by hand, write into them with "
+                "`with torch.no_grad(): parameter.sub_(...)` and not through parameter.data, which nobody sees."
+            )
+
+    def _all(self) -> Iterator[tuple[Bucket, str, Parameter]]:
+        for bucket in self._buckets:
+            for name, parameter in bucket.parameters.items():
+                yield bucket, name, parameter
+
+    def _parameter_versions(self) -> list[int]:
+        """Of the first parameter of every bucket: counts how often it was written to."""
+        return [next(iter(bucket.parameters.values()))._version for bucket in self._buckets]
+
     # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
 
     def before_step(self, *, closure: bool) -> None:
         if self.phase is GradientPhase.WAITING and not closure:
+            if all(
+                parameter.grad is None or parameter.grad is bucket.views[name]
+                for bucket, name, parameter in self._all()
+            ):
+                self._loop.check().note_missing_pass()
             self._over()  # no gradient hook fired here: the others wait for this rank
         self.in_optimizer = True
+        self.use()
 
     def after_step(self) -> None:
         self.rest()
 
+    def step_skipped(self) -> None:
+        self.rest()
+
     def end_epoch(self) -> int:
+        self._drop_unused()
         missed = 0
         while self.passes != self.last_pass and (decision := self.finish(Presence.OUT_OF_DATA)).active:
             missed += 1
@@ -227,20 +296,25 @@ class GradientSynchronizer(Synchronizer):
 
     def meet_to_save(self) -> None:
         with kept_gradients([p for bucket in self._buckets for p in bucket.parameters.values()]):
+            if self._unused:
+                for bucket in self._buckets:
+                    bucket.keep_before()
             self.finish(Presence.SAVING)  # ranks that train on would not hear of it otherwise
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def remembered(self) -> NamedState:
-        found = state_by_name(self._buckets)
+        found: NamedState = {}
+        for bucket in self._buckets:
+            found |= bucket.state_by_name(rolled_back=self._unused)
         for name, total in self._sums.state():
             found.setdefault(name, {})[SUM] = total
         return found
 
     def progress(self) -> dict[str, Any]:
         return {
-            "step": self.step,
-            "passes": self._passes,
+            "step": self.step - self._unused,
+            "passes": self._passes - self._unused,
             "reference": self.reference,
             "accumulated": self._sums.progress(),
         }
@@ -248,6 +322,7 @@ class GradientSynchronizer(Synchronizer):
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.step, self._passes, self.reference = progress["step"], progress["passes"], progress["reference"]
         self._sums.resume(progress["accumulated"])
+        self._unused, self._trained = False, range(self._context.transport.world)
         self.rest()
         copy_state(remembered, self.remembered())
 
@@ -264,7 +339,7 @@ class GradientSynchronizer(Synchronizer):
         return any(bucket.touched for bucket in self._buckets)
 
     def rest(self) -> None:
-        """The optimizer has made its step, or never will: what comes next is a new one."""
+        """What comes next is a new step."""
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
 
     def close(self) -> None:

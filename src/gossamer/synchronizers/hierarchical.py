@@ -32,7 +32,9 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
     ) -> None:
         controls = LoopControls()
         self._first_of_site = context.transport.rank - site.transport.rank
-        site = replace(site, loop=replace(site.loop, ended=self._site_step_ended, judged=self._site_judged))
+        check = site.loop.check().within_site(site.transport.rank, self._first_of_site)
+        loop = replace(site.loop, ended=self._site_step_ended, judged=self._site_judged, check=lambda: check)
+        site = replace(site, loop=loop)
         self._inside = GradientSynchronizer(site_buckets, site, controls=controls)
         super().__init__(schedule, fragments, task, context, start, controls)
 
@@ -49,8 +51,12 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
     def touched(self) -> bool:
         return self._inside.touched
 
-    def rest(self) -> None:
-        self._inside.rest()
+    def use(self) -> None:
+        self._inside.use()
+
+    def step_skipped(self) -> None:
+        self._inside.step_skipped()
+        super().step_skipped()
 
     def before_step(self, *, closure: bool) -> None:
         self._inside.before_step(closure=closure)
@@ -67,7 +73,6 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
             self.step += 1
             self._boundary()
             self._local.report()
-        self._inside.rest()
         if self.step > max(ended, self._sync_round(self._number - 1).launch):
             self.step -= 1  # steps of its site are missing here since the last round: one more brings all together
         return super().end_epoch()

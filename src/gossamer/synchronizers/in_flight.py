@@ -69,6 +69,7 @@ class RoundResult:
     blame: NonFiniteOrigin | None = None
     active: bool = True  # some rank goes on training
     stop: bool = False  # the run ends
+    parted: tuple[int, ...] = ()  # ranks whose parameters were found not to be the same
     costs: StepCosts = field(default_factory=dict)
 
 
@@ -109,7 +110,9 @@ class OutgoingRound:
         blame = reduction.blame(decision, self.buckets)
         if blame is None and mean is not None and not all_finite(mean):
             blame = None, "buffers"
-        result = RoundResult(blame=blame, active=active, stop=decision.stop, costs=reduction.costs())
+        result = RoundResult(
+            blame=blame, active=active, stop=decision.stop, parted=decision.parted, costs=reduction.costs()
+        )
         return result if blame is not None or not reduction.total else self._commit(result, reduction, decision, mean)
 
     def _commit(

@@ -1,4 +1,4 @@
-"""Local steps: counts backward passes between sync rounds, and reports what each step of the optimizer took."""
+"""Local steps: counts the optimizer's steps between sync rounds, and reports what each of them took."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gossamer.synchronizers.base import LoopControls, LoopState
 class StepPhase(Enum):
     """Where this rank stands between two steps of its optimizer."""
 
-    WAITING = auto()  # no backward pass was counted since the last step
-    COUNTED = auto()  # one was, and the optimizer has not made its step
-    IN_CLOSURE = auto()  # a step goes on whose closure computes gradients: its passes count as one, after it
-    COUNTED_IN_CLOSURE = auto()  # the same, and a pass before it was counted
+    WAITING = auto()  # the next step was not counted yet
+    COUNTED = auto()  # it was, and the optimizer has not made it
+    IN_CLOSURE = auto()  # it goes on, with a closure that computes gradients: it counts when it is over
 
 
 class LocalSteps:
-    """Counts backward passes of a rank that trains its own parameters, and adds up what its steps took.
+    """Counts the optimizer's steps of a rank that trains its own parameters, and adds up what they took.
 
-    count: called once per step, or per backward pass where there are several before one step; on_pass: called instead
-    when a backward pass is over.
+    A step counts once, however many backward passes come before it; a pass that no step uses does not count.
+    count: called once per step, before the optimizer uses the gradients where it can. in_backward: called when a
+    backward pass is over instead, which must be the only one before its step.
     """
 
     def __init__(
@@ -35,41 +35,53 @@ class LocalSteps:
         rank: int,
         buckets: Sequence[Bucket],
         count: Callable[[], None],
-        on_pass: Callable[[], None] | None = None,
+        *,
+        in_backward: bool = False,
     ) -> None:
         self._controls, self._loop, self._rank, self._buckets = controls, loop, rank, buckets
-        self._count, self._on_pass = count, on_pass or count
+        self._count, self._in_backward = count, in_backward
         self.phase = StepPhase.WAITING
+        self._weight: float | None = None  # of the passes since the last step
         self._skipped, self._waited = False, 0.0
         self._costs: dict[str, float] = {}
         parameters = [parameter for bucket in buckets for parameter in bucket.parameters.values()]
         self._monitor = BackwardMonitor(parameters, self._pass_over)
 
     def _pass_over(self) -> None:
-        if not self._controls.muted and self.phase in (StepPhase.WAITING, StepPhase.COUNTED):
-            self._on_pass()
+        if self._controls.muted or self.phase is StepPhase.IN_CLOSURE:
+            return
+        self._weight = (self._weight or 0.0) + self._controls.weight
+        if self._in_backward:
+            self._count()
             self.phase = StepPhase.COUNTED
 
     @property
     def counted(self) -> bool:
-        return self.phase in (StepPhase.COUNTED, StepPhase.COUNTED_IN_CLOSURE)
+        return self.phase is StepPhase.COUNTED
 
-    def count_missed_pass(self) -> None:
-        """Count one where none was counted before the optimizer's step."""
+    def take_weight(self) -> float:
+        """The weight of all samples of the step that is counted now."""
+        weight, self._weight = self._weight, None
+        return self._controls.weight if weight is None else weight
+
+    def count_once(self) -> None:
+        """Count the step that is about to be made, or was, unless it was counted."""
         if not self.counted:
             self._count()
             self.phase = StepPhase.COUNTED
 
     def rest(self) -> None:
         """What comes next is a new step."""
-        self.phase = StepPhase.WAITING
+        self.phase, self._weight = StepPhase.WAITING, None
 
     def before_step(self, *, closure: bool) -> None:
         if closure:
-            self.phase = StepPhase.COUNTED_IN_CLOSURE if self.counted else StepPhase.IN_CLOSURE
+            self.phase = StepPhase.IN_CLOSURE
+        else:
+            self.count_once()
 
     def after_step(self) -> None:
-        self.count_missed_pass()  # the step had no backward pass of its own, or many within it
+        self.count_once()
         self.rest()
 
     def drop_nonfinite(self) -> None:

@@ -43,7 +43,7 @@ class PairwiseGossip(Synchronizer):
     """Averages with a neighbor whenever both are ready, and waits for no other worker until the end of the run.
 
     Each worker answers others at any time, from the parameters it has shown last, and begins an exchange of its own
-    every `period` backward passes, unless its last one is still under way. The results of both are added to the
+    every `period` steps, unless its last one is still under way. The results of both are added to the
     parameters after the next step of the optimizer. Statistics such as BatchNorm's stay each worker's own until the
     end, when all take the mean of everything, the same bits.
     """
@@ -116,9 +116,6 @@ class PairwiseGossip(Synchronizer):
     def _count(self) -> None:
         self.step += 1
         self._local.drop_nonfinite()
-
-    def rest(self) -> None:
-        self._local.rest()
 
     def before_step(self, *, closure: bool) -> None:
         self._local.before_step(closure=closure)

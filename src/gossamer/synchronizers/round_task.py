@@ -22,6 +22,7 @@ class RoundTask(ABC):
     when it lands."""
 
     in_backward = False  # rounds leave and land when a backward pass is over, not after the optimizer's step
+    keeps_alike = False  # parameters are alike on all ranks at every step
     keeps_offers = False  # what was sent is needed again when the mean is there
     guards_gradients = False  # gradients that are not finite are taken away before the optimizer uses them
 

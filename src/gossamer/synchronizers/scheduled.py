@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core import rng
+from gossamer.errors import PeerLost
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.participation import Participants, ParticipationPoll
 from gossamer.reducer.reduction import StepTrailer
@@ -35,8 +37,8 @@ from gossamer.synchronizers.round_task import NO_FLAGS, RoundTask
 class ScheduledSynchronizer(Synchronizer):
     """Sends what a task offers of a fragment at each launch of a schedule, and applies the result at its landing.
 
-    Everything is counted in backward passes, which all ranks make alike, not in steps that an optimizer took. Only the
-    training thread writes what training reads, at the boundary between two steps.
+    Everything is counted in steps of the optimizer, those that a GradScaler skips on this rank included, so that all
+    ranks count alike. Only the training thread writes what training reads, at the boundary between two steps.
     """
 
     def __init__(
@@ -56,7 +58,10 @@ class ScheduledSynchronizer(Synchronizer):
         self._in_flight: deque[InFlightRound] = deque()
         # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=schedule.delay > 0)
-        self._local = LocalSteps(self.controls, self._loop, context.transport.rank, self.buckets, self._count)
+        rank = context.transport.rank
+        self._local = LocalSteps(
+            self.controls, self._loop, rank, self.buckets, self._count, in_backward=task.in_backward
+        )
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -69,24 +74,22 @@ class ScheduledSynchronizer(Synchronizer):
     # -- local steps ---------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        scale = self.poll_scale(self._loop)
         if self._task.in_backward:
             self._task.check_pass(counted=self._local.counted)
         self.step += 1
+        weight = self._local.take_weight()
         for fragment in self._fragments:
-            fragment.weight += self.controls.weight
-        if self._task.guards_gradients and scale is None:
+            fragment.weight += weight
+        if self._task.guards_gradients and self._loop.scale() is None:
             self._local.drop_nonfinite()
         if self._task.in_backward and not self._boundary():
             self._task.nothing_landed()
 
-    def rest(self) -> None:
-        self._local.rest()
-
     def before_step(self, *, closure: bool) -> None:
         if self._task.in_backward:
             self._task.check_step(closure=closure)
-            self._local.count_missed_pass()  # no gradient hook fired here: the others wait for this rank
+            if not self._local.counted:
+                self._loop.check().note_missing_pass()
         self._local.before_step(closure=closure)
 
     def after_step(self) -> None:
@@ -134,17 +137,19 @@ class ScheduledSynchronizer(Synchronizer):
         self._number += 1
 
     def _trailer(self, fragment: Fragment, weight: float, presence: Presence) -> StepTrailer:
-        settings = self._loop.settings()
+        settings, check = self._loop.settings(), self._loop.check()
         report = StepReport(
             weight=weight,
             presence=presence,
             settings=rng.address(settings),
+            steps=self.step if self._task.keeps_alike else 0,
+            sample=check.sample(self.step) if self._task.keeps_alike and presence == Presence.TRAINING else 0,
             first_nonfinite=NOBODY,
             used=self._task.used(fragment.buckets, presence),
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
         )
-        return StepTrailer(report=report, settings=settings, buffers=())
+        return StepTrailer(report=report, settings=settings, check=check, buffers=())
 
     def _reduce(self, outgoing: OutgoingRound, poll: Callable[[], ScriptCost]) -> RoundResult:
         """On the communication thread: participate, reduce, commit."""
@@ -158,7 +163,7 @@ class ScheduledSynchronizer(Synchronizer):
     # -- landing -------------------------------------------------------------------------------------------------------
 
     def _land_until(self, passes: int) -> int:
-        """Apply or revert what is due after so many backward passes; how many rounds that were."""
+        """Apply or revert what is due after so many steps; how many rounds that were."""
         landed = 0
         while self._in_flight and self._in_flight[0].sync_round.landing <= passes:
             self._land(self._in_flight.popleft())
@@ -171,6 +176,8 @@ class ScheduledSynchronizer(Synchronizer):
             result = landed.work.wait()
             use_on_current_stream((*result.means, *result.owns, result.averaged_state))
         self.stopping = self.stopping or result.stop
+        if result.parted:
+            self._context.compare_parameters(result.parted, self.step)
         self._local.add(not result.committed, result.costs)
         if result.committed:
             self._task.apply(landed, result)
@@ -210,6 +217,13 @@ class ScheduledSynchronizer(Synchronizer):
                 self.step = max(self.step, each.sync_round.landing)
                 self._land_until(self.step)
         return self.stopping
+
+    def end_run(self) -> None:
+        """The last rounds land in nobody's step, so nobody would hear of a rank that made fewer."""
+        if self._task.keeps_alike:
+            with suppress(PeerLost):  # a rank that has left without a word
+                participants: Participants = self._poll.hear(0.0, self.step, Presence.ENDING).result
+                self._loop.check().agree_on_steps(dict(enumerate(participants.passes)))
 
     def meet_to_save(self) -> None:
         self._boundary()

@@ -1,0 +1,204 @@
+"""Parameter check: finds out during a run whether the ranks' parameters, or their steps, have parted.
+
+In lock step ranks apply the same mean to the same parameters, so these stay alike bit for bit although nobody sends
+them. What changes one rank's alone (a weight that is set, load_state_dict, an optimizer.step() left out) is seen by
+nobody: loss goes on falling, and at the end there are two models. So the report of every fourth step carries a checksum
+of the next 25th of all parameters. Every rank hears the same reports, hence all find the same difference at the same
+step, within 100 steps, and tell each other a checksum of each tensor to name it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from gossamer.core.layout import dense_stride
+from gossamer.errors import LoopError, MismatchError, require
+from gossamer.events import notice
+from gossamer.kernels.crc import crc32
+
+Verify = Literal["warn", "stop", "off"]
+
+EVERY_STEPS, PARTS = 4, 25
+NAMED = 3  # tensors in a message
+CHUNK_BYTES = 2**26
+
+
+def check_verify(verify: str) -> None:
+    require(verify in ("warn", "stop", "off"), f'verify is "warn", "stop" or "off", not {verify!r}')
+
+
+class ParameterCheck:
+    """Compares parameters and steps of the ranks that train in lock step.
+
+    verify: "warn" notices the first difference and lets training go on, "stop" raises MismatchError on every rank,
+    "off" looks at nothing. rank: of this worker, among those that average gradients together; the first of them is
+    `first_rank` among all.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, Parameter], verify: Verify, rank: int, first_rank: int = 0
+    ) -> None:
+        self._model, self._parameters, self._verify = model, parameters, verify
+        self._rank, self._first_rank = rank, first_rank
+        self._numel = sum(parameter.numel() for parameter in parameters.values())
+        self._holders = _holders(model, parameters)
+        self._told: set[str] = set()
+
+    def within_site(self, rank: int, first_rank: int) -> ParameterCheck:
+        """The same among the ranks of one site."""
+        return ParameterCheck(self._model, self._parameters, self._verify, rank, first_rank)
+
+    # -- one part in every report --------------------------------------------------------------------------------------
+
+    def sample(self, step: int) -> int:
+        """The checksum that goes into a step's report: of a part of the parameters, or 0."""
+        turn, rest = divmod(step, EVERY_STEPS)
+        if rest or self._verify == "off" or "parameters" in self._told:
+            return 0
+        size = -(-self._numel // PARTS)
+        found = 0
+        for part in self._between(turn % PARTS * size, (turn % PARTS + 1) * size):
+            found = _checksum(part, found)
+        return found
+
+    def _between(self, begin: int, end: int) -> Iterator[Tensor]:
+        """All parameters' elements from one place to another, each as they lie in memory."""
+        start = 0
+        for parameter in self._parameters.values():
+            stop = start + parameter.numel()
+            if start < end and stop > begin:
+                yield _flat(parameter)[max(begin - start, 0) : end - start]
+            start = stop
+
+    def text(self) -> str:
+        """A checksum of each tensor, for `compare`."""
+        return json.dumps([_checksum(_flat(parameter)) for parameter in self._parameters.values()])
+
+    def compare(self, texts: Mapping[int, str], when: str, kind: str = "parameters") -> None:
+        """Tell which tensors differ on which ranks, from their `text` by rank; nothing where none does.
+
+        Raises MismatchError where differences end the run.
+        """
+        by_rank = {self._first_rank + rank: tuple(json.loads(text)) for rank, text in texts.items()}
+        if len(set(by_rank.values())) == 1:
+            return
+        sums_by_tensor = zip(self._parameters, *by_rank.values(), strict=True)
+        differing = [name for name, *sums in sums_by_tensor if len(set(sums)) > 1]
+        self._tell(
+            kind,
+            f"the parameters of {_odd(by_rank)} {when}: {_listed(differing)}. All apply the same averages, so they "
+            "stay alike bit for bit unless something changes them on one rank alone: a weight that is set, "
+            "load_state_dict(), zero_grad() before the step, or an optimizer.step() left out. Do it on every rank, and "
+            'go on from a checkpoint of before, session.load(directory). attach(..., verify="stop") ends the run where '
+            'this happens; verify="off" does not look.',
+        )
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def agree_on_steps(self, made: Mapping[int, int]) -> int:
+        """From how many steps of the optimizer all ranks go on, by what each has made. Raises MismatchError where
+        differences end the run."""
+        if len(set(made.values())) > 1 and self._verify != "off":
+            told = ", ".join(f"{steps} on rank {self._first_rank + rank}" for rank, steps in made.items())
+            self._tell(
+                f"steps {sorted(made.items())}",
+                f"the ranks have made different numbers of steps: {told}. Every rank applies the averages itself, so "
+                "parameters part where one leaves a step out or makes it twice. Call optimizer.step() once after "
+                "backward() on every rank, or on none.",
+            )
+        return max(made.values())
+
+    # -- this rank alone -----------------------------------------------------------------------------------------------
+
+    def look(self, step: int) -> None:
+        """Before the optimizer's step, look for a parameter that the model has not any more. Raises LoopError where
+        differences end the run."""
+        turn, rest = divmod(step, EVERY_STEPS)
+        if rest or self._verify == "off":
+            return
+        for name, holder, leaf in self._holders[turn % PARTS :: PARTS]:
+            if holder.get(leaf) is not self._parameters[name]:
+                message = (
+                    f'the model has another "{name}" on rank {self._first_rank + self._rank} than at attach: the '
+                    "optimizer and the averages hold the old one, and the new one learns nothing. Write into it, "
+                    f"`with torch.no_grad(): parameter.copy_(...)`, or build the optimizer anew and call "
+                    f'session.reset("{name}") on every rank.'
+                )
+                if self._verify == "stop":
+                    raise LoopError(message)
+                if name not in self._told:
+                    self._told.add(name)
+                    notice(message)
+
+    def note_missing_pass(self) -> None:
+        """The optimizer is about to make a step, and no gradient was computed since the last. Raises LoopError where
+        differences end the run."""
+        if self._verify == "off" or "missing pass" in self._told:
+            return
+        self._told.add("missing pass")
+        message = (
+            f"optimizer.step() came on rank {self._first_rank + self._rank} without a backward() before it. The others "
+            "average with this rank once a step, so from now on it is one ahead of them, and has nothing of its own in "
+            "this average, unless every rank does so. Call step() once after every backward()."
+        )
+        if self._verify == "stop":
+            raise LoopError(message)
+        notice(message)
+
+    def _tell(self, kind: str, message: str) -> None:
+        if self._verify == "stop":
+            raise MismatchError(message)
+        if kind not in self._told and self._rank == 0:  # all ranks have found the same
+            notice(message)
+        self._told.add(kind)
+
+
+def _holders(
+    model: nn.Module, parameters: Mapping[str, Parameter]
+) -> list[tuple[str, Mapping[str, Parameter | None], str]]:
+    """(name, the dictionary of the module that holds it, its name there) of every parameter."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return [
+        (names.pop(id(parameter)), module._parameters, leaf)
+        for module in model.modules()
+        for leaf, parameter in module._parameters.items()
+        if id(parameter) in names
+    ]
+
+
+def _odd(by_rank: Mapping[int, tuple[int, ...]]) -> str:
+    """Whose parameters differ: all but those of the majority, if there is one."""
+    usual, times = Counter(by_rank.values()).most_common(1)[0]
+    odd = [rank for rank, sums in by_rank.items() if sums != usual]
+    return f"{_ranks(odd)} are not those of the others" if 2 * times > len(by_rank) else f"{_ranks([*by_rank])} differ"
+
+
+def _flat(parameter: Tensor) -> Tensor:
+    """The elements as they lie in memory: (n,)."""
+    values = parameter.detach()
+    if values.is_contiguous() or dense_stride(values) != tuple(values.stride()):
+        return values.reshape(-1)
+    return values.as_strided((values.numel(),), (1,))
+
+
+def _checksum(flat: Tensor, before: int = 0) -> int:
+    for chunk in flat.view(torch.uint8).split(CHUNK_BYTES):
+        before = crc32(memoryview(chunk.cpu().numpy()), before)
+    return before
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    *first, last = map(str, ranks)
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(f'"{name}"' for name in names[:NAMED]) + (f" and {more} more" if more > 0 else "")
