@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check kernels sanitize format bench-overhead bench-network bench-recipes bench-compressors bench-convergence clean
+.PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-network bench-recipes bench-compressors bench-convergence clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -27,6 +27,11 @@ test: $(READY) ## run the tests
 	$(BIN)/pytest -m "$(IN_TURN)"; in_turn=$$?; \
 	echo "tests in one process: exit $$pure; tests of processes and networks: exit $$in_turn"; \
 	[ $$pure = 0 ] && [ $$in_turn = 0 ]
+
+# Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
+test-plain: export PYTHONDONTWRITEBYTECODE :=
+test-plain: $(READY) ## run the tests of processes and networks with the real torch._dynamo
+	$(BIN)/pytest -m "$(IN_TURN)" --plain
 
 check: $(READY) ## formatting, lint, types, architecture
 	$(BIN)/ruff format --check .
