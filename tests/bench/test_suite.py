@@ -227,8 +227,8 @@ def test_ratios_are_what_they_are_called() -> None:
     *_, encode, decode = run_benchmarks(rows, 3, lambda what: None)
     assert encode.gradient_bytes_per_second == pytest.approx(4000 / 6e-6)
     assert encode.copy_ratio == pytest.approx(3.0)
-    assert encode.roofline_share == pytest.approx(6000 / 4e9 / 6e-6)
-    assert (decode.part, decode.roofline_share) == ("decode", pytest.approx(0.5))
+    assert encode.add_rate_share == pytest.approx(6000 / 4e9 / 6e-6)
+    assert (decode.part, decode.add_rate_share) == ("decode", pytest.approx(0.5))
 
 
 def test_buckets_have_the_elements_that_were_asked_for() -> None:
@@ -288,7 +288,7 @@ def test_the_report_has_a_line_for_each_implementation() -> None:
     sentences = list(remarks(found))
     assert sum("matrix products" in sentence for sentence in sentences) == 1
     assert sum(sentence.startswith(ONTO) for sentence in sentences) == 3
-    assert all(one.roofline_share > 0 for one in found if one.part == ENCODE)
+    assert all(one.add_rate_share > 0 for one in found if one.part == ENCODE)
 
 
 def test_a_processor_has_a_name(tmp_path) -> None:
