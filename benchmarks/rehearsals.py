@@ -67,8 +67,8 @@ def main(args: argparse.Namespace) -> None:
     parts = [
         "# Rehearsals: models and GPUs that are not here",
         f"What `gossamer rehearse` printed: {WORKERS} workers on emulated hosts, published step times of a 2080 Ti "
-        'with batch 32, real bytes. "ratio" is to the step without any talking; "foretold" was computed before each run. '
-        f"One run a row, {args.steps} steps and more, medians.",
+        'with batch 32, real bytes. "ratio" is to the step without any talking; "foretold" was computed before each '
+        f"run. One run a row, {args.steps} steps and more, medians.",
         provenance(),
         *(rehearse(each, args.steps) for each in rehearsals),
     ]

@@ -24,8 +24,8 @@ from gossamer.bench.workloads import (
 
 ABOUT = (
     "GB/s of gradient (4 bytes an element a second). x copy: seconds over those of tensor.copy_ on as many elements. "
-    "of add: the fewest bytes that the rule must read and write, at the rate of torch.add(x, y, out=z), over the seconds "
-    "taken; loops that write past the caches move more than torch.add does, so it may exceed 100 %. "
+    "of add: the fewest bytes that the rule must read and write, at the rate of torch.add(x, y, out=z), over the "
+    "seconds taken; loops that write past the caches move more than torch.add does, so it may exceed 100 %. "
     f"Decoding adds up the payloads of so many workers; {MANY} of them in a bucket of a {SMALLER}th. Sharded's "
     "encoding ends when its part's mean was encoded, too: of one worker, which is alone, everything for a second time."
 )
