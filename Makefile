@@ -10,7 +10,8 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check kernels sanitize format bench-overhead bench-network bench-recipes bench-compressors bench-convergence clean
+.PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-network bench-recipes bench-compressors bench-convergence \
+	bench-rehearsals bench-pace bench-stragglers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -27,6 +28,11 @@ test: $(READY) ## run the tests
 	$(BIN)/pytest -m "$(IN_TURN)"; in_turn=$$?; \
 	echo "tests in one process: exit $$pure; tests of processes and networks: exit $$in_turn"; \
 	[ $$pure = 0 ] && [ $$in_turn = 0 ]
+
+# Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
+test-plain: export PYTHONDONTWRITEBYTECODE :=
+test-plain: $(READY) ## run the tests of processes and networks with the real torch._dynamo
+	$(BIN)/pytest -m "$(IN_TURN)" --plain
 
 check: $(READY) ## formatting, lint, types, architecture
 	$(BIN)/ruff format --check .
@@ -51,8 +57,8 @@ bench-overhead: $(READY) ## seconds per step over DistributedDataParallel, two w
 bench-network: $(READY) ## step times on emulated networks beside torch's own hooks; writes docs/benchmarks/network.md
 	$(BIN)/python benchmarks/network.py
 
-bench-recipes: $(READY) ## what recipes cost in loss, and what their bytes would have bought otherwise
-	$(BIN)/python benchmarks/recipes.py --seeds 0 1 2
+bench-recipes: $(READY) ## what recipes cost in loss, and what their bytes would have bought otherwise; writes docs/benchmarks/recipes.md
+	$(BIN)/python benchmarks/recipes.py
 
 bench-compressors: $(READY) ## how fast every compressor is on one core; writes docs/compressors.md
 	mkdir -p runs
@@ -61,6 +67,15 @@ bench-compressors: $(READY) ## how fast every compressor is on one core; writes 
 
 bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes); writes docs/compressors.md
 	$(BIN)/python benchmarks/convergence.py --page docs/compressors.md
+
+bench-rehearsals: $(READY) ## models and GPUs that are not here; writes docs/benchmarks/rehearsals.md
+	$(BIN)/python benchmarks/rehearsals.py
+
+bench-pace: $(READY) ## recipes on long, slow networks beside DDP without a limit; writes docs/benchmarks/pace.md
+	$(BIN)/python benchmarks/pace.py
+
+bench-stragglers: $(READY) ## what one slow worker costs the others; writes docs/benchmarks/stragglers.md
+	$(BIN)/python benchmarks/stragglers.py
 
 clean: ## remove the environment, caches and run records
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs

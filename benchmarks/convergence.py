@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.closing import closing_part  # found only after the line above
-from benchmarks.page import around, put_between
+from benchmarks.page import PAGE, around, put_between
 from benchmarks.picture import plot
+from benchmarks.provenance import QUICK, provenance, scratch
 from benchmarks.report import page_part, sentences
 from benchmarks.side_by_side import done, one_thread
 from benchmarks.studies import DENSE, EVERY, STUDIES
@@ -102,13 +103,21 @@ def train_all(wanted: Sequence[Job], record: dict[str, Any], args: argparse.Name
     return [runs[job] for job in wanted]
 
 
+def quick(args: argparse.Namespace) -> None:
+    """A few steps of two compressors on the study's first task, in files of their own."""
+    args.tasks, args.steps, args.seeds = args.tasks or list(STUDIES[args.study].tasks)[:1], 12, 2
+    args.compressors, args.page = args.compressors or ["TopK(density=0.01)"], scratch(PAGE)
+    args.json = QUICK / args.json.name
+
+
 def main(args: argparse.Namespace) -> None:
+    if args.quick:
+        quick(args)
     if args.page:
         around(args.page, args.study)  # the end of the work would be too late to find that it has no place
     record = {"machine": machine(), "command": shlex.join(["python", *sys.argv])}
     runs = train_all(jobs(args), record, args)
-    about = [f"Command: `{record['command']}`", ", ".join(f"{name} {value}" for name, value in machine().items())]
-    found = PARTS[args.study](runs, about)
+    found = PARTS[args.study](runs, [provenance()])
     print(found)
     for sentence in sentences(runs):
         print(sentence, file=sys.stderr)
@@ -133,6 +142,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="trainings at once")
     parser.add_argument("--json", type=Path, default=Path("runs/convergence.json"), metavar="FILE")
     parser.add_argument("--fresh", action="store_true", help="train everything again")
+    parser.add_argument("--quick", action="store_true", help="a few steps, in files of their own")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, and the picture beside it")
     return parser
 

@@ -10,7 +10,6 @@ What was trained is kept in --results, one line a run, and not trained again. --
 
 import argparse
 import json
-import shlex
 import sys
 import sysconfig
 import time
@@ -26,12 +25,12 @@ from torch.optim import AdamW
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.local_report import DENSE, LEARNING_RATE, page_part, plot, study  # found only after the line above
 from benchmarks.page import around, put_between
+from benchmarks.provenance import ROOT, provenance, scratch
 from benchmarks.side_by_side import done
 from benchmarks.tasks import TASKS
 from benchmarks.virtual_workers import APART, Run, train
 from examples.bytelm import windows
 
-from gossamer.bench import machine
 from gossamer.observe.units import seconds_text
 
 WORKERS, STEPS, SEEDS = 4, 1000, (0, 1, 2, 3, 4)
@@ -113,7 +112,7 @@ def jobs(args: argparse.Namespace) -> list[Job]:
 
 def quick(args: argparse.Namespace) -> None:
     """Everything once, in seconds; the numbers mean nothing."""
-    args.steps, args.seeds, args.recipes, args.page = 8, [0, 1], QUICK, None
+    args.steps, args.seeds, args.recipes, args.page = 8, [0, 1], QUICK, scratch(ROOT / "docs" / "local.md")
     args.results = args.results.with_name(f"quick-{args.results.name}")
 
 
@@ -129,9 +128,7 @@ def main(args: argparse.Namespace) -> None:
     found = study([trained[job] for job in wanted if job in trained])
     if missing := {DENSE, APART} - set(found.runs):
         sys.exit(f"{args.results} has no runs of {missing}, and others are held against them. Leave out --report.")
-    command = shlex.join(["python", *(op for op in sys.argv if op != "--report")])
-    about = f"Command: `{command}`; {', '.join(f'{k} {v}' for k, v in machine().items())}."
-    text = page_part(found, [about])
+    text = page_part(found, [provenance(["python", *(op for op in sys.argv if op != "--report")])])
     print(text)
     if args.page:
         plot(found, args.page.with_suffix(".png"))

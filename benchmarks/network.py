@@ -4,13 +4,11 @@ One run after the other on the same emulated hosts, the same model, batch and nu
 plain DDP without a network limit. Writes docs/benchmarks/network.md.
 
     python benchmarks/network.py [--networks SPEC ...] [--steps 12] [--output FILE.md]
+    python benchmarks/network.py --quick        # a minute, into runs/quick, to see that it runs
 """
 
 import argparse
 import json
-import os
-import platform
-import shlex
 import statistics
 import subprocess
 import sys
@@ -20,9 +18,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
 
-ROOT = Path(__file__).resolve().parent.parent
 UNLIMITED = "none"
 TODAY = {
     "DDP": ["--hook", "none"],
@@ -102,11 +100,19 @@ def table(network: str, rows: dict[str, Result], floor: float) -> str:
     return "\n".join(lines)
 
 
+def quick(args: argparse.Namespace) -> None:
+    """A row of each kind on one network, in a file of its own."""
+    args.networks, args.rows, args.steps = ["100mbit,5ms"], ["DDP", "TopK(density=0.01)"], 4
+    args.output = scratch(args.output)
+
+
 def main(args: argparse.Namespace) -> None:
+    if args.quick:
+        quick(args)
     found: dict[str, dict[str, Result]] = {}
     for network in [UNLIMITED, *args.networks]:
         found[network] = {}
-        for name in [*TODAY, *RECIPES]:
+        for name in args.rows:
             row = today(network, name, args) if name in TODAY else ours(network, name, args)
             found[network][name] = row
             shown = row.error or f"{1000 * row.median:.0f} ms"
@@ -114,11 +120,10 @@ def main(args: argparse.Namespace) -> None:
     floor = found[UNLIMITED]["DDP"].median
     text = (
         "# Step times on emulated networks\n\n"
-        f"examples/bytelm.py, base (3.3 million parameters), batch 8, {args.workers} workers on a machine of "
-        f"{os.cpu_count()} cores ({platform.machine()}), torch {torch.__version__}; median of {args.steps} steps after "
-        "three. Every worker is a host of its own on an emulated network; rates are per host and direction. The "
-        "workers share the cores, so a step's computing takes as long as without a network.\n\n"
-        f"Command: `{shlex.join(['python', *sys.argv])}`\n"
+        f"examples/bytelm.py, base (3.3 million parameters), batch 8, {args.workers} workers; median of "
+        f"{args.steps} steps after three. Every worker is a host of its own on an emulated network; rates are per host "
+        "and direction. The workers share the cores, so a step's computing takes as long as without a network.\n\n"
+        f"{provenance()}\n"
     )
     text += "".join(table(network, rows, floor) + "\n" for network, rows in found.items())
     args.output.parent.mkdir(parents=True, exist_ok=True)
@@ -133,4 +138,6 @@ if __name__ == "__main__":
     options.add_argument("--steps", type=int, default=12)
     options.add_argument("--patience-seconds", type=float, default=400)
     options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "network.md")
+    options.add_argument("--rows", nargs="+", choices=[*TODAY, *RECIPES], default=[*TODAY, *RECIPES], metavar="NAME")
+    options.add_argument("--quick", action="store_true", help="a few steps, in a file of their own")
     main(options.parse_args())

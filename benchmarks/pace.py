@@ -3,13 +3,12 @@
 Rounds of one run each, one after the other on the same machine; a step's time is the mean over whole periods, so that
 the steps that talk count as much as those that do not. Writes docs/benchmarks/pace.md.
 
-    python benchmarks/pace.py [--network 10mbit,100ms] [--recipes RECIPE ...] [--rounds 3] [--output FILE.md]
+    python benchmarks/pace.py [--networks SPEC ...] [--recipes RECIPE ...] [--rounds 3] [--output FILE.md]
+    python benchmarks/pace.py --quick           # a minute, into runs/quick, to see that it runs
 """
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -18,15 +17,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
+from benchmarks.report import markdown
 
-ROOT = Path(__file__).resolve().parent.parent
 DDP = "plain DDP, no limit"
 WARM_UP = 10
 RECIPES = [
+    "TopK(density=0.001)",
+    "PowerSGD(rank=4)",
     "DiLoCo(period=50, fragments=4, delay=5) + Int8()",
-    "DelayedAveraging(delay=4) + TopK(density=0.001)",
-    "DelayedAveraging(delay=4, period=2) + TopK(density=0.001)",
 ]
 
 
@@ -46,51 +46,71 @@ def ddp_seconds(args: argparse.Namespace) -> float:
     return statistics.fmean(json.loads(text)["seconds"][WARM_UP:])
 
 
-def seconds(recipe: str, args: argparse.Namespace) -> float:
+def seconds(recipe: str, network: str, args: argparse.Namespace) -> float:
     """Of a step, on average."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        options = ["--network", args.network, "--recipe", recipe, "--json", str(record)]
+        options = ["--network", network, "--recipe", recipe, "--json", str(record)]
         run(options, ["examples/bytelm.py", "--size", "base", "--steps", str(WARM_UP + args.steps)], args)
         moments = [moment for _, moment, _ in json.loads(record.read_text())["metrics"]["loss"]]
     return float(moments[-1] - moments[WARM_UP - 1]) / (len(moments) - WARM_UP)
 
 
-def main(args: argparse.Namespace) -> None:
+def measure(network: str, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of a step by round, of DDP and each recipe."""
     found: dict[str, list[float]] = {name: [] for name in (DDP, *args.recipes)}
     for number in range(args.rounds):
         for name, taken in found.items():
-            taken.append(ddp_seconds(args) if name == DDP else seconds(name, args))
-            print(
-                f"round {number + 1} of {args.rounds}: {name}: {1000 * taken[-1]:.0f} ms", file=sys.stderr, flush=True
-            )
+            taken.append(ddp_seconds(args) if name == DDP else seconds(name, network, args))
+            shown = f"{network}: round {number + 1} of {args.rounds}: {name}: {1000 * taken[-1]:.0f} ms"
+            print(shown, file=sys.stderr, flush=True)
+    return found
+
+
+def table(found: dict[str, list[float]]) -> str:
     lines = [
-        "# Pace on a long, slow network\n",
-        f"examples/bytelm.py, base (3.3 million parameters), batch 8, {args.workers} workers on a machine of "
-        f"{os.cpu_count()} cores ({platform.machine()}), torch {torch.__version__}. Recipes run on `{args.network}`, "
-        "an emulated host for every worker; DDP runs without a limit. A step is the mean of "
-        f"{args.steps} after {WARM_UP}; of {args.rounds} rounds that take turns the median, the least and the most. "
-        "Pace is DDP's step over the recipe's, by rounds.\n",
-        f"Command: `{shlex.join(['python', *sys.argv])}`\n",
-        "| | step | least to most | pace |",
-        "|---|---:|---:|---:|",
+        {
+            "": f"`{name}`" if name != DDP else name,
+            "step": f"{1000 * statistics.median(taken):.0f} ms",
+            "least to most": f"{1000 * min(taken):.0f} to {1000 * max(taken):.0f} ms" if len(taken) > 1 else "",
+            "pace": f"{statistics.median(plain / ours for plain, ours in zip(found[DDP], taken, strict=True)):.2f}",
+        }
+        for name, taken in found.items()
     ]
-    for name, taken in found.items():
-        pace = statistics.median(plain / ours for plain, ours in zip(found[DDP], taken, strict=True))
-        spread = f"{1000 * min(taken):.0f} to {1000 * max(taken):.0f} ms"
-        shown = f"`{name}`" if name != DDP else name
-        lines.append(f"| {shown} | {1000 * statistics.median(taken):.0f} ms | {spread} | {pace:.2f} |")
+    return markdown(lines)
+
+
+def quick(args: argparse.Namespace) -> None:
+    """One recipe, a few steps of one round, in a file of its own."""
+    args.networks, args.recipes, args.steps, args.rounds = ["100mbit,5ms"], ["DiLoCo(period=4) + Int8()"], 8, 1
+    args.output = scratch(args.output)
+
+
+def main(args: argparse.Namespace) -> None:
+    if args.quick:
+        quick(args)
+    rounds = f"; of {args.rounds} rounds that take turns the median, the least and the most" if args.rounds > 1 else ""
+    parts = [
+        "# Pace on a long, slow network",
+        f"examples/bytelm.py, base (3.3 million parameters), batch 8, {args.workers} workers. Recipes run on the "
+        "network named, an emulated host for every worker; DDP runs without a limit. A step is the mean of "
+        f"{args.steps} after {WARM_UP}{rounds}. Pace is DDP's step over the recipe's, by rounds.",
+        provenance(),
+        *(f"## {network}\n\n{table(measure(network, args))}" for network in args.networks),
+    ]
+    text = "\n\n".join(parts)
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    args.output.write_text(text + "\n")
+    print(text)
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Pace on a long, slow network.")
-    options.add_argument("--network", default="10mbit,100ms")
+    options.add_argument("--networks", nargs="+", default=["100mbit,20ms", "10mbit,20ms"], metavar="SPEC")
     options.add_argument("--recipes", nargs="+", default=RECIPES)
     options.add_argument("--workers", type=int, default=4)
     options.add_argument("--steps", type=int, default=100)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "pace.md")
+    options.add_argument("--quick", action="store_true", help="a few steps, in a file of their own")
     main(options.parse_args())

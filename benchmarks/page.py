@@ -1,25 +1,29 @@
 """Page writer: fills docs/compressors.md with rules from the docstrings, and speeds from a file of measurements.
 
-    python benchmarks/page.py [--speed FILE.json]
+    python benchmarks/page.py [--speed FILE.json] [--quick]
 
-FILE.json is what `gossamer bench compressors --json FILE.json` wrote.
+--quick writes a copy of the page in runs/quick. FILE.json is what `gossamer bench compressors --json FILE.json` wrote.
 """
 
 import argparse
 import inspect
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
 
 from gossamer.bench import ABOUT, BenchmarkResult, cells, remarks
 from gossamer.compressors import Compressor
 from gossamer.recipes.catalog import NOUNS
 from gossamer.recipes.fields import signature
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "compressors.md"
+PAGE = ROOT / "docs" / "compressors.md"
 LINES = re.compile(r"(law|bytes|source):\s*(.*)")
 
 
@@ -72,9 +76,8 @@ def read(docstring: str) -> tuple[str, str, dict[str, str]]:
 def speeds(record: dict[str, Any]) -> str:
     """What `gossamer bench compressors` measured, as a table."""
     measured = [BenchmarkResult(**{**one, "seconds": tuple(one["seconds"])}) for one in record["measured"]]
-    about = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
     notes = [f"- {sentence}" for sentence in remarks(measured)]
-    return "\n".join([f"Command: `{record['command']}`; {about}.", "", ABOUT, "", *_table(cells(measured)), "", *notes])
+    return "\n".join([provenance(shlex.split(record["command"])), "", ABOUT, "", *_table(cells(measured)), "", *notes])
 
 
 def _table(lines: Sequence[dict[str, str]]) -> Iterator[str]:
@@ -85,12 +88,14 @@ def _table(lines: Sequence[dict[str, str]]) -> Iterator[str]:
 
 
 def main(args: argparse.Namespace) -> None:
-    put_between(PAGE, "rules", rules())
+    page = scratch(PAGE) if args.quick else PAGE
+    put_between(page, "rules", rules())
     if args.speed:
-        put_between(PAGE, "speed", speeds(json.loads(args.speed.read_text(encoding="utf-8"))))
+        put_between(page, "speed", speeds(json.loads(args.speed.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write what docs/compressors.md lists.")
     parser.add_argument("--speed", type=Path, metavar="FILE.json", help="what gossamer bench compressors wrote")
+    parser.add_argument("--quick", action="store_true", help="write a copy of the page, to see that it runs")
     main(parser.parse_args())

@@ -2,9 +2,10 @@
 
 Four workers on this machine train examples/bytelm.py with each recipe, with its twin that forgets what it lost
 (feedback=False), and with Dense() for as many steps as the recipe's bytes would have paid for. Bytes per step are
-compared with what `gossamer explain` foretells.
+compared with what `gossamer explain` foretells. Writes docs/benchmarks/recipes.md.
 
-    python benchmarks/recipes.py [--steps 300] [--seeds 0 1 2] [--size small] [--json FILE]
+    python benchmarks/recipes.py [--steps 300] [--seeds 0 1 2] [--size small] [--json FILE] [--output FILE.md]
+    python benchmarks/recipes.py --quick        # a minute, into runs/quick, to see that it runs
 """
 
 import argparse
@@ -14,12 +15,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
+from benchmarks.report import markdown
+
 from gossamer.environment.host_info import machine
 
-ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "benchmarks" / "recipes.md"
 SCRIPT = "examples/bytelm.py"
 RECIPES = {
     "TopK(density=0.01)": "TopK(density=0.01, feedback=False)",
@@ -80,38 +86,71 @@ def compare(recipe: str, dense: list[dict[str, Any]], args: argparse.Namespace) 
     }
 
 
-def show(report: dict[str, Any]) -> None:
-    def middle(losses: list[float]) -> str:
-        spread = f" +- {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
-        return f"{statistics.mean(losses):.3f}{spread}"
+def mean_text(losses: list[float]) -> str:
+    spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
+    return f"{statistics.mean(losses):.3f}{spread}"
 
-    print("machine ", ", ".join(f"{name} {value}" for name, value in report["machine"].items()))
-    print("command ", report["command"])
-    print("held-out loss in nats per byte, mean over seeds +- standard deviation\n")
-    dense = report["dense"]
-    print(f"{'Dense()':20} {middle(dense['loss']):16} {dense['bytes_sent_per_step']:>12,.0f} bytes a step and worker")
-    base = statistics.mean(dense["loss"])
+
+def page(report: dict[str, Any], args: argparse.Namespace) -> str:
+    """The page's text. Raises SystemExit where a run did not send what was foretold: that is an error, not a result."""
+    dense, base = report["dense"], statistics.mean(report["dense"]["loss"])
+    lines = [_line("`Dense()`", dense["loss"], f"{dense['bytes_sent_per_step']:,.0f}")]
     for row in report["rows"]:
+        if row["bytes_sent_per_step"] != row["foretold_bytes_sent_per_step"]:
+            sys.exit(f"{row['recipe']} sent {row['bytes_sent_per_step']} bytes a step, not as foretold: {row}")
         gap = 100 * (statistics.mean(row["loss"]) / base - 1)
-        told = row["foretold_bytes_sent_per_step"]
-        print(
-            f"{row['recipe']:20} {middle(row['loss']):16} {row['bytes_sent_per_step']:>12,.0f} bytes"
-            f"  ({'as' if told == row['bytes_sent_per_step'] else 'NOT as'} foretold: {told:,.0f})  gap {gap:+.1f} %\n"
-            f"{'':20} {middle(row['loss_without_feedback']):16} without feedback\n"
-            f"{'':20} {middle(row['dense_loss_at_equal_bytes']):16} Dense() for the same bytes:"
-            f" {row['dense_steps_for_equal_bytes']} steps"
-        )
+        same = f"... `Dense()` for the same bytes ({row['dense_steps_for_equal_bytes']} steps)"
+        lines += [
+            _line(f"`{row['recipe']}`", row["loss"], f"{row['bytes_sent_per_step']:,.0f}", f"{gap:+.1f} %"),
+            _line("... without feedback", row["loss_without_feedback"]),
+            _line(same, row["dense_loss_at_equal_bytes"]),
+        ]
+    parts = [
+        "# What a recipe costs in loss",
+        f"examples/bytelm.py, {args.size}, {args.workers} workers, AdamW, {args.steps} steps, seeds "
+        f"{', '.join(map(str, args.seeds))}; held-out loss in nats per byte, mean and standard deviation over seeds. "
+        "Bytes per step are those that `gossamer explain` foretells, to the byte.",
+        provenance(),
+        markdown(lines),
+        *verdict(report["rows"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """For which recipes feedback makes more difference than seeds do; of one seed nothing can be said."""
+    if len(rows[0]["loss"]) > 1:
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for row in rows:
+            better = statistics.mean(row["loss_without_feedback"]) - statistics.mean(row["loss"])
+            seeds = max(map(statistics.stdev, (row["loss"], row["loss_without_feedback"])))
+            found[better > 2 * seeds].append(f"`{row['recipe']}`")
+        yes, no = (", ".join(found[is_better]) or "none" for is_better in (True, False))
+        yield f"Feedback makes more difference than seeds do for {yes}; for {no} this task cannot tell."
+
+
+def _line(name: str, losses: list[float], nbytes: str = "", gap: str = "") -> dict[str, str]:
+    return {"": name, "loss": mean_text(losses), "bytes per step and worker": nbytes, "gap to `Dense()`": gap}
+
+
+def quick(args: argparse.Namespace) -> None:
+    """One recipe for a few steps, in a file of its own."""
+    args.steps, args.seeds, args.recipes, args.output = 8, [0], ["TopK(density=0.01)"], scratch(args.output)
 
 
 def main(args: argparse.Namespace) -> None:
+    if args.quick:
+        quick(args)
     dense = [train("Dense()", args.steps, seed, args) for seed in args.seeds]
     report = {
         "machine": machine(),
         "command": shlex.join(["python", *sys.argv]),
         "dense": {"loss": [loss(record) for record in dense], "bytes_sent_per_step": sent(dense[0])},
-        "rows": [compare(recipe, dense, args) for recipe in RECIPES],
+        "rows": [compare(recipe, dense, args) for recipe in args.recipes],
     }
-    show(report)
+    text = page(report, args)
+    print(text)
+    args.output.write_text(text, encoding="utf-8")
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 
@@ -119,8 +158,11 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Recipes beside Dense() at equal steps and at equal bytes.")
     options.add_argument("--steps", type=int, default=300)
-    options.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), metavar="TEXT")
     options.add_argument("--size", default="small")
     options.add_argument("--workers", type=int, default=4)
     options.add_argument("--json", metavar="FILE")
+    options.add_argument("--output", type=Path, default=PAGE, metavar="FILE.md")
+    options.add_argument("--quick", action="store_true", help="a few steps, in a file of their own")
     main(options.parse_args())

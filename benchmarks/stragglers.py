@@ -4,7 +4,8 @@ Four workers train examples/bytelm.py for the same time, each in a control group
 the last has a fifth of the others'. Beside every recipe stand the same four, under the same quotas, that do not talk.
 Servers have no such bound. Rounds take turns. Needs root and control groups. Writes docs/benchmarks/stragglers.md.
 
-    python benchmarks/stragglers.py [--seconds 30] [--rounds 2] [--size small] [--output FILE.md]
+    python benchmarks/stragglers.py [--seconds 30] [--rounds 3] [--size small] [--output FILE.md]
+    python benchmarks/stragglers.py --quick     # a minute, into runs/quick, to see that it runs
 """
 
 import argparse
@@ -24,8 +25,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
+
+PAGE = ROOT / "docs" / "benchmarks" / "stragglers.md"
 APART = "the same four, not talking"
 RECIPES: dict[str, list[str]] = {
     APART: [],
@@ -187,15 +190,24 @@ def reached(curve: list[tuple[float, float]], target: float) -> float:
     return float("inf")
 
 
-def main(args: argparse.Namespace) -> None:
-    from gossamer.bench import machine
+def over_by_rounds(mine: list[float], theirs: list[float]) -> str:
+    """The median ratio of rounds, and the least and the most where there is more than one."""
+    over = [one / other for one, other in zip(mine, theirs, strict=True)]
+    middle = f"{statistics.median(over):.2f}"
+    return f"{middle} ({min(over):.2f} to {max(over):.2f})" if len(over) > 1 else middle
 
-    rates: dict[str, list[float]] = {name: [] for name in RECIPES}
-    steps: dict[str, list[list[int]]] = {name: [] for name in RECIPES}
-    curves: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in RECIPES}
+
+def main(args: argparse.Namespace) -> None:
+    recipes = dict(RECIPES)
+    if args.quick:
+        recipes = {name: RECIPES[name] for name in (APART, "ParameterServer(mode='async')")}
+        args.seconds, args.rounds, args.output = 2.0, 1, scratch(args.output)
+    rates: dict[str, list[float]] = {name: [] for name in recipes}
+    steps: dict[str, list[list[int]]] = {name: [] for name in recipes}
+    curves: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in recipes}
     with groups() as made:
         for number in range(args.rounds):
-            for name, options in RECIPES.items():
+            for name, options in recipes.items():
                 results = run(name, options, made, args)
                 rates[name].append(sum(each["steps"] / each["seconds"] for each in results))
                 steps[name].append([each["steps"] for each in results])
@@ -207,41 +219,40 @@ def main(args: argparse.Namespace) -> None:
                     flush=True,
                 )
     target = statistics.median(curve[-1][1] for curve in curves[APART])  # what one worker reaches alone
+    rounds = f"the median, the least and the most of {args.rounds}" if args.rounds > 1 else "there was one"
     lines = [
         "# One slow worker\n",
         f"examples/bytelm.py, {args.size}, batch 8, {WORKERS} workers for {args.seconds:g} s. Each may use {SHARE:g} "
         f"of a processor, the last {SHARE / TIMES_SLOWER:g} ({TIMES_SLOWER} times slower); a parameter server has no "
         "such bound. Useful steps: of all workers together, over those of the same four that do not talk, by rounds: "
-        f"the median, the least and the most of {args.rounds}. Time to a loss: until rank 0's parameters have the "
+        f"{rounds}. Steps of each worker are the last round's. Time to a loss: until rank 0's parameters have the "
         f"validation loss that it reaches alone at the end, {target:.3f}.\n",
-        f"Command: `{shlex.join(['python', *sys.argv])}`\n",
-        ", ".join(f"{key} {value}" for key, value in machine().items()) + "\n",
+        provenance() + "\n",
         "| | steps/s | over not talking | steps of each worker | time to that loss | loss at the end |",
         "|---|---:|---:|---|---:|---:|",
     ]
-    for name in RECIPES:
-        over = [mine / theirs for mine, theirs in zip(rates[name], rates[APART], strict=True)]
+    for name in recipes:
         when = [reached(curve, target) for curve in curves[name]]
         last = [curve[-1][1] for curve in curves[name]]
         middle = statistics.median(when)
         shown = "" if name == APART else f"{middle:.1f} s" if middle < args.seconds else "not reached"
         lines.append(
             f"| {name if name == APART else f'`{name}`'} | {statistics.median(rates[name]):.1f} | "
-            f"{statistics.median(over):.2f} ({min(over):.2f} to {max(over):.2f}) | "
+            f"{over_by_rounds(rates[name], rates[APART])} | "
             f"{', '.join(map(str, steps[name][-1]))} | {shown} | {statistics.median(last):.3f} |"
         )
     text = "\n".join(lines) + "\n"
     print(text)
-    if args.output:
-        args.output.write_text(text)
+    args.output.write_text(text)
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--seconds", type=float, default=30)
-    options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--size", choices=["small", "base"], default="small")
-    options.add_argument("--output", type=Path)
+    options.add_argument("--output", type=Path, default=PAGE)
+    options.add_argument("--quick", action="store_true", help="a few seconds, in a file of their own")
     options.add_argument("--worker", metavar="RECIPE", help=argparse.SUPPRESS)
     options.add_argument("--groups", help=argparse.SUPPRESS)
     found = options.parse_args()

@@ -23,6 +23,10 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--plain", action="store_true", help="processes that tests start import the real torch._dynamo")
+
+
 def in_turn(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in IN_TURN)
 
@@ -37,6 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Processes that a test starts find eager/sitecustomize.py; this one, whose tests compile models, does not."""
     with pytest.MonkeyPatch.context() as patch:
-        if in_turn(item):
+        if in_turn(item) and not item.config.getoption("plain"):
             patch.setenv("PYTHONPATH", EAGER, prepend=os.pathsep)
         return (yield)

@@ -28,11 +28,11 @@ def within(measured: float, asked: float, share: float = 0.05) -> bool:
 
 
 def best_rate(lab: EmulatedNetwork, asked: float) -> float:
-    """The nearest of three: others may use this machine's processors meanwhile, and they can only disturb."""
+    """The fastest of three: others may use this machine's processors meanwhile, and can only slow it down."""
     rates: list[float] = []
     while len(rates) < 3 and not (rates and within(rates[-1], asked)):
         rates.append(bits_per_second(lab, 0, 1))
-    return min(rates, key=lambda rate: abs(rate - asked))
+    return max(rates)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.paths import ROOT
 from support.processes import findings, succeed
 
 TRAIN = """
@@ -31,7 +32,10 @@ def check_the_compiler_comes_when_asked_for(script: str, expected: dict[str, Any
 
 
 @pytest.mark.processes
-def test_the_compiler_is_loaded_by_those_that_compile() -> None:
-    check_the_compiler_comes_when_asked_for(TRAIN + COMPILE, {"early": False, "same": True, "frames": 1})
+def test_the_compiler_is_loaded_by_those_that_compile(request: pytest.FixtureRequest) -> None:
+    """With --plain by all of them."""
+    plain = request.config.getoption("plain")
+    check_the_compiler_comes_when_asked_for(TRAIN + COMPILE, {"early": plain, "same": True, "frames": 1})
+    other = str(ROOT / "tests" / "eager") if plain else ""
     with pytest.raises(AssertionError):
-        check_the_compiler_comes_when_asked_for(TRAIN, {"early": False}, extra={"PYTHONPATH": ""})
+        check_the_compiler_comes_when_asked_for(TRAIN, {"early": plain}, extra={"PYTHONPATH": other})

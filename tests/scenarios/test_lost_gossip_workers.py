@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.paths import TESTS
 from torch.distributed import HashStore, PrefixStore
 
 from gossamer.cli.main import gossamer
@@ -112,7 +111,6 @@ def check(seen: Seen) -> None:
 @pytest.mark.processes
 def test_a_killed_worker_comes_back_to_what_its_neighbour_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(TESTS / "eager"))
     seen = run(tmp_path)
     check(seen)
     for broken in (

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.paths import SUPPORT
+from support.paths import SUPPORT, TESTS
 from support.processes import findings, per_rank, succeed
 from support.virtual_workers import notices
 from torch import nn
@@ -293,7 +293,8 @@ def test_two_versions_of_gossamer_and_of_the_script(tmp_path: Path) -> None:
     edited = tmp_path / "edited.py"
     edited.write_text(CHECKS.read_text() + "# changed on one machine only\n")
     here, there = virtual_environment(tmp_path / "here"), virtual_environment(tmp_path / "there", other)
-    said = succeed(per_rank([[here, str(CHECKS), REFUSED], [there, str(edited), REFUSED]]), 2)
+    paths = {"PYTHONPATH": str(TESTS)}  # and none that would find another Gossamer first
+    said = succeed(per_rank([[here, str(CHECKS), REFUSED], [there, str(edited), REFUSED]]), 2, extra=paths)
     for text in said:
         (finding,) = findings(text)
         assert finding["seconds"] < 2

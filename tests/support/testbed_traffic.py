@@ -56,7 +56,7 @@ idle = payload()
 print("up", flush=True)
 while payload() < idle + 1472 * 12:
     time.sleep(0.005)
-before, began = payload(), time.perf_counter()
+began, before = time.perf_counter(), payload()  # the clock first here and last below: a pause between only slows
 while time.perf_counter() < began + seconds:
     time.sleep(0.01)
 heard, took = payload() - before, time.perf_counter() - began

@@ -30,7 +30,7 @@ class BenchmarkResult:
     spread: float  # of the seconds: the middle half's width over the median
     gradient_bytes_per_second: float
     copy_ratio: float  # seconds per element over those of tensor.copy_
-    roofline_share: float  # seconds that the least bytes take at the rate of torch.add, over the seconds taken
+    add_rate_share: float  # seconds that the least bytes take at the rate of torch.add, over the seconds taken
 
 
 def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str], None]) -> list[Workload]:
@@ -82,5 +82,5 @@ def _measured(
         spread=spread(seconds),
         gradient_bytes_per_second=gradient_bytes / median,
         copy_ratio=median * rates[COPY] / (2 * gradient_bytes),
-        roofline_share=least_bytes / rates[ADD] / median,
+        add_rate_share=least_bytes / rates[ADD] / median,
     )

@@ -6,5 +6,6 @@ comm_thread     the communication thread: a queue of jobs, executed in order
 pipeline        several scripts at once over one transport, in an order that is the same on every rank
 pipeline_tuner  auto-tuning of how many scripts go on at once
 peer_thread     scripts of peers that do not move in step, each in a thread of its own
+thread_count    the intra-op threads that the library's own threads may use
 open_sessions   the sessions of this process that are not closed
 """

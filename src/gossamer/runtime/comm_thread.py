@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import LoopError
+from gossamer.runtime.thread_count import count_of_caller
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
@@ -87,6 +88,7 @@ class CommThread:
         self._failure: BaseException | None = None
         self._closed = False
         self._beside: list[CommThread] = []
+        self._thread_count = count_of_caller()
         self._thread = threading.Thread(target=self._work, name="gossamer-comm", daemon=True)
         self._thread.start()
 
@@ -94,6 +96,7 @@ class CommThread:
         """Queue a job; `on_failure` is called in the thread with the reason why it failed or was never tried."""
         if self._closed:
             raise LoopError("the session is closed, so nothing can be sent any more. Call gossamer.attach(...) again.")
+        self._thread_count.look()
         ticket = Work(job, self._stream, on_failure)
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
@@ -101,6 +104,7 @@ class CommThread:
     def _work(self) -> None:
         torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is part of no graph
         while (ticket := self._next()) is not None:
+            self._thread_count.adopt()
             try:
                 if self._failure is not None:
                     raise self._failure

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gossamer.core.peer_ops import Peer, PeerOp, PeerScript
 from gossamer.errors import GossamerError
+from gossamer.runtime.thread_count import ThreadCount, count_of_caller
 
 
 class PeerAnswers(Protocol):
@@ -48,6 +50,7 @@ class PeerThread:
         self._result: Any = None
         self._failure: BaseException | None = None
         self._landed = threading.Event()
+        self._thread_count = count_of_caller()
         self.thread = threading.Thread(target=self._run, args=(script, endpoint), name=name, daemon=True)
         self.thread.start()
 
@@ -64,12 +67,27 @@ class PeerThread:
         return self._result
 
     def _run(self, script: PeerScript, endpoint: PeerAnswers) -> None:
+        self._thread_count.adopt()
         try:
-            self._result = run_peer_script(script, endpoint)
+            self._result = run_peer_script(script, _Following(endpoint, self._thread_count))
         except BaseException as failure:
             self._failure = failure
         finally:
             self._landed.set()
+
+
+@dataclass(frozen=True)
+class _Following:
+    """Answers as the endpoint does; what the script does next keeps to the caller's intra-op threads."""
+
+    endpoint: PeerAnswers
+    thread_count: ThreadCount
+
+    def answer(self, op: PeerOp) -> Any:
+        try:
+            return self.endpoint.answer(op)
+        finally:
+            self.thread_count.adopt()
 
 
 def run_peer_script(script: PeerScript, endpoint: PeerAnswers) -> Any:

@@ -1,0 +1,85 @@
+"""Rehearsals: `gossamer rehearse` on models and GPUs that are not here, beside what was foretold.
+
+Four workers on emulated hosts, published step times of a 2080 Ti with batch 32, real bytes. Writes
+docs/benchmarks/rehearsals.md. Needs root for the emulated networks.
+
+    python benchmarks/rehearsals.py [--steps 10] [--output FILE.md]
+    python benchmarks/rehearsals.py --quick     # a minute, into runs/quick, to see that it runs
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
+
+WORKERS = 4
+STEP_SECONDS = {"resnet18": 0.137, "resnet50": 0.330, "swin-large": 0.940}  # of a 2080 Ti, batch 32
+PATIENCE_SECONDS = 1800
+
+
+class Rehearsal(NamedTuple):
+    """One command."""
+
+    shapes: str
+    network: str
+    recipes: tuple[str, ...]
+
+    def arguments(self, steps: int) -> list[str]:
+        """What follows `gossamer rehearse`."""
+        options = ["--workers", str(WORKERS), "--shapes", self.shapes, "--network", self.network]
+        options += ["--step-seconds", str(STEP_SECONDS[self.shapes]), "--steps", str(steps)]
+        return [*options, *(part for recipe in self.recipes for part in ("--recipe", recipe))]
+
+
+DENSE, HALF, TOP_K, DGC = "Dense()", "Dense(dtype='bfloat16')", "TopK(0.01)", "DGC(0.001)"
+REHEARSALS = (
+    Rehearsal("resnet18", "1gbit,1ms", (DENSE, HALF, TOP_K, DGC)),
+    Rehearsal("resnet50", "1gbit,1ms", (DENSE, DGC)),
+    Rehearsal("swin-large", "1gbit,1ms", (DENSE, DGC)),
+    Rehearsal("resnet18", "100mbit,1ms", (DENSE, DGC)),
+    Rehearsal("resnet50", "100mbit,1ms", (DENSE, DGC)),
+    Rehearsal("resnet50", "5gbit", (HALF, DGC)),
+    Rehearsal("resnet50", "10gbit", (HALF, DGC)),
+)
+
+
+def rehearse(rehearsal: Rehearsal, steps: int) -> str:
+    """The command and what it printed, as a part of the page."""
+    arguments = rehearsal.arguments(steps)
+    command = [sys.executable, "-m", "gossamer", "rehearse", *arguments]
+    shown = shlex.join(["gossamer", "rehearse", *arguments])
+    print(shown, file=sys.stderr, flush=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    if done.returncode:
+        sys.exit(f"{shown} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return f"    {shown}\n\n```\n{done.stdout.strip()}\n```"
+
+
+def main(args: argparse.Namespace) -> None:
+    rehearsals: tuple[Rehearsal, ...] = REHEARSALS
+    if args.quick:
+        rehearsals, args.steps, args.output = (Rehearsal("resnet18", "1gbit,1ms", (DGC,)),), 3, scratch(args.output)
+    parts = [
+        "# Rehearsals: models and GPUs that are not here",
+        f"What `gossamer rehearse` printed: {WORKERS} workers on emulated hosts, published step times of a 2080 Ti "
+        'with batch 32, real bytes. "ratio" is to the step without any talking; "foretold" was computed before each '
+        f"run. One run a row, {args.steps} steps and more, medians.",
+        provenance(),
+        *(rehearse(each, args.steps) for each in rehearsals),
+    ]
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    args.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description="Rehearsals of models and GPUs that are not here.")
+    options.add_argument("--steps", type=int, default=10, help="of each recipe, at least")
+    options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "rehearsals.md")
+    options.add_argument("--quick", action="store_true", help="a few steps of one, in a file of its own")
+    main(options.parse_args())
