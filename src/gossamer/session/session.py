@@ -33,7 +33,7 @@ from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
 from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
 from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
-from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, check_norm, clip_gradients
+from gossamer.session.gradient_guards import GradientClip, NonFiniteMonitor, Scaler, has_closure
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.lifecycle_events import numbers
 from gossamer.session.momentum_transfer import take_over
@@ -61,9 +61,8 @@ class Session:
         clip_norm: float | None = None,
         seed: int = 0,
     ) -> None:
-        check_norm(clip_norm)
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
-        self.scaler, self.clip_norm = scaler, clip_norm
+        self.scaler, self.clip_norm, self._clip = scaler, clip_norm, GradientClip(clip_norm)
         self._transport, self._world, self._seed = transport, world, seed
         self._adopt(trainable(model))
         comm_thread = CommThread(next(iter(self._parameters.values())).device, transport.make_progress)
@@ -199,20 +198,26 @@ class Session:
 
     # -- around the optimizer --------------------------------------------------------------------------------------
 
-    def _before_any_step(self, optimizer: Optimizer) -> None:
-        if self._transport.world > 1 and optimizer is not self.optimizer and not self._group.forked:
+    def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
+        if optimizer is self.optimizer or self._group.forked:
+            return
+        if self._transport.world > 1:
             self._foreign_guard.check(optimizer, local=self._muted_at == self._synchronizer.passes)
+        if self._foreign_guard.shares(optimizer):
+            self._clip_for(optimizer, closure)
+
+    def _clip_for(self, optimizer: Optimizer, closure: bool) -> None:
+        self._clip.before(optimizer, self._parameters.values(), closure=closure, scale=self._current_scale())
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._group.forked:
             return
         self._foreign_guard.refuse_unaveraged(optimizer)
-        closure = bool(args[1:] or [value for value in kwargs.values() if value is not None])
+        closure = has_closure(args, kwargs)
         self._synchronizer.before_step(closure=closure)
         touched = self.scaler is None and self._synchronizer.touched
         self._momentum.before(self.steps, closure=closure, touched=touched)
-        if self.clip_norm is not None:
-            clip_gradients(self._parameters.values(), self.clip_norm, optimizer, closure=closure)
+        self._clip_for(optimizer, closure)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._group.forked:
