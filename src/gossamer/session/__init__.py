@@ -7,6 +7,7 @@ group_calls.py         text all-gathers and broadcasts outside of steps; fork sa
 startup_checks.py      fingerprints compared before step one; rank 0's parameters handed out; equal first batches
 validation.py          models and optimizers that cannot be served
 transport_setup.py     which transport this job uses
+ddp_guard.py            refuses DistributedDataParallel around an attached model
 gradient_guards.py     clipping, and runs of non-finite gradients
 momentum_transfer.py   SGD's or Adam's momentum applied by the compressor
 foreign_optimizers.py  other optimizers that step in the same parameters

@@ -13,7 +13,7 @@ from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.session.gradient_guards import Scaler
 from gossamer.session.session import Session
 from gossamer.session.transport_setup import transport_for
-from gossamer.session.validation import refuse, refuse_foreign_parameters, refuse_other_kinds
+from gossamer.session.validation import innermost, refuse, refuse_foreign_parameters
 from gossamer.world import World, current
 
 
@@ -34,7 +34,7 @@ def attach(
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
     refuse(model)
-    refuse_other_kinds(optimizer)
+    optimizer = innermost(optimizer)
     refuse_foreign_parameters(optimizer, model)
     world = current()
     resolved = resolve(_chosen(recipe, world), world.size)

@@ -32,6 +32,7 @@ from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
 from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
+from gossamer.session.ddp_guard import DdpGuard, guard_against_ddp
 from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
 from gossamer.session.gradient_guards import GradientClip, NonFiniteMonitor, Scaler, has_closure
 from gossamer.session.group_calls import GroupCalls, leave
@@ -81,11 +82,12 @@ class Session:
         except BaseException:
             comm_thread.close()
             raise
-        self._hooks: list[RemovableHandle | OptimizerStepHook] = [
+        self._hooks: list[RemovableHandle | OptimizerStepHook | DdpGuard] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
             first := model.register_forward_pre_hook(self._first_batch.see, with_kwargs=True),
             OptimizerStepHook(self._before_any_step),
+            *guard_against_ddp(model, recipe, transport.world),
         ]
         self._first_batch.hook = first
         register(self)
