@@ -1,6 +1,7 @@
 """Session: the training loop's one stateful object, which synchronizes a model around its optimizer's steps.
 
 attach.py              gossamer.attach: checks what it is given, then opens a session
+recipe_choice.py       the command line's recipe before the script's; a compressor alone
 session.py             Session: hooks around forward and step, epochs, weights, stopping, saving
 session_checkpoint.py  its part of a checkpoint; what a reset keeps
 group_calls.py         text all-gathers and broadcasts outside of steps; fork safety

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
-
 from torch import nn
 from torch.optim import Optimizer
 
-from gossamer import events
-from gossamer.core.term import Term, Terms
-from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.session.gradient_guards import Scaler
+from gossamer.session.recipe_choice import Written, chosen_recipe
 from gossamer.session.session import Session
 from gossamer.session.transport_setup import transport_for
 from gossamer.session.validation import innermost, refuse, refuse_foreign_parameters
-from gossamer.world import World, current
+from gossamer.world import current
 
 
 def attach(
     model: nn.Module,
     optimizer: Optimizer,
-    recipe: Recipe | Terms | Term | str | None = None,
+    recipe: Written = None,
     scaler: Scaler | None = None,
     clip_norm: float | None = None,
 ) -> Session:
@@ -37,17 +34,6 @@ def attach(
     optimizer = innermost(optimizer)
     refuse_foreign_parameters(optimizer, model)
     world = current()
-    resolved = resolve(_chosen(recipe, world), world.size)
+    resolved = resolve(chosen_recipe(recipe, world), world.size)
     transport = transport_for(world, resolved)
     return Session(model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm)
-
-
-def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe | Terms | Term | str | None:
-    """The command line's recipe where there is one: it beats the script's."""
-    override = os.environ.get("GOSSAMER_RECIPE")
-    if override is None:
-        return recipe
-    replaces = recipe is not None and resolve(recipe, world.size) != resolve(override, world.size)
-    if replaces and world.is_first:  # once a job, whoever launched it
-        events.notice(f"the command line's recipe, {override}, replaces the script's, {recipe}")
-    return override

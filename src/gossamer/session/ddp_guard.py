@@ -47,9 +47,9 @@ class DdpGuard:
 
     def refuse(self, wrapped: nn.Module, what: str) -> None:
         """Raise AttachError where DDP wraps parameters of the model, while that is attached and no mere copy."""
-        mine = {id(parameter) for session in open_sessions() for parameter in session.model.parameters()}
-        mine &= {id(parameter) for parameter in self._model.parameters()}
-        if any(id(parameter) in mine for parameter in wrapped.parameters()):
+        attached = any(session.model is self._model for session in open_sessions())
+        mine = {id(parameter) for parameter in self._model.parameters()}
+        if attached and any(id(parameter) in mine for parameter in wrapped.parameters()):
             raise AttachError(
                 f"DistributedDataParallel {what}, and would average every gradient itself, uncompressed, and overwrite "
                 f"what {self._recipe} averaged: paid for twice, to train as with DDP alone. Leave DDP out and call the "
