@@ -108,6 +108,24 @@ def test_weights_make_uneven_batches_one_batch() -> None:
     torch.testing.assert_close(agree(cluster(work, 3)), expected, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.2)", "LocalSGD(period=2)", "EveryStep(delay=1)", "DiLoCo(2)"])
+@pytest.mark.parametrize("since", [0, 3])
+def test_a_weight_that_one_rank_alone_says_is_found(recipe: str, since: int) -> None:
+    def work(worker: Worker, everyone: bool) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+        for step in range(6):
+            optimizer.zero_grad()
+            if step >= since and (everyone or worker.rank == 1):
+                session.weight(8)
+            loss_of(model, step, worker.rank).backward()
+            optimizer.step()
+        return parameters(model)
+
+    agree(cluster(lambda worker: work(worker, True), 3))
+    with pytest.raises(MismatchError, match=r"not called' on ranks 0, 2.*called' on rank 1.*on every rank, or on none"):
+        cluster(lambda worker: work(worker, False), 3)
+
+
 def test_equal_weights_change_no_bit() -> None:
     def work(worker: Worker) -> Tensor:
         model, optimizer, session = worker.start(network(0), sgd, "TopK(0.2)")

@@ -5,7 +5,8 @@ recipe_choice.py       the command line's recipe before the script's; a compress
 session.py             Session: hooks around forward and step, epochs, weights, stopping, saving
 session_checkpoint.py  its part of a checkpoint; what a reset keeps
 group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
-startup_checks.py      fingerprints compared before step one; rank 0's parameters handed out; equal first batches
+startup_checks.py      fingerprints compared before step one; rank 0's parameters handed out
+first_batch.py         notices ranks that begin with the same batch
 validation.py          models and optimizers that cannot be served
 transport_setup.py     which transport this job uses
 ddp_guard.py            refuses DistributedDataParallel around an attached model

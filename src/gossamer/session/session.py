@@ -25,7 +25,7 @@ from gossamer.errors import Stopped, require
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import layout_text
 from gossamer.reducer.model_buffers import ModelBuffers
-from gossamer.reducer.optimizer_settings import settings
+from gossamer.reducer.optimizer_settings import settings, with_weights
 from gossamer.reducer.parameter_views import swapped_in, trainable
 from gossamer.reducer.reduction import ScaleState, StepContext
 from gossamer.runtime.comm_thread import CommThread
@@ -33,12 +33,13 @@ from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
 from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
 from gossamer.session.ddp_guard import DdpGuard, guard_against_ddp
+from gossamer.session.first_batch import NO_BATCH, FirstBatch
 from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
 from gossamer.session.gradient_guards import GradientClip, NonFiniteMonitor, Scaler, has_closure
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.lifecycle_events import numbers
 from gossamer.session.momentum_transfer import take_over
-from gossamer.session.startup_checks import NO_BATCH, FirstBatch, check_ranks_alike
+from gossamer.session.startup_checks import check_ranks_alike
 from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, StepCosts, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
@@ -71,6 +72,7 @@ class Session:
         self._leave = weakref.finalize(self, leave, comm_thread, transport, self._group.pid)  # at exit, too
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
         self._last_step_at, self._last_scale, self._muted_at = time.perf_counter(), self._current_scale(), -1
+        self._weighs = False  # this rank has said how much its batches count
         self._synchronizer: Synchronizer = SoloSynchronizer(self._step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, self._loop(), seed)
         fragments = self._stages.fragments(self._parameters)
@@ -115,9 +117,9 @@ class Session:
 
     def _settings(self) -> str:
         """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
-        if self._stages.now.local_parameters:
-            return ""
-        return f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
+        local = self._stages.now.local_parameters
+        alike = "" if local else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
+        return with_weights(alike, said=self._weighs)
 
     def _check_ranks_alike(self) -> None:
         if self._transport.world == 1:
@@ -143,10 +145,10 @@ class Session:
     def weight(self, weight: float) -> None:
         """Say how much this rank's batch counts, usually len(batch), before backward; stays until said again.
 
-        The mean gradient is then sum(w g) / sum(w). Every rank should say it, or none.
+        The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange.
         """
         require(isfinite(weight) and weight >= 0, f"a weight is a finite number of samples, not {weight}")
-        self._synchronizer.weight = float(weight)
+        self._synchronizer.weight, self._weighs = float(weight), True
 
     def log(self, **metrics: float | Tensor) -> None:
         """Write numbers, such as loss=loss, into the run's record; tensors of one entry as well."""
