@@ -184,6 +184,27 @@ def test_resizing_asks_for_a_reset() -> None:
     agree(cluster(lambda worker: work(worker, True), 2))
 
 
+def test_a_reset_alone_is_remembered_too() -> None:
+    """A checkpoint that is written after it fits a session that begins with the new shapes."""
+
+    def work(worker: Worker) -> tuple[str, str]:
+        model = network(0)
+        assert isinstance(model, nn.Sequential)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer)
+        grow(model[4])
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+        session.reset("4.weight", "4.bias")
+        state = session.state_dict()
+        session.close()
+        again = worker.attach(model, optimizer)
+        again.load_state_dict(state)
+        return state["layout"], again.state_dict()["layout"]
+
+    ((before, after),) = cluster(work, 1)
+    assert before == after
+
+
 def test_a_gradient_of_another_shape_is_an_error() -> None:
     def work(worker: Worker) -> None:
         model = nn.Linear(6, 3).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import weakref
@@ -44,6 +45,11 @@ from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, StepCosts, S
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
 
+NO_BLOCK = (
+    "session.ask_to_stop() without a block to leave ends the script on every rank, with exit code 0, and the lines "
+    "below the loop do not run. Write `with gossamer.attach(...) as session:` around the loop to go on there."
+)
+
 
 class Session:
     """Trains `model` with `optimizer` together with the other workers of `transport`, as `recipe` says.
@@ -72,7 +78,7 @@ class Session:
         self._leave = weakref.finalize(self, leave, comm_thread, transport, self._group.pid)  # at exit, too
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
         self._last_step_at, self._last_scale, self._muted_at = time.perf_counter(), self._current_scale(), -1
-        self._weighs = False  # this rank has said how much its batches count
+        self._weighs = self._in_block = False  # has said how much its batches count; is used as `with ... as session`
         self._synchronizer: Synchronizer = SoloSynchronizer(self._step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, self._loop(), seed)
         fragments = self._stages.fragments(self._parameters)
@@ -175,8 +181,7 @@ class Session:
         while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
             self._enter_next_stage(missed)
             missed = self._synchronizer.end_epoch()
-        if self._synchronizer.stopping:
-            raise Stopped
+        self._raise_if_stopping()
         if self._synchronizer.in_step:
             self._catch_up(missed)
 
@@ -228,8 +233,7 @@ class Session:
             return
         self._momentum.after()
         self._synchronizer.after_step()
-        if self._synchronizer.stopping:
-            raise Stopped
+        self._raise_if_stopping()
         if self._stages.over(self._synchronizer.passes):
             self._enter_next_stage()
 
@@ -257,8 +261,17 @@ class Session:
 
     def ask_to_stop(self) -> None:
         """End training cleanly: every rank raises Stopped after the same step, once the next exchange has landed, which
-        leaves the block `with gossamer.attach(...)`; the script goes on below it."""
+        leaves the block `with gossamer.attach(...)`; the script goes on below it. Without that block the script ends,
+        with exit code 0."""
         self._synchronizer.asked_to_stop = True
+        if not self._in_block:
+            events.notice(NO_BLOCK)
+
+    def _raise_if_stopping(self) -> None:
+        if self._synchronizer.stopping:
+            if not self._in_block:
+                atexit.register(self.close)  # as the block would
+            raise Stopped
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of what the recipe remembers, by parameter name. Never communicates."""
@@ -310,6 +323,7 @@ class Session:
         session_checkpoint.refuse_unnamed(names, now, self._shapes)
         if self._transport.world == 1:
             self._adopt(now)
+            self._layout = layout_text(bucket for buckets in self._stages.fragments(now) for bucket in buckets)
             return
         before = self._synchronizer
         before.flush()
@@ -341,6 +355,7 @@ class Session:
         self._leave()
 
     def __enter__(self) -> Self:
+        self._in_block = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
