@@ -43,10 +43,11 @@ class PeerLost(GossamerError):
     """A worker left, or its link broke."""
 
 
-class Stopped(BaseException):
+class Stopped(SystemExit):
     """Not an error: the run was asked to end after this step, on every rank.
 
-    The block `with gossamer.attach(...)` ends it; without one, gossamer run does.
+    The block `with gossamer.attach(...)` ends it; without one it ends the script, whoever launched that, with exit code
+    0.
     """
 
 

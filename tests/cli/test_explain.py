@@ -259,6 +259,14 @@ def test_every_step_is_said_in_one_line():
     assert "for the strategy" not in output
 
 
+def test_what_is_averaged_between_sites_in_every_pass_is_said():
+    _, output = run("LocalSGD(1, per_site=2)", *MILLION, "--workers", "4")
+    inside, between = (
+        next(line for line in output.splitlines() if name in line) for name in ("by site", "parameters   ")
+    )
+    assert inside.count("◆") == between.count("◆") > 20, "parameters are averaged, too"
+
+
 def test_a_schedule_is_drawn_from_the_table_that_runs(tmp_path):
     output, record = explained(tmp_path, "DiLoCo(12, fragments=2, delay=1)", *MILLION)
     assert (

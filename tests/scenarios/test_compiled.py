@@ -12,7 +12,7 @@ from support.virtual_workers import batch, network, parameters
 from torch._dynamo.exc import Unsupported
 
 import gossamer
-from gossamer.session.startup_checks import FirstBatch
+from gossamer.session.first_batch import FirstBatch
 
 
 def train(step: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.Tensor:

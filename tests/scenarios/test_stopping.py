@@ -1,12 +1,16 @@
-"""Stop requests: every rank leaves the block, and the script goes on below it."""
+"""Stop requests: every rank leaves the block, and the script goes on below it; without a block, all scripts end."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import environment, succeed
 from support.sessions import sgd
-from support.virtual_workers import Worker, cluster, loss_of, network, parameters
+from support.virtual_workers import Worker, cluster, loss_of, network, notices, parameters
 
 from gossamer.errors import Stopped
 from gossamer.session.session import Session
@@ -85,3 +89,64 @@ def test_an_epoch_that_ends_so_ends_the_block() -> None:
     results = cluster(work, 2)
     assert len({steps for steps, _ in results}) == 1
     assert results[0][0] <= 6
+
+
+# -- without a block ---------------------------------------------------------------------------------------------------
+
+ENDS_EARLY = """
+import sys
+import torch
+import gossamer
+from gossamer import events
+from gossamer.events import Closed
+
+world = gossamer.init()
+events.subscribe(lambda event: print("closed after", event.steps) if isinstance(event, Closed) else None)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = gossamer.attach(model, optimizer)
+for step in range(50):
+    model(torch.randn(8, 8)).square().mean().backward()
+    if world.rank == world.size - 1 and step == 7:
+        session.ask_to_stop()
+    optimizer.step()
+print("below the loop")
+"""
+
+
+def stop(worker: Worker, *, block: bool) -> None:
+    model = network(0)
+    session = worker.attach(model, sgd(model))
+    if block:
+        session.__enter__()
+    for step in range(5):
+        if worker.rank == 1 and step == 1:
+            session.ask_to_stop()
+        loss_of(model, step, worker.rank).backward()
+        session.optimizer.step()
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_who_asks_without_a_block_hears_what_follows(block: bool) -> None:
+    with notices() as said, pytest.raises(Stopped) as stopped:
+        cluster(lambda worker: stop(worker, block=block), 2)
+    assert stopped.value.code is None, "the interpreter would not end well"
+    assert ["Write `with gossamer.attach(...) as session:`" in line for line in said] == [True] * (not block)
+
+
+def ended(text: str) -> bool:
+    assert "below the loop" not in text
+    return any(f"closed after {steps}" in text for steps in (8, 9))
+
+
+@pytest.mark.processes
+def test_whoever_launched_it_the_script_ends_well(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ENDS_EARLY)
+    for world in (1, 2):  # as torchrun does
+        assert all(map(ended, succeed([str(script)], world)))
+    command = [sys.executable, "-m", "gossamer", "run", "--workers", "2", "--logs", str(tmp_path / "logs"), str(script)]
+    mine = {name: value for name, value in environment(0, 2, 0).items() if "RANK" not in name}
+    done = subprocess.run(command, env=mine, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(ended(log.read_text()) for log in (tmp_path / "logs").glob("rank-*.log"))

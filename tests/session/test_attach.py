@@ -309,6 +309,7 @@ def test_two_versions_of_gossamer_and_of_the_script(tmp_path: Path) -> None:
 SHARED = [
     "never_unpickles",
     "refuses_other_versions_and_serves_equal_ones",
+    "refuses_ddp_around_what_is_attached",
     "tells_once_whose_recipe_counts",
     "trains_beside_forked_loaders",
     "leaves_forked_children_alone",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 from support.sessions import sgd
@@ -105,6 +108,26 @@ def test_no_sync_equals_a_larger_batch_and_so_does_dense_without_it() -> None:
     for how in ("no_sync", "every"):
         ended = agree(cluster(lambda worker, h=how: accumulate(worker, "Dense()", h), 2))
         torch.testing.assert_close(ended, expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=1)", "EveryStep(delay=1)"])
+def test_a_no_sync_block_within_another_ends_nothing(recipe: str) -> None:
+    def work(worker: Worker, nested: bool) -> tuple[Tensor, int]:
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+        with session.no_sync():
+            loss_of(model, 0, worker.rank).backward()
+            with session.no_sync() if nested else nullcontext():
+                loss_of(model, 1, worker.rank).backward()
+            loss_of(model, 2, worker.rank).backward()
+        counted = session.steps
+        for step in (3, 4):
+            loss_of(model, step, worker.rank).backward()
+            optimizer.step()
+        return parameters(model), counted
+
+    nested, flat = (cluster(partial(work, nested=nested), 2) for nested in (True, False))
+    assert [counted for _, counted in nested] == [0, 0], "a pass within the outer block was sent"
+    assert torch.equal(agree([ended for ended, _ in nested]), agree([ended for ended, _ in flat]))
 
 
 def test_no_sync_with_a_compressor_and_the_error_without() -> None:

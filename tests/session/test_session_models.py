@@ -74,6 +74,25 @@ def test_buffers_are_rank_zeros() -> None:
     assert {int(count) for *_, count in results} == {3}
 
 
+def test_buffers_are_handed_out_at_attach() -> None:
+    def work(worker: Worker) -> tuple[Tensor, Tensor, Tensor]:
+        with seeded(0):
+            model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+        model.register_buffer("mask", torch.full((3,), float(worker.rank)))
+        model.register_buffer("constant", torch.tensor([torch.inf, worker.rank]))
+        norm = model[1]
+        assert isinstance(norm, nn.BatchNorm1d)
+        assert norm.running_mean is not None
+        norm.running_mean += worker.rank
+        worker.attach(model, sgd(model))
+        return norm.running_mean.clone(), model.mask.clone(), model.constant.clone()  # type: ignore[operator]
+
+    for mean, mask, constant in cluster(work, 3):
+        assert torch.equal(mean, torch.zeros(5))
+        assert torch.equal(mask, torch.zeros(3))
+        assert torch.equal(constant, torch.tensor([torch.inf, 0.0]))
+
+
 def test_channels_last() -> None:
     def work(worker: Worker) -> tuple[Tensor, Tensor]:
         with seeded(0):
@@ -163,6 +182,27 @@ def test_resizing_asks_for_a_reset() -> None:
         return parameters(model)
 
     agree(cluster(lambda worker: work(worker, True), 2))
+
+
+def test_a_reset_alone_is_remembered_too() -> None:
+    """A checkpoint that is written after it fits a session that begins with the new shapes."""
+
+    def work(worker: Worker) -> tuple[str, str]:
+        model = network(0)
+        assert isinstance(model, nn.Sequential)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer)
+        grow(model[4])
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+        session.reset("4.weight", "4.bias")
+        state = session.state_dict()
+        session.close()
+        again = worker.attach(model, optimizer)
+        again.load_state_dict(state)
+        return state["layout"], again.state_dict()["layout"]
+
+    ((before, after),) = cluster(work, 1)
+    assert before == after
 
 
 def test_a_gradient_of_another_shape_is_an_error() -> None:

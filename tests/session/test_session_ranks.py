@@ -16,6 +16,7 @@ from support.virtual_workers import (
     network,
     notices,
     parameters,
+    seeded,
     train_step,
     trained_alone,
 )
@@ -46,6 +47,32 @@ def test_ranks_run_out_of_data_at_different_times(recipe: str) -> None:
     agree([ended for ended, *_ in results])
     agree([moments for *_, moments in results])
     assert {steps for _, steps, _ in results} == {10}
+
+
+def test_statistics_are_those_of_the_first_rank_with_data() -> None:
+    batches = [2, 5, 4]
+
+    def normed() -> nn.Sequential:
+        with seeded(0):
+            return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+
+    def work(worker: Worker) -> Tensor:
+        model = normed()
+        optimizer = sgd(model, lr=0.0)
+        session = worker.attach(model, optimizer)
+        with session.epoch():
+            for step in range(batches[worker.rank]):
+                optimizer.zero_grad()
+                loss_of(model, step, worker.rank).backward()
+                optimizer.step()
+        return torch.cat([buffer.double().flatten() for buffer in model.buffers()])
+
+    expected = normed()
+    for step in range(max(batches)):
+        first = next(rank for rank, count in enumerate(batches) if step < count)
+        loss_of(expected, step, first)
+    means = torch.cat([buffer.double().flatten() for buffer in expected.buffers()])
+    assert torch.equal(agree(cluster(work, 3)), means)
 
 
 def test_saving_within_an_epoch(tmp_path: Path) -> None:
@@ -79,6 +106,24 @@ def test_weights_make_uneven_batches_one_batch() -> None:
 
     expected = trained_alone(sgd, 4, lambda step: [batch(step, rank, sizes[(rank + step) % 3]) for rank in range(3)])
     torch.testing.assert_close(agree(cluster(work, 3)), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.2)", "LocalSGD(period=2)", "EveryStep(delay=1)", "DiLoCo(2)"])
+@pytest.mark.parametrize("since", [0, 3])
+def test_a_weight_that_one_rank_alone_says_is_found(recipe: str, since: int) -> None:
+    def work(worker: Worker, everyone: bool) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+        for step in range(6):
+            optimizer.zero_grad()
+            if step >= since and (everyone or worker.rank == 1):
+                session.weight(8)
+            loss_of(model, step, worker.rank).backward()
+            optimizer.step()
+        return parameters(model)
+
+    agree(cluster(lambda worker: work(worker, True), 3))
+    with pytest.raises(MismatchError, match=r"not called' on ranks 0, 2.*called' on rank 1.*on every rank, or on none"):
+        cluster(lambda worker: work(worker, False), 3)
 
 
 def test_equal_weights_change_no_bit() -> None:

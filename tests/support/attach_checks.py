@@ -73,7 +73,7 @@ def refuses_what_is_sharded_or_wrapped() -> None:
     dist.init_process_group("gloo", rank=0, world_size=1)
     plain = nn.Linear(4, 3)
     wrapped = DistributedDataParallel(plain)
-    with pytest.raises(AttachError, match=r"model\.module.*ddp\.register_comm_hook\(\*gossamer\.ddp_hook\("):
+    with pytest.raises(AttachError, match=r"model = ddp\.module.*ddp\.register_comm_hook\(\*gossamer\.ddp_hook\("):
         gossamer.attach(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1))
     gossamer.attach(wrapped.module, torch.optim.SGD(wrapped.parameters(), 0.1)).close()
     mesh = init_device_mesh("cpu", (1,))
@@ -119,6 +119,36 @@ def tells_once_whose_recipe_counts() -> None:
     assert training.session.recipe == resolve("Int8()")
     told = [event.message for event in heard if isinstance(event, events.Noticed)]
     assert told == ["the command line's recipe, Int8(), replaces the script's, TopK(0.2)"] * world.is_first
+
+
+def refuses_ddp_around_what_is_attached() -> None:
+    """DDP before or after attach; then each line that the error advises instead."""
+    training = Training()
+    with pytest.raises(AttachError, match="was made around this attached model"):
+        DistributedDataParallel(training.model)
+    training.step()
+    training.end()
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Linear(6, 3))
+    model, optimizer = ddp.module, torch.optim.SGD(ddp.parameters(), lr=0.1)
+    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(world.rank))
+
+    def step(forward: nn.Module) -> Tensor:
+        optimizer.zero_grad()
+        forward(inputs).square().mean().backward()
+        optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    with gossamer.attach(model, optimizer, "TopK(0.2)") as session:
+        with pytest.raises(AttachError, match="is about to run this attached model"):
+            step(ddp)
+        step(model)
+        assert len(set(session._group.all_gather_text(digest([step(model)])))) == 1
+    ddp.register_comm_hook(*gossamer.ddp_hook(ddp, "TopK(0.2)"))
+    mine = step(ddp)
+    theirs = mine.clone()
+    dist.broadcast(theirs, 0)
+    assert torch.equal(mine, theirs)
 
 
 # -- pickle ------------------------------------------------------------------------------------------------------------

@@ -163,6 +163,25 @@ def test_grad_scaler_hears_of_an_overflow_when_it_lands() -> None:
     assert {tuple(scales) for _, scales in results} == {(128.0,) * 4 + (64.0,) * 3}
 
 
+def test_a_constant_loss_scale_changes_no_bit() -> None:
+    def work(worker: Worker, scale: float | None) -> Tensor:
+        model = network(0)
+        optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2 * (scale or 1.0), enabled=scale is not None)
+        worker.attach(model, optimizer, EveryStep(delay=1), scaler=scaler if scale else None)
+        for step in range(6):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step, worker.rank)).backward()
+            scaler.step(optimizer)
+            scaler.update()  # nothing lands in the first step, which it takes for an overflow
+        assert scale in (None, scaler.get_scale())
+        return parameters(model)
+
+    scaled, plain = (agree(cluster(lambda worker, s=scale: work(worker, s), 2)) for scale in (256.0, None))  # type: ignore[misc]
+    assert torch.equal(scaled, plain)
+    assert not torch.equal(plain, START)
+
+
 def test_a_closure_is_refused() -> None:
     def work(worker: Worker) -> None:
         model = network(0)

@@ -210,7 +210,9 @@ def _schedule_lines(recipe: Recipe) -> Iterator[str]:
     *_, lasting = stages = recipe.strategy.stages
     if len(stages) > 1:
         yield f"schedule    until backward pass {lasting.start:,} {at_once}"
-    elif lasting.averages_gradients_at_once and lasting.schedule == PeriodicSchedule(1):
+    elif (
+        lasting.averages_gradients_at_once and lasting.schedule == PeriodicSchedule(1) and not lasting.local_parameters
+    ):
         yield f"schedule    {at_once}"
         return
     drawing = draw(lasting)

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gossamer.errors import Stopped
 from gossamer.launch.failure import Origin, is_echo
 from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles, write_json
 from gossamer.runtime.open_sessions import open_sessions
@@ -91,8 +90,6 @@ class FailureReporter:
 def _run(script: str, arguments: Sequence[str], reporter: FailureReporter) -> int:
     try:
         _run_script(script, arguments)
-    except Stopped:
-        pass
     except SystemExit as end:
         exit_code = reporter.ended(end.code)
         if exit_code:

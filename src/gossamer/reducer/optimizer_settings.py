@@ -31,9 +31,22 @@ def settings(optimizer: Optimizer) -> str:
     )
 
 
+def with_weights(settings: str, *, said: bool) -> str:
+    """The same, and whether the loop says how much its batches count, which is compared along."""
+    return f"{settings}\nsession.weight(...) was {'' if said else 'not '}called"
+
+
 def compare_settings(texts: Sequence[str]) -> None:
+    """Raise MismatchError for the texts of `with_weights` by rank, which differ."""
+    settings, weights = zip(*(text.rsplit("\n", 1) for text in texts), strict=True)
+    if len({*weights}) > 1:
+        raise MismatchError(
+            "a rank's batch counts for one until its weight is said, so beside numbers of samples it would count for "
+            f"nearly nothing: {by_value(weights)}. Write session.weight(len(batch)) before backward() on every rank, "
+            "or on none."
+        )
     raise MismatchError(
         "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "
-        f"optimizer's settings are {by_value(texts)}. Step learning-rate schedulers equally often on every rank; "
+        f"optimizer's settings are {by_value(settings)}. Step learning-rate schedulers equally often on every rank; "
         "where ranks have different numbers of batches, once an epoch instead of once a batch."
     )

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
-
 from torch import nn
 from torch.optim import Optimizer
 
-from gossamer import events
-from gossamer.core.term import Term, Terms
-from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_check import Verify
 from gossamer.session.gradient_guards import Scaler
+from gossamer.session.recipe_choice import Written, chosen_recipe
 from gossamer.session.session import Session
 from gossamer.session.transport_setup import transport_for
-from gossamer.session.validation import refuse, refuse_foreign_parameters, refuse_other_kinds
-from gossamer.world import World, current
+from gossamer.session.validation import innermost, refuse, refuse_foreign_parameters
+from gossamer.world import current
 
 
 def attach(
     model: nn.Module,
     optimizer: Optimizer,
-    recipe: Recipe | Terms | Term | str | None = None,
+    recipe: Written = None,
     scaler: Scaler | None = None,
     clip_norm: float | None = None,
     verify: Verify = "warn",
@@ -40,22 +37,11 @@ def attach(
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
     refuse(model)
-    refuse_other_kinds(optimizer)
+    optimizer = innermost(optimizer)
     refuse_foreign_parameters(optimizer, model)
     world = current()
-    resolved = resolve(_chosen(recipe, world), world.size)
+    resolved = resolve(chosen_recipe(recipe, world), world.size)
     transport = transport_for(world, resolved)
     return Session(
         model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify
     )
-
-
-def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe | Terms | Term | str | None:
-    """The command line's recipe where there is one: it beats the script's."""
-    override = os.environ.get("GOSSAMER_RECIPE")
-    if override is None:
-        return recipe
-    replaces = recipe is not None and resolve(recipe, world.size) != resolve(override, world.size)
-    if replaces and world.is_first:  # once a job, whoever launched it
-        events.notice(f"the command line's recipe, {override}, replaces the script's, {recipe}")
-    return override

@@ -16,9 +16,9 @@ from gossamer.core.aggregation import AggregationContext, AggregationResult, Sta
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import AllGather, CollectiveOp
 from gossamer.errors import LayoutError
-from gossamer.recipes.recipe import resolve
 from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
+from gossamer.session.recipe_choice import compressor_alone
 from gossamer.session.transport_setup import group_transport
 from gossamer.transports.mesh.collective_selector import requested_collective
 from gossamer.world import current
@@ -103,13 +103,15 @@ def average_(
 ) -> None:
     """Overwrite `tensors` with their means over all workers; every rank must call it with the same shapes.
 
-    compressor: one, as it is, or a recipe's text. state: an empty dict at first, and the same one at every later call,
-    for compressors that remember (Feedback, PowerSGD). A number that is not finite on one rank makes the tensors of its
-    dtype NaN on all of them and leaves the state as it was. Raises ValueError where a state is needed and missing.
+    compressor: one, as it is, or its text, completed as in a recipe; `gossamer run --recipe` does not replace it.
+    state: an empty dict at first, and the same one at every later call, for compressors that remember (Feedback,
+    PowerSGD). A number that is not finite on one rank makes the tensors of its dtype NaN on all of them and leaves the
+    state as it was. Raises ValueError where a state is needed and missing, and RecipeError for a recipe with a strategy
+    or a topology, which would be dropped.
     """
     named = dict(tensors) if isinstance(tensors, Mapping) else {str(i): tensor for i, tensor in enumerate(tensors)}
     world = current()
-    chosen = resolve(compressor, world.size).compressor if isinstance(compressor, str) else compressor
+    chosen = compressor if isinstance(compressor, Compressor) else compressor_alone(compressor, world, "average_")
     if world.size == 1 or not named:
         return
     if strange := {str(tensor.dtype) for tensor in named.values() if not tensor.is_floating_point()}:

@@ -11,11 +11,11 @@ from torch._C._distributed_c10d import GradBucket
 from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import AttachError
-from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_views import trainable
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.session.average import AverageState
 from gossamer.session.momentum_transfer import ownership
+from gossamer.session.recipe_choice import chosen_recipe, compressor_alone
 from gossamer.session.transport_setup import group_transport
 from gossamer.transports.mesh.collective_selector import requested_collective
 from gossamer.world import current
@@ -41,12 +41,13 @@ def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, 
 
     State is kept by parameter name, so it survives DDP's regrouping of buckets after the first step. With a GradScaler
     residuals would be in units of its changing scale: use gossamer.attach(..., scaler=scaler) instead of DDP there.
+    `gossamer run --recipe` beats `compressor`. Raises RecipeError for a recipe with a strategy or a topology: DDP
+    averages in every step among all workers.
     """
     world = current()
+    alone = compressor_alone(chosen_recipe(compressor, world), world, "ddp_hook")
     # a lambda, since DDP compares annotations with the classes themselves, not with their names
-    return DdpState(model, resolve(compressor, world.size).compressor), lambda state, bucket: _ddp_average(
-        state, bucket
-    )
+    return DdpState(model, alone), lambda state, bucket: _ddp_average(state, bucket)
 
 
 def _ddp_average(state: DdpState, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -19,12 +19,13 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer.errors import LoopError
 from gossamer.recipes.recipe import Recipe
+from gossamer.session.gradient_guards import has_closure
 from gossamer.session.momentum_transfer import ownership
 from gossamer.strategies import GradientStage, Stage
 
 LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
 
-Watcher = Callable[[Optimizer], None]
+Watcher = Callable[[Optimizer, bool], None]  # whether its step has a closure
 
 _lock = threading.Lock()
 _watchers: tuple[weakref.WeakMethod[Watcher], ...] = ()  # replaced, never changed: steps read it in other threads
@@ -62,7 +63,7 @@ def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[A
     for each in _watchers:
         watcher = each()
         if watcher is not None:
-            watcher(optimizer)
+            watcher(optimizer, has_closure(args, kwargs))
 
 
 class ForeignOptimizerGuard:
@@ -97,10 +98,6 @@ class ForeignOptimizerGuard:
                 "resizing one, session.reset(name)."
             )
 
-    def shares(self, other: Optimizer) -> bool:
-        """Whether it trains parameters that are averaged here."""
-        return any(id(parameter) in self._averaged for group in other.param_groups for parameter in group["params"])
-
     def check(self, other: Optimizer, *, local: bool) -> None:
         """Raise LoopError where `other` is about to make a step that would not reach the other ranks, or not rightly.
 
@@ -115,6 +112,11 @@ class ForeignOptimizerGuard:
             self._refuse_unless_wrapped(other, LOCAL)
         elif thawed := [p for p in held if id(p) in self._frozen and p.requires_grad and p.grad is not None]:
             self._refuse_thawed(other, thawed)
+
+    def shares(self, other: Optimizer) -> bool:
+        """Whether `other` itself changes parameters that are averaged, and not through the attached one."""
+        held = (parameter for group in other.param_groups for parameter in group["params"])
+        return any(id(parameter) in self._averaged for parameter in held) and not steps_through(other, self._attached)
 
     def _refuse_unless_wrapped(self, other: Optimizer, why: str) -> None:
         if steps_through(self._attached, other) or steps_through(other, self._attached):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -24,22 +25,65 @@ class Scaler(Stateful, Protocol):
     def step(self, optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> Any: ...
 
 
-def check_norm(norm: float | None) -> None:
-    require(
-        norm is None or norm > 0,
-        f"clip_norm is a positive norm, not {norm}: attach(..., clip_norm=1.0), or leave it out",
-    )
+class GradientClip:
+    """Scales all gradients together to a norm of at most `norm`, before the first optimizer uses them, whichever it is.
 
+    norm: None leaves them as they are.
+    """
 
-def clip_gradients(parameters: Iterable[Parameter], norm: float, optimizer: Optimizer, *, closure: bool) -> None:
-    """Scale all gradients so that their norm together is at most `norm`, just before the optimizer uses them."""
-    if closure:
-        raise LoopError(
-            "clip_norm is applied before the optimizer's step, and a closure computes gradients within it. Clip in the "
-            "closure: torch.nn.utils.clip_grad_norm_(model.parameters(), ...)."
+    def __init__(self, norm: float | None) -> None:
+        require(
+            norm is None or norm > 0,
+            f"clip_norm is a positive norm, not {norm}: attach(..., clip_norm=1.0), or leave it out",
         )
-    left_in = getattr(optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
-    nn.utils.clip_grad_norm_(parameters, norm if left_in is None else norm * float(left_in))
+        self.norm = norm
+        self._clipped: list[tuple[weakref.ref[Tensor], int]] = []  # gradients and their versions as they were left
+
+    def before(
+        self, optimizer: Optimizer, parameters: Iterable[Parameter], *, closure: bool, scale: float | None
+    ) -> None:
+        """`optimizer`, which holds some of `parameters`, is about to make its step. scale: a GradScaler's, if any.
+
+        What was clipped for one optimizer is not clipped again for another, also where the first one's zero_grad() has
+        taken some gradients away since. Raises LoopError where gradients are not to be had, or are in two scales.
+        """
+        if self.norm is None:
+            return
+        if closure:
+            raise LoopError(
+                "clip_norm is applied before the optimizer's step, and a closure computes gradients within it. Clip in "
+                "the closure: torch.nn.utils.clip_grad_norm_(model.parameters(), ...)."
+            )
+        graded = [parameter for parameter in parameters if parameter.grad is not None]
+        if self._has_clipped(graded):
+            return
+        if scale not in (None, 1.0):
+            _refuse_two_scales(optimizer, graded)
+        left_in = getattr(optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
+        nn.utils.clip_grad_norm_(graded, self.norm if left_in is None else self.norm * float(left_in))
+        self._clipped = [(weakref.ref(p.grad), p.grad._version) for p in graded if p.grad is not None]
+
+    def _has_clipped(self, graded: Iterable[Parameter]) -> bool:
+        """Whether all gradients are there as clipping left them. A new pass writes to them, or makes others."""
+        known = {id(gradient): version for reference, version in self._clipped if (gradient := reference()) is not None}
+        return bool(known) and all(p.grad is not None and known.get(id(p.grad)) == p.grad._version for p in graded)
+
+
+def _refuse_two_scales(optimizer: Optimizer, graded: Iterable[Parameter]) -> None:
+    """A GradScaler takes the scale out of one optimizer's gradients at a time, right before its step."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not {id(parameter) for parameter in graded} <= held:
+        raise LoopError(
+            f"clip_norm clips all gradients together, and those that {type(optimizer).__name__} does not hold may have "
+            "the loss scale in them still, so their norm would mean nothing. Leave clip_norm out and write, for every "
+            "optimizer, scaler.unscale_(optimizer), then torch.nn.utils.clip_grad_norm_(model.parameters(), "
+            "...), before the first scaler.step(...)."
+        )
+
+
+def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's step is called with a closure; args: the optimizer first, as hooks are given them."""
+    return any(value is not None for value in (*args[1:], *kwargs.values()))
 
 
 class NonFiniteMonitor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import weakref
@@ -25,7 +26,7 @@ from gossamer.errors import Stopped, require
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import layout_text
 from gossamer.reducer.model_buffers import ModelBuffers
-from gossamer.reducer.optimizer_settings import settings
+from gossamer.reducer.optimizer_settings import settings, with_weights
 from gossamer.reducer.parameter_check import ParameterCheck, Verify, check_verify
 from gossamer.reducer.parameter_views import swapped_in, trainable
 from gossamer.reducer.reduction import StepContext
@@ -33,16 +34,23 @@ from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.open_sessions import register, unregister
 from gossamer.runtime.transport import Transport
 from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
+from gossamer.session.ddp_guard import DdpGuard, guard_against_ddp
+from gossamer.session.first_batch import NO_BATCH, FirstBatch
 from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
-from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, check_norm, clip_gradients
+from gossamer.session.gradient_guards import GradientClip, NonFiniteMonitor, Scaler, has_closure
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.lifecycle_events import numbers
 from gossamer.session.momentum_transfer import take_over
 from gossamer.session.scaler_hook import SkippedStepHook
-from gossamer.session.startup_checks import NO_BATCH, FirstBatch, check_ranks_alike
+from gossamer.session.startup_checks import check_ranks_alike
 from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, StepCosts, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
+
+NO_BLOCK = (
+    "session.ask_to_stop() without a block to leave ends the script on every rank, with exit code 0, and the lines "
+    "below the loop do not run. Write `with gossamer.attach(...) as session:` around the loop to go on there."
+)
 
 
 class Session:
@@ -64,10 +72,9 @@ class Session:
         seed: int = 0,
         verify: Verify = "warn",
     ) -> None:
-        check_norm(clip_norm)
         check_verify(verify)
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
-        self.scaler, self.clip_norm = scaler, clip_norm
+        self.scaler, self.clip_norm, self._clip = scaler, clip_norm, GradientClip(clip_norm)
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
         self._adopt(trainable(model))
         comm_thread = CommThread(next(iter(self._parameters.values())).device, transport.make_progress)
@@ -75,6 +82,7 @@ class Session:
         self._leave = weakref.finalize(self, leave, comm_thread, transport, self._group.pid)  # at exit, too
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
         self._last_step_at, self._muted_at = time.perf_counter(), -1
+        self._weighs = self._in_block = False  # has said how much its batches count; is used as `with ... as session`
         self._synchronizer: Synchronizer = SoloSynchronizer(self._step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, self._loop(), seed)
         fragments = self._stages.fragments(self._parameters)
@@ -86,11 +94,12 @@ class Session:
         except BaseException:
             comm_thread.close()
             raise
-        self._hooks: list[RemovableHandle | OptimizerStepHook | SkippedStepHook] = [
+        self._hooks: list[RemovableHandle | OptimizerStepHook | DdpGuard | SkippedStepHook] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
             first := model.register_forward_pre_hook(self._first_batch.see, with_kwargs=True),
             OptimizerStepHook(self._before_any_step),
+            *guard_against_ddp(model, recipe, transport.world),
             *([SkippedStepHook(scaler, optimizer, self._step_skipped)] if scaler is not None else []),
         ]
         self._first_batch.hook = first
@@ -119,9 +128,9 @@ class Session:
 
     def _settings(self) -> str:
         """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
-        if self._stages.now.local_parameters:
-            return ""
-        return f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
+        local = self._stages.now.local_parameters
+        alike = "" if local else f"{settings(self.optimizer)}; loss scale={self._current_scale()}"
+        return with_weights(alike, said=self._weighs)
 
     def _check_ranks_alike(self) -> None:
         if self._transport.world == 1:
@@ -149,10 +158,10 @@ class Session:
     def weight(self, weight: float) -> None:
         """Say how much this rank's batch counts, usually len(batch), before backward; stays until said again.
 
-        The mean gradient is then sum(w g) / sum(w). Every rank should say it, or none.
+        The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange.
         """
         require(isfinite(weight) and weight >= 0, f"a weight is a finite number of samples, not {weight}")
-        self._synchronizer.weight = float(weight)
+        self._synchronizer.weight, self._weighs = float(weight), True
 
     def log(self, **metrics: float | Tensor) -> None:
         """Write numbers, such as loss=loss, into the run's record; tensors of one entry as well."""
@@ -179,8 +188,7 @@ class Session:
         while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
             self._enter_next_stage(missed)
             missed = self._synchronizer.end_epoch()
-        if self._synchronizer.stopping:
-            raise Stopped
+        self._raise_if_stopping()
         if self._synchronizer.in_step:
             self._catch_up(missed)
 
@@ -206,24 +214,29 @@ class Session:
 
     # -- around the optimizer --------------------------------------------------------------------------------------
 
-    def _before_any_step(self, optimizer: Optimizer) -> None:
-        if self._transport.world > 1 and optimizer is not self.optimizer and not self._group.forked:
+    def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
+        if optimizer is self.optimizer or self._group.forked:
+            return
+        if self._transport.world > 1:
             self._foreign_guard.check(optimizer, local=self._muted_at == self._synchronizer.passes)
-            if self._foreign_guard.shares(optimizer):
-                self._synchronizer.use()
+        if self._foreign_guard.shares(optimizer):
+            self._synchronizer.use()
+            self._clip_for(optimizer, closure)
+
+    def _clip_for(self, optimizer: Optimizer, closure: bool) -> None:
+        self._clip.before(optimizer, self._parameters.values(), closure=closure, scale=self._current_scale())
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._group.forked:
             return
         self._foreign_guard.refuse_unaveraged(optimizer)
-        closure = bool(args[1:] or [value for value in kwargs.values() if value is not None])
+        closure = has_closure(args, kwargs)
         if self._transport.world > 1:
             self._check.look(self.steps)
         self._synchronizer.before_step(closure=closure)
         touched = self.scaler is None and self._synchronizer.touched
         self._momentum.before(self.steps, closure=closure, touched=touched)
-        if self.clip_norm is not None:
-            clip_gradients(self._parameters.values(), self.clip_norm, optimizer, closure=closure)
+        self._clip_for(optimizer, closure)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._group.forked:
@@ -239,8 +252,7 @@ class Session:
             self._step_over()
 
     def _step_over(self) -> None:
-        if self._synchronizer.stopping:
-            raise Stopped
+        self._raise_if_stopping()
         if self._stages.over(self._synchronizer.passes):
             self._enter_next_stage()
 
@@ -264,8 +276,17 @@ class Session:
 
     def ask_to_stop(self) -> None:
         """End training cleanly: every rank raises Stopped after the same step, once the next exchange has landed, which
-        leaves the block `with gossamer.attach(...)`; the script goes on below it."""
+        leaves the block `with gossamer.attach(...)`; the script goes on below it. Without that block the script ends,
+        with exit code 0."""
         self._synchronizer.asked_to_stop = True
+        if not self._in_block:
+            events.notice(NO_BLOCK)
+
+    def _raise_if_stopping(self) -> None:
+        if self._synchronizer.stopping:
+            if not self._in_block:
+                atexit.register(self.close)  # as the block would
+            raise Stopped
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of what the recipe remembers, by parameter name. Never communicates."""
@@ -324,6 +345,7 @@ class Session:
         session_checkpoint.refuse_unnamed(names, now, self._shapes)
         if self._transport.world == 1:
             self._adopt(now)
+            self._layout = layout_text(bucket for buckets in self._stages.fragments(now) for bucket in buckets)
             return
         before = self._synchronizer
         before.flush()
@@ -355,6 +377,7 @@ class Session:
         self._leave()
 
     def __enter__(self) -> Self:
+        self._in_block = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:

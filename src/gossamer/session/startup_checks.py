@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,17 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gossamer.checkpoint import digest
 from gossamer.core import rng
 from gossamer.errors import MismatchError
-from gossamer.events import notice
 from gossamer.reducer.optimizer_settings import by_value
 from gossamer.session.group_calls import GroupCalls
 from gossamer.version import __version__
-
-NOT_SEEN, NO_BATCH = 0, -1
 
 MEANING = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
@@ -126,37 +121,6 @@ def optimizer_digest(optimizer: Optimizer) -> str:
         else:
             numbers.append(f"{path}={value!r}")
     return hashlib.blake2b((digest(tensors) + ";".join(numbers)).encode(), digest_size=8).hexdigest()
-
-
-class FirstBatch:
-    """A hash of the first batch: ranks that train on the same data learn nothing from each other."""
-
-    def __init__(self) -> None:
-        self.hash, self._pid = NOT_SEEN, os.getpid()
-        self.hook: RemovableHandle | None = None
-
-    def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A forward pre-hook that looks at the first batch only.
-
-        A compiler that follows the model in here finds nothing: reading bytes would break its graph in two.
-        """
-        if torch.compiler.is_compiling():
-            return
-        if self.hash == NOT_SEEN and model.training and os.getpid() == self._pid:
-            inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            self.hash = rng.address(digest(inputs)) if inputs else NO_BATCH
-            if self.hook is not None:
-                self.hook.remove()
-
-    @staticmethod
-    def compare(batches: Sequence[tuple[int, float]]) -> None:
-        """Notice equal hashes among all ranks' (hash, weight)."""
-        hashes = [batch for batch, weight in batches if weight > 0 and batch not in (NOT_SEEN, NO_BATCH)]
-        if len(set(hashes)) < len(hashes):
-            notice(
-                "several workers began with the very same batch, so they compute the same gradient several times. Give "
-                "each its own part of the data: DataLoader(dataset, sampler=world.shard(dataset), ...)."
-            )
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from gossamer.errors import AttachError
 from gossamer.reducer.parameter_views import trainable
 from gossamer.runtime.open_sessions import open_sessions
+from gossamer.session.ddp_guard import KEEP_DDP
 
 
 def refuse(model: nn.Module) -> None:
@@ -40,11 +42,13 @@ def refuse_unmade(model: nn.Module) -> None:
 
 
 def _refuse_ddp(model: nn.Module) -> None:
-    if isinstance(model, DistributedDataParallel):
-        raise AttachError(
-            "this model is wrapped in DistributedDataParallel, which averages gradients itself. Attach the module "
-            "inside it (model.module), or keep DDP: ddp.register_comm_hook(*gossamer.ddp_hook(ddp, compressor))."
-        )
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            what = f'"{name}"' if name else "this model"
+            raise AttachError(
+                f"{what} is wrapped in DistributedDataParallel, which averages gradients itself. Attach the module "
+                f"inside it, and call that one in the loop: model = ddp.module. {KEEP_DDP}"
+            )
 
 
 def _refuse_sparse_gradients(model: nn.Module) -> None:
@@ -122,13 +126,21 @@ MODEL_CHECKS = (
 PARAMETER_CHECKS = (_refuse_sharded, _refuse_complex, _refuse_hooked)
 
 
-def refuse_other_kinds(optimizer: Optimizer) -> None:
-    """Raise AttachError for an optimizer without step hooks."""
-    if not isinstance(optimizer, Optimizer):
-        raise AttachError(
-            f"{type(optimizer).__name__} is no torch.optim.Optimizer, whose hooks say when a step is made. Subclass "
-            "torch.optim.Optimizer, or attach the one within it, whose step() it calls."
-        )
+def innermost(optimizer: Any) -> Optimizer:
+    """The optimizer whose step() changes parameters, out of wrappers that make no step of their own, such as
+    AcceleratedOptimizer. Raises AttachError for what has no step hooks.
+
+    A wrapper that was built as a torch.optim.Optimizer, as SAM or Lookahead are, has hooks itself and stays.
+    """
+    if isinstance(optimizer, Optimizer) and "_optimizer_step_pre_hooks" in vars(optimizer):
+        return optimizer
+    within = getattr(optimizer, "optimizer", None)
+    if within is not None and within is not optimizer:
+        return innermost(within)
+    raise AttachError(
+        f"{type(optimizer).__name__} is no torch.optim.Optimizer, whose hooks say when a step is made. Subclass "
+        "torch.optim.Optimizer and call super().__init__(), or attach the one within it, whose step() it calls."
+    )
 
 
 def refuse_foreign_parameters(optimizer: Optimizer, model: nn.Module) -> None:

@@ -1,0 +1,83 @@
+"""Recipe choice: nothing of a recipe is dropped by what uses its compressor alone, and the command line is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.virtual_workers import network, notices
+
+import gossamer
+from gossamer.compressors import Dense
+from gossamer.errors import RecipeError
+from gossamer.recipes.recipe import resolve
+from gossamer.strategies import LocalSGD
+from gossamer.topologies import Ring
+
+
+@pytest.fixture(autouse=True)
+def no_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOSSAMER_RECIPE", raising=False)
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def hook(recipe: Any) -> Any:
+    return gossamer.ddp_hook(network(0), recipe)
+
+
+def average(recipe: Any) -> Any:
+    return gossamer.average_([torch.ones(3)], recipe)
+
+
+@pytest.mark.parametrize(("caller", "name"), [(hook, "ddp_hook"), (average, "average_")])
+@pytest.mark.parametrize(
+    ("recipe", "dropped"),
+    [
+        ("LocalSGD(period=8)", r"LocalSGD\(period=8\)"),
+        ("LocalSGD(period=8) + Ring()", r"LocalSGD\(period=8\) and Ring\(\)"),
+        ("DiLoCo(period=100) + Int8()", r"DiLoCo\(period=100\)"),
+        ("EveryStep(accumulate=2)", r"EveryStep\(accumulate=2\)"),
+        ("TopK(0.1) + Ring()", r"Ring\(\)"),
+        (LocalSGD(period=8) + Dense(), r"LocalSGD\(period=8\)"),
+        (Dense() + Ring(), r"Ring\(\)"),
+    ],
+)
+def test_what_would_be_dropped_is_refused(caller: Callable[[Any], Any], name: str, recipe: Any, dropped: str) -> None:
+    with pytest.raises(
+        RecipeError, match=rf"gossamer\.{name} averages .* so {dropped} of .*gossamer\.{name}\(\.\.\., '"
+    ):
+        caller(recipe)
+
+
+@pytest.mark.parametrize("recipe", ["TopK(0.1)", "EveryStep() + TopK(0.1) + Complete()", gossamer.TopK(density=0.1)])
+def test_a_compressor_alone_is_completed(recipe: Any, group_of_one: None) -> None:
+    state, _ = hook(recipe)
+    state.comm_thread.close()
+    assert state.memory.compressor == resolve("TopK(0.1)", 1).compressor
+    average(recipe)
+
+
+def test_the_command_lines_recipe_reaches_the_hook(group_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_RECIPE", "Int8()")
+    with notices() as said:
+        state, _ = hook("TopK(0.1)")
+    state.comm_thread.close()
+    assert state.memory.compressor == resolve("Int8()", 1).compressor
+    assert said == ["the command line's recipe, Int8(), replaces the script's, TopK(0.1)"]
+    monkeypatch.setenv("GOSSAMER_RECIPE", "DiLoCo(period=8)")
+    with pytest.raises(RecipeError, match=r"DiLoCo\(period=8\) of DiLoCo\(period=8\) would be dropped"):
+        hook("TopK(0.1)")
+
+
+def test_what_is_averaged_once_keeps_its_compressor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_RECIPE", "DiLoCo(period=8)")
+    average("Dense()")
