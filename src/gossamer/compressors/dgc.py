@@ -51,8 +51,11 @@ class DGC(Compressor):
 
     then: a codec that the values travel by, such as Int8(); what it loses waits with the rest.
 
-    clip: the largest norm of each tensor's fresh gradient, over sqrt(n). What backward() leaves in .grad has momentum
-    in it and was sent already: clipping there loses what it cuts off, and a line says so.
+    clip: the largest norm that the mean of each tensor's fresh gradients should have. A worker's own g_i may have up to
+    clip sqrt(n): means of n independent gradients are shorter than these by sqrt(n), so that of noise is clipped where
+    the mean would have been, at clip, for any n; that of equal gradients at clip sqrt(n). (The paper's local gradient
+    holds the 1/n of the mean already, g_i / n, and its limit is clip / sqrt(n): the same.) What backward() leaves in
+    .grad has momentum in it and was sent already: clipping there loses what it cuts off, and a line says so.
     """
 
     density: float = 0.001
@@ -149,18 +152,17 @@ class DGC(Compressor):
 def require_clip(clip: float | None, noun: str) -> None:
     require(
         clip is None or clip > 0,
-        f"clip is the largest norm of a tensor's gradient, not {clip}. Write {noun}(clip=1.0), or leave it out.",
+        f"clip is the largest norm of a tensor's mean gradient, not {clip}. Write {noun}(clip=1.0), or leave it out.",
     )
 
 
 def clipped(x: FlatTensors, clip: float | None, at: AggregationContext) -> Tensor:
-    """x.flat, each tensor scaled down to a norm of at most clip / sqrt(n), so that their sum is like one of norm clip.
-
-    What is not finite stays so.
+    """x.flat, each tensor scaled down to a norm of at most clip sqrt(n): the mean of n such, if they are independent,
+    has the norm clip. What is not finite stays so.
     """
     if clip is None:
         return x.flat
-    limit = clip / sqrt(at.world)
+    limit = clip * sqrt(at.world)
     spans = x.flat.split(list(x.layout.sizes))
     norms = [torch.linalg.vector_norm(span, dtype=torch.float64) for span in spans]  # float32's squares overflow early
     return torch.cat(

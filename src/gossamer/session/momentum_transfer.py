@@ -272,8 +272,9 @@ def take_over(
     if clip_norm is not None:
         raise AttachError(
             f"clip_norm={clip_norm} would cut off what was sent already and has momentum in it, so that it is lost. "
-            f"Leave clip_norm out and write clip={clip_norm} in {compressor!r}: it scales down each tensor's fresh "
-            "gradient."
+            f"Leave clip_norm out and write clip={clip_norm} in {compressor!r}: each tensor's fresh gradient is then "
+            "scaled down by itself, before momentum, so that means of independent ones keep within that norm for any "
+            "number of workers."
         )
     first = at.rank == 0  # the user hears of it once a job
     mine = {name: parameters[name] for name in owned}
