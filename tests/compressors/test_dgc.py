@@ -12,9 +12,11 @@ from laws.laws import LAYOUT, Group, close
 from support.aggregations import aggregate, priced, priced_bytes
 from torch import Tensor
 
-from gossamer.compressors import DGC, Compressor, Route
+from gossamer.compressors import DGC, Compressor, OneBitAdam, Route
 from gossamer.compressors.dgc import MOMENTUM
 from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.int8 import Int8
+from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import AllReduceMean
@@ -58,6 +60,7 @@ def check_everything_offered_is_sent_or_waits(compressor: Compressor, kind: type
 
 EVERY = [
     DGC(density=0.05),
+    DGC(density=0.05, then=Int8(block=16)),
     DGC(density=0.05, masking=False),
     DGC(density=0.01, warmup=6),
     DGC(density=1.0),
@@ -215,13 +218,30 @@ def offered(compressor: DGC, x: Tensor, world: int = 4) -> Tensor:
 
 def test_clipping_bounds_the_norm_of_every_tensor() -> None:
     x = Group(DGC(), 2).gradients()[0]
-    limit = 2.0 / math.sqrt(4)
-    sent = offered(DGC(density=1.0, clip=2.0), x)
+    limit = 0.5 * math.sqrt(4)
+    sent = offered(DGC(density=1.0, clip=0.5), x)
     for slot in LAYOUT:
         before, after = slot.flat_view(x), slot.flat_view(sent)
         expected = before * min(1.0, limit / float(before.norm()))
         close(after, expected, 1e-14)
     assert any(float(slot.flat_view(x).norm()) > limit for slot in LAYOUT)
+
+
+@pytest.mark.parametrize("compressor", [DGC(density=1.0, clip=0.5), OneBitAdam(warmup=1, clip=0.5)], ids=repr)
+@pytest.mark.parametrize("world", [2, 4, 16, 64])
+def test_the_mean_that_is_applied_does_not_shrink_with_the_workers(compressor: Compressor, world: int) -> None:
+    """Independent gradients, far above the limit: their mean has the norm that it would be clipped to, for any number
+    of workers. Equal ones are not independent, and their mean is longer by sqrt(n), which is what the limit allows."""
+    layout = Layout.of({"a": (4000,), "b": (2000,)})
+    noise = [100 * torch.randn(6000, generator=rng.generator("clip", rank)) for rank in range(world)]
+    states = [
+        compressor.init(FlatTensors(x, layout), AggregationContext(rank=rank, world=world))
+        for rank, x in enumerate(noise)
+    ]
+    for inputs, expected in ((noise, 0.5), ([noise[0]] * world, 0.5 * math.sqrt(world))):
+        mean = FlatTensors(aggregate(compressor, inputs, layout, states)[0].mean, layout)
+        for view in mean.values():
+            assert float(view.norm()) == pytest.approx(expected, rel=0.06)
 
 
 def test_what_is_small_is_not_touched_by_clipping() -> None:
@@ -233,7 +253,7 @@ def test_what_is_small_is_not_touched_by_clipping() -> None:
 def test_clipping_bounds_numbers_whose_squares_overflow() -> None:
     sent = offered(DGC(density=1.0, clip=2.0), torch.full((LAYOUT.numel,), 1e30))
     for slot in LAYOUT:
-        assert float(slot.flat_view(sent).norm()) == pytest.approx(1.0, rel=1e-5)
+        assert float(slot.flat_view(sent).norm()) == pytest.approx(4.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
@@ -268,7 +288,7 @@ def test_half_precision_gradients_are_remembered_in_single(density: float) -> No
         ({"density": 0.0}, "density is the fraction"),
         ({"density": 1.5}, "density is the fraction"),
         ({"warmup": -1}, "warmup counts steps"),
-        ({"clip": 0.0}, r"clip is the largest norm .* Write DGC\(clip=1.0\)"),
+        ({"clip": 0.0}, r"clip is the largest norm of a tensor\'s mean gradient.* Write DGC\(clip=1.0\)"),
     ],
 )
 def test_refusals(arguments: dict[str, float], wrong: str) -> None:

@@ -282,6 +282,27 @@ def test_optimizers_that_do_not_fit_are_refused(
         cluster(work, 2)
 
 
+@pytest.mark.parametrize(("dtype", "served"), [(torch.float16, False), (torch.bfloat16, True), (torch.float32, True)])
+def test_numbers_that_cannot_hold_a_variance_are_refused(dtype: torch.dtype, served: bool) -> None:
+    """Else training ends with parameters that are not finite on every rank."""
+
+    def work(worker: Worker) -> Tensor:
+        model = network(0).to(dtype)
+        optimizer = adam(model)
+        worker.attach(model, optimizer, recipe("OneBit()", warmup=2))
+        for step in range(6):
+            optimizer.zero_grad()
+            model(batch(step, worker.rank)[0].to(dtype)).float().square().mean().backward()
+            optimizer.step()
+        return parameters(model).float()
+
+    if served:
+        assert torch.isfinite(cluster(work, 2)[0]).all()
+        return
+    with pytest.raises(AttachError, match=r'"0\.weight" is float16.*Keep parameters in float32'):
+        cluster(work, 2)
+
+
 def test_a_first_gradient_after_the_warm_up_is_refused() -> None:
     def work(worker: Worker) -> None:
         model = network(0)

@@ -354,3 +354,17 @@ def test_every_described_example_can_be_pasted():
         assert sentence.endswith(".")
         assert "\n" not in sentence
     assert [line for kind in KINDS for line in describe(kind)] == described
+
+
+@pytest.mark.parametrize("world", [None, 2, 64])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Feedback(DGC())", r"DGC applies the optimizer's momentum .* Write DGC\(.*\) alone"),
+        ("Warmup(OneBitAdam(), steps=3)", "OneBitAdam applies the optimizer's momentum"),
+        ("Feedback(Feedback(TopK(0.1)))", "Feedback inside Feedback"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_is_priced(text: str, says: str, world: int | None) -> None:
+    with pytest.raises(RecipeError, match=says):
+        resolve(text, world)

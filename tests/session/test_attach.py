@@ -98,6 +98,11 @@ def holding(parameter: torch.Tensor) -> nn.Module:
             lambda: holding(torch.view_as_real(torch.zeros(3, dtype=torch.complex64))),
         ),
         (
+            lambda: holding(torch.zeros(3).to(torch.float8_e4m3fn)),
+            '"0" is torch.float8_e4m3fn, a format to store and multiply numbers in',
+            lambda: holding(torch.zeros(3, dtype=torch.bfloat16)),
+        ),
+        (
             lambda: with_buffer(torch.eye(3).to_sparse()),
             '"graph" is a sparse or quantised buffer',
             lambda: with_buffer(torch.eye(3)),

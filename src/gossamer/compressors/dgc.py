@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from gossamer.compressors.base import Codec, Compressor, Ownership, mean_buffer_like, sums_stay_finite, with_mean_in
+from gossamer.compressors.base import Codec, Compressor, Ownership, mean_buffer_like, with_mean_in
+from gossamer.compressors.decoding import decode_heard, expect_tensors
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.topk import (
@@ -26,7 +27,7 @@ from gossamer.compressors.warmup import ramp
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllGather, Payload
-from gossamer.errors import require
+from gossamer.errors import MalformedError, require
 from gossamer.kernels import Residual, encode_places, largest_with_momentum, sparse_decode
 
 MOMENTUM = "momentum"
@@ -50,8 +51,11 @@ class DGC(Compressor):
 
     then: a codec that the values travel by, such as Int8(); what it loses waits with the rest.
 
-    clip: the largest norm of each tensor's fresh gradient, over sqrt(n). What backward() leaves in .grad has momentum
-    in it and was sent already: clipping there loses what it cuts off, and a line says so.
+    clip: the largest norm that the mean of each tensor's fresh gradients should have. A worker's own g_i may have up to
+    clip sqrt(n): means of n independent gradients are shorter than these by sqrt(n), so that of noise is clipped where
+    the mean would have been, at clip, for any n; that of equal gradients at clip sqrt(n). (The paper's local gradient
+    holds the 1/n of the mean already, g_i / n, and its limit is clip / sqrt(n): the same.) What backward() leaves in
+    .grad has momentum in it and was sent already: clipping there loses what it cuts off, and a line says so.
     """
 
     density: float = 0.001
@@ -98,24 +102,36 @@ class DGC(Compressor):
             staged = yield from _everything(places, values, left, at, out)
         else:
             entries = chosen(x.layout.names, counts)
-            staged = yield from self._entries(places, FlatTensors(values, entries), x.flat, left.flat, at, out)
+            staged = yield from self._entries(places, FlatTensors(values, entries), x.flat, left, at, out)
         return replace(staged, next_state=State({MOMENTUM: momentum, RESIDUAL: left}))
 
     def _entries(
-        self, places: Tensor, values: FlatTensors, x: Tensor, left: Tensor, at: AggregationContext, out: Tensor | None
+        self,
+        places: Tensor,
+        values: FlatTensors,
+        x: Tensor,
+        left: FlatTensors,
+        at: AggregationContext,
+        out: Tensor | None,
     ) -> Aggregation:
         """Agree on the mean of all ranks' entries; what values lose on the way stays in `left`."""
-        payload = encode_places(places, len(x)), *self._said(values, places, left, at)
+        payload = encode_places(places, len(x)), *self._said(values, places, left.flat, at)
         heard: Sequence[Payload] = yield AllGather(payload)
         mean = mean_buffer_like(x, out)
-        sparse_decode([(self._meant(theirs, values.layout, mean), theirs[0]) for theirs in heard], mean, at.world)
+
+        def decode(payloads: Sequence[Payload], into: Tensor, divisor: int = at.world) -> None:
+            if not all(payloads):
+                raise MalformedError("a payload without tensors came, and places and values were due")
+            entries = [(self._meant(each[1:], values.layout, into), each[0]) for each in payloads]
+            sparse_decode(entries, into, divisor)
 
         def own() -> Tensor:
             part = torch.empty_like(mean)
-            sparse_decode([(self._meant(payload, values.layout, part), payload[0])], part)
+            decode([payload], part, 1)
             return part
 
-        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(heard)), out)
+        finite = decode_heard(decode, heard, left.layout, mean, at)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
     def _said(self, values: FlatTensors, places: Tensor, left: Tensor, at: AggregationContext) -> Payload:
         if self.then is None:
@@ -127,26 +143,26 @@ class DGC(Compressor):
 
     def _meant(self, payload: Payload, entries: Layout, like: Tensor) -> Tensor:
         if self.then is not None:
-            return self.then.decoded(payload[1:], entries, like)
-        expect_values(payload[1], entries.numel)
-        return payload[1]
+            return self.then.decoded(payload, entries, like)
+        expect_tensors([payload], 1)
+        expect_values(payload[0], entries.numel, like)
+        return payload[0]
 
 
 def require_clip(clip: float | None, noun: str) -> None:
     require(
         clip is None or clip > 0,
-        f"clip is the largest norm of a tensor's gradient, not {clip}. Write {noun}(clip=1.0), or leave it out.",
+        f"clip is the largest norm of a tensor's mean gradient, not {clip}. Write {noun}(clip=1.0), or leave it out.",
     )
 
 
 def clipped(x: FlatTensors, clip: float | None, at: AggregationContext) -> Tensor:
-    """x.flat, each tensor scaled down to a norm of at most clip / sqrt(n), so that their sum is like one of norm clip.
-
-    What is not finite stays so.
+    """x.flat, each tensor scaled down to a norm of at most clip sqrt(n): the mean of n such, if they are independent,
+    has the norm clip. What is not finite stays so.
     """
     if clip is None:
         return x.flat
-    limit = clip / sqrt(at.world)
+    limit = clip * sqrt(at.world)
     spans = x.flat.split(list(x.layout.sizes))
     norms = [torch.linalg.vector_norm(span, dtype=torch.float64) for span in spans]  # float32's squares overflow early
     return torch.cat(

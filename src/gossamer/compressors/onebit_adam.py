@@ -34,7 +34,7 @@ class OneBitAdam(Wrapper):
     as they are. Weight decay, AdamW's as Adam's, does not travel.
 
     What comes out of backward() after the warm-up is g, mostly noise of the rounding that Adam averages away: clip here
-    (the largest norm of each tensor's fresh gradient, over sqrt(n)) and not there.
+    (each tensor's fresh gradient, to a norm of at most clip sqrt(n): see DGC) and not there.
     """
 
     warmup: int = 1000

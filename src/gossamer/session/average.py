@@ -114,7 +114,7 @@ def average_(
     chosen = compressor if isinstance(compressor, Compressor) else compressor_alone(compressor, world, "average_")
     if world.size == 1 or not named:
         return
-    if strange := {str(tensor.dtype) for tensor in named.values() if not tensor.is_floating_point()}:
+    if strange := {str(tensor.dtype) for tensor in named.values() if not _adds_up(tensor.dtype)}:
         raise TypeError(f"average_ averages real numbers, not {', '.join(strange)}: pass tensor.float() instead")
     kinds: dict[str, dict[str, Tensor]] = {}
     for name, tensor in named.items():
@@ -133,3 +133,8 @@ def average_(
         memory.step += 1
         for name, view in packed.items():
             group[name].copy_(view)
+
+
+def _adds_up(dtype: torch.dtype) -> bool:
+    """Whether numbers of this dtype are real ones that can be added up, as those of 8 bits cannot."""
+    return dtype.is_floating_point and torch.finfo(dtype).bits >= 16

@@ -193,6 +193,14 @@ class AdamMomentumTransfer(MomentumTransfer):
 
     def check(self, group: Group) -> None:
         _refuse(group, "amsgrad", "maximize")
+        narrow = next((p for p in group["params"] if id(p) in self.names and p.dtype == torch.float16), None)
+        if narrow is not None:
+            raise AttachError(
+                f'"{self.names[id(narrow)]}" is float16, and so is what Adam keeps of it: squares of gradients below '
+                f"0.0002 are 0 there, as is eps={group['eps']}, so that steps divide by 0, and a variance that stands "
+                "still at 0 stops its parameters for good. Keep parameters in float32 and compute under "
+                "torch.autocast(dtype=torch.float16), or train in bfloat16."
+            )
 
     def read(self, group: Group) -> tuple[float, bool]:
         return float(group["betas"][0]), False
@@ -272,8 +280,9 @@ def take_over(
     if clip_norm is not None:
         raise AttachError(
             f"clip_norm={clip_norm} would cut off what was sent already and has momentum in it, so that it is lost. "
-            f"Leave clip_norm out and write clip={clip_norm} in {compressor!r}: it scales down each tensor's fresh "
-            "gradient."
+            f"Leave clip_norm out and write clip={clip_norm} in {compressor!r}: each tensor's fresh gradient is then "
+            "scaled down by itself, before momentum, so that means of independent ones keep within that norm for any "
+            "number of workers."
         )
     first = at.rank == 0  # the user hears of it once a job
     mine = {name: parameters[name] for name in owned}

@@ -106,6 +106,15 @@ def _refuse_complex(name: str, parameter: nn.Parameter) -> None:
         )
 
 
+def _refuse_narrow(name: str, parameter: nn.Parameter) -> None:
+    if torch.finfo(parameter.dtype).bits < 16:
+        raise AttachError(
+            f'"{name}" is {parameter.dtype}, a format to store and multiply numbers in: nothing can be added up in it, '
+            "gradients and steps of an optimizer included. Hold the parameter in float32 or bfloat16, and cast to "
+            "float8 in forward."
+        )
+
+
 def _refuse_hooked(name: str, parameter: nn.Parameter) -> None:
     if getattr(parameter, "_post_accumulate_grad_hooks", None):
         raise AttachError(
@@ -123,7 +132,7 @@ MODEL_CHECKS = (
     _refuse_odd_buffers,
     _refuse_attached,
 )
-PARAMETER_CHECKS = (_refuse_sharded, _refuse_complex, _refuse_hooked)
+PARAMETER_CHECKS = (_refuse_sharded, _refuse_complex, _refuse_narrow, _refuse_hooked)
 
 
 def innermost(optimizer: Any) -> Optimizer:
