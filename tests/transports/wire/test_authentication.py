@@ -12,6 +12,7 @@ from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, MalformedError, MismatchError, PeerLost
 from gossamer.transports.wire import authentication, frames
 from gossamer.transports.wire.connection_state import ConnectionState
+from gossamer.transports.wire.frame_mac import HANDSHAKE
 
 
 def test_two_that_hold_the_token_meet_and_know_each_other() -> None:
@@ -156,7 +157,7 @@ def test_nothing_of_a_hello_can_be_changed_on_its_way(change: dict[str, Any]) ->
     record = authentication.Credentials.hello(credentials(), SERVED)
     sent(dialer)
     changed = authentication.encode_record(frames.Kind.HELLO, _replaced(record, change))
-    feed(listener, b"".join(changed.frame(0, 0)))
+    feed(listener, b"".join(changed.frame(HANDSHAKE, 0, 0)))
     with pytest.raises((ConnectError, PeerLost), match=r"another token|wanted worker 4"):
         feed(dialer, sent(listener))
 
@@ -169,13 +170,13 @@ def test_a_listener_answers_another_protocol_so_that_both_can_name_both() -> Non
     dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(SERVED))
     hello = bytearray(sent(dialer))
     hello[4] = 9
-    with pytest.raises(MismatchError, match="protocol 9 and this one 1"):
+    with pytest.raises(MismatchError, match="protocol 9 and this one 2"):
         feed(listener, bytes(hello))
     answer = sent(listener)
-    assert frames.Header.parse(answer).kind is frames.Kind.PING
+    assert frames.Header.parse(answer[: frames.HEADER_BYTES], HANDSHAKE.begin()).kind is frames.Kind.PING
     newer = bytearray(answer)
     newer[4] = 9
-    with pytest.raises(MismatchError, match="protocol 9 and this one 1"):
+    with pytest.raises(MismatchError, match="protocol 9 and this one 2"):
         feed(dialer, bytes(newer))
 
 
@@ -183,11 +184,11 @@ def test_strangers_get_64_kib_and_no_word() -> None:
     listener = ConnectionState(credentials(SERVED))
     big = frames.Message(kind=frames.Kind.HELLO, control=bytes(2**16 + 1))
     with pytest.raises(MalformedError, match="announces"):
-        feed(listener, b"".join(big.frame(0, 0)))
+        feed(listener, b"".join(big.frame(HANDSHAKE, 0, 0)))
     for kind in set(frames.Kind) - {frames.Kind.HELLO, frames.Kind.PROOF}:
         op = frames.Message(kind=kind, control=b"\x80")
         with pytest.raises(MalformedError, match="no place here"):
-            feed(ConnectionState(credentials(SERVED)), b"".join(op.frame(0, 0)))
+            feed(ConnectionState(credentials(SERVED)), b"".join(op.frame(HANDSHAKE, 0, 0)))
 
 
 def test_a_proof_before_a_hello_and_a_second_hello_are_malformed() -> None:
@@ -196,10 +197,10 @@ def test_a_proof_before_a_hello_and_a_second_hello_are_malformed() -> None:
     feed(listener, hello)
     again = authentication.encode_record(frames.Kind.HELLO, credentials().hello(SERVED))
     with pytest.raises(MalformedError, match="where a handshake stands"):
-        feed(listener, b"".join(again.frame(0, 1)))
+        feed(listener, b"".join(again.frame(HANDSHAKE, 0, 1)))
     proof = authentication.encode_record(frames.Kind.PROOF, authentication.ProofRecord(mac=bytes(32)))
     with pytest.raises(MalformedError, match="where a handshake stands"):
-        feed(ConnectionState(credentials(SERVED)), b"".join(proof.frame(0, 0)))
+        feed(ConnectionState(credentials(SERVED)), b"".join(proof.frame(HANDSHAKE, 0, 0)))
 
 
 def test_the_token_is_not_shown() -> None:
