@@ -6,13 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from support.wire_pairs import ASKING, SERVED, authenticated_pair, credentials, feed, sent, shake
 
-from gossamer.core.peer_ops import Peer
+from gossamer.core.peer_ops import Peer, Push, Stamp
 from gossamer.errors import ConnectError, MalformedError, MismatchError, PeerLost
+from gossamer.kernels import polyval
 from gossamer.transports.wire import authentication, frames
 from gossamer.transports.wire.connection_state import ConnectionState
 from gossamer.transports.wire.frame_mac import HANDSHAKE
+from gossamer.transports.wire.messages import encode_ask
 
 
 def test_two_that_hold_the_token_meet_and_know_each_other() -> None:
@@ -25,6 +28,31 @@ def test_two_that_hold_the_token_meet_and_know_each_other() -> None:
         listener.authenticated.sending_epoch,
     )
     assert dialer.authenticated.sending_epoch != dialer.authenticated.receiving_epoch
+
+
+@pytest.mark.parametrize("compiled", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+def test_payloads_are_hashed_by_what_both_ends_have(
+    compiled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not polyval.available():
+        pytest.skip("no kernels were compiled here")
+    listener = ConnectionState(credentials(SERVED))
+
+    def carry(at: bool, source: ConnectionState, to: ConnectionState) -> None:
+        monkeypatch.setattr(polyval, "available", lambda: at)
+        feed(to, sent(source))
+
+    monkeypatch.setattr(polyval, "available", lambda: compiled[0])
+    dialer = ConnectionState(credentials(), SERVED)
+    carry(compiled[1], dialer, listener)
+    carry(compiled[0], listener, dialer)
+    carry(compiled[1], dialer, listener)
+    op = encode_ask(Push(to=SERVED, key="w", stamp=Stamp(3, 0), payload=(torch.arange(9.0),)), 0)
+    (heard,) = feed(listener, b"".join(dialer.send(op)))
+    assert torch.equal(heard.payload[0], torch.arange(9.0))
+    assert listener.authenticated is not None
+    fast = isinstance(listener.authenticated.receiving_mac.new_payload_hash(), polyval.Polyval)
+    assert fast == all(compiled)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +178,9 @@ def test_whoever_answers_at_the_wrong_address_is_not_believed() -> None:
         feed(dialer, sent(answering))
 
 
-@pytest.mark.parametrize("change", [{"recipe": "X"}, {"me": ("worker", 4)}, {"largest_frame_bytes": 5}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"recipe": "X"}, {"me": ("worker", 4)}, {"largest_frame_bytes": 5}, {"polyval": False}], ids=str
+)
 def test_nothing_of_a_hello_can_be_changed_on_its_way(change: dict[str, Any]) -> None:
     """A man in the middle rewrites the dialer's hello, checksums and all."""
     dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(SERVED))

@@ -13,14 +13,24 @@ from support.wire_pairs import SERVED, authenticated_pair, feed
 
 from gossamer.core.peer_ops import Push, Stamp
 from gossamer.errors import MalformedError
+from gossamer.kernels import polyval
 from gossamer.transports.wire import connection_state
 from gossamer.transports.wire.connection_state import ConnectionState
 from gossamer.transports.wire.frame_mac import HANDSHAKE, TAG_BYTES, FrameTags
 from gossamer.transports.wire.frames import HEADER_BYTES, TRAILER_BYTES, PayloadDigest
 from gossamer.transports.wire.messages import PING, encode_ask
 
+pytestmark = pytest.mark.usefixtures("payload_hash")
 TENS = torch.full((10,), 1000.0)
 PAYLOAD_BYTES = TENS.nbytes
+
+
+@pytest.fixture(params=["polyval", "blake2b"])
+def payload_hash(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "blake2b":
+        monkeypatch.setattr(polyval, "available", lambda: False)
+    elif not polyval.available():
+        pytest.skip("no kernels were compiled here")
 
 
 def push(state: ConnectionState, step: int = 0) -> bytes:

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
+from gossamer.kernels import polyval
+from gossamer.kernels.polyval import PolyvalKey
 from gossamer.transports.wire.frame_mac import FrameMac
 from gossamer.transports.wire.frames import Kind, Message
 from gossamer.transports.wire.messages import HelloRecord, ProofRecord, Record, encode_record
@@ -61,6 +63,7 @@ class Credentials:
             instance=self.instance,
             nonce=secrets.token_bytes(32),
             largest_frame_bytes=self.largest_frame_bytes,
+            polyval=polyval.available(),
         )
 
 
@@ -134,8 +137,8 @@ class Handshake:
             limit_bytes=self._credentials.largest_frame_bytes,
             sending_epoch=self._epoch(self._my_side),
             receiving_epoch=self._epoch(self._their_side),
-            sending_mac=self._frame_mac(self._my_side),
-            receiving_mac=self._frame_mac(self._their_side),
+            sending_mac=self._frame_mac(self._my_side, their_hello),
+            receiving_mac=self._frame_mac(self._their_side, their_hello),
         )
         return [] if self._dialed_peer is None else [self._proof(DIALER)]
 
@@ -169,9 +172,15 @@ class Handshake:
     def _epoch(self, side: bytes) -> int:
         return int.from_bytes(self._mac(b"epoch", side)[:8], "little")
 
-    def _frame_mac(self, side: bytes) -> FrameMac:
-        """Of the frames that `side` sends; HMAC is the expansion step of HKDF (Krawczyk 2010, CRYPTO)."""
-        return FrameMac(self._mac(b"frame key", side))
+    def _frame_mac(self, side: bytes, their_hello: HelloRecord) -> FrameMac:
+        """Of the frames that `side` sends. Payloads are hashed by POLYVAL where both ends have it.
+
+        HMAC is the expansion step of HKDF (Krawczyk 2010, CRYPTO).
+        """
+        key = self._mac(b"frame key", side)
+        if not (polyval.available() and their_hello.polyval):
+            return FrameMac(key)
+        return FrameMac(key, PolyvalKey(self._mac(b"payload key", side)[: polyval.KEY_BYTES]).begin)
 
     def _mac(self, purpose: bytes, side: bytes) -> bytes:
         hellos = (
