@@ -86,7 +86,7 @@ def _of_its_run(handshake: Handshake, side: bytes, their_hello: HelloRecord) -> 
     return WithoutMac() if handshake._credentials.run == "checksums" else _keyed(handshake, side, their_hello)
 
 
-Handshake._frame_mac = _of_its_run  # type: ignore[method-assign]
+Handshake._frame_mac = _of_its_run  # type: ignore[assignment,method-assign]
 
 
 def endpoint(me: Peer, way: str, largest: int) -> TcpEndpoint:
