@@ -21,7 +21,8 @@ HELLO = struct.Struct("!II32s")  # caller, called, proof
 FAILED = "failed: "  # before a rank's problem, in the text that it gives the others
 SECONDS = 60.0  # for all of it
 STRANGER_SECONDS = 5.0
-IDLE_SECONDS, PROBE_SECONDS, PROBES = 30, 10, 6  # until a machine that says nothing counts as gone
+# Until a machine counts as gone from which nothing is in flight; elsewhere the stall watchdog asks the kernel.
+IDLE_SECONDS, PROBE_SECONDS, PROBES = 10, 5, 4
 
 Gather = Callable[[str], list[str]]
 
