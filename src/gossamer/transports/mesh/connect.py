@@ -34,8 +34,8 @@ def connect(
 ) -> list[socket.socket | None]:
     """Connections to all ranks, None to itself. all_gather_text: all ranks' texts, over another channel.
 
-    token: the run's, where it has one. Raises MismatchError where ranks hold different ones, and ConnectError where some
-    do not reach each other, on every rank and as soon as one has found it out.
+    token: the run's, where it has one. Raises MismatchError where ranks hold different ones, and ConnectError where
+    some do not reach each other, on every rank and as soon as one has found it out.
     """
     secret = secrets.token_bytes(32)
     key = _key(token, secret)
