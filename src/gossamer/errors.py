@@ -39,6 +39,10 @@ class MalformedError(GossamerError):
     """A payload that cannot be decoded; nothing was written."""
 
 
+class OutOfRange(MalformedError):
+    """A payload of finite numbers that are too large to be added up; an aggregation catches it and skips the step."""
+
+
 class PeerLost(GossamerError):
     """A worker left, or its link broke."""
 

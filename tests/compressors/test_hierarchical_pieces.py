@@ -111,8 +111,8 @@ def test_all_hear_of_what_could_not_cross(monkeypatch: pytest.MonkeyPatch) -> No
     check_one_opinion(overflowing(Hierarchical(Dense(dtype="float16"), per_node=2)))
     assert all(each.finite for each in overflowing(Hierarchical(Dense(), per_node=2)))
 
-    def deaf(lost: Sequence[bool], like: Tensor) -> Any:
-        yield from every(lost, like)
+    def deaf(lost: Sequence[bool], like: Tensor, *others: Any) -> Any:
+        yield from every(lost, like, *others)
         return not lost
 
     every = hierarchical._all_fine

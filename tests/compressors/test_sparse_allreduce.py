@@ -206,7 +206,7 @@ def test_a_sum_beyond_the_range_is_noticed_by_all(place: int, rank: int) -> None
 
 def tells_zeros(sums: Tensor, finite: bool, drawn: Regions, kept: int) -> tuple[Tensor, ...]:
     values, coded = LARGEST_SUMS(sums, finite, drawn, kept)
-    return values.nan_to_num(), coded
+    return values.where(values < 1e38, 0), coded
 
 
 def test_the_check_catches_an_owner_that_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_a_row_beyond_the_region_is_refused() -> None:
     rows = torch.tensor([drawn.rows - 1], dtype=torch.int32)
     message = torch.ones(1, dtype=torch.int32), torch.ones(1), module.encode_places(rows, drawn.rows)
     with pytest.raises(MalformedError, match="beyond the"):
-        module._added(mine, [message], drawn.rows, 1)
+        module._added(mine, drawn.rows, 1, [message], torch.empty_like(mine))
 
 
 def test_one_worker_alone_can_be_read_by_another() -> None:

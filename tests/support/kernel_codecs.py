@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core import rng
-from gossamer.errors import NotFinite
+from gossamer.errors import NotFinite, OutOfRange
 from gossamer.kernels import library, packed_bytes, quantize
 from gossamer.kernels.reference import levels, onebit, ternary, twobit
 from gossamer.kernels.reference import quantize as quantise
@@ -159,7 +160,8 @@ def run(
     for added in sums:
         found.append(torch.full_like(x, math.nan))
         heard = [payloads[each] for each in added]
-        codec.decode(heard, sizes, out=found[-1], divisor=max(1, len(added)), plain=plain)
+        with suppress(OutOfRange):  # then nothing is written
+            codec.decode(heard, sizes, out=found[-1], divisor=max(1, len(added)), plain=plain)
     return found
 
 

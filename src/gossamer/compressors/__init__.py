@@ -8,6 +8,7 @@ topk, threshold, randomk, dgc, sparse_allreduce                few entries; inde
 powersgd        two thin factors of a matrix
 onebit_adam     Adam's momentum, once its variance is frozen
 point_to_point  any compressor between two peers: encode and decode one message
+decoding        what a group sent: sums that leave their range, and who sent what nobody can read
 distortion      how much of a random input a compressor loses
 """
 

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gossamer.compressors.decoding import decode_heard
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllGather, Payload
 from gossamer.core.term import Term
 from gossamer.errors import NotFinite
-from gossamer.kernels import Residual, all_finite, scratch_for, scratch_like, within_range
-
-HEADROOM = 1024  # by how much what a payload stands for may exceed the numbers in it
+from gossamer.kernels import Residual, all_finite, scratch_for, scratch_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +171,12 @@ class Codec(Compressor):
         payload = self.encode(x, at, residual)
         heard = yield AllGather(payload)
         mean = mean_buffer_like(x.flat, out)
-        self.decode(heard, x.layout, mean, at.world)
+        finite = decode_heard(
+            lambda payloads, into: self.decode(payloads, x.layout, into, at.world), heard, x.layout, mean, at
+        )
         like = x.flat.new_empty(0)
         own = partial(self.decoded, payload, x.layout, like)
-        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(heard)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
 
 def with_mean_in(staged: AggregationResult, out: Tensor | None) -> AggregationResult:
@@ -190,15 +191,6 @@ def mean_buffer_like(x: Tensor, out: Tensor | None) -> Tensor:
     """Where a mean of such numbers is computed: `out` where that is precise enough."""
     dtype = accumulation_dtype(x.dtype)
     return out if out is not None and out.dtype == dtype else scratch_like(x, dtype)
-
-
-def sums_stay_finite(payloads: Sequence[Payload]) -> bool:
-    """Whether the numbers in all payloads are finite and far enough from the end of their range to be added up.
-
-    All ranks have the same payloads, so all come to the same conclusion, without a pass over the mean.
-    """
-    numbers = [tensor for payload in payloads for tensor in payload if tensor.is_floating_point()]
-    return all(within_range(tensor, HEADROOM * len(payloads)) for tensor in numbers)
 
 
 def aggregate_finite(

@@ -13,7 +13,7 @@ from gossamer.compressors.topk import Sparse, chosen, require_places
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
-from gossamer.errors import require
+from gossamer.errors import MalformedError, require
 from gossamer.kernels import Residual, encode_places, sparse_decode
 
 
@@ -62,5 +62,7 @@ class Chain(Codec):
         return encode_places(places, x.layout.numel), *inner
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        if not all(payloads):
+            raise MalformedError("a payload without tensors came, and places and values were due")
         chosen = self.chosen(layout)
         sparse_decode([(self.then.decoded(payload[1:], chosen, out), payload[0]) for payload in payloads], out, divisor)

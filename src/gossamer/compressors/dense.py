@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder, mean_buffer_like, with_mean_in
+from gossamer.compressors.decoding import expect_tensors
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import AllReduceMean, Payload
 from gossamer.errors import MalformedError, NotFinite, require
-from gossamer.kernels import half_decode, half_encode, scratch_like, within_range
+from gossamer.kernels import expect_summable, half_decode, half_encode, scratch_like, within_range
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -58,11 +59,13 @@ class Dense(Compressor):
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
         """Overwrite `out` with the mean of numbers sent as they are, or in `dtype`. Raises MalformedError."""
         dtype = out.dtype if self.dtype is None else DTYPES[self.dtype]
+        expect_tensors(payloads, 1)
         for (numbers,) in payloads:
             if numbers.shape != out.shape or numbers.dtype != dtype:
                 raise MalformedError(
                     f"{len(out)} numbers of {dtype} were due, and {tuple(numbers.shape)} of {numbers.dtype} came"
                 )
+            expect_summable(numbers, len(payloads))
         out.copy_(payloads[0][0])
         for (numbers,) in payloads[1:]:
             out.add_(numbers)

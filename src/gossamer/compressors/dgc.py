@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from gossamer.compressors.base import Codec, Compressor, Ownership, mean_buffer_like, sums_stay_finite, with_mean_in
+from gossamer.compressors.base import Codec, Compressor, Ownership, mean_buffer_like, with_mean_in
+from gossamer.compressors.decoding import decode_heard, expect_tensors
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.topk import (
@@ -26,7 +27,7 @@ from gossamer.compressors.warmup import ramp
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllGather, Payload
-from gossamer.errors import require
+from gossamer.errors import MalformedError, require
 from gossamer.kernels import Residual, encode_places, largest_with_momentum, sparse_decode
 
 MOMENTUM = "momentum"
@@ -98,24 +99,36 @@ class DGC(Compressor):
             staged = yield from _everything(places, values, left, at, out)
         else:
             entries = chosen(x.layout.names, counts)
-            staged = yield from self._entries(places, FlatTensors(values, entries), x.flat, left.flat, at, out)
+            staged = yield from self._entries(places, FlatTensors(values, entries), x.flat, left, at, out)
         return replace(staged, next_state=State({MOMENTUM: momentum, RESIDUAL: left}))
 
     def _entries(
-        self, places: Tensor, values: FlatTensors, x: Tensor, left: Tensor, at: AggregationContext, out: Tensor | None
+        self,
+        places: Tensor,
+        values: FlatTensors,
+        x: Tensor,
+        left: FlatTensors,
+        at: AggregationContext,
+        out: Tensor | None,
     ) -> Aggregation:
         """Agree on the mean of all ranks' entries; what values lose on the way stays in `left`."""
-        payload = encode_places(places, len(x)), *self._said(values, places, left, at)
+        payload = encode_places(places, len(x)), *self._said(values, places, left.flat, at)
         heard: Sequence[Payload] = yield AllGather(payload)
         mean = mean_buffer_like(x, out)
-        sparse_decode([(self._meant(theirs, values.layout, mean), theirs[0]) for theirs in heard], mean, at.world)
+
+        def decode(payloads: Sequence[Payload], into: Tensor, divisor: int = at.world) -> None:
+            if not all(payloads):
+                raise MalformedError("a payload without tensors came, and places and values were due")
+            entries = [(self._meant(each[1:], values.layout, into), each[0]) for each in payloads]
+            sparse_decode(entries, into, divisor)
 
         def own() -> Tensor:
             part = torch.empty_like(mean)
-            sparse_decode([(self._meant(payload, values.layout, part), payload[0])], part)
+            decode([payload], part, 1)
             return part
 
-        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(heard)), out)
+        finite = decode_heard(decode, heard, left.layout, mean, at)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
     def _said(self, values: FlatTensors, places: Tensor, left: Tensor, at: AggregationContext) -> Payload:
         if self.then is None:
@@ -127,9 +140,10 @@ class DGC(Compressor):
 
     def _meant(self, payload: Payload, entries: Layout, like: Tensor) -> Tensor:
         if self.then is not None:
-            return self.then.decoded(payload[1:], entries, like)
-        expect_values(payload[1], entries.numel)
-        return payload[1]
+            return self.then.decoded(payload, entries, like)
+        expect_tensors([payload], 1)
+        expect_values(payload[0], entries.numel, like)
+        return payload[0]
 
 
 def require_clip(clip: float | None, noun: str) -> None:

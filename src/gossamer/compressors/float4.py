@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gossamer.compressors.decoding import pairs
 from gossamer.compressors.quantize import Quantizer
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
@@ -46,4 +47,4 @@ class Float4(Quantizer):
         return float4_encode(x.flat, x.layout.sizes, self.block, residual)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        float4_decode([(scales, codes) for scales, codes in payloads], layout.sizes, self.block, out, divisor)
+        float4_decode(pairs(payloads), layout.sizes, self.block, out, divisor)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, aggregate_finite, mean_buffer_like, with_mean_in
+from gossamer.compressors.decoding import expect_tensors, sent_by
 from gossamer.compressors.route import Route
 from gossamer.compressors.sharded import is_owed
 from gossamer.core import rng
@@ -20,6 +21,7 @@ from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype, 
 from gossamer.core.ops import AllGather, AllToAll, InGroup, Payload, Script, in_group
 from gossamer.errors import NotFinite, RecipeError, require
 from gossamer.kernels import scratch_for, scratch_like, within_range
+from gossamer.kernels.reference.segments import expect
 
 FILLED = 16  # rows of a tensor, for each that may be added to it so that it can be cut between rows
 
@@ -84,15 +86,16 @@ class Hierarchical(Compressor):
         if not part.numel:
             return with_mean_in(AggregationResult(mean=mean, own_contribution=lambda: x.flat), out)
         heard = yield InGroup(where.inside, AllToAll(tuple((row,) for row in _cut(x, part, where.size))))
-        inside = _mean(heard)
+        inside = _mean(_rows(heard, x.flat.dtype, part.numel, where.inside, at))
         staged = yield from self._between(FlatTensors(inside, part), state.part(where.prefix), where, at)
         answer = staged.mean if staged.finite else torch.full_like(inside, nan)
         answers = yield InGroup(where.inside, AllGather((answer,)))
-        _joined([row for (row,) in answers], part, x.layout, mean)
+        rows = _rows(answers, answer.dtype, part.numel, where.inside, at)
+        _joined(rows, part, x.layout, mean)
         own = partial(_own, x, part, inside, staged, where)
         kept = State({where.prefix + key: packed for key, packed in staged.next_state.items()})
         return with_mean_in(
-            AggregationResult(mean=mean, own_contribution=own, next_state=kept, finite=_all_finite(answers)), out
+            AggregationResult(mean=mean, own_contribution=own, next_state=kept, finite=_all_finite(rows)), out
         )
 
     def _between(self, x: FlatTensors, state: State, where: _Place, at: AggregationContext) -> Aggregation:
@@ -103,22 +106,33 @@ class Hierarchical(Compressor):
         lost: list[bool] = []
         aggregation = aggregate_finite(self.between, x, state, where.at(at), None, lambda: lost.append(True))
         told_across: tuple[AggregationResult, bool] = yield from in_group(
-            where.across, coalesce([aggregation, _all_fine(lost, x.flat)])
+            where.across, coalesce([aggregation, _all_fine(lost, x.flat, where, at)])
         )
         staged, fine = told_across
         return replace(staged, finite=staged.finite and fine)
 
 
-def _all_fine(lost: Sequence[bool], like: Tensor) -> Script:
+def _all_fine(lost: Sequence[bool], like: Tensor, where: _Place, at: AggregationContext) -> Script:
     """Whether no rank has lost anything, as is known once all have begun."""
     heard = yield AllGather((like.new_full((1,), bool(lost), dtype=torch.uint8),))
-    return like.is_meta or not any(bool(flag.item()) for (flag,) in heard)
+    flags = _rows(heard, torch.uint8, 1, where.across, at)
+    return like.is_meta or not any(bool(flag.item()) for flag in flags)
 
 
-def _all_finite(answers: Sequence[Payload]) -> bool:
+def _rows(
+    heard: Sequence[Payload], dtype: torch.dtype, count: int, ranks: Sequence[int], at: AggregationContext
+) -> list[Tensor]:
+    """What each of some ranks sent: (count,) of dtype. Raises MalformedError."""
+    for rank, payload in zip(ranks, heard, strict=True):
+        with sent_by(rank, at):
+            expect_tensors([payload], 1)
+            expect(payload[0], dtype, count)
+    return [row for (row,) in heard]
+
+
+def _all_finite(answers: Sequence[Tensor]) -> bool:
     """Whether all places sent numbers: one whose mean is not finite sends NaN in all of them."""
-    firsts = torch.stack([row[0] for (row,) in answers])
-    return firsts.is_meta or not bool(firsts.isnan().any())
+    return all(within_range(row, 1) for row in answers)
 
 
 @dataclass(frozen=True)
@@ -166,13 +180,13 @@ def _divisor(world: int, most: int) -> int:
     return max(size for size in range(1, min(world, most) + 1) if world % size == 0)
 
 
-def _mean(heard: Sequence[Payload]) -> Tensor:
+def _mean(rows: Sequence[Tensor]) -> Tensor:
     """The mean of a node's numbers in the order of its ranks, in at least float32: (m,)."""
-    ((first,), *others) = heard
+    first, *others = rows
     mean = scratch_like(first, accumulation_dtype(first.dtype)).copy_(first)
-    for (row,) in others:
+    for row in others:
         mean.add_(row)
-    return mean.div_(len(heard))
+    return mean.div_(len(rows))
 
 
 # -- pieces of tensors -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gossamer.compressors.decoding import pairs
 from gossamer.compressors.quantize import Quantizer, noise_key
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
@@ -45,4 +46,4 @@ class Int8(Quantizer):
         return int8_encode(x.flat, x.layout.sizes, self.block, key, residual)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        int8_decode([(scales, codes) for scales, codes in payloads], layout.sizes, self.block, out, divisor)
+        int8_decode(pairs(payloads), layout.sizes, self.block, out, divisor)

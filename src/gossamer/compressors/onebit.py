@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from gossamer.compressors.decoding import pairs
 from gossamer.compressors.quantize import Quantizer, is_power_of_two
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout, Slot
@@ -17,7 +18,7 @@ from gossamer.errors import require
 from gossamer.kernels import Residual, onebit_decode, onebit_encode
 from gossamer.kernels.reference.bits import pack, unpack
 from gossamer.kernels.reference.residual import wanted
-from gossamer.kernels.reference.segments import LARGEST_BLOCK, average, expect, sendable
+from gossamer.kernels.reference.segments import LARGEST_BLOCK, average, expect_numbers, sendable
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,11 +62,10 @@ class OneBit(Quantizer):
         return onebit_encode(x.flat, x.layout.sizes, self.block, residual)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        pairs = [(values, bits) for values, bits in payloads]
         if self.columns:
-            columns_decode(pairs, layout, out, divisor)
+            columns_decode(pairs(payloads), layout, out, divisor)
         else:
-            onebit_decode(pairs, layout.sizes, self.block, out, divisor)
+            onebit_decode(pairs(payloads), layout.sizes, self.block, out, divisor)
 
 
 def columns_encode(x: FlatTensors, residual: Residual | None = None) -> Payload:
@@ -89,8 +89,9 @@ def columns_decode(payloads: Sequence[tuple[Tensor, Tensor]], layout: Layout, ou
 
     Raises MalformedError before anything is written.
     """
+    columns = sum(_matrix_shape(slot.shape)[1] for slot in layout)
     for values, _ in payloads:
-        expect(values.view(-1), torch.float32, 2 * sum(_matrix_shape(slot.shape)[1] for slot in layout))
+        expect_numbers(values, (columns, 2), len(payloads))
     negatives = [unpack(bits, layout.sizes, 8, 2) != 0 for _, bits in payloads]
     terms = (
         _meant(layout, values, negative, out.dtype) for (values, _), negative in zip(payloads, negatives, strict=True)

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, Decoder, sums_stay_finite
+from gossamer.compressors.base import Compressor, Decoder
+from gossamer.compressors.decoding import Decode, decode_heard
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.identity import Itself
-from gossamer.core.layout import FlatTensors, Layout, LayoutPart, first_nonfinite
+from gossamer.core.layout import FlatTensors, Layout, LayoutPart, accumulation_dtype, first_nonfinite
 from gossamer.core.ops import CollectiveOp, Payload
 from gossamer.errors import MalformedError
+from gossamer.kernels import all_finite
 
 
 class EncodedMessage(NamedTuple):
@@ -62,8 +64,7 @@ def decode(compressor: Compressor, payload: Payload, layout: Layout, at: Aggrega
         finite = _read_by_script(compressor, payload, layout, at, out)
     else:
         _check_count(compressor, len(payload), sum(part.tensors for part in parts))
-        _decode(parts, payload, out)
-        finite = sums_stay_finite([payload])
+        finite = _decode(parts, payload, out, at)
     if not finite:
         found = None if out.is_meta else first_nonfinite(FlatTensors(out, layout))
         raise MalformedError(
@@ -104,16 +105,24 @@ def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[
     )
 
 
-def _decode(parts: Sequence[MessagePart], payload: Payload, out: Tensor) -> None:
-    rest = payload
+def _decode(parts: Sequence[MessagePart], payload: Payload, out: Tensor, at: AggregationContext) -> bool:
+    """Whether the numbers were finite."""
+    rest, finite = payload, True
     for decoder, tensors, place in parts:
         said, rest = rest[:tensors], rest[tensors:]
         if place.start is not None:
-            decoder.decode([said], place.layout, out[place.start : place.start + place.layout.numel])
+            span = out[place.start : place.start + place.layout.numel]
+            finite &= decode_heard(_reader(decoder, place.layout), [said], place.layout, span, at, at.rank)
             continue
         apart = out.new_empty(place.layout.numel)
-        decoder.decode([said], place.layout, apart)
+        finite &= decode_heard(_reader(decoder, place.layout), [said], place.layout, apart, at, at.rank)
         place.scatter(apart, out)
+    narrow = out.dtype != accumulation_dtype(out.dtype)  # than what numbers are added up in
+    return finite and not (narrow and not all_finite(out))
+
+
+def _reader(decoder: Decoder, layout: Layout) -> Decode:
+    return lambda payloads, into: decoder.decode(payloads, layout, into)
 
 
 def _read_by_script(
@@ -127,7 +136,7 @@ def _read_by_script(
     staged = _alone(script, lambda op: op.answer_alone(lambda payload: _taken(payload, rest)))
     left = len(list(rest))
     _check_count(compressor, len(payload), len(payload) - left)
-    return staged.finite
+    return staged.finite and all_finite(out)
 
 
 def _check_count(compressor: Compressor, came: int, due: int) -> None:

@@ -9,13 +9,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import HEADROOM, Compressor
+from gossamer.compressors.base import Compressor
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllReduceMean
 from gossamer.errors import NotFinite, require
-from gossamer.kernels import all_finite, orthonormal, within_range
+from gossamer.kernels import HEADROOM, all_finite, orthonormal, within_range
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gossamer.compressors.decoding import pairs
 from gossamer.compressors.quantize import Quantizer, is_power_of_two, noise_key
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
@@ -49,5 +50,4 @@ class QSGD(Quantizer):
         return levels_encode(x.flat, x.layout.sizes, self.block, self.levels, noise_key(x, at), residual)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        pairs = [(norms, codes) for norms, codes in payloads]
-        levels_decode(pairs, layout.sizes, self.block, self.levels, out, divisor)
+        levels_decode(pairs(payloads), layout.sizes, self.block, self.levels, out, divisor)

@@ -92,7 +92,7 @@ def _agree(values: Tensor, places: Tensor, x: Tensor, at: AggregationContext, ou
 
     blank = x.new_empty(0, dtype=values.dtype)
     mean = spread(told, blank.new_empty(len(x)) if out is None else out)
-    finite = mean.dtype == told.dtype or all_finite(mean)  # the sums cannot leave the range of `told`
+    finite = all_finite(told) and (mean.dtype == told.dtype or all_finite(mean))
     return AggregationResult(
         mean=mean, own_contribution=lambda: spread(values, blank.new_empty(mean.shape)), finite=finite
     )

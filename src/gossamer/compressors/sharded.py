@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from math import nan
+from math import inf
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.compressors.base import Codec, mean_buffer_like, sums_stay_finite, with_mean_in
+from gossamer.compressors.base import Codec, mean_buffer_like, with_mean_in
+from gossamer.compressors.decoding import decode_heard, expect_tensors
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.core import rng
@@ -20,6 +21,7 @@ from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import AllGather, AllToAll, Payload
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, scratch_like
+from gossamer.kernels.reference.segments import expect
 
 OWED = "owed"
 
@@ -99,17 +101,19 @@ class Sharded(Wrapper):
         )
         heard = yield AllToAll(sent)
         agreed = scratch_like(mine.of(x.flat), accumulation_dtype(x.flat.dtype))
-        self._decode(mine, heard, agreed, at.world)
-        answers = yield AllGather(
-            self._encode_mean(mine, agreed, sums_stay_finite(heard), owed, _at(at, "mean", at.rank))
-        )
+        finite = decode_heard(partial(self._decode, mine, divisor=at.world), heard, mine.layout, agreed, at)
+        answers = yield AllGather(self._encode_mean(mine, agreed, finite, owed, _at(at, "mean", at.rank)))
         mean = mean_buffer_like(x.flat, out)
-        for part, payload in zip(parts, answers, strict=True):
-            self._decode(part, [payload], part.of(mean))
+        finite = True
+        for rank, (part, payload) in enumerate(zip(parts, answers, strict=True)):
+            into = part.of(mean)
+            if not decode_heard(partial(self._decode, part), [payload], part.layout, into, at, rank):
+                into.fill_(inf)
+                finite = False
         lost = agreed.sub_(mine.of(mean)) if owed is None else None
         like = agreed.new_empty(0)
         own = partial(self._own, parts, sent, like, lost, at)
-        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(answers)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
     def _own(
         self,
@@ -131,14 +135,16 @@ class Sharded(Wrapper):
         self, part: OwnedPart, mean: Tensor, finite: bool, owed: Residual | None, at: AggregationContext
     ) -> Payload:
         """What travels for a part's mean, + owed.before. Only this worker knows whether the sum stayed within range: it
-        tells all ranks by numbers that are none."""
+        tells all ranks by numbers that cannot be added up."""
         if finite:
             try:
                 return self._encode(part, mean, owed, at)
             except NotFinite:
                 pass  # what is owed may leave the range, too
         zeros = self._encode(part, torch.zeros_like(mean), None, at)
-        return tuple(torch.full_like(each, nan) if each.is_floating_point() else each for each in zeros)
+        return tuple(
+            torch.full_like(each, torch.finfo(each.dtype).max) if each.is_floating_point() else each for each in zeros
+        )
 
     def _encode(self, part: OwnedPart, span: Tensor, residual: Residual | None, at: AggregationContext) -> Payload:
         if not part.layout.numel:
@@ -174,7 +180,10 @@ class OwnedPart:
         )
 
     def emptied(self, payload: Payload) -> Payload:
-        """Without what `filled` added."""
+        """Without what `filled` added. Raises MalformedError."""
+        expect_tensors([payload], len(self.room))
+        for each, room, dtype in zip(payload, self.room, self.dtypes, strict=True):
+            expect(each, dtype, room)
         return tuple(each[: shape.numel()].view(shape) for each, shape in zip(payload, self.shapes, strict=True))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gossamer.compressors.decoding import pairs
 from gossamer.compressors.quantize import Quantizer, is_power_of_two
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
@@ -45,4 +46,4 @@ class SignMagnitude(Quantizer):
         return sign_magnitude_encode(x.flat, x.layout.sizes, self.block, residual)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        sign_magnitude_decode([(means, codes) for means, codes in payloads], layout.sizes, self.block, out, divisor)
+        sign_magnitude_decode(pairs(payloads), layout.sizes, self.block, out, divisor)

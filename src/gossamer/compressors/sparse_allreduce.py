@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, nan, sqrt
+from functools import partial
+from math import ceil, inf, sqrt
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.compressors.base import mean_buffer_like, sums_stay_finite, with_mean_in
+from gossamer.compressors.base import mean_buffer_like, with_mean_in
+from gossamer.compressors.decoding import decode_heard, expect_tensors, sent_by
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.index_regions import Regions
 from gossamer.compressors.topk import Sparse, dearer_than_dense, expect_values, require_places
@@ -18,13 +20,14 @@ from gossamer.compressors.wrapper import Wrapper
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, accumulation_dtype
 from gossamer.core.ops import AllGather, AllToAll, Payload
-from gossamer.errors import MalformedError, NotFinite, require
+from gossamer.errors import MalformedError, NotFinite, OutOfRange, require
 from gossamer.kernels import (
     Residual,
     all_finite,
     coded_bytes,
     decode_places,
     encode_places,
+    expect_summable,
     largest,
     scatter,
     scratch_like,
@@ -106,10 +109,12 @@ class SparseSum(Wrapper):
         entries = _entries(regions, *self.inner.select(FlatTensors(wanted, x.layout), at), room)
         wanted.index_fill_(0, entries.places, 0)
         heard = yield AllToAll(entries.messages(regions.rows, room))
-        left = _added(mine, heard, regions.rows, room)
-        answers = yield AllGather(_largest_sums(left, sums_stay_finite(heard), regions, kept))
+        left = scratch_like(mine)
+        finite = decode_heard(partial(_added, mine, regions.rows, room), heard, None, left, at)
+        answers = yield AllGather(_largest_sums(left, finite, regions, kept))
         mean = mean_buffer_like(x.flat, out)
-        places, theirs = _told(answers, regions, kept)
+        told = [_can_be_added(answer, kept, mean, rank, at) for rank, answer in enumerate(answers)]
+        places, theirs = _told(answers, regions, kept, at)
         scatter(list(zip(places, theirs, strict=True)), mean)
         wanted.index_copy_(0, members, left)
         numel = x.layout.numel
@@ -119,7 +124,7 @@ class SparseSum(Wrapper):
             part.index_copy_(0, entries.places, entries.values)
             return part.index_copy_(0, members, mine - left)
 
-        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(answers)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=all(told)), out)
 
 
 @dataclass(frozen=True)
@@ -153,18 +158,19 @@ def _entries(regions: Regions, places: Tensor, values: Tensor, room: int) -> Ent
     return Entries(found[chosen], rows[chosen].int(), values, fitting)
 
 
-def _added(mine: Tensor, heard: Sequence[Payload], rows: int, room: int) -> Tensor:
-    """mine: (m,), and what was sent for it, summed in the order of ranks. Raises MalformedError."""
+def _added(mine: Tensor, rows: int, room: int, heard: Sequence[Payload], sums: Tensor) -> None:
+    """Overwrite `sums`: (m,) with mine, and what was sent for it, in the order of ranks. Raises MalformedError."""
+    expect_tensors(heard, 3)
+    for _, values, _ in heard:
+        expect_values(values, room, mine)
+        expect_summable(values, len(heard))
     entries = [_received(payload, rows, room, len(mine)) for payload in heard]
-    sums = scratch_like(mine).copy_(mine)
-    scatter(entries, sums, onto=True)
-    return sums
+    scatter(entries, sums.copy_(mine), onto=True)
 
 
 def _received(payload: Payload, rows: int, room: int, members: int) -> tuple[Tensor, Tensor]:
     """(rows, values) of the entries in a message. Raises MalformedError."""
     used, values, coded = payload
-    expect_values(values, room)
     if used.dtype != torch.int32 or used.shape != (1,):
         raise MalformedError(f"one int32 that counts entries was due, and {tuple(used.shape)} {used.dtype} came")
     count = room if used.is_meta else int(used)
@@ -177,31 +183,42 @@ def _received(payload: Payload, rows: int, room: int, members: int) -> tuple[Ten
 def _largest_sums(sums: Tensor, finite: bool, regions: Regions, kept: int) -> Payload:
     """The answer of one worker: of its sums: (m,) the `kept` largest as means, and their rows; they leave `sums`.
 
-    Only this worker knows whether a sum left the range: it tells all ranks by numbers that are none.
+    Only this worker knows whether a sum left the range: it tells all ranks by numbers that cannot be added up.
     """
     try:
         rows, values = largest(sums, [len(sums)], [kept])
     except NotFinite:
         finite = False
     if not finite:
-        rows, values = torch.arange(kept, dtype=torch.int32, device=sums.device), sums.new_full((kept,), nan)
+        rows, values = torch.arange(kept, dtype=torch.int32, device=sums.device), sums.new_full((kept,), inf)
     sums.index_fill_(0, rows.long(), 0)
-    return values / regions.world, encode_places(rows, regions.rows)
+    return (values / regions.world).clamp(max=torch.finfo(values.dtype).max), encode_places(rows, regions.rows)
 
 
-def _rows(answer: Payload, rows: int, kept: int) -> Tensor:
+def _can_be_added(answer: Payload, kept: int, out: Tensor, rank: int, at: AggregationContext) -> bool:
+    """Whether a worker tells sums, and not that one left the range. Raises MalformedError."""
+    try:
+        with sent_by(rank, at):
+            expect_tensors([answer], 2)
+            expect_values(answer[0], kept, out)
+            expect_summable(answer[0], 1)
+    except OutOfRange:
+        return False
+    return True
+
+
+def _rows(coded: Tensor, rows: int, kept: int, rank: int, at: AggregationContext) -> Tensor:
     """The rows whose sums a worker tells: (kept,) int64. Raises MalformedError."""
-    values, coded = answer
-    expect_values(values, kept)
-    return decode_places(coded, kept, rows).long()
+    with sent_by(rank, at):
+        return decode_places(coded, kept, rows).long()
 
 
-def _told(answers: Sequence[Payload], regions: Regions, kept: int) -> tuple[Tensor, Tensor]:
+def _told(answers: Sequence[Payload], regions: Regions, kept: int, at: AggregationContext) -> tuple[Tensor, Tensor]:
     """(places, values) that each worker tells of its region: (world, r) int32, ascending, and (world, r).
 
     A cut group has rows that stand for no place: what is told of them counts as a zero. Raises MalformedError.
     """
-    rows = torch.stack([_rows(answer, regions.rows, kept) for answer in answers])
+    rows = torch.stack([_rows(coded, regions.rows, kept, rank, at) for rank, (_, coded) in enumerate(answers)])
     places = regions.places(torch.arange(regions.world, device=rows.device)[:, None], rows)
     values = torch.stack([values for values, _ in answers])
     last = regions.numel - 1

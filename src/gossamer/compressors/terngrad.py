@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, mean_buffer_like, sums_stay_finite, with_mean_in
+from gossamer.compressors.base import Compressor, mean_buffer_like, with_mean_in
+from gossamer.compressors.decoding import decode_heard, expect_tensors, pairs, sent_by
 from gossamer.compressors.quantize import noise_key
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, accumulation_dtype
-from gossamer.core.ops import AllGather
-from gossamer.errors import require
+from gossamer.core.ops import AllGather, Payload
+from gossamer.errors import OutOfRange, require
 from gossamer.kernels import Residual, magnitudes, squares, ternary_decode, ternary_encode
-from gossamer.kernels.reference.segments import blocks
+from gossamer.kernels.reference.segments import blocks, expect_numbers
 
 BLOCK = 2048  # entries that are summed together
 SETTLING = 2.0  # equal entries are rounded with (clip - 1) of their energy, and feedback needs less than all of it
@@ -75,7 +78,7 @@ class TernGrad(Compressor):
         """after: room for what is left of x, where that is wanted; it may be x."""
         sizes = x.layout.sizes
         heard = yield AllGather((self._scales(x),))
-        scales = torch.stack([scales for (scales,) in heard]).amax(0)
+        scales = _largest_scales(heard, len(sizes), at)
         mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
         numel, dtype, device = x.layout.numel, accumulation_dtype(x.flat.dtype), x.flat.device
         payloads = yield AllGather((mine,))
@@ -85,9 +88,13 @@ class TernGrad(Compressor):
             ternary_decode([(mine,)], scales, sizes, self.per_byte, decoded)
             return decoded
 
+        def decode(said: Sequence[Payload], into: Tensor) -> None:
+            both = pairs(said)  # all hold the same scales
+            ternary_decode([(codes,) for _, codes in both], both[0][0], sizes, self.per_byte, into, at.world)
+
         mean = mean_buffer_like(x.flat, out)
-        ternary_decode(payloads, scales, sizes, self.per_byte, mean, at.world)
-        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=sums_stay_finite(heard)), out)
+        finite = decode_heard(decode, [(scales, *payload) for payload in payloads], x.layout, mean, at)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
     def _scales(self, x: FlatTensors) -> Tensor:
         """What this worker would scale each of its tensors by: (tensors,) float32. Raises NotFinite."""
@@ -95,6 +102,16 @@ class TernGrad(Compressor):
         if self.clip is None:
             return largest
         return torch.minimum(largest, (self.clip * _root_mean_squares(x)).float())
+
+
+def _largest_scales(heard: Sequence[Payload], tensors: int, at: AggregationContext) -> Tensor:
+    """The group's: (tensors,) float32; where they are so large that sums leave the range, decoding finds it. Raises
+    MalformedError."""
+    for rank, payload in enumerate(heard):
+        with suppress(OutOfRange), sent_by(rank, at):
+            expect_tensors([payload], 1)
+            expect_numbers(payload[0], (tensors,), at.world)
+    return torch.stack([scales for (scales,) in heard]).amax(0)
 
 
 def _root_mean_squares(x: FlatTensors) -> Tensor:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Codec
+from gossamer.compressors.decoding import expect_tensors
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.topk import dearer_than_dense, entries_bytes, expect_values, require_places, share
 from gossamer.core.aggregation import Aggregation, AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, require
-from gossamer.kernels import Residual, above, decode_places, encode_places, scatter
+from gossamer.kernels import Residual, above, decode_places, encode_places, expect_summable, scatter
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,17 +63,19 @@ class Threshold(Codec):
         return used, values, encode_places(places, x.layout.numel, room)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        expect_tensors(payloads, 3)
         room = self.slots(layout.numel)
-        scatter([self._used(payload, room, layout.numel) for payload in payloads], out, divisor)
+        scatter([self._used(payload, room, out, len(payloads)) for payload in payloads], out, divisor)
 
-    def _used(self, payload: Payload, room: int, n: int) -> tuple[Tensor, Tensor]:
+    def _used(self, payload: Payload, room: int, out: Tensor, payloads: int) -> tuple[Tensor, Tensor]:
         """(places, values) of the entries that a payload holds. Raises MalformedError."""
         used, values, coded = payload
-        expect_values(values, room)
+        expect_values(values, room, out)
+        expect_summable(values, payloads)
         if used.dtype != torch.int32 or used.shape != (1,):
             raise MalformedError(f"one int32 that counts entries was due, and {tuple(used.shape)} {used.dtype} came")
         count = room if used.is_meta else int(used)
-        return decode_places(coded, count, n, room), values[:count]
+        return decode_places(coded, count, len(out), room), values[:count]
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if self._dearer_than_dense(x, at):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from gossamer.compressors.base import Codec
+from gossamer.compressors.decoding import pairs
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import Payload
@@ -56,9 +57,9 @@ class Sparse(Codec):
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
         count = sum(self.counts(layout.sizes))
-        for values, _ in payloads:
-            expect_values(values, count)
-        sparse_decode([(values, coded) for values, coded in payloads], out, divisor)
+        for values, _ in pairs(payloads):
+            expect_values(values, count, out)
+        sparse_decode(pairs(payloads), out, divisor)
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,10 +104,13 @@ def require_places(layout: Layout) -> None:
     require(layout.numel <= LONGEST, "places are 32-bit integers: use buckets below 2^31 elements")
 
 
-def expect_values(values: Tensor, count: int) -> None:
-    """Raise MalformedError unless these are `count` real numbers."""
-    if values.shape != (count,) or not values.is_floating_point():
-        raise MalformedError(f"the values of {count} entries were due, and {tuple(values.shape)} {values.dtype} came")
+def expect_values(values: Tensor, count: int, out: Tensor) -> None:
+    """Raise MalformedError unless these are `count` numbers such as are added up into `out`."""
+    dtype = accumulation_dtype(out.dtype)
+    if values.shape != (count,) or values.dtype != dtype:
+        raise MalformedError(
+            f"the values of {count} entries in {dtype} were due, and {tuple(values.shape)} {values.dtype} came"
+        )
 
 
 @lru_cache(maxsize=256)

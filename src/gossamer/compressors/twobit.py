@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gossamer.compressors.decoding import pairs
 from gossamer.compressors.quantize import Quantizer, is_power_of_two
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
@@ -72,8 +73,7 @@ class TwoBit(Quantizer):
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
         known = () if self.adaptive else (self._fixed(layout, out),)  # a threshold that all ranks know does not travel
-        pairs = [(thresholds, codes) for thresholds, codes in (known + payload for payload in payloads)]
-        twobit_decode(pairs, layout.sizes, self.block, out, divisor)
+        twobit_decode(pairs([known + payload for payload in payloads]), layout.sizes, self.block, out, divisor)
 
     def _fixed(self, layout: Layout, like: Tensor) -> Tensor:
         return like.new_full((_blocks(layout.sizes, self.block),), self.threshold, dtype=torch.float32)

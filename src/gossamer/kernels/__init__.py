@@ -17,7 +17,7 @@ buffer_pool  large buffers whose memory is kept from step to step
 """
 
 from gossamer.kernels.buffer_pool import scratch_for, scratch_like
-from gossamer.kernels.finite import within_range
+from gossamer.kernels.finite import summable, within_range
 from gossamer.kernels.float4 import float4_decode, float4_encode, sign_magnitude_decode, sign_magnitude_encode
 from gossamer.kernels.half import half_decode, half_encode
 from gossamer.kernels.quantize import (
@@ -36,7 +36,7 @@ from gossamer.kernels.quantize import (
     twobit_measured_encode,
 )
 from gossamer.kernels.reference.bits import packed_bytes
-from gossamer.kernels.reference.finite import all_finite
+from gossamer.kernels.reference.finite import HEADROOM, all_finite, expect_summable
 from gossamer.kernels.reference.gram_schmidt import orthonormal
 from gossamer.kernels.reference.index_coding import coded_bytes
 from gossamer.kernels.reference.levels import level_bytes
@@ -52,12 +52,14 @@ from gossamer.kernels.select import (
 )
 
 __all__ = [
+    "HEADROOM",
     "Residual",
     "above",
     "all_finite",
     "coded_bytes",
     "decode_places",
     "encode_places",
+    "expect_summable",
     "float4_decode",
     "float4_encode",
     "half_decode",
@@ -81,6 +83,7 @@ __all__ = [
     "sign_magnitude_encode",
     "sparse_decode",
     "squares",
+    "summable",
     "ternary_decode",
     "ternary_encode",
     "twobit_decode",

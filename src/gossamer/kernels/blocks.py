@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.finite import summable
 from gossamer.kernels.library import MALFORMED, address, addresses, counts_array, serves
 from gossamer.kernels.reference.bits import refused
 from gossamer.kernels.reference.residual import Residual
@@ -86,9 +87,11 @@ def decodable(
     dtype: torch.dtype,
     codes: int,
 ) -> bool:
-    """Whether every payload is so many float32 scales and so many codes of a type, for a float32 buffer."""
+    """Whether every payload is so many float32 scales that can be added up and so many codes of a type, for a float32
+    buffer."""
     fits = are([first for first, _ in payloads], torch.float32, scales)
-    return fits and are([second for _, second in payloads], dtype, codes) and tiled(sizes, out)
+    plain = fits and are([second for _, second in payloads], dtype, codes) and tiled(sizes, out)
+    return plain and all(summable(first, len(payloads)) for first, _ in payloads)
 
 
 def both(residual: Residual | None) -> tuple[Tensor, ...]:

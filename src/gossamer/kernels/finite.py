@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.kernels.library import documented, serves
-from gossamer.kernels.quantize import magnitudes
+from gossamer.kernels.library import Count, Function, Pointer, address, counts_array, documented, serves
 from gossamer.kernels.reference import finite
+
+_MAGNITUDES = Function("gossamer_magnitudes", *[Pointer] * 2, Count, Pointer)
 
 
 @documented(finite.within_range)
-def within_range(x: Tensor, terms: int) -> bool:
+def within_range(x: Tensor, terms: float) -> bool:
     if not serves(x, types=(torch.float32,)):
         return finite.within_range(x, terms)
+    found = ctypes.c_float()
     try:
-        return bool(magnitudes(x.view(-1), [x.numel()]) <= torch.finfo(x.dtype).max / terms)
+        _MAGNITUDES(address(x), counts_array([x.numel()]), 1, ctypes.byref(found))
     except NotFinite:
         return False
+    return found.value <= torch.finfo(x.dtype).max / terms
+
+
+@documented(finite.summable)
+def summable(numbers: Tensor, payloads: int) -> bool:
+    return within_range(numbers, finite.summing_terms(numbers.dtype, payloads))

@@ -26,6 +26,7 @@ from gossamer.kernels.blocks import (
     written,
 )
 from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.finite import summable
 from gossamer.kernels.library import Count, Function, Pointer, address, addresses, documented
 from gossamer.kernels.reference import levels as levelled
 from gossamer.kernels.reference import onebit, quantize, ternary, twobit
@@ -182,7 +183,7 @@ def ternary_decode(
 ) -> None:
     count, codes = blocks_of(sizes, per_byte), [packed for (packed,) in payloads]
     plain = are(codes, torch.uint8, count) and are([scales], torch.float32, len(sizes))
-    if not (plain and tiled(sizes, out)):
+    if not (plain and tiled(sizes, out) and summable(scales, max(1, len(codes)))):
         return ternary.ternary_decode(payloads, scales, sizes, per_byte, out, divisor)
     counts = (*tiling(sizes), per_byte, count)
     return written(_TERNARY_DECODE(addresses(codes), len(codes), address(scales), *counts, divisor, address(out)))

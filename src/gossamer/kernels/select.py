@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.errors import MalformedError
 from gossamer.kernels.blocks import both, buffers
 from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.finite import summable
 from gossamer.kernels.library import (
     MALFORMED,
     MISFIT,
@@ -115,7 +116,8 @@ def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) ->
 def sparse_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False
 ) -> None:
-    if not _scatters([values for values, _ in payloads], [coded for _, coded in payloads], out):
+    plain = _scatters([values for values, _ in payloads], [coded for _, coded in payloads], out)
+    if not (plain and all(summable(values, len(payloads)) for values, _ in payloads)):
         return truth.sparse_decode(payloads, out, divisor, onto=onto)
     return scatter([(decode_places(coded, len(v), len(out)), v) for v, coded in payloads], out, divisor, onto=onto)
 

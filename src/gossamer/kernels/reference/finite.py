@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
+from gossamer.errors import MalformedError, OutOfRange
 
-def within_range(x: Tensor, terms: int) -> bool:
+HEADROOM = 1024  # by how much what a payload stands for may exceed the numbers in it
+
+
+def within_range(x: Tensor, terms: float) -> bool:
     """Whether x holds no NaN and nothing so large that a sum of `terms` such numbers could leave its dtype's range."""
     if x.is_meta or not x.numel():
         return True
@@ -24,3 +30,26 @@ def all_finite(x: Tensor) -> bool:
     if x.is_meta:
         return True
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+@lru_cache(maxsize=1024)
+def summing_terms(dtype: torch.dtype, payloads: int) -> float:
+    """How often a payload's number must fit into the range of its dtype, so that what `payloads` of them stand for can
+    be added up, in at least float32."""
+    widest = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    return max(1.0, HEADROOM * payloads * (torch.finfo(dtype).max / widest))
+
+
+def summable(numbers: Tensor, payloads: int) -> bool:
+    """Whether a payload's numbers are finite, and what so many payloads like it stand for can be added up."""
+    return within_range(numbers, summing_terms(numbers.dtype, payloads))
+
+
+def expect_summable(numbers: Tensor, payloads: int) -> None:
+    """Raise MalformedError where numbers of a payload are not finite, and OutOfRange where what so many payloads like
+    it stand for could not be added up."""
+    if summable(numbers, payloads):
+        return
+    if all_finite(numbers):
+        raise OutOfRange("a payload holds numbers that are too large to be added up: its sender's gradients overflow")
+    raise MalformedError("a payload holds numbers that are not finite, and no encoder sends such ones")

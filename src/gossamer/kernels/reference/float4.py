@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.kernels.reference.bits import pack, refuse, unpack
 from gossamer.kernels.reference.residual import Residual, wanted
-from gossamer.kernels.reference.segments import average, blocks, by_block, expect, sendable, spread
+from gossamer.kernels.reference.segments import average, blocks, by_block, expect_numbers, sendable, spread
 
 MINUS = 8  # what a code has more for a number below zero; a code of only this would be a second zero
 MAGNITUDES = (0.0, *(2.0 ** (exponent - 7) for exponent in range(1, 8)))
@@ -49,7 +49,7 @@ def float4_decode(
     Raises MalformedError before anything is written.
     """
     for scales, _ in payloads:
-        expect(scales, torch.float32, blocks(sizes, block))
+        expect_numbers(scales, (blocks(sizes, block),), len(payloads))
     found = [unpack(packed, sizes, 2, 16) for _, packed in payloads]
     for codes in found:
         refuse(codes == MINUS)

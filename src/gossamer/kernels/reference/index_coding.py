@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import MalformedError
+from gossamer.kernels.reference.finite import expect_summable
 
 BITMAP = -1
 
@@ -76,6 +77,8 @@ def sparse_decode(
     payloads: (values, coded places) of one count each. Takes time in proportion to the entries where `onto`. Raises
     MalformedError before anything is written.
     """
+    for values, _ in payloads:
+        expect_summable(values, len(payloads))
     scatter(
         [(decode_places(coded, len(values), len(out)), values) for values, coded in payloads], out, divisor, onto=onto
     )

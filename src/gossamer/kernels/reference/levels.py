@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.kernels.reference.bits import pack, packed_bytes, refuse, unpack
 from gossamer.kernels.reference.counter_rng import stochastic
 from gossamer.kernels.reference.residual import Residual, wanted
-from gossamer.kernels.reference.segments import average, block_sums, blocks, expect, sendable, spread
+from gossamer.kernels.reference.segments import average, block_sums, blocks, expect_numbers, sendable, spread
 
 
 def level_bits(levels: int) -> int:
@@ -60,7 +60,7 @@ def levels_decode(
     Raises MalformedError before anything is written.
     """
     for norms, _ in payloads:
-        expect(norms, torch.float32, blocks(sizes, block))
+        expect_numbers(norms, (blocks(sizes, block),), len(payloads))
     found = [_codes(packed, sizes, levels) - levels for _, packed in payloads]
     average(
         (

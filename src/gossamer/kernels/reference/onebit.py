@@ -12,7 +12,15 @@ from torch import Tensor
 
 from gossamer.kernels.reference.bits import pack, unpack
 from gossamer.kernels.reference.residual import Residual, wanted
-from gossamer.kernels.reference.segments import average, block_sizes, block_sums, blocks, expect, sendable, spread
+from gossamer.kernels.reference.segments import (
+    average,
+    block_sizes,
+    block_sums,
+    blocks,
+    expect_numbers,
+    sendable,
+    spread,
+)
 
 
 def onebit_encode(
@@ -40,7 +48,7 @@ def onebit_decode(
     Raises MalformedError before anything is written.
     """
     for scales, _ in payloads:
-        expect(scales, torch.float32, blocks(sizes, block))
+        expect_numbers(scales, (blocks(sizes, block),), len(payloads))
     negatives = [unpack(bits, sizes, 8, 2) != 0 for _, bits in payloads]
     average(
         (

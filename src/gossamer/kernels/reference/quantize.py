@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossamer.kernels.reference.counter_rng import stochastic
 from gossamer.kernels.reference.residual import Residual, wanted
-from gossamer.kernels.reference.segments import average, blocks, by_block, expect, sendable, spread
+from gossamer.kernels.reference.segments import average, blocks, by_block, expect, expect_numbers, sendable, spread
 
 
 def int8_encode(
@@ -40,7 +40,7 @@ def int8_decode(
     Raises MalformedError before anything is written.
     """
     for scales, codes in payloads:
-        expect(scales, torch.float32, blocks(sizes, block))
+        expect_numbers(scales, (blocks(sizes, block),), len(payloads))
         expect(codes, torch.int8, sum(sizes))
     average((codes.to(out.dtype) * spread(s, sizes, block).to(out.dtype) for s, codes in payloads), out, divisor)
 

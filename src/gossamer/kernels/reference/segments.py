@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.kernels.reference.finite import all_finite
+from gossamer.kernels.reference.finite import all_finite, expect_summable
 from gossamer.kernels.reference.gram_schmidt import sum_of_halves
 
 LARGEST_BLOCK = 2**14  # whose sum is taken by halves: tensors are filled up to whole blocks; kLargestBlock in C++
@@ -66,6 +66,15 @@ def sendable(scales: Tensor) -> Tensor:
 def expect(tensor: Tensor, dtype: torch.dtype, numel: int) -> None:
     if tensor.dtype != dtype or tensor.shape != (numel,):
         raise MalformedError(f"a payload of {numel} {dtype} was due, and {tuple(tensor.shape)} {tensor.dtype} came")
+
+
+def expect_numbers(tensor: Tensor, shape: Sequence[int], payloads: int) -> None:
+    """Raise MalformedError unless these are float32 numbers of a shape, and can be added up over so many payloads."""
+    if tensor.dtype != torch.float32 or tensor.shape != tuple(shape):
+        raise MalformedError(
+            f"float32 numbers of shape {tuple(shape)} were due, and {tuple(tensor.shape)} {tensor.dtype} came"
+        )
+    expect_summable(tensor, payloads)
 
 
 def average(terms: Iterable[Tensor], out: Tensor, divisor: int) -> None:

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from gossamer.kernels.reference.bits import pack, unpack
 from gossamer.kernels.reference.residual import Residual, wanted
-from gossamer.kernels.reference.segments import average, block_sizes, block_sums, blocks, expect, sendable, spread
+from gossamer.kernels.reference.segments import (
+    average,
+    block_sizes,
+    block_sums,
+    blocks,
+    expect_numbers,
+    sendable,
+    spread,
+)
 
 LARGE, MINUS = 1, 2
 
@@ -51,7 +59,7 @@ def sign_magnitude_decode(
     Raises MalformedError before anything is written.
     """
     for means, _ in payloads:
-        expect(means, torch.float32, 2 * blocks(sizes, block))
+        expect_numbers(means, (2 * blocks(sizes, block),), len(payloads))
     found = [unpack(packed, sizes, 4, 4) for _, packed in payloads]
     average(
         (_meant(codes, means, sizes, block, out.dtype) for codes, (means, _) in zip(found, payloads, strict=True)),

@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.kernels.reference.bits import pack, refuse, unpack
 from gossamer.kernels.reference.counter_rng import BITS, paired
 from gossamer.kernels.reference.residual import wanted
-from gossamer.kernels.reference.segments import block_sums, expect, per_tensor, sendable
+from gossamer.kernels.reference.segments import block_sums, expect, expect_numbers, per_tensor, sendable
 
 BASE = {4: 4, 5: 3}  # by codes in a byte: two bits each, or base three up to 242
 APART = {4: 1, 5: 64}  # and how far apart those are that share one
@@ -65,7 +65,7 @@ def ternary_decode(
 
     Raises MalformedError before anything is written.
     """
-    expect(scales, torch.float32, len(sizes))
+    expect_numbers(scales, (len(sizes),), max(1, len(payloads)))
     total = torch.zeros(len(out), dtype=torch.int32, device=out.device)
     for (packed,) in payloads:
         codes = _turned(unpack(packed, sizes, per_byte, BASE[per_byte]), sizes, APART[per_byte], per_byte)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossamer.kernels.reference.bits import pack, refuse, unpack
 from gossamer.kernels.reference.residual import Residual, wanted
-from gossamer.kernels.reference.segments import average, block_sums, blocks, expect, sendable, spread
+from gossamer.kernels.reference.segments import average, block_sums, blocks, expect, expect_numbers, sendable, spread
 
 MINUS, PLUS = 2, 3
 
@@ -53,7 +53,7 @@ def twobit_decode(
     """
     found = [unpack(packed, sizes, 4, 4) for _, packed in payloads]
     for codes, (thresholds, _) in zip(found, payloads, strict=True):
-        expect(thresholds, torch.float32, blocks(sizes, block))
+        expect_numbers(thresholds, (blocks(sizes, block),), len(payloads))
         refuse(codes == 1)
     average(
         (
