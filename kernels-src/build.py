@@ -24,6 +24,7 @@ KERNEL_SOURCES = (
     "mesh.cpp",
     "mesh_interface.cpp",
     "crc.cpp",
+    "polyval.cpp",
 )
 # Every operation is rounded once and NaN is seen: the loops equal plain torch bit for bit. So never -ffast-math.
 KERNEL_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")

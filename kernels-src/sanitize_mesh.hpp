@@ -206,6 +206,41 @@ inline void slots(int64_t first, int64_t second, bool taken) {
     close(sockets[1][0]);
 }
 
+// Word, form and tag are right: what is said after that, and that it is refused before anything is written.
+inline void refused(int32_t does, int64_t messages, const std::vector<uint32_t>& said) {
+    const auto sockets = connected(3);
+    void* mesh = gossamer_mesh_open(0, sockets[0].data(), 3);
+    std::vector<float> x(1 << 16);
+    const int32_t rows[] = {does, 1, 0, 0, 5, does, 2, 0, 0, 5};
+    void* places[] = {x.data()};
+    const int64_t sizes[] = {messages * gossamer::kMessageBytes};
+    const int64_t row_count = does == gossamer::kAdd ? 2 : 1;
+    const int64_t word = gossamer_mesh_begin(mesh, rows, row_count, places, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    const std::vector<float> part(x.size(), 1.0f);
+    for (const uint32_t message : said) {
+        const gossamer::Header header{0, 7, 5, gossamer::Header::place_of(message, -1)};
+        mesh_must(write(sockets[1][0], &header, sizeof header) == sizeof header, "nothing could be said");
+        if (message >= messages) break;
+        for (size_t at = 0; at < gossamer::kMessageBytes;) {  // in parts, since nobody reads beside this thread
+            const ssize_t took = send(sockets[1][0], reinterpret_cast<const char*>(part.data()) + at,
+                                      static_cast<size_t>(gossamer::kMessageBytes) - at, MSG_DONTWAIT);
+            at += took > 0 ? static_cast<size_t>(took) : 0;
+            int32_t peer, error;
+            if (gossamer_mesh_wait(mesh, word, 1, &peer, &error) == gossamer::kMismatch) break;
+        }
+    }
+    int32_t peer, error;
+    const int64_t answer = gossamer_mesh_wait(mesh, word, 1, &peer, &error);
+    mesh_must(answer == gossamer::kMismatch && peer == 1, "a message was taken that is none, or came before");
+    for (const float each : x) mesh_must(each == 0.0f, "what was refused was written");
+    gossamer_mesh_close(mesh);
+    for (const auto& each : sockets) {
+        for (const int32_t socket : each) {
+            if (socket >= 0) close(socket);
+        }
+    }
+}
+
 }  // namespace gossamer_sanitize
 
 inline void sanitize_mesh() {
@@ -217,6 +252,11 @@ inline void sanitize_mesh() {
     gossamer_sanitize::slots(2, 0, false);   // beyond the memory
     gossamer_sanitize::slots(60, 0, false);
     gossamer_sanitize::slots(0, 0, true);    // read, and so not filled any more
+    for (const uint32_t messages : {1u, 2u, 63u, 64u, 1000u}) {
+        gossamer_sanitize::refused(gossamer::kKeep, messages, {messages});  // one beyond the last
+        gossamer_sanitize::refused(gossamer::kAdd, messages, {messages});
+    }
+    gossamer_sanitize::refused(gossamer::kAdd, 1, {0, 0});  // one of two summands twice
     std::mt19937 random(5);
     for (int round = 0; round < 2000; round++) gossamer_sanitize::anything(random);
 }

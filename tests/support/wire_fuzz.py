@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import sys
-import zlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,6 +16,7 @@ from gossamer.core.peer_ops import Pull, Push, Stamp
 from gossamer.errors import MalformedError
 from gossamer.kernels.crc import SHORT
 from gossamer.transports.wire.connection_state import STAGING_BYTES, ConnectionState, ReceivedFrame
+from gossamer.transports.wire.frame_mac import HANDSHAKE, TAG_BYTES
 from gossamer.transports.wire.frames import HEADER_BYTES, Message
 from gossamer.transports.wire.messages import PING, encode_ask
 
@@ -65,13 +65,13 @@ def cut(draw: random.Random, frames: list[bytes]) -> bytes:
 
 
 def lie_about_length(draw: random.Random, frames: list[bytes]) -> bytes:
-    """Another length in a header, whose checksum is made right again."""
+    """Another length in a header, with the tag that it would have if there were no key."""
     place = draw.randrange(len(frames))
     data = bytearray(frames[place])
     start, size = draw.choice([(24, 4), (28, 4), (32, 8)])
     length = min(draw.choice(LENGTHS), 2 ** (8 * size) - 1)
     data[start : start + size] = length.to_bytes(size, "little")
-    data[HEADER_BYTES - 4 : HEADER_BYTES] = zlib.crc32(data[: HEADER_BYTES - 4]).to_bytes(4, "little")
+    data[HEADER_BYTES - TAG_BYTES : HEADER_BYTES] = HANDSHAKE.begin().add(data[: HEADER_BYTES - TAG_BYTES])
     return b"".join([*frames[:place], bytes(data), *frames[place + 1 :]])
 
 

@@ -11,6 +11,7 @@ float4       sign-and-exponent and sign-and-magnitude codes, compiled
 half         16-bit numbers and their sums, compiled
 select       selection of entries and coding of their places, compiled
 crc, finite  checksums; whether numbers can be added up
+polyval      a keyed hash of what travels, compiled
 blocks       checks of buffers before a compiled loop runs
 buffer_pool  large buffers whose memory is kept from step to step
 """

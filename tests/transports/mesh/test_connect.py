@@ -9,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.mesh_group import both
 
+from gossamer.environment.run_token import run_token
 from gossamer.errors import ConnectError, MismatchError
 from gossamer.kernels.library import library
+from gossamer.transports.mesh import connect as connecting
+from gossamer.transports.mesh import transport
 from gossamer.transports.mesh.collective_selector import check_wish
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.transport import MeshTransport, mesh_transport
@@ -26,7 +29,7 @@ def test_strangers_are_hung_up_on():
         """Before rank 0 hears of anybody, somebody else calls it, who knows no secret."""
         heard = engines[rank].all_gather_text(text)
         if rank == 1 and heard[0]:
-            host, port, _ = heard[0].split()
+            host, port, *_ = heard[0].split()
             with socket.create_connection((host, int(port)), 5) as stranger:
                 stranger.sendall(b"x" * 40)
         return heard
@@ -40,6 +43,58 @@ def test_strangers_are_hung_up_on():
         for each in end:
             if each is not None:
                 each.close()
+
+
+TOKEN = bytes(range(32))
+
+
+def test_who_knows_the_secrets_and_no_token_is_hung_up_on():
+    """It has read what the ranks tell each other, and calls rank 0 as rank 1 would."""
+    answers = []
+
+    def meddled(engine, text):
+        heard = engine.all_gather_text(text)
+        if engine.rank == 1 and heard[0]:
+            host, port, secret, _ = heard[0].split()
+            for key in (bytes.fromhex(secret), connecting._key(b"", bytes.fromhex(secret))):
+                stranger = socket.create_connection((host, int(port)), 5)
+                stranger.sendall(connecting.HELLO.pack(1, 0, connecting._proof(key, b"caller", 1, 0)))
+                answers.append(stranger)
+        return heard
+
+    ends = both(lambda engine: connect(engine.rank, 2, "127.0.0.1", lambda text: meddled(engine, text), TOKEN))
+    assert [each.recv(1) for each in answers] == [b"", b""]
+    ends[0][1].setblocking(True)
+    ends[1][0].sendall(b"rank 1")
+    assert ends[0][1].recv(6) == b"rank 1"
+    for each in (*answers, ends[0][1], ends[1][0]):
+        each.close()
+
+
+def test_ranks_that_hold_different_tokens_are_told_at_once():
+    for tokens in ((TOKEN, b""), (b"", TOKEN), (TOKEN, TOKEN[::-1])):
+        found = both(
+            lambda engine, tokens=tokens: connect(
+                engine.rank, 2, "127.0.0.1", engine.all_gather_text, tokens[engine.rank]
+            )
+        )
+        for rank, each in enumerate(found):
+            assert isinstance(each, MismatchError)
+            assert f"rank {rank} holds another token than rank {1 - rank}" in str(each)
+
+
+def test_the_runs_token_is_what_is_proven(monkeypatch, tmp_path):
+    (tmp_path / "token").write_bytes(TOKEN)
+    monkeypatch.setenv("GOSSAMER_TOKEN_FILE", str(tmp_path / "token"))
+    given = []
+
+    def noted(*arguments):
+        given.append(arguments[-1])
+        raise ConnectError("enough is known")
+
+    monkeypatch.setattr(transport, "connect", noted)
+    both(lambda engine: mesh_transport(engine, "127.0.0.1", "ring"))
+    assert given == [run_token()] * 2
 
 
 def test_ranks_that_ask_for_different_collectives_are_told():
@@ -63,7 +118,7 @@ def test_nobody_waits_for_a_rank_that_could_not_call():
     def elsewhere(engine, text):
         """As a rank on another machine hears of loopback: nobody listens there."""
         heard = engine.all_gather_text(text)
-        return [f"127.0.0.1 1 {text.split()[2]}" for text in heard] if engine.rank and heard[0] else heard
+        return [" ".join(["127.0.0.1 1", *text.split()[2:]]) for text in heard] if engine.rank and heard[0] else heard
 
     began = time.monotonic()
     found = both(lambda engine: connect(engine.rank, 2, "127.0.0.1", lambda text: elsewhere(engine, text)))

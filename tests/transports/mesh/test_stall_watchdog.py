@@ -111,6 +111,39 @@ def test_a_peer_that_takes_nothing_is_named():
         Pair(bytes_told=10_000_000).wait()
 
 
+def unanswered(seconds):
+    """The kernel says that rank 1's machine has owed an acknowledgment for so long."""
+    return lambda connection: seconds
+
+
+def test_a_machine_that_acknowledges_nothing_is_lost_within_a_minute(monkeypatch):
+    monkeypatch.setattr(loops, "unanswered_seconds", unanswered(33.0))
+    for bytes_told in (0, 10_000_000):
+        with notices() as told, pytest.raises(PeerLost, match=r"rank 1 cannot be reached: .* for 50 s"):
+            Pair(bytes_told=bytes_told).wait()
+        assert told == []
+
+
+def test_one_that_owes_nothing_may_take_its_time(monkeypatch):
+    monkeypatch.setattr(loops, "unanswered_seconds", unanswered(29.0))
+    with notices():
+        Pair(lambda now, there: now == 20 * STEP_SECONDS and there.send(MESSAGE)).wait()
+
+
+def test_a_long_pause_before_an_operation_is_no_silence(monkeypatch):
+    """Each byte of the operation begins the time anew, whatever the kernel says of acknowledgments before it."""
+    monkeypatch.setattr(loops, "unanswered_seconds", unanswered(500.0))
+    Pair(trickle).wait()
+
+
+def test_only_machines_that_the_operation_needs_are_asked():
+    asked = []
+    silence = StallWatchdog(0, StallTimeouts(clock=Time()), lambda rank: asked.append(rank) or 0.0)
+    for _ in range(3):
+        silence.look([-1, 7, -1, 7], [1])
+    assert set(asked) == {1, 3}
+
+
 class HastyGroup(Group):
     def mesh(self, rank):
         return Mesh(rank, self.sockets[rank], StallTimeouts(clock=Time()))

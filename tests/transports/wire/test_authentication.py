@@ -6,12 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from support.wire_pairs import ASKING, SERVED, authenticated_pair, credentials, feed, sent, shake
 
-from gossamer.core.peer_ops import Peer
+from gossamer.core.peer_ops import Peer, Push, Stamp
 from gossamer.errors import ConnectError, MalformedError, MismatchError, PeerLost
+from gossamer.kernels import polyval
 from gossamer.transports.wire import authentication, frames
 from gossamer.transports.wire.connection_state import ConnectionState
+from gossamer.transports.wire.frame_mac import HANDSHAKE
+from gossamer.transports.wire.messages import encode_ask
 
 
 def test_two_that_hold_the_token_meet_and_know_each_other() -> None:
@@ -24,6 +28,31 @@ def test_two_that_hold_the_token_meet_and_know_each_other() -> None:
         listener.authenticated.sending_epoch,
     )
     assert dialer.authenticated.sending_epoch != dialer.authenticated.receiving_epoch
+
+
+@pytest.mark.parametrize("compiled", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+def test_payloads_are_hashed_by_what_both_ends_have(
+    compiled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not polyval.available():
+        pytest.skip("no kernels were compiled here")
+    listener = ConnectionState(credentials(SERVED))
+
+    def carry(at: bool, source: ConnectionState, to: ConnectionState) -> None:
+        monkeypatch.setattr(polyval, "available", lambda: at)
+        feed(to, sent(source))
+
+    monkeypatch.setattr(polyval, "available", lambda: compiled[0])
+    dialer = ConnectionState(credentials(), SERVED)
+    carry(compiled[1], dialer, listener)
+    carry(compiled[0], listener, dialer)
+    carry(compiled[1], dialer, listener)
+    op = encode_ask(Push(to=SERVED, key="w", stamp=Stamp(3, 0), payload=(torch.arange(9.0),)), 0)
+    (heard,) = feed(listener, b"".join(dialer.send(op)))
+    assert torch.equal(heard.payload[0], torch.arange(9.0))
+    assert listener.authenticated is not None
+    fast = isinstance(listener.authenticated.receiving_mac.new_payload_hash(), polyval.Polyval)
+    assert fast == all(compiled)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +178,16 @@ def test_whoever_answers_at_the_wrong_address_is_not_believed() -> None:
         feed(dialer, sent(answering))
 
 
-@pytest.mark.parametrize("change", [{"recipe": "X"}, {"me": ("worker", 4)}, {"largest_frame_bytes": 5}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"recipe": "X"}, {"me": ("worker", 4)}, {"largest_frame_bytes": 5}, {"polyval": False}], ids=str
+)
 def test_nothing_of_a_hello_can_be_changed_on_its_way(change: dict[str, Any]) -> None:
     """A man in the middle rewrites the dialer's hello, checksums and all."""
     dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(SERVED))
     record = authentication.Credentials.hello(credentials(), SERVED)
     sent(dialer)
     changed = authentication.encode_record(frames.Kind.HELLO, _replaced(record, change))
-    feed(listener, b"".join(changed.frame(0, 0)))
+    feed(listener, b"".join(changed.frame(HANDSHAKE, 0, 0)))
     with pytest.raises((ConnectError, PeerLost), match=r"another token|wanted worker 4"):
         feed(dialer, sent(listener))
 
@@ -169,13 +200,13 @@ def test_a_listener_answers_another_protocol_so_that_both_can_name_both() -> Non
     dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(SERVED))
     hello = bytearray(sent(dialer))
     hello[4] = 9
-    with pytest.raises(MismatchError, match="protocol 9 and this one 1"):
+    with pytest.raises(MismatchError, match="protocol 9 and this one 2"):
         feed(listener, bytes(hello))
     answer = sent(listener)
-    assert frames.Header.parse(answer).kind is frames.Kind.PING
+    assert frames.Header.parse(answer[: frames.HEADER_BYTES], HANDSHAKE.begin()).kind is frames.Kind.PING
     newer = bytearray(answer)
     newer[4] = 9
-    with pytest.raises(MismatchError, match="protocol 9 and this one 1"):
+    with pytest.raises(MismatchError, match="protocol 9 and this one 2"):
         feed(dialer, bytes(newer))
 
 
@@ -183,11 +214,11 @@ def test_strangers_get_64_kib_and_no_word() -> None:
     listener = ConnectionState(credentials(SERVED))
     big = frames.Message(kind=frames.Kind.HELLO, control=bytes(2**16 + 1))
     with pytest.raises(MalformedError, match="announces"):
-        feed(listener, b"".join(big.frame(0, 0)))
+        feed(listener, b"".join(big.frame(HANDSHAKE, 0, 0)))
     for kind in set(frames.Kind) - {frames.Kind.HELLO, frames.Kind.PROOF}:
         op = frames.Message(kind=kind, control=b"\x80")
         with pytest.raises(MalformedError, match="no place here"):
-            feed(ConnectionState(credentials(SERVED)), b"".join(op.frame(0, 0)))
+            feed(ConnectionState(credentials(SERVED)), b"".join(op.frame(HANDSHAKE, 0, 0)))
 
 
 def test_a_proof_before_a_hello_and_a_second_hello_are_malformed() -> None:
@@ -196,10 +227,10 @@ def test_a_proof_before_a_hello_and_a_second_hello_are_malformed() -> None:
     feed(listener, hello)
     again = authentication.encode_record(frames.Kind.HELLO, credentials().hello(SERVED))
     with pytest.raises(MalformedError, match="where a handshake stands"):
-        feed(listener, b"".join(again.frame(0, 1)))
+        feed(listener, b"".join(again.frame(HANDSHAKE, 0, 1)))
     proof = authentication.encode_record(frames.Kind.PROOF, authentication.ProofRecord(mac=bytes(32)))
     with pytest.raises(MalformedError, match="where a handshake stands"):
-        feed(ConnectionState(credentials(SERVED)), b"".join(proof.frame(0, 0)))
+        feed(ConnectionState(credentials(SERVED)), b"".join(proof.frame(HANDSHAKE, 0, 0)))
 
 
 def test_the_token_is_not_shown() -> None:

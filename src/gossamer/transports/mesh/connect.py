@@ -1,7 +1,9 @@
 """Connection setup: a TCP connection between every two workers, authenticated at both ends.
 
 Each rank listens, with a secret that it has given the group over the process group's channel. Rank i connects to all
-lower ranks, and proves to each that it knows its secret; the other end proves the same. Strangers are disconnected.
+lower ranks, and proves to each that it knows its secret and the run's token; the other end proves the same. Whoever
+listened to that channel, and holds no token, is a stranger; strangers are disconnected. What travels afterwards is
+neither authenticated nor encrypted: like torch's process groups, lock step trusts its network.
 """
 
 from __future__ import annotations
@@ -15,23 +17,28 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from gossamer.errors import ConnectError
+from gossamer.errors import ConnectError, MismatchError
 
 HELLO = struct.Struct("!II32s")  # caller, called, proof
 FAILED = "failed: "  # before a rank's problem, in the text that it gives the others
 SECONDS = 60.0  # for all of it
 STRANGER_SECONDS = 5.0
-IDLE_SECONDS, PROBE_SECONDS, PROBES = 30, 10, 6  # until a machine that says nothing counts as gone
+# Until a machine counts as gone from which nothing is in flight; elsewhere the stall watchdog asks the kernel.
+IDLE_SECONDS, PROBE_SECONDS, PROBES = 10, 5, 4
 
 Gather = Callable[[str], list[str]]
 
 
-def connect(rank: int, world: int, address: str, all_gather_text: Gather) -> list[socket.socket | None]:
+def connect(
+    rank: int, world: int, address: str, all_gather_text: Gather, token: bytes = b""
+) -> list[socket.socket | None]:
     """Connections to all ranks, None to itself. all_gather_text: all ranks' texts, over another channel.
 
-    Raises ConnectError where some do not reach each other, on every rank and as soon as one has found it out.
+    token: the run's, where it has one. Raises MismatchError where ranks hold different ones, and ConnectError where
+    some do not reach each other, on every rank and as soon as one has found it out.
     """
     secret = secrets.token_bytes(32)
+    key = _key(token, secret)
     found: list[socket.socket | None] = [None] * world
     end = time.monotonic() + SECONDS
 
@@ -53,7 +60,7 @@ def connect(rank: int, world: int, address: str, all_gather_text: Gather) -> lis
             listener.append(
                 ours.enter_context(socket.create_server((address, 0), family=_family(address), backlog=world))
             )
-            return f"{address} {listener[0].getsockname()[1]} {secret.hex()}"
+            return f"{address} {listener[0].getsockname()[1]} {secret.hex()} {_proof(key, b'token', rank, rank).hex()}"
 
         def call() -> str:
             for peer in range(rank):
@@ -62,7 +69,7 @@ def connect(rank: int, world: int, address: str, all_gather_text: Gather) -> lis
 
         def answer() -> str:
             for _ in range(rank + 1, world):
-                caller, caller_socket = _answer(listener[0], secret, rank, found, end)
+                caller, caller_socket = _answer(listener[0], key, rank, found, end)
                 found[caller] = caller_socket
             for peer in range(rank):
                 _check(found[peer], doors[peer][2], rank, peer)
@@ -70,7 +77,8 @@ def connect(rank: int, world: int, address: str, all_gather_text: Gather) -> lis
 
         listener: list[socket.socket] = []
         heard = [text.split() for text in together(listen)]
-        doors = [(host, int(number), bytes.fromhex(key)) for host, number, key in heard]
+        doors = [(host, int(number), _key(token, bytes.fromhex(theirs))) for host, number, theirs, _ in heard]
+        _check_tokens(rank, [(door[2], bytes.fromhex(proof)) for door, (*_, proof) in zip(doors, heard, strict=True)])
         together(call)  # the kernel completes a connection before it is accepted
         together(answer)
         failing.pop_all()
@@ -97,7 +105,7 @@ def _call(door: tuple[str, int, bytes], rank: int, peer: int, end: float) -> soc
 
 
 def _answer(
-    listener: socket.socket, secret: bytes, rank: int, known: list[socket.socket | None], end: float
+    listener: socket.socket, key: bytes, rank: int, known: list[socket.socket | None], end: float
 ) -> tuple[int, socket.socket]:
     """The next caller that belongs to the group."""
     while True:
@@ -108,8 +116,8 @@ def _answer(
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller, called, proof = HELLO.unpack(_exactly(connection, HELLO.size))
             expected = rank < caller < len(known) and known[caller] is None and called == rank
-            if expected and hmac.compare_digest(proof, _proof(secret, b"caller", caller, rank)):
-                connection.sendall(HELLO.pack(rank, caller, _proof(secret, b"called", caller, rank)))
+            if expected and hmac.compare_digest(proof, _proof(key, b"caller", caller, rank)):
+                connection.sendall(HELLO.pack(rank, caller, _proof(key, b"called", caller, rank)))
                 return caller, connection
         except OSError:
             pass  # a stranger that said nothing, or has hung up
@@ -121,6 +129,24 @@ def _check(connection: socket.socket | None, key: bytes, rank: int, peer: int) -
     answer = _exactly(connection, HELLO.size)
     if not hmac.compare_digest(answer, HELLO.pack(peer, rank, _proof(key, b"called", rank, peer))):
         raise ConnectionError(f"who listens where rank {peer} should does not know its secret")
+
+
+def _key(token: bytes, secret: bytes) -> bytes:
+    return hmac.digest(token, b"gossamer mesh" + secret, hashlib.sha256)
+
+
+def _check_tokens(rank: int, told: list[tuple[bytes, bytes]]) -> None:
+    """told: by rank, the key of its connections, and its proof that it holds the same."""
+    others = [
+        str(other)
+        for other, (key, proof) in enumerate(told)
+        if not hmac.compare_digest(proof, _proof(key, b"token", other, other))
+    ]
+    if others:
+        raise MismatchError(
+            f"rank {rank} holds another token than {', '.join(f'rank {each}' for each in others)}, so they may not "
+            "belong to one run, and do not talk to each other. Give all ranks the same --token-file."
+        )
 
 
 def _proof(key: bytes, who: bytes, caller: int, called: int) -> bytes:

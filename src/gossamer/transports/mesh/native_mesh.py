@@ -19,7 +19,7 @@ from gossamer.kernels.library import Count, Function, Pointer, library
 from gossamer.transports.mesh.program import Program
 from gossamer.transports.mesh.shared_memory import Memories
 from gossamer.transports.mesh.stall_watchdog import StallTimeouts, StallWatchdog
-from gossamer.transports.mesh.tcp_info import round_trip_seconds
+from gossamer.transports.mesh.tcp_info import round_trip_seconds, unanswered_seconds
 
 FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
 SHARED = 0
@@ -124,7 +124,7 @@ class Mesh:
         return False
 
     def _wait_long(self, op: int) -> int:
-        silence = StallWatchdog(self.rank, self._patience)
+        silence = StallWatchdog(self.rank, self._patience, self._unanswered_seconds)
         while (answer := self._turn(op)) == NOT_YET:
             silence.look(*self._waits_for(op))
         if answer == FINISHED:
@@ -158,6 +158,10 @@ class Mesh:
     def round_trips(self) -> list[float]:
         """Seconds to each rank and back as the kernel has measured them, 0 where it does not say."""
         return [0.0 if each is None else round_trip_seconds(each) for each in self._sockets]
+
+    def _unanswered_seconds(self, peer: int) -> float:
+        connection = self._sockets[peer]
+        return 0.0 if connection is None else unanswered_seconds(connection)
 
     def close(self) -> None:
         with self._closing:

@@ -11,7 +11,10 @@ from gossamer import events
 from gossamer.errors import PeerLost, require
 
 NOTICE_SECONDS = 60.0
+UNREACHABLE_SECONDS = 30.0
 TIMEOUT_SECONDS = 1800.0  # as torch's process groups
+
+Unanswered = Callable[[int], float]  # seconds that a rank's machine has owed an acknowledgment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,7 @@ class StallTimeouts:
     """How long a silence may last. Any byte of the peers that are waited for ends it."""
 
     notice_seconds: float = NOTICE_SECONDS  # after which the user is told
+    unreachable_seconds: float = UNREACHABLE_SECONDS  # without an acknowledgment: the machine is down, or cut off
     timeout_seconds: float = TIMEOUT_SECONDS  # after which the group counts as broken
     clock: Callable[[], float] = time.monotonic  # in seconds
 
@@ -41,8 +45,8 @@ def requested_timeouts() -> StallTimeouts:
 class StallWatchdog:
     """Watches the peers that one operation waits for; looked at now and then, until it is answered."""
 
-    def __init__(self, rank: int, patience: StallTimeouts) -> None:
-        self._rank, self._patience = rank, patience
+    def __init__(self, rank: int, patience: StallTimeouts, unanswered: Unanswered = lambda rank: 0.0) -> None:
+        self._rank, self._patience, self._unanswered = rank, patience, unanswered
         self._since = patience.clock()
         self._moved: Sequence[int] = ()
         self._told = False
@@ -50,7 +54,8 @@ class StallWatchdog:
     def look(self, moved: Sequence[int], waited_for: Sequence[int]) -> None:
         """Raises PeerLost where it has lasted too long.
 
-        moved: numbers that change with every byte of the peers that the operation needs; waited_for: ranks to name.
+        moved: by rank, numbers that change with every byte of the peers that the operation needs, -1 for the others;
+        waited_for: ranks to name.
         """
         now, patience = self._patience.clock(), self._patience
         if moved != self._moved:
@@ -58,6 +63,11 @@ class StallWatchdog:
             self.end()
             self._since = now
         silent = now - self._since
+        if silent >= patience.unreachable_seconds and (cut_off := self._cut_off()):
+            raise PeerLost(
+                f"{_named(cut_off)} cannot be reached: no machine there has acknowledged anything for {silent:.0f} s, "
+                "so it is down, or cut off from this one"
+            )
         if silent >= patience.timeout_seconds:
             raise PeerLost(
                 f"{_named(waited_for)} said nothing for {silent:.0f} s, though connected, and without that nobody goes "
@@ -71,6 +81,10 @@ class StallWatchdog:
                 "saving), frozen or cut off, or wait itself. "
                 f"GOSSAMER_TIMEOUT={patience.timeout_seconds:g} says how many seconds to wait at most"
             )
+
+    def _cut_off(self) -> list[int]:
+        needed = [rank for rank, bytes_ in enumerate(self._moved) if bytes_ >= 0 and rank != self._rank]
+        return [rank for rank in needed if self._unanswered(rank) >= self._patience.unreachable_seconds]
 
     def end(self) -> None:
         """Something came."""

@@ -1,4 +1,4 @@
-"""TCP statistics of the kernel (Linux' struct tcp_info): round trips, and packets sent and retransmitted."""
+"""TCP statistics of the kernel (Linux' struct tcp_info): round trips, packets sent and retransmitted, silence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 NUMBER = struct.Struct("=I")
+RETRANSMISSIONS, PROBES = 2, 3  # bytes: tcpi_retransmits and tcpi_probes, in a row and unanswered
+TIMER_MICROSECONDS = 8  # tcpi_rto
+IN_FLIGHT = 24  # tcpi_unacked, in packets
+ACKNOWLEDGED_MILLISECONDS = 56  # tcpi_last_ack_recv
 ROUND_TRIP_MICROSECONDS = 68  # where tcpi_rtt lies in the struct; all numbers read here have 32 bits
 RETRANSMITTED = 100  # tcpi_total_retrans
 SENT = 156  # tcpi_data_segs_out, of Linux 4.6 and later
@@ -24,12 +28,33 @@ def round_trip_seconds(connection: socket.socket) -> float:
     return _numbers(connection, ROUND_TRIP_MICROSECONDS)[0] / 1e6
 
 
+def unanswered_seconds(connection: socket.socket) -> float:
+    """How long the machine at the other end has owed an acknowledgment; 0 where it owes none, or nobody knows.
+
+    It is the machine that acknowledges, not the process: one that is frozen, or busy with a full buffer, is not meant.
+    TCP_USER_TIMEOUT would end such a connection, too (Linux 5.11 and later: a closed window counts as silence).
+    """
+    info = _info(connection, ACKNOWLEDGED_MILLISECONDS + NUMBER.size)
+    timer, in_flight, silent = (
+        NUMBER.unpack_from(info, place)[0] for place in (TIMER_MICROSECONDS, IN_FLIGHT, ACKNOWLEDGED_MILLISECONDS)
+    )
+    # The timer doubles with each retransmission: silence outlasts it only where the last one was not answered.
+    retransmitted = in_flight > 0 and info[RETRANSMISSIONS] > 1 and silent / 1e3 > 1.25 * timer / 1e6 + 1.0
+    probed = info[PROBES] > 1  # of a closed window; an answer sets it back
+    return silent / 1e3 if retransmitted or probed else 0.0
+
+
 def _numbers(connection: socket.socket, *places: int) -> tuple[int, ...]:
     """The numbers that lie at these places of the struct; zeros where the kernel does not say."""
-    end = max(places) + NUMBER.size
+    info = _info(connection, max(places) + NUMBER.size)
+    return tuple(number for place in places for number in NUMBER.unpack_from(info, place))
+
+
+def _info(connection: socket.socket, nbytes: int) -> bytes:
+    """The beginning of the struct; zeros where the kernel does not say."""
     if hasattr(socket, "TCP_INFO"):
         with suppress(OSError):  # kernels that only imitate Linux do not all know it
-            answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
-            if len(answer) >= end:
-                return tuple(number for place in places for number in NUMBER.unpack_from(answer, place))
-    return (0,) * len(places)
+            answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, nbytes)
+            if len(answer) == nbytes:
+                return answer
+    return bytes(nbytes)

@@ -23,6 +23,7 @@ from gossamer.core.ops import (
     NeighborAllGather,
     Payload,
 )
+from gossamer.environment.run_token import run_token
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.kernels.buffer_pool import empty
 from gossamer.runtime.transport import Transport
@@ -53,7 +54,7 @@ def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Lin
 
     known: its links; they are measured where it is None.
     The engine alone where any rank asks for it or has no compiled loops, and where workers do not reach each other.
-    Raises MismatchError where they ask for different collectives.
+    Raises MismatchError where they ask for different collectives, or hold different tokens of the run.
     """
     check_wish(wish)
     patience = requested_timeouts()
@@ -68,7 +69,7 @@ def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Lin
             "messages for ever. Give all of them the same --collective, or the same recipe."
         )
     try:
-        sockets = connect(engine.rank, engine.world, address, engine.all_gather_text)
+        sockets = connect(engine.rank, engine.world, address, engine.all_gather_text, run_token() or b"")
     except ConnectError as error:
         if engine.rank == 0:
             events.notice(f"{error}: the engine's own collectives are used, which take longer on slow links")

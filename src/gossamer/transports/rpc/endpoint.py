@@ -35,8 +35,8 @@ class TcpEndpoint:
     answered is resent. Tensors in an ask belong to the endpoint until its answer is there, those in a Reply for ever:
     they must not be written to. Tensors that arrive share the memory of their frame.
 
-    Frames are checksummed, not signed one by one: the token keeps strangers out, not somebody who can change what
-    travels. On a network that is not trusted, set options.tls.
+    Every frame carries a MAC by a key of its connection: who holds no token can neither join nor change what travels,
+    but can read it, where options.tls does not encrypt it.
     """
 
     def __init__(self, credentials: Credentials, options: EndpointOptions | None = None) -> None:

@@ -19,7 +19,7 @@ class EndpointOptions:
     dead_after_seconds: float = 5.0  # a peer silent, or disconnected, for so long counts as gone (PeerLeft)
     heartbeat_seconds: float | None = None  # the longest silence towards others; None: a tenth of dead_after_seconds
     queue_bytes: int | None = None  # queued to one peer; further asks wait with their askers. None: 4 largest frames
-    tls: Tls | None = None  # encrypts all connections: needed on a network that is not trusted
+    tls: Tls | None = None  # encrypts all connections: where nobody else may read what travels
 
     def __post_init__(self) -> None:
         require(self.dead_after_seconds > 0, f"dead_after_seconds is positive, not {self.dead_after_seconds}")

@@ -5,9 +5,9 @@
     dialer   -> listener    proof                proof = HMAC-SHA256(token, direction, both hellos)
 
 A proof covers both hellos with their nonces, and its direction: replayed or reflected ones prove nothing. Settings are
-compared after the proof, at both ends, so both can name both values. Frames that follow carry an epoch derived from the
-same secret, one for each direction, and count up: those of another connection or direction are refused. They are not
-authenticated one by one: whoever controls the network can change tensors. On one that is not trusted, pass `tls`.
+compared after the proof, at both ends, so both can name both values. Frames that follow count up and carry tags by keys
+derived from the same secret and both hellos, one for each direction (frame_mac): whoever controls the network can cut a
+connection, but not change, repeat, reorder or leave out what travels through it; it can read it, which `tls` prevents.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from typing import NamedTuple
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
+from gossamer.kernels import polyval
+from gossamer.kernels.polyval import PolyvalKey
+from gossamer.transports.wire.frame_mac import FrameMac
 from gossamer.transports.wire.frames import Kind, Message
 from gossamer.transports.wire.messages import HelloRecord, ProofRecord, Record, encode_record
 from gossamer.version import __version__
@@ -60,6 +63,7 @@ class Credentials:
             instance=self.instance,
             nonce=secrets.token_bytes(32),
             largest_frame_bytes=self.largest_frame_bytes,
+            polyval=polyval.available(),
         )
 
 
@@ -71,6 +75,8 @@ class AuthenticatedPeer(NamedTuple):
     limit_bytes: int  # of a frame, either way
     sending_epoch: int
     receiving_epoch: int
+    sending_mac: FrameMac
+    receiving_mac: FrameMac
 
 
 class Handshake:
@@ -131,6 +137,8 @@ class Handshake:
             limit_bytes=self._credentials.largest_frame_bytes,
             sending_epoch=self._epoch(self._my_side),
             receiving_epoch=self._epoch(self._their_side),
+            sending_mac=self._frame_mac(self._my_side, their_hello),
+            receiving_mac=self._frame_mac(self._their_side, their_hello),
         )
         return [] if self._dialed_peer is None else [self._proof(DIALER)]
 
@@ -163,6 +171,16 @@ class Handshake:
 
     def _epoch(self, side: bytes) -> int:
         return int.from_bytes(self._mac(b"epoch", side)[:8], "little")
+
+    def _frame_mac(self, side: bytes, their_hello: HelloRecord) -> FrameMac:
+        """Of the frames that `side` sends. Payloads are hashed by POLYVAL where both ends have it.
+
+        HMAC is the expansion step of HKDF (Krawczyk 2010, CRYPTO).
+        """
+        key = self._mac(b"frame key", side)
+        if not (polyval.available() and their_hello.polyval):
+            return FrameMac(key)
+        return FrameMac(key, PolyvalKey(self._mac(b"payload key", side)[: polyval.KEY_BYTES]).begin)
 
     def _mac(self, purpose: bytes, side: bytes) -> bytes:
         hellos = (

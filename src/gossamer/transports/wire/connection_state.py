@@ -15,17 +15,17 @@ from torch import Tensor
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError, MalformedError, MismatchError
-from gossamer.kernels.crc import crc32
 from gossamer.transports.wire.authentication import AuthenticatedPeer, Credentials, Handshake
+from gossamer.transports.wire.frame_mac import HANDSHAKE, TAG_BYTES, FrameTags
 from gossamer.transports.wire.frames import (
-    CHECKSUM_BYTES,
     CHUNK_BYTES,
     HEADER_BYTES,
+    TRAILER_BYTES,
     UNAUTHENTICATED_FRAME_BYTES,
     Header,
     Kind,
     Message,
-    check_payload,
+    PayloadDigest,
     frame_bytes,
 )
 from gossamer.transports.wire.messages import PING, Record, decode_record
@@ -44,7 +44,7 @@ class ReceivedFrame(NamedTuple):
     record: Record  # its control record, decoded
     payload: Payload  # shares the memory of the frame
     payload_bytes: int
-    frame_bytes: int  # on the wire: header, record, payload and checksums
+    frame_bytes: int  # on the wire: header, record, payload and tags
 
 
 class ConnectionState:
@@ -55,13 +55,14 @@ class ConnectionState:
 
     _reading: Generator[memoryview, None, ReceivedFrame | None]  # the parser of the current frame
     _unfilled: memoryview  # of its current part, yet to be received
-    _unsummed: memoryview  # of its payload, not in the checksum yet
-    _checksum: int  # of the payload received so far
+    _unhashed: memoryview  # of its payload, not in the digest yet
+    _digest: PayloadDigest  # of the payload received so far
 
     def __init__(self, credentials: Credentials, dialed_peer: Peer | None = None) -> None:
         self._handshake = Handshake(credentials, dialed_peer)
         self._limit_bytes = UNAUTHENTICATED_FRAME_BYTES
         self._sending_epoch = self._receiving_epoch = 0
+        self._sending_mac = self._receiving_mac = HANDSHAKE
         self._frames_sent = self._frames_received = 0  # in this epoch
         self._control_frames = [part for message in self._handshake.begin() for part in self.send(message)]
         self._staging = memoryview(bytearray(STAGING_BYTES))
@@ -85,7 +86,7 @@ class ConnectionState:
     def send(self, message: Message) -> Iterator[memoryview]:
         """The buffers of the next frame."""
         self._frames_sent += 1
-        return message.frame(self._sending_epoch, self._frames_sent - 1)
+        return message.frame(self._sending_mac, self._sending_epoch, self._frames_sent - 1)
 
     def receive_buffer(self) -> memoryview:
         """Memory for the bytes that come next; never empty."""
@@ -114,16 +115,16 @@ class ConnectionState:
             rest = rest[filled.nbytes :]
 
     def _advance(self, filled: memoryview) -> None:
-        """Account for bytes that are in their place: shrink what is unfilled, and sum whole chunks."""
+        """Account for bytes that are in their place: shrink what is unfilled, and hash whole chunks."""
         self._unfilled = self._unfilled[filled.nbytes :]
-        ready_bytes = self._unsummed.nbytes - self._unfilled.nbytes
+        ready_bytes = self._unhashed.nbytes - self._unfilled.nbytes
         if ready_bytes >= CHUNK_BYTES or (ready_bytes > 0 and not self._unfilled.nbytes):
-            self._checksum = crc32(self._unsummed[:ready_bytes], self._checksum)
-            self._unsummed = self._unsummed[ready_bytes:]
+            self._digest.update(self._unhashed[:ready_bytes])
+            self._unhashed = self._unhashed[ready_bytes:]
 
     def _expect_frame(self) -> None:
         """Begin to parse the next frame."""
-        self._unsummed, self._checksum = _NOTHING, 0
+        self._unhashed = _NOTHING
         self._reading = self._read()
         self._unfilled = next(self._reading)
 
@@ -131,10 +132,12 @@ class ConnectionState:
         """One frame: yields memory to fill, part by part."""
         raw_header = memoryview(bytearray(HEADER_BYTES))
         yield raw_header
-        header = self._parse(raw_header)
-        control = bytearray(header.control_bytes)
-        yield memoryview(control)
-        header.check_control(control)
+        tags = self._receiving_mac.begin()
+        header = self._parse(raw_header, tags)
+        arrived = memoryview(bytearray(header.control_bytes + TAG_BYTES))
+        yield arrived
+        control = bytes(arrived[: header.control_bytes])
+        tags.check(control, arrived[header.control_bytes :], "control record")
         record = decode_record(header.kind, control)
         if header.tensors != len(record.tensors):
             raise MalformedError(
@@ -144,27 +147,27 @@ class ConnectionState:
         payload: Payload = ()
         if record.tensors or header.payload_bytes:
             received = allocate(record.tensors, header.payload_bytes)
-            yield from self._payload(received)
+            yield from self._payload(received, tags)
             payload = decode_tensors(record.tensors, received)
         if header.kind in _HANDSHAKE:
-            self._advance_handshake(record, bytes(control))
+            self._advance_handshake(record, control)
             return None
         nbytes = frame_bytes(header.control_bytes, header.payload_bytes)
         return ReceivedFrame(header.kind, record, payload, header.payload_bytes, nbytes)
 
-    def _payload(self, received: Tensor) -> Generator[memoryview, None, None]:
-        """Sum the payload as it arrives, and compare with the sender's checksum behind it."""
+    def _payload(self, received: Tensor, tags: FrameTags) -> Generator[memoryview, None, None]:
+        """Hash the payload as it arrives, and compare with what the sender put behind it."""
         if not received.numel():
             return
-        self._unsummed = received.numpy().data
-        yield self._unsummed
-        trailer = bytearray(CHECKSUM_BYTES)
+        self._unhashed, self._digest = received.numpy().data, PayloadDigest(self._receiving_mac)
+        yield self._unhashed
+        trailer = bytearray(TRAILER_BYTES)
         yield memoryview(trailer)
-        check_payload(self._checksum, trailer)
+        self._digest.check(tags, trailer)
 
-    def _parse(self, raw_header: memoryview) -> Header:
+    def _parse(self, raw_header: memoryview, tags: FrameTags) -> Header:
         try:
-            header = Header.parse(raw_header)
+            header = Header.parse(raw_header, tags)
         except MismatchError as other:
             if self._handshake.authenticated is not None:
                 raise MalformedError("A frame names another protocol than the one before it did.") from None
@@ -190,4 +193,5 @@ class ConnectionState:
         if authenticated is not None:
             self._limit_bytes = authenticated.limit_bytes
             self._sending_epoch, self._receiving_epoch = authenticated.sending_epoch, authenticated.receiving_epoch
+            self._sending_mac, self._receiving_mac = authenticated.sending_mac, authenticated.receiving_mac
             self._frames_sent = self._frames_received = 0

@@ -1,20 +1,20 @@
-"""Frame format: a header of fixed size, a control record, and the bytes of the tensors with their checksum.
+"""Frame format: a header of fixed size, a control record, and the bytes of the tensors, each with a tag behind it.
 
-    magic  protocol  kind  flags  epoch  sequence  control bytes  tensors  payload bytes  control crc  header crc
-    4 s    u8        u8    u16    u64    u64       u32            u32      u64            u32          u32
+    magic  protocol  kind  flags  epoch  sequence  control bytes  tensors  payload bytes  tag
+    4 s    u8        u8    u16    u64    u64       u32            u32      u64            16 s
 
-    control record   the tensors' bytes   payload crc
-                                          u32
+    control record  tag      the tensors' bytes  crc  tag
+                    16 s                         u32  16 s
 
-Little endian; checksums are CRC-32, and the header's covers the control record's: no bit of a frame flips unnoticed.
-The payload's checksum trails it: both ends sum a long payload chunk by chunk while other chunks travel. Every length is
-compared with a limit before memory is allocated for it.
+Little endian. A tag covers everything before it (frame_mac): a header is authentic before its lengths count, a record
+before it is decoded, tensors before anybody sees them. Every length is compared with a limit before memory is allocated
+for it. What is behind a payload trails it since both ends hash a long one chunk by chunk while other chunks travel; its
+CRC-32, which anybody can make, tells damage from forgery.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,16 +23,17 @@ from typing import NamedTuple
 
 from gossamer.errors import MalformedError, MismatchError
 from gossamer.kernels.crc import crc32
+from gossamer.transports.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
 
 MAGIC = b"GSMR"
-PROTOCOL = 1
-CHUNK_BYTES = 2**22  # of a payload, summed at a time; shorter chunks cost more, longer ones are waited for
+PROTOCOL = 2
+CHUNK_BYTES = 2**22  # of a payload, hashed at a time; shorter chunks cost more, longer ones are waited for
 UNAUTHENTICATED_FRAME_BYTES = 2**16  # the longest frame before the other end has proven the token
 
-_FIELDS = struct.Struct("<4sBBHQQIIQI")
+_FIELDS = struct.Struct("<4sBBHQQIIQ")
 _CHECKSUM = struct.Struct("<I")
-HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
-CHECKSUM_BYTES = _CHECKSUM.size
+HEADER_BYTES = _FIELDS.size + TAG_BYTES
+TRAILER_BYTES = _CHECKSUM.size + TAG_BYTES
 
 
 class Kind(IntEnum):
@@ -65,40 +66,47 @@ class Message:
     def frame_bytes(self) -> int:
         return frame_bytes(len(self.control), self.payload_bytes)
 
-    def frame(self, epoch: int, sequence: int) -> Iterator[memoryview]:
+    def frame(self, mac: FrameMac, epoch: int, sequence: int) -> Iterator[memoryview]:
         """Buffers to send in order, as the `sequence`-th frame of this direction of a connection.
 
-        Lazy: each is read and summed when it is taken, and is to be sent soon after.
+        Lazy: each is read and hashed when it is taken, and is to be sent soon after.
         """
-        header = Header(
-            self.kind,
-            epoch,
-            sequence,
-            len(self.control),
-            self.tensors,
-            self.payload_bytes,
-            zlib.crc32(self.control),
-        )
-        yield memoryview(header.pack() + self.control)
+        tags = mac.begin()
+        header = Header(self.kind, epoch, sequence, len(self.control), self.tensors, self.payload_bytes).pack()
+        yield memoryview(b"".join((header, tags.add(header), self.control, tags.add(self.control))))
         if self.payload_bytes:
-            checksum = 0
+            content = PayloadDigest(mac)
             for chunk in _chunks(self.payload):
-                checksum = crc32(chunk, checksum)
+                content.update(chunk)
                 yield chunk
-            yield memoryview(_CHECKSUM.pack(checksum))
+            yield memoryview(content.trailer(tags))
 
 
 def frame_bytes(control_bytes: int, payload_bytes: int) -> int:
     """Size of a frame on the wire."""
-    return HEADER_BYTES + control_bytes + payload_bytes + (CHECKSUM_BYTES if payload_bytes else 0)
+    return HEADER_BYTES + control_bytes + TAG_BYTES + payload_bytes + (TRAILER_BYTES if payload_bytes else 0)
 
 
-def check_payload(checksum: int, trailer: bytes | bytearray | memoryview) -> None:
-    """Raise MalformedError where a payload's checksum is not the one in its `trailer`."""
-    if checksum != _CHECKSUM.unpack(trailer)[0]:
-        raise MalformedError(
-            "The tensors of a frame do not match their checksum: bytes changed on their way, or while being sent."
-        )
+class PayloadDigest:
+    """What both ends make of a payload as it travels, and what the sender puts behind it."""
+
+    def __init__(self, mac: FrameMac) -> None:
+        self._checksum, self._hash = 0, mac.new_payload_hash()
+
+    def update(self, data: memoryview) -> None:
+        self._checksum = crc32(data, self._checksum)
+        self._hash.update(data)
+
+    def trailer(self, tags: FrameTags) -> bytes:
+        return _CHECKSUM.pack(self._checksum) + tags.add(self._hash.digest())
+
+    def check(self, tags: FrameTags, trailer: bytes | bytearray | memoryview) -> None:
+        """Raise MalformedError where the trailer of a payload is another."""
+        if self._checksum != _CHECKSUM.unpack_from(trailer)[0]:
+            raise MalformedError(
+                "The tensors of a frame do not match their checksum: bytes changed on their way, or while being sent."
+            )
+        tags.check(self._hash.digest(), memoryview(trailer)[_CHECKSUM.size :], "payload")
 
 
 def _chunks(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
@@ -119,15 +127,14 @@ class Header(NamedTuple):
     control_bytes: int
     tensors: int
     payload_bytes: int
-    control_checksum: int
 
     def pack(self) -> bytes:
-        fields = _FIELDS.pack(MAGIC, PROTOCOL, self.kind, 0, *self[1:])
-        return fields + _CHECKSUM.pack(zlib.crc32(fields))
+        """All but the tag."""
+        return _FIELDS.pack(MAGIC, PROTOCOL, self.kind, 0, *self[1:])
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview) -> Header:
-        """Read HEADER_BYTES bytes. MalformedError: magic, kind, flags or checksum; MismatchError: another protocol."""
+    def parse(cls, data: bytes | bytearray | memoryview, tags: FrameTags) -> Header:
+        """Read HEADER_BYTES bytes. MalformedError: magic, tag, kind or flags; MismatchError: another protocol."""
         magic, protocol, kind, flags, *numbers = _FIELDS.unpack_from(data)
         if magic != MAGIC:
             raise MalformedError(
@@ -139,8 +146,7 @@ class Header(NamedTuple):
                 f"The other side speaks protocol {protocol} and this one {PROTOCOL}, so neither can read the other. "
                 "Install the same version of Gossamer everywhere."
             )
-        if zlib.crc32(memoryview(data)[: _FIELDS.size]) != _CHECKSUM.unpack_from(data, _FIELDS.size)[0]:
-            raise MalformedError("A frame's header does not match its checksum: bytes changed on their way.")
+        tags.check(memoryview(data)[: _FIELDS.size], memoryview(data)[_FIELDS.size :], "header")
         if flags or kind not in _KINDS:
             raise MalformedError(f"A frame of kind {kind} with flags {flags} is none that protocol {PROTOCOL} knows.")
         return cls(Kind(kind), *numbers)
@@ -152,10 +158,6 @@ class Header(NamedTuple):
                 f"A frame announces {self.control_bytes} + {self.payload_bytes} bytes where {limit_bytes} are agreed "
                 "on, so it is not read. If it is meant, write largest_frame_bytes=... for both ends."
             )
-
-    def check_control(self, control: bytearray) -> None:
-        if zlib.crc32(control) != self.control_checksum:
-            raise MalformedError("A frame's control record does not match its checksum: bytes changed on their way.")
 
 
 _KINDS = frozenset(Kind)

@@ -81,6 +81,7 @@ class HelloRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True)
     instance: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]  # of the sender's process
     nonce: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # of this hello
     largest_frame_bytes: Count
+    polyval: bool  # whether the sender has the compiled hash of payloads
 
 
 class ProofRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
