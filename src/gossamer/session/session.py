@@ -65,6 +65,7 @@ class Session:
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.scaler, self.clip_norm = scaler, clip_norm
         self._transport, self._world, self._seed = transport, world, seed
+        self._run: str | None = None  # the name of the run in checkpoints, from the first save or load on
         self._adopt(trainable(model))
         comm_thread = CommThread(next(iter(self._parameters.values())).device, transport.make_progress)
         self._group = GroupCalls(transport, comm_thread)
@@ -270,7 +271,7 @@ class Session:
         """
         self._synchronizer.meet_to_save()
         tree = {**coordinated.states(self._saved), "session": self.state_dict(), "mine": mine}
-        session_checkpoint.save(directory, tree, self._group.all_gather_text)
+        self._run = session_checkpoint.save(directory, tree, self._group.all_gather_text, self._run)
 
     def load(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
         """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as
@@ -283,9 +284,11 @@ class Session:
         found = coordinated.load(directory, rank, self._transport.world, self._group.all_gather_text)
         if found is None:
             return {}
-        self.load_state_dict(*found.sessions)
-        coordinated.put_back(self._saved, found.tree)
-        session_checkpoint.restart_resharded(found, self._parameters, self._synchronizer, rank)
+        with session_checkpoint.taking_up(directory):
+            self.load_state_dict(*found.sessions)
+            coordinated.put_back(self._saved, found.tree)
+            session_checkpoint.restart_resharded(found, self._parameters, self._synchronizer, rank)
+        self._run = found.run
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
         return dict(found.tree["mine"])
 
