@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gossamer import environment
 from gossamer.core import rng
@@ -31,7 +33,7 @@ class Shard(Sampler[int]):
     known, and the first samples again would count twice.
 
     Positions count the indices drawn. A DataLoader with num_workers > 0 draws ahead of training, so a resumed
-    run skips what was fetched and not yet trained on; with num_workers=0 it resumes exactly.
+    run would skip what was fetched and not yet trained on: `session.track(loader)` then counts what the loop took.
     """
 
     def __init__(self, source: object, *, rank: int, size: int, stratify: Labels | None = None, seed: int = 0) -> None:
@@ -41,7 +43,13 @@ class Shard(Sampler[int]):
         self._source = source
         self._size = size
         self._seed = seed
-        self._continues, self._random_state = True, torch.get_rng_state()
+        self._over = False  # whether the loop has come to the epoch's end
+        self._continues = True
+        self._random_state: Tensor | None = None  # of torch's generator as a checkpoint was loaded
+        self._began = 0  # the position at which the present iteration began
+        self._counted_by_loader = False
+        self.tracked = False  # whether a loader knows its own position, however far its workers draw ahead
+        self.drawn_ahead = False  # whether workers of a loader draw
         total = _length(source)
         if total < size:
             raise ValueError(
@@ -54,19 +62,48 @@ class Shard(Sampler[int]):
         return len(range(self.rank, _length(self._source), self._size))
 
     def __iter__(self) -> Iterator[int]:
-        if not self._continues or self.drawn >= len(self):
-            self.epoch, self.drawn = self.epoch + 1, 0
-        elif self.drawn:
+        self.drawn_ahead = _workers_draw()
+        if self._over or (self.drawn and not self._continues):
+            self.epoch, self.drawn, self._over = self.epoch + 1, 0, False
+        elif self.drawn and self._random_state is not None:
             # The loader of the interrupted epoch had taken its seed from torch's generator before the checkpoint; the
             # new one has just taken another, which the run that was never interrupted did not.
             torch.set_rng_state(self._random_state)
-        self._continues = False
+        self._began = self.drawn
         return self._draw(self._indices()[self.drawn :])
 
     def _draw(self, indices: list[int]) -> Iterator[int]:
         for index in indices:
-            self.drawn += 1
+            self._continues, self._random_state = False, None  # not before: loaders ask for iterators they do not use
+            if not self._counted_by_loader:
+                self.drawn += 1
+                self._over = self.drawn >= len(self)
             yield index
+
+    # -- positions that a loader counts, since its workers draw ahead --------------------------------------------------
+
+    def let_loader_count(self) -> None:
+        """From now on `take` and `finish` say how far training has come, and drawing does not."""
+        self._counted_by_loader = self.tracked = True
+
+    @property
+    def random_state(self) -> Tensor | None:
+        """Of torch's generator, where the next `iter` goes on with an epoch of a checkpoint: as it was loaded."""
+        return self._random_state if self.drawn and not self._over else None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the next `iter` is the first since a checkpoint was loaded."""
+        return self._random_state is not None
+
+    def take(self, count: int) -> None:
+        """The loop was given the first `count` indices of the present iteration."""
+        self.drawn = min(self._began + count, len(self))
+
+    def finish(self) -> None:
+        """The loop was told that the epoch is over."""
+        self.drawn, self._over = len(self), True
+        self._continues, self._random_state = False, None
 
     def _indices(self) -> list[int]:
         """All of this rank's indices in this epoch, in order."""
@@ -92,11 +129,26 @@ class Shard(Sampler[int]):
             torch.set_rng_state(before)
 
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "drawn": self.drawn}
+        """The epoch and the position in it; with a loader that counts also whether the loop knows of the epoch's end,
+        which it does not yet in its last batch."""
+        position = {"epoch": self.epoch, "drawn": self.drawn}
+        return {**position, "over": self._over} if self._counted_by_loader else position
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.epoch, self.drawn = state["epoch"], state["drawn"]
+        self._over = bool(state.get("over", self.drawn >= len(self)))
         self._continues, self._random_state = True, torch.get_rng_state()
+
+
+def _workers_draw() -> bool:
+    """Whether a DataLoader asks for an index to hand it to its workers; nothing else tells a sampler."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, _BaseDataLoaderIter):
+            return getattr(caller, "_num_workers", 0) > 0
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _length(source: Any) -> int:

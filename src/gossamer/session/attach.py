@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gossamer import events
+from gossamer.checkpoint.state import Stateful
 from gossamer.core.term import Term, Terms
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.session.gradient_guards import Scaler
@@ -23,13 +24,15 @@ def attach(
     recipe: Recipe | Terms | Term | str | None = None,
     scaler: Scaler | None = None,
     clip_norm: float | None = None,
+    scheduler: Stateful | None = None,
 ) -> Session:
     """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense().
 
     Works in place: the model's class, its state_dict and the loop stay as they are. When loss.backward() returns,
     gradients are averaged. scaler: the loop's GradScaler, so that all ranks skip the same steps; clip_norm: the largest
     norm of all averaged gradients together, applied before each optimizer step (compressors that own momentum have an
-    argument of their own for it, DGC(clip=1.0), since what they average has momentum in it).
+    argument of their own for it, DGC(clip=1.0), since what they average has momentum in it). scheduler: one that
+    checkpoints hold; session.track(name=...) takes more.
 
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
@@ -39,7 +42,10 @@ def attach(
     world = current()
     resolved = resolve(_chosen(recipe, world), world.size)
     transport = transport_for(world, resolved)
-    return Session(model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm)
+    session = Session(model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm)
+    if scheduler is not None:
+        session.track(scheduler=scheduler)
+    return session
 
 
 def _chosen(recipe: Recipe | Terms | Term | str | None, world: World) -> Recipe | Terms | Term | str | None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from gossamer import events
@@ -38,6 +39,7 @@ from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.lifecycle_events import numbers
 from gossamer.session.momentum_transfer import take_over
 from gossamer.session.startup_checks import NO_BATCH, FirstBatch, check_ranks_alike
+from gossamer.session.tracked_parts import TrackedParts
 from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, StepCosts, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
@@ -62,6 +64,7 @@ class Session:
         seed: int = 0,
     ) -> None:
         check_norm(clip_norm)
+        self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.scaler, self.clip_norm = scaler, clip_norm
         self._transport, self._world, self._seed = transport, world, seed
@@ -201,6 +204,7 @@ class Session:
     # -- around the optimizer --------------------------------------------------------------------------------------
 
     def _before_any_step(self, optimizer: Optimizer) -> None:
+        self._tracked.see(optimizer)
         if self._transport.world > 1 and optimizer is not self.optimizer and not self._group.forked:
             self._foreign_guard.check(optimizer, local=self._muted_at == self._synchronizer.passes)
 
@@ -263,14 +267,29 @@ class Session:
         self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
         session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)
 
+    def track(self, loader: DataLoader[Any] | None = None, /, **part: Any) -> Any:
+        """Let checkpoints hold one more part, before `load`, which then restores it; returns what the loop should use.
+
+            loader = session.track(DataLoader(dataset, sampler=world.shard(dataset), num_workers=4))
+            session.track(scheduler=scheduler)
+
+        A loader comes back as one that counts the batches it hands out, so that a resumed run skips none that its
+        workers had fetched. Anything else needs state_dict() and load_state_dict(): schedulers, further optimizers,
+        averages of the parameters, torchdata's StatefulDataLoader.
+        """
+        return self._tracked.track(loader, part)
+
     def save(self, directory: str | os.PathLike[str], **mine: Any) -> None:
         """Write everything that a bit-exact resume needs into `directory`, one file a rank; every rank must call it.
 
-        Model, optimizer, scaler, what the recipe remembers, positions of the world's shards, random states, and `mine`:
-        numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two checkpoints are kept.
+        Model, optimizer, scaler, what is tracked, what the recipe remembers, positions of the world's shards, random
+        states, and `mine`: numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two
+        checkpoints are kept. Where the directory holds steps of a run that this one did not load, they are set aside.
         """
         self._synchronizer.meet_to_save()
-        tree = {**coordinated.states(self._saved), "session": self.state_dict(), "mine": mine}
+        self._tracked.tell_missing(mine)
+        tracked = {"tracked": self._tracked.state_dict()}
+        tree = {**coordinated.states(self._saved), **tracked, "session": self.state_dict(), "mine": mine}
         self._run = session_checkpoint.save(directory, tree, self._group.all_gather_text, self._run)
 
     def load(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -287,6 +306,7 @@ class Session:
         with session_checkpoint.taking_up(directory):
             self.load_state_dict(*found.sessions)
             coordinated.put_back(self._saved, found.tree)
+            self._tracked.load_state_dict(found.tree.get("tracked", {}), resharded=found.news is not None)
             session_checkpoint.restart_resharded(found, self._parameters, self._synchronizer, rank)
         self._run = found.run
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
