@@ -187,3 +187,13 @@ def test_loaders_whose_position_is_unknown_are_refused() -> None:
             TrackedLoader(loader)
     with pytest.raises(AttachError, match="in_order"):
         TrackedLoader(DataLoader(DATA, 4, sampler=shard, num_workers=1, in_order=False))
+
+
+def test_a_resumed_run_is_resumed_once_more() -> None:
+    """The second position counts from the shard's beginning, not from where the first resumption went on."""
+    done, states = whole(LOADERS["no workers"])
+    again = Loop(LOADERS["no workers"])
+    again.resume(states[0])
+    steps = again.steps()
+    assert [next(steps) for _ in range(2)] == done[1:3]
+    assert resumed(LOADERS["no workers"], again.state()) == done[3:]

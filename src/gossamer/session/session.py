@@ -94,6 +94,7 @@ class Session:
         ]
         self._first_batch.hook = first
         register(self)
+        self._group.publish()
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
@@ -300,6 +301,8 @@ class Session:
         of what they remembered.
         """
         rank = self._transport.rank
+        if not session_checkpoint.meet_to_load(directory, self._synchronizer, self._transport):
+            return {}
         found = coordinated.load(directory, rank, self._transport.world, self._group.all_gather_text)
         if found is None:
             return {}
