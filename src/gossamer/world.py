@@ -30,9 +30,23 @@ class World:
         """True on rank 0 only: the worker that prints and writes."""
         return self.rank == 0
 
-    def shard(self, dataset: object, stratify: Labels | None = None, seed: int = 0) -> Shard:
-        """This rank's part of `dataset` (map-style, or a sampler), as a sampler for a DataLoader."""
-        shard = Shard(dataset, rank=self.rank, size=self.size, stratify=stratify, seed=seed)
+    def shard(
+        self,
+        dataset: object,
+        stratify: Labels | None = None,
+        seed: int = 0,
+        *,
+        labels: Labels | None = None,
+        non_iid: float | None = None,
+    ) -> Shard:
+        """This rank's part of `dataset` (map-style, or a sampler), as a sampler for a DataLoader.
+
+        stratify: one label a sample, equally frequent on all ranks. non_iid, with `labels`: unequally frequent, by a
+        Dirichlet distribution of this concentration: 100 is nearly equal, 0.1 leaves most ranks few labels.
+        """
+        shard = Shard(
+            dataset, rank=self.rank, size=self.size, stratify=stratify, seed=seed, labels=labels, non_iid=non_iid
+        )
         self._shards.append(weakref.ref(shard))
         return shard
 

@@ -144,6 +144,26 @@ def test_a_tracked_loader_is_not_told_of() -> None:
     assert said == []
 
 
+def test_what_tracking_returned_and_nobody_uses_is_told_of() -> None:
+    there = world(rank=0)
+    loader = DataLoader(DATA, 4, sampler=there.shard(DATA), num_workers=1)
+    TrackedLoader(loader)
+    with notices() as said:
+        next(iter(loader))
+        assert there.state_dict()["shards"][0]["drawn"] == 12  # what was fetched
+    assert len([line for line in said if "loader = session.track" in line]) == 1
+
+
+def test_a_position_that_was_loaded_is_saved_as_it_is() -> None:
+    """In the last batch of an epoch the loop does not know yet that it is over; nor does a run that resumed there."""
+    options = LOADERS["batches that fill the shard"]
+    _, states = whole(options)
+    last = next(state for state in states if state["world"]["shards"][0]["drawn"] == 18)
+    again = Loop(options)
+    again.resume(last)
+    assert again.state()["world"] == last["world"]
+
+
 @pytest.mark.parametrize("taken", [1, 3, 5])
 def test_another_number_of_workers_goes_on_where_all_stood(taken: int) -> None:
     """Two ranks took `taken` batches each; three share what is left, and each sample is seen once in the epoch."""

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from gossamer import events
 from gossamer.checkpoint import coordinated, reshard
 from gossamer.checkpoint.coordinated import LoadedCheckpoint
-from gossamer.checkpoint.files import MALFORMED, complete_steps
+from gossamer.checkpoint.files import MALFORMED
 from gossamer.checkpoint.runs import agree_on_name
 from gossamer.compressors.sharded import is_owed
 from gossamer.errors import AttachError, CheckpointError, GossamerError, LayoutError
@@ -83,16 +83,6 @@ def save(
     coordinated.save(directory, session["step"], session["rank"], tree, about, tell)
     events.emit(events.Saved(step=session["step"], directory=os.fspath(directory)))
     return run
-
-
-def meet_to_load(directory: str | os.PathLike[str], synchronizer: Synchronizer, transport: Transport) -> bool:
-    """Poll whether all ranks load now, where they move in step; raises LoopError where some do not.
-
-    False where they do not move in step and there is nothing to load: then no rank needs to wait for another.
-    """
-    if synchronizer.in_step:
-        synchronizer.meet_to_save()
-    return synchronizer.in_step or transport.world == 1 or bool(complete_steps(directory, transport.rank))
 
 
 @contextmanager

@@ -23,10 +23,10 @@ class TrackedLoader:
         """Raises AttachError where batches taken do not tell which indices they hold."""
         self._loader, self._shard = loader, _shard_of(loader)
         self._batch_size = loader.batch_size or 1
-        self._shard.let_loader_count()
 
     def __iter__(self) -> Iterator[Any]:
         shard = self._shard
+        shard.let_loader_count()  # not before: a loop may go on with the loader itself
         as_loaded, resumed, before = shard.random_state, shard.resumed, torch.get_rng_state()
         batches = iter(self._loader)
         # A new iterator draws a seed, which the run that was never interrupted did not: in the middle of an epoch, and
