@@ -160,7 +160,13 @@ class Stream(IterableDataset):
         (Stream(), {}, TypeError, "Stream has no length or cannot be indexed"),
         (range(2), {}, ValueError, "2 samples cannot be shared among 3 workers.*at most 2"),
         (range(4), {"stratify": [0, 1]}, ValueError, "2 labels for 4 samples"),
-        (RandomSampler(range(4)), {"stratify": [0, 1, 0, 1]}, TypeError, "stratify needs a dataset"),
+        (range(4), {"non_iid": 0.5}, ValueError, r"labels=\[\.\.\.\], non_iid=0\.5"),
+        (range(4), {"labels": [0] * 4}, ValueError, "one of them would be ignored"),
+        (range(4), {"labels": [0] * 4, "stratify": [0] * 4, "non_iid": 1}, ValueError, "one of them would be ignored"),
+        (range(4), {"labels": [0] * 4, "non_iid": 0}, ValueError, "concentration"),
+        (range(4), {"labels": [0] * 4, "non_iid": float("nan")}, ValueError, "concentration"),
+        (RandomSampler(range(4)), {"labels": [0] * 4, "non_iid": 1}, TypeError, "need a dataset"),
+        (RandomSampler(range(4)), {"stratify": [0, 1, 0, 1]}, TypeError, "need a dataset"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(source, options, error, message):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gossamer import environment
+from gossamer import environment, events
 from gossamer.errors import CheckpointError
 from gossamer.sampler import Labels, Shard
 
@@ -23,15 +23,30 @@ class World:
     local_rank: int
     device: torch.device
     _shards: list[weakref.ref[Shard]] = field(default_factory=list, repr=False)
+    _told: list[bool] = field(default_factory=list, repr=False)  # of a loader that draws ahead, once
 
     @property
     def is_first(self) -> bool:
         """True on rank 0 only: the worker that prints and writes."""
         return self.rank == 0
 
-    def shard(self, dataset: object, stratify: Labels | None = None, seed: int = 0) -> Shard:
-        """This rank's part of `dataset` (map-style, or a sampler), as a sampler for a DataLoader."""
-        shard = Shard(dataset, rank=self.rank, size=self.size, stratify=stratify, seed=seed)
+    def shard(
+        self,
+        dataset: object,
+        stratify: Labels | None = None,
+        seed: int = 0,
+        *,
+        labels: Labels | None = None,
+        non_iid: float | None = None,
+    ) -> Shard:
+        """This rank's part of `dataset` (map-style, or a sampler), as a sampler for a DataLoader.
+
+        stratify: one label a sample, equally frequent on all ranks. non_iid, with `labels`: unequally frequent, by a
+        Dirichlet distribution of this concentration: 100 is nearly equal, 0.1 leaves most ranks few labels.
+        """
+        shard = Shard(
+            dataset, rank=self.rank, size=self.size, stratify=stratify, seed=seed, labels=labels, non_iid=non_iid
+        )
         self._shards.append(weakref.ref(shard))
         return shard
 
@@ -41,7 +56,15 @@ class World:
 
     def state_dict(self) -> dict[str, Any]:
         """The positions of the shards in use, in the order they were made."""
-        return {"shards": [shard.state_dict() for shard in self._alive()]}
+        shards = self._alive()
+        if self.is_first and not self._told and any(shard.drawn_ahead and not shard.tracked for shard in shards):
+            self._told.append(True)
+            events.notice(
+                "a DataLoader with workers fetches ahead, and a checkpoint counts as trained on what was only fetched: "
+                "the resumed run would skip it. Let the session count what the loop takes: "
+                "loader = session.track(DataLoader(...))"
+            )
+        return {"shards": [shard.state_dict() for shard in shards]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the shards in use go on where the saved ones stood."""

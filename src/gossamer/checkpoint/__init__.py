@@ -4,7 +4,8 @@
     files.py        one rank's part on disk: staged, completed, pruned, read back and verified
     pytree.py       a tree of plain values and tensors as JSON and named tensors
     reshard.py      a checkpoint of another world size, or of other wrappers in the recipe
-    state.py        the protocol Stateful, random generators, checkpoint keys
+    runs.py         a directory belongs to one run: steps of another are set aside
+    state.py        the protocol Stateful, random generators, checkpoint keys, a tree's form
 
     DIRECTORY/step-00000020/rank-0.safetensors      a rank's tensors and tree
     DIRECTORY/step-00000020/rank-0.json             its manifest; without it the step does not count

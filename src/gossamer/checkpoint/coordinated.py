@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 from gossamer import checkpoint
-from gossamer.checkpoint import reshard
-from gossamer.checkpoint.state import AGREED_KEY, Stateful, random_state, set_random_state
+from gossamer.checkpoint import reshard, runs
+from gossamer.checkpoint.files import MALFORMED
+from gossamer.checkpoint.state import AGREED_KEY, Stateful, random_state, refuse_other_tree, set_random_state
 from gossamer.errors import CheckpointError
+from gossamer.events import notice
 
 AllGatherText = Callable[[str], list[str]]
 
@@ -27,14 +29,32 @@ def save(
 ) -> None:
     """Write this rank's part, and declare the step complete once all ranks have written theirs.
 
-    all_gather_text: returns every rank's text, by rank. Where one rank fails, all raise CheckpointError.
+    about: with the name of the "run"; steps of another run are set aside first. all_gather_text: returns every rank's
+    text, by rank. Where one rank fails, all raise CheckpointError.
     """
     try:
+        _set_aside(directory, step, rank, about["run"], all_gather_text)
         digests = _on_all_ranks(all_gather_text, step, lambda: checkpoint.stage(directory, step, rank, tree))
         _on_all_ranks(all_gather_text, step, partial(_complete, directory, step, rank, digests, about))
     except CheckpointError:
         checkpoint.abandon(directory, step, rank)
         raise
+
+
+def _set_aside(
+    directory: str | os.PathLike[str], step: int, rank: int, run: str, all_gather_text: AllGatherText
+) -> None:
+    def act() -> str:
+        return "\n".join(runs.set_aside(directory, run))
+
+    answers = _on_all_ranks(all_gather_text, step, act, "could be told from another run's")
+    moved = sorted({place for text in answers for place in text.splitlines()})
+    if moved and rank == 0:
+        notice(
+            f"{os.fspath(directory)} held checkpoints of another run, which session.load() would have mixed with those "
+            f"of this one. They are kept in {', '.join(moved)}. To go on from them, call "
+            f"session.load({os.path.dirname(moved[-1])!r}) before the first save"
+        )
 
 
 def _complete(
@@ -68,6 +88,7 @@ class LoadedCheckpoint:
 
     tree: Mapping[str, Any]  # this rank's, or one for it where another number of workers wrote theirs
     sessions: Sequence[Mapping[str, Any]]  # the tree's "session", of all writers by rank where they were others
+    run: str  # the name of the run that wrote it
     news: str | None = None  # what resharding did, in one line
 
 
@@ -95,14 +116,37 @@ def load(
             f"{world}, and not all of their parts are there, so what they still had to send would be lost. Copy all "
             f"parts into it on every machine, run {strange[0]} workers, or begin in an empty directory."
         )
+    passed_over: list[str] = []
     for step, writers in sorted(set.intersection(*steps), reverse=True):
         found: list[LoadedCheckpoint] = []
-        digests = _on_all_ranks(
-            all_gather_text, step, partial(_read, directory, step, rank, world, writers, found), "could be read"
-        )
-        if len(set(digests)) == 1 and digests[0]:  # else a crash left parts of two saves of one step
+        read = partial(_read, directory, step, rank, world, writers, found)
+        damages = _on_all_ranks(all_gather_text, step, partial(_damage, read), "could be read")
+        why = next((text for text in damages if text.startswith("damaged ")), "")
+        if not why and len(set(damages)) == 1 and damages[0]:
+            if passed_over and rank == 0:
+                notice(f"session.load() goes on from step {step}: {'; '.join(passed_over)}")
             return found[0]
+        passed_over.append(
+            f"step {step} is damaged ({why.removeprefix('damaged ')})"
+            if why
+            else f"step {step} has parts of two saves, since one of them was cut short"
+        )
+    if passed_over:
+        raise CheckpointError(
+            f"no checkpoint in {os.fspath(directory)!r} can be used: {'; '.join(passed_over)}. Copy an intact one into "
+            "it, or begin in an empty directory."
+        )
     return None
+
+
+def _damage(read: Callable[[], str]) -> str:
+    """What `read` returns; or "damaged " and why, where what was read is damaged, and not the disk or the network."""
+    try:
+        return read()
+    except CheckpointError as error:
+        return f"damaged {error}"
+    except MALFORMED as error:
+        return f"damaged {type(error).__name__}: {error}"
 
 
 def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[list[tuple[int, int]], list[int]]:
@@ -111,7 +155,7 @@ def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[l
     usable: list[tuple[int, int]] = []
     others: list[int] = []
     for step in sorted(complete[0] | complete[rank]):
-        writers = checkpoint.writers(directory, step, 0) or checkpoint.writers(directory, step, rank) or world
+        writers = checkpoint.writers(directory, step) or world
         needed = [rank] if writers == world else list(range(writers))
         if all(step in checkpoint.complete_steps(directory, each) for each in needed):
             usable.append((step, writers))
@@ -125,14 +169,14 @@ def _read(
 ) -> str:
     """Append a checkpoint to `found`; returns the digests of all parts, or "" where the parts read differ in them."""
     if writers == world:
-        tree, manifest = checkpoint.read(directory, step, rank)
-        found.append(LoadedCheckpoint(tree, [tree["session"]]))
+        tree, manifest = _read_part(directory, step, rank)
+        found.append(LoadedCheckpoint(tree, [tree["session"]], runs.run_of(manifest)))
         return json.dumps(manifest["digests"])
     kept: dict[str, Any] = {}
     parts: list[Any] = []
     digests: set[str] = set()
     for each in range(writers):
-        tree, manifest = checkpoint.read(directory, step, each)
+        tree, manifest = _read_part(directory, step, each)
         digests.add(json.dumps(manifest["digests"]))
         parts.append({part: tree[part] for part in ("session", "world")})  # one model in memory is enough
         if each == rank % writers:
@@ -144,8 +188,14 @@ def _read(
     apart = any(AGREED_KEY in memory for session in sessions for memory in session["state"].values())
     recipe = sessions[0]["recipe"]
     news = reshard.describe(os.fspath(directory), step, writers, world, recipe=recipe, apart=apart)
-    found.append(LoadedCheckpoint(kept, sessions, news))
+    found.append(LoadedCheckpoint(kept, sessions, runs.run_of(manifest), news))
     return digests.pop() if len(digests) == 1 else ""
+
+
+def _read_part(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    tree, manifest = checkpoint.read(directory, step, rank)
+    refuse_other_tree(tree, f"{os.fspath(directory)}, step {step}, rank {rank}")
+    return tree, manifest
 
 
 def states(parts: Mapping[str, Stateful]) -> dict[str, Any]:

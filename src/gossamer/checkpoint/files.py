@@ -11,12 +11,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gossamer.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, flatten, unflatten
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
+
+# What parsing raises where a file holds something else than was written
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError)
 
 
 def _header(text: str, tensors: dict[str, Tensor]) -> bytes:
@@ -153,7 +156,7 @@ def _prune(directory: Path, step: int, rank: int, world: int, keep: int) -> None
     Rank 0 also removes the files of ranks beyond the world size.
     """
     kept = [other for other in complete_steps(directory, rank) if other <= step][-keep:]
-    for other in _steps(directory):
+    for other in step_folders(directory):
         folder = _folder(directory, other)
         _remove_temporaries(folder, rank)
         if other < step and other not in kept:
@@ -178,24 +181,30 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _steps(directory: Path) -> list[int]:
-    names = (re.fullmatch(r"step-(\d+)", path.name) for path in directory.glob("step-*"))
-    return sorted(int(name[1]) for name in names if name)
+def step_folders(directory: Path) -> dict[int, Path]:
+    """Folders of steps, complete or not, by step."""
+    names = ((path, re.fullmatch(r"step-(\d+)", path.name)) for path in directory.glob("step-*"))
+    return dict(sorted((int(name[1]), path) for path, name in names if name))
+
+
+def manifests(folder: Path) -> list[dict[str, Any]]:
+    """Those of a step's manifests that can be read."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("rank-*.json")):
+        with contextlib.suppress(CheckpointError, FileNotFoundError):
+            found.append(_read_manifest(path))
+    return found
 
 
 def complete_steps(directory: str | os.PathLike[str], rank: int) -> list[int]:
     """The steps of which this rank's file and manifest are there, ascending."""
-    places = ((step, _folder(directory, step)) for step in _steps(Path(directory)))
+    places = ((step, _folder(directory, step)) for step in step_folders(Path(directory)))
     return [step for step, folder in places if _manifest(folder, rank).is_file() and _data(folder, rank).is_file()]
 
 
-def writers(directory: str | os.PathLike[str], step: int, rank: int) -> int | None:
-    """The world size that wrote this step, by this rank's manifest; None where none can be read."""
-    path = _manifest(_folder(directory, step), rank)
-    try:
-        return int(_read_manifest(path)["world"]) if path.is_file() else None
-    except CheckpointError:
-        return None
+def writers(directory: str | os.PathLike[str], step: int) -> int | None:
+    """The world size that wrote this step, by the first of its manifests that can be read; None where none can."""
+    return next((manifest["world"] for manifest in manifests(_folder(directory, step))), None)
 
 
 def _file_digest(path: Path) -> str:
@@ -205,17 +214,25 @@ def _file_digest(path: Path) -> str:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
+        manifest = json.loads(path.read_bytes())
+        if not isinstance(manifest, dict):
+            raise TypeError("it is no JSON object")
+        digests, world = manifest["digests"], manifest["world"]
+        if not isinstance(digests, list) or not isinstance(world, int) or not len(digests) == world > 0:
+            raise ValueError(f"{world!r} workers wrote it, and it has digests of {digests!r}")
+        return manifest
+    except MALFORMED as error:
         raise CheckpointError(
-            f"{path} is damaged ({error}), so what its step holds cannot be verified. Remove {path.parent} and load "
-            "an earlier step."
+            f"{path} is damaged ({type(error).__name__}: {error}), so what its step holds cannot be verified. Remove "
+            f"{path.parent} and load an earlier step."
         ) from error
-    return manifest
 
 
 def read(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[Any, dict[str, Any]]:
-    """This rank's tree and manifest of a complete step, verified; tensors are on the CPU."""
+    """This rank's tree and manifest of a complete step, verified; tensors are on the CPU.
+
+    Raises CheckpointError for what is damaged, and OSError where the disk does not give it.
+    """
     path = _data(_folder(directory, step), rank)
     if step not in complete_steps(directory, rank):
         raise CheckpointError(
@@ -223,13 +240,20 @@ def read(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[Any, 
             f"{complete_steps(directory, rank)}. Load one of these."
         )
     manifest = _read_manifest(_manifest(path.parent, rank))
-    expected, found = manifest["digests"][rank], _file_digest(path)
+    expected = manifest["digests"][rank] if rank < manifest["world"] else "none"
+    found = _file_digest(path)
     if expected != found:
         raise CheckpointError(
             f"{path} is damaged: its digest is {found} and should be {expected}, so its contents cannot be trusted. "
             f"Remove {path.parent} and load an earlier step."
         )
-    with safe_open(path, framework="pt") as file:
-        # Cloned, because the file is mapped into memory and later saves remove it.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        return unflatten(file.metadata()["tree"], tensors), manifest
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Cloned, because the file is mapped into memory and later saves remove it.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return unflatten(file.metadata()["tree"], tensors), manifest
+    except MALFORMED as error:
+        raise CheckpointError(
+            f"{path} has the digest that its manifest tells and holds no checkpoint ({type(error).__name__}: {error}): "
+            f"another program wrote it. Remove {path.parent} and load an earlier step."
+        ) from error

@@ -187,4 +187,6 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
 def _position(positions: Sequence[Mapping[str, int]], rank: int, world: int) -> dict[str, int]:
     epoch = max(position["epoch"] for position in positions)
     drawn = sum(position["drawn"] for position in positions if position["epoch"] == epoch)
-    return {"epoch": epoch, "drawn": len(range(rank, drawn, world))}
+    over = [position["over"] for position in positions if position["epoch"] == epoch and "over" in position]
+    position = {"epoch": epoch, "drawn": len(range(rank, drawn, world))}
+    return {**position, "over": all(over)} if over else position

@@ -51,6 +51,10 @@ class ParameterCheck:
         self._holders = _holders(model, parameters)
         self._told: set[str] = set()
 
+    @property
+    def looks(self) -> bool:
+        return self._verify != "off"
+
     def within_site(self, rank: int, first_rank: int) -> ParameterCheck:
         """The same among the ranks of one site."""
         return ParameterCheck(self._model, self._parameters, self._verify, rank, first_rank)

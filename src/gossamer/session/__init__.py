@@ -4,6 +4,8 @@ attach.py              gossamer.attach: checks what it is given, then opens a se
 recipe_choice.py       the command line's recipe before the script's; a compressor alone
 session.py             Session: hooks around forward and step, epochs, weights, stopping, saving
 session_checkpoint.py  its part of a checkpoint; what a reset keeps
+tracked_parts.py       schedulers, further optimizers and whatever else checkpoints hold; notices of what they lack
+tracked_loader.py      a DataLoader whose position is what the loop took
 group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
 startup_checks.py      fingerprints compared before step one; rank 0's parameters handed out
 first_batch.py         notices ranks that begin with the same batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
+from gossamer.checkpoint.state import Stateful
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_check import Verify
 from gossamer.session.gradient_guards import Scaler
@@ -22,13 +23,15 @@ def attach(
     scaler: Scaler | None = None,
     clip_norm: float | None = None,
     verify: Verify = "warn",
+    scheduler: Stateful | None = None,
 ) -> Session:
     """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense().
 
     Works in place: the model's class, its state_dict and the loop stay as they are. When loss.backward() returns,
     gradients are averaged. scaler: the loop's GradScaler, so that all ranks skip the same steps; clip_norm: the largest
     norm of all averaged gradients together, applied before each optimizer step (compressors that own momentum have an
-    argument of their own for it, DGC(clip=1.0), since what they average has momentum in it).
+    argument of their own for it, DGC(clip=1.0), since what they average has momentum in it). scheduler: one that
+    checkpoints hold; session.track(name=...) takes more.
 
     verify: what to do where ranks in lock step part, in a parameter or in the number of their steps: "warn" names rank
     and tensor once, "stop" raises MismatchError on every rank, "off" does not look. A difference is found within 100
@@ -42,6 +45,9 @@ def attach(
     world = current()
     resolved = resolve(chosen_recipe(recipe, world), world.size)
     transport = transport_for(world, resolved)
-    return Session(
+    session = Session(
         model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify
     )
+    if scheduler is not None:
+        session.track(scheduler=scheduler)
+    return session

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,10 +15,11 @@ from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.sharded import is_owed, settle
 from gossamer.core.aggregation import AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import AllGather, CollectiveOp
-from gossamer.errors import LayoutError
+from gossamer.core.ops import AllGather, CollectiveOp, Script
+from gossamer.errors import LayoutError, MismatchError
 from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
+from gossamer.session.group_calls import newest_group
 from gossamer.session.recipe_choice import compressor_alone
 from gossamer.session.transport_setup import group_transport
 from gossamer.transports.mesh.collective_selector import requested_collective
@@ -29,17 +31,21 @@ class AverageState:
 
     def __init__(self, compressor: Compressor, transport: Transport) -> None:
         self.compressor, self.transport, self.step = compressor, transport, 0
+        self.run: Callable[[Script], Any] = self._run_here
         self._states: dict[str, State] = {}  # by the layout's fingerprint
 
     def average_(self, x: FlatTensors) -> None:
         """Overwrite x with the mean over the group, or with NaN on every rank where one of them is not finite."""
         at = AggregationContext(step=self.step, rank=self.transport.rank, world=self.transport.world)
         state = self._state(x, at)
-        staged, agreed = run_script(_voted(self.compressor, x, state, at), self.transport).result
+        staged, agreed = self.run(_voted(self.compressor, x, state, at))
         if not agreed:
             x.flat.fill_(torch.nan)
         elif state:
             self._states[x.layout.fingerprint()] = staged.next_state.after(state)
+
+    def _run_here(self, script: Script) -> Any:
+        return run_script(script, self.transport).result
 
     def _state(self, x: FlatTensors, at: AggregationContext) -> State:
         """The state for this layout; that of tensors which were in another layout before moves along."""
@@ -92,8 +98,34 @@ def _voted(
 
 @cache
 def _shared_transport() -> Transport:
-    """One group for all calls of average_ in this process."""
+    """One group for all calls of average_ in this process while no session is open."""
     return group_transport(current(), requested_collective())
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """Where calls of average_ travel: among a session's operations, so that a rank that calls alone meets another
+    rank's step, and both are told at once; neither would ever be answered."""
+
+    transport: Transport
+    perform: Callable[[Script], Any]
+
+    @classmethod
+    def of_this_process(cls) -> _Lane:
+        group = newest_group()
+        if group is None:
+            transport = _shared_transport()
+            return cls(transport, lambda script: run_script(script, transport).result)
+        return cls(group.transport, group.run)
+
+    def run(self, script: Script) -> Any:
+        try:
+            return self.perform(script)
+        except MismatchError as failure:
+            raise MismatchError(
+                "gossamer.average_ was called on this rank while another made a step or called something else. Call it "
+                f"on every rank at the same place of the loop, not only where world.is_first. ({failure})"
+            ) from failure
 
 
 def average_(
@@ -116,6 +148,7 @@ def average_(
         return
     if strange := {str(tensor.dtype) for tensor in named.values() if not _adds_up(tensor.dtype)}:
         raise TypeError(f"average_ averages real numbers, not {', '.join(strange)}: pass tensor.float() instead")
+    lane = _Lane.of_this_process()
     kinds: dict[str, dict[str, Tensor]] = {}
     for name, tensor in named.items():
         kinds.setdefault(f"{tensor.device} {tensor.dtype}", {})[name] = tensor.detach()
@@ -126,9 +159,10 @@ def average_(
                 f"{chosen!r} remembers something between calls and has nowhere to keep it. Write `state = {{}}` once, "
                 "and gossamer.average_(tensors, compressor, state=state) each time."
             )
-        memory = (state if state is not None else {}).setdefault(kind, AverageState(chosen, _shared_transport()))
+        memory = (state if state is not None else {}).setdefault(kind, AverageState(chosen, lane.transport))
         if memory.compressor != chosen:
             raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
+        memory.run = lane.run
         memory.average_(packed)
         memory.step += 1
         for name, view in packed.items():

@@ -1,18 +1,24 @@
-"""Group calls: text all-gathers and broadcasts of a session outside of steps, on its communication thread."""
+"""Group calls: operations of a session's group outside of steps, on its communication thread."""
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
+from gossamer.core.ops import Script
 from gossamer.errors import LoopError
 from gossamer.runtime.comm_thread import CommThread
+from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
+
+_open: list[weakref.ref[GroupCalls]] = []  # of the sessions of this process, in the order of attach
 
 
 class GroupCalls:
@@ -21,10 +27,20 @@ class GroupCalls:
     def __init__(self, transport: Transport, comm_thread: CommThread) -> None:
         self.transport, self.comm_thread, self.pid = transport, comm_thread, os.getpid()
 
+    def publish(self) -> None:
+        """The session is open: from now on calls without one travel here, too."""
+        _open.append(weakref.ref(self))
+
     @property
     def forked(self) -> bool:
         """Whether this is a forked child of the process that attached, which has no part in the group."""
         return os.getpid() != self.pid
+
+    def run(self, script: Script) -> Any:
+        """The result of one worker's script. Where another rank makes a step meanwhile, both are told at once, since
+        its operations come to the same place."""
+        self._refuse_fork()
+        return self.comm_thread.submit(partial(run_script, script, self.transport)).wait().result
 
     def all_gather_text(self, text: str) -> list[str]:
         """Every rank's text, by rank."""
@@ -43,10 +59,17 @@ class GroupCalls:
             raise LoopError("a forked process has no part in the group. Save, load and train where attach was called.")
 
 
+def newest_group() -> GroupCalls | None:
+    """The group of the session that was attached last and is open, the same one on every rank; None without one."""
+    alive = [group for each in _open if (group := each()) is not None and not group.forked]
+    return alive[-1] if alive else None
+
+
 def leave(comm_thread: CommThread, transport: Transport, process: int) -> None:
     """End the communication thread and leave the group before the interpreter ends, unless in a forked child."""
     if os.getpid() != process:
         return
+    _open[:] = [each for each in _open if (group := each()) is not None and group.comm_thread is not comm_thread]
     if comm_thread.is_here:  # garbage is collected anywhere, also amid what this would close
         threading.Thread(target=leave, args=(comm_thread, transport, process), daemon=True).start()
     else:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from gossamer import events
@@ -43,6 +44,7 @@ from gossamer.session.lifecycle_events import numbers
 from gossamer.session.momentum_transfer import take_over
 from gossamer.session.scaler_hook import SkippedStepHook
 from gossamer.session.startup_checks import check_ranks_alike
+from gossamer.session.tracked_parts import TrackedParts
 from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, StepCosts, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
@@ -76,6 +78,8 @@ class Session:
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.scaler, self.clip_norm, self._clip = scaler, clip_norm, GradientClip(clip_norm)
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
+        self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
+        self._run: str | None = None  # the name of the run in checkpoints, from the first save or load on
         self._adopt(trainable(model))
         comm_thread = CommThread(next(iter(self._parameters.values())).device, transport.make_progress)
         self._group = GroupCalls(transport, comm_thread)
@@ -104,6 +108,7 @@ class Session:
         ]
         self._first_batch.hook = first
         register(self)
+        self._group.publish()
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
@@ -135,8 +140,8 @@ class Session:
     def _check_ranks_alike(self) -> None:
         if self._transport.world == 1:
             return
-        options = f"clip_norm={self.clip_norm}, scaler={self._current_scale() is not None}, seed={self._seed}"
-        options += f", verify={self._verify}"
+        scaled = self._current_scale() is not None
+        options = f"clip_norm={self.clip_norm}, scaler={scaled}, seed={self._seed}, verify={self._verify}"
         about = {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
         check_ranks_alike(self.model, self.optimizer, self._group, **about)
         self._buffers.see_constants()
@@ -215,6 +220,7 @@ class Session:
     # -- around the optimizer --------------------------------------------------------------------------------------
 
     def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
+        self._tracked.see(optimizer)
         if optimizer is self.optimizer or self._group.forked:
             return
         if self._transport.world > 1:
@@ -257,9 +263,7 @@ class Session:
             self._enter_next_stage()
 
     def _current_scale(self) -> float | None:
-        if self.scaler is None or not self.scaler.is_enabled():
-            return None
-        return self.scaler.get_scale()
+        return None if self.scaler is None or not self.scaler.is_enabled() else self.scaler.get_scale()
 
     def _step_context(self) -> StepContext:
         return StepContext(self._current_scale(), self._settings(), self._momentum.now(), self._first_batch.hash)
@@ -275,9 +279,8 @@ class Session:
     # -- saving and ending -----------------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        """End training cleanly: every rank raises Stopped after the same step, once the next exchange has landed, which
-        leaves the block `with gossamer.attach(...)`; the script goes on below it. Without that block the script ends,
-        with exit code 0."""
+        """End training cleanly: every rank raises Stopped after the same step, once the next exchange has landed. That
+        leaves the block `with gossamer.attach(...)`; without that block the script ends, with exit code 0."""
         self._synchronizer.asked_to_stop = True
         if not self._in_block:
             events.notice(NO_BLOCK)
@@ -299,22 +302,27 @@ class Session:
         self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
         session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)
 
+    def track(self, loader: DataLoader[Any] | None = None, /, **part: Any) -> Any:
+        """Let checkpoints hold one more part, before `load`, which then restores it; returns what the loop should use:
+        session.track(scheduler=scheduler), or anything else with state_dict() and load_state_dict(); loader =
+        session.track(DataLoader(dataset, sampler=world.shard(dataset), num_workers=4)), which then counts the batches
+        it hands out, so that a resumed run skips none that its workers had fetched."""
+        return self._tracked.track(loader, part)
+
     def save(self, directory: str | os.PathLike[str], **mine: Any) -> None:
         """Write everything that a bit-exact resume needs into `directory`, one file a rank; every rank must call it.
 
-        Model, optimizer, scaler, what the recipe remembers, positions of the world's shards, random states, and `mine`:
-        numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two checkpoints are kept.
+        Model, optimizer, scaler, what is tracked, what the recipe remembers, positions of the world's shards, random
+        states, and `mine`: numbers, text, tensors, containers of them, and whatever has a state_dict(). The last two
+        checkpoints are kept. Where the directory holds steps of a run that this one did not load, they are set aside.
         """
         self._synchronizer.meet_to_save()
-        self._verify_saved()
-        tree = {**coordinated.states(self._saved), "session": self.state_dict(), "mine": mine}
-        session_checkpoint.save(directory, tree, self._group.all_gather_text)
-
-    def _verify_saved(self) -> None:
-        """Raise MismatchError, or notice, where ranks in lock step would save different parameters."""
-        if self._transport.world > 1 and not self._stages.now.local_parameters and self._verify != "off":
-            texts = self._group.all_gather_text(self._check.text())
-            self._check.compare(dict(enumerate(texts)), f"in the checkpoint of step {self.steps}", kind="saved")
+        if not self._stages.now.local_parameters:
+            session_checkpoint.compare_parameters(self._check, self._group, self.steps)
+        self._tracked.tell_missing(mine)
+        tracked = {"tracked": self._tracked.state_dict()}
+        tree = {**coordinated.states(self._saved), **tracked, "session": self.state_dict(), "mine": mine}
+        self._run = session_checkpoint.save(directory, tree, self._group.all_gather_text, self._run)
 
     def load(self, directory: str | os.PathLike[str]) -> dict[str, Any]:
         """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as
@@ -324,12 +332,17 @@ class Session:
         of what they remembered.
         """
         rank = self._transport.rank
+        if self._synchronizer.in_step:
+            self._synchronizer.meet_to_save()  # LoopError on all ranks where some do not load
         found = coordinated.load(directory, rank, self._transport.world, self._group.all_gather_text)
         if found is None:
             return {}
-        self.load_state_dict(*found.sessions)
-        coordinated.put_back(self._saved, found.tree)
-        session_checkpoint.restart_resharded(found, self._parameters, self._synchronizer, rank)
+        with session_checkpoint.taking_up(directory):
+            self.load_state_dict(*found.sessions)
+            coordinated.put_back(self._saved, found.tree)
+            self._tracked.load_state_dict(found.tree.get("tracked", {}), resharded=found.news is not None)
+            session_checkpoint.restart_resharded(found, self._parameters, self._synchronizer, rank)
+        self._run = found.run
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
         return dict(found.tree["mine"])
 

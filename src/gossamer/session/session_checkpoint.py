@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,12 +14,16 @@ from torch.nn import Parameter
 from gossamer import events
 from gossamer.checkpoint import coordinated, reshard
 from gossamer.checkpoint.coordinated import LoadedCheckpoint
+from gossamer.checkpoint.files import MALFORMED
+from gossamer.checkpoint.runs import agree_on_name
 from gossamer.compressors.sharded import is_owed
-from gossamer.errors import AttachError, CheckpointError, LayoutError
+from gossamer.errors import AttachError, CheckpointError, GossamerError, LayoutError
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import copy_state
+from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.parameter_views import copy_parameters
 from gossamer.runtime.transport import Transport
+from gossamer.session.group_calls import GroupCalls
 from gossamer.synchronizers.base import NamedState, Synchronizer
 from gossamer.version import __version__
 
@@ -68,12 +73,40 @@ def refuse_misfit(state: SessionState, mine: SessionState) -> None:
             )
 
 
-def save(directory: str | os.PathLike[str], tree: Mapping[str, Any], tell: Callable[[str], list[str]]) -> None:
-    """Write this rank's `tree`, in which "session" is a session_state, as a part of the coordinated checkpoint."""
-    session = tree["session"]
-    about = {"gossamer": __version__, "recipe": session["recipe"], "layout": session["layout"]}
+def compare_parameters(check: ParameterCheck, group: GroupCalls, step: int) -> None:
+    """Raise MismatchError, or notice, where ranks in lock step are about to save different parameters."""
+    if group.transport.world > 1 and check.looks:
+        texts = group.all_gather_text(check.text())
+        check.compare(dict(enumerate(texts)), f"in the checkpoint of step {step}", kind="saved")
+
+
+def save(
+    directory: str | os.PathLike[str], tree: Mapping[str, Any], tell: Callable[[str], list[str]], run: str | None
+) -> str:
+    """Write this rank's `tree`, in which "session" is a session_state, as a part of the coordinated checkpoint.
+
+    run: the name of the run, or None where it has none yet; returns the one that it has from now on.
+    """
+    session, run = tree["session"], run or agree_on_name(tell)
+    about = {"gossamer": __version__, "recipe": session["recipe"], "layout": session["layout"], "run": run}
     coordinated.save(directory, session["step"], session["rank"], tree, about, tell)
     events.emit(events.Saved(step=session["step"], directory=os.fspath(directory)))
+    return run
+
+
+@contextmanager
+def taking_up(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise CheckpointError where what a checkpoint holds cannot be put into this run's parts."""
+    try:
+        yield
+    except GossamerError:
+        raise
+    except MALFORMED as error:
+        raise CheckpointError(
+            f"what {os.fspath(directory)!r} holds does not fit this run ({type(error).__name__}: {error}), and some of "
+            "its parts may have been loaded already. Build the model, the optimizer and all that is tracked as in the "
+            "run that wrote it, or begin in an empty directory."
+        ) from error
 
 
 def restart_resharded(

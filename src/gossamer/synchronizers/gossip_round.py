@@ -105,8 +105,8 @@ def check(heads: Mapping[int, RoundHeader]) -> None:
     if waiting and len({(head.presence, head.passes) for head in heads.values()}) > 1:
         raise LoopError(
             f"rank{'s' * (len(waiting) > 1)} {', '.join(waiting)} called session.save(), session.merged() or "
-            "session.close() while others were elsewhere in their training, and with Gossip all workers are needed for "
-            "it, after equally many steps. "
+            "session.close(), or load(), while others were elsewhere in their training, and with Gossip all workers "
+            "are needed for it, after equally many steps. "
             "Call it on every rank; where ranks have different numbers of batches, write `with session.epoch():` "
             "around the loop over batches and call it after that."
         )

@@ -1,0 +1,165 @@
+"""Tracked parts: schedulers, further optimizers and loaders that checkpoints hold; and notices of those they lack."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from gossamer import events
+from gossamer.checkpoint.state import Stateful
+from gossamer.errors import AttachError, LoopError
+from gossamer.sampler import Shard
+from gossamer.session.foreign_optimizers import steps_through
+from gossamer.session.tracked_loader import TrackedLoader
+
+
+class TrackedParts:
+    """What one session saves and loads beside model, optimizer and scaler, by name."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, says: bool) -> None:
+        """says: whether to tell the user, which one rank does."""
+        self._model, self._optimizer, self._says = model, optimizer, says
+        self._parts: dict[str, Stateful] = {}
+        self._loaded: frozenset[str] = frozenset()  # names in the checkpoint that was loaded
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in this process, beside the attached one
+        self._told: set[str] = set()
+
+    def track(self, loader: DataLoader[Any] | None, parts: Mapping[str, Any]) -> Any:
+        """Take one part up; returns what the loop should use in its place. Raises AttachError and LoopError."""
+        given = len(parts) + (loader is not None)
+        if given != 1:
+            raise AttachError(
+                "session.track takes one loader, or one part by its name. Write loader = session.track(loader), or "
+                "session.track(scheduler=scheduler)."
+            )
+        if loader is not None:
+            parts = {f"loader {sum(name.startswith('loader ') for name in self._parts)}": loader}
+        ((name, part),) = parts.items()
+        if isinstance(part, DataLoader) and not _stateful(part):
+            return TrackedLoader(part)  # the world's shards have its position
+        self._add(name, part)
+        return part
+
+    def _add(self, name: str, part: Any) -> None:
+        if not _stateful(part):
+            raise AttachError(
+                f"{name} is a {type(part).__name__}, which has no state_dict() and load_state_dict(), so it cannot be "
+                "saved and loaded. Numbers and text go into session.save(directory, name=value)."
+            )
+        if name in self._parts:
+            raise AttachError(f"something is tracked as {name!r} already. Choose another name for this one.")
+        if name in self._loaded:
+            raise LoopError(
+                f"session.load() came before session.track({name}=...), so its state was not taken up. Track it first, "
+                "then load."
+            )
+        if isinstance(part, DataLoader) and isinstance(part.sampler, Shard):
+            part.sampler.tracked = True
+        self._parts[name] = part
+
+    def see(self, optimizer: Optimizer) -> None:
+        """An optimizer makes a step."""
+        if optimizer is not self._optimizer:
+            self._stepped.add(optimizer)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._all().items()}
+
+    def load_state_dict(self, saved: Mapping[str, Any], *, resharded: bool = False) -> None:
+        """Put saved states back by name, and say which have no counterpart.
+
+        resharded: of another number of workers, whose loaders stood elsewhere; the world's shards have the position.
+        """
+        self._loaded, parts = frozenset(saved), self._all()
+        for name in saved.keys() & parts.keys():
+            if not (resharded and isinstance(parts[name], DataLoader)):
+                parts[name].load_state_dict(saved[name])
+        for name in sorted(saved.keys() - parts.keys()):
+            self._tell(
+                f"the checkpoint holds the state of {name}, which this run does not track, so it is lost. Before "
+                f"session.load() write session.track({_keyword(name)})"
+            )
+        for name in sorted(parts.keys() - saved.keys()):
+            self._tell(f"the checkpoint holds no state of {name}, which begins as it is")
+
+    def tell_missing(self, mine: Mapping[str, Any]) -> None:
+        """Say what trains this model and is neither tracked nor in `mine`, what the user saves along."""
+        kept = [*self._all().values(), *_leaves(mine)]
+        if _has_scheduler(self._optimizer) and not any(_schedules(part, self._optimizer) for part in kept):
+            self._tell(
+                "the optimizer has a learning rate scheduler that is not in the checkpoint, so a resumed run would go "
+                "on with another learning rate. Write session.track(scheduler=scheduler) before session.load(), or "
+                "gossamer.attach(..., scheduler=scheduler)"
+            )
+        for other in self._beside(kept):
+            self._tell(
+                f"{type(other).__name__} also trains {self._trained_by(other)}, and its state is not in the "
+                "checkpoint, so a resumed run would go another way. Write session.track(second=optimizer) before "
+                "session.load()"
+            )
+
+    def _all(self) -> dict[str, Stateful]:
+        """With the schedulers that hang on the attached optimizer itself."""
+        hanging = {
+            f"optimizer.{name}": value
+            for name, value in vars(self._optimizer).items()
+            if _stateful(value) and getattr(value, "optimizer", None) is self._optimizer
+        }
+        return {**hanging, **self._parts}
+
+    def _beside(self, kept: Iterable[Any]) -> Iterator[Optimizer]:
+        """Optimizers of this model's parameters whose state is not saved."""
+        known = {id(part) for part in kept}
+        if any(isinstance(part, Mapping) and "param_groups" in part for part in kept):
+            return  # the state of some optimizer
+        for other in self._stepped:
+            if id(other) not in known and not steps_through(self._optimizer, other) and self._trained_by(other):
+                yield other
+
+    def _trained_by(self, optimizer: Optimizer) -> str:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        names = [name for name, parameter in self._model.named_parameters() if id(parameter) in held]
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    def _tell(self, message: str) -> None:
+        if self._says and message not in self._told:
+            self._told.add(message)
+            events.notice(message)
+
+
+def _stateful(part: Any) -> bool:
+    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+
+
+def _has_scheduler(optimizer: Optimizer) -> bool:
+    """Whether a torch scheduler was made for it: that wraps its step, and leaves no way from it to the scheduler."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def _schedules(part: Any, optimizer: Optimizer) -> bool:
+    """Whether this is a scheduler of `optimizer`, or the state of one."""
+    return getattr(part, "optimizer", None) is optimizer or (isinstance(part, Mapping) and "last_epoch" in part)
+
+
+def _keyword(name: str) -> str:
+    return f"{name}=..." if name.isidentifier() else "..."
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """Every value in containers, and the dicts themselves."""
+    if isinstance(tree, Mapping):
+        yield tree
+        for value in tree.values():
+            yield from _leaves(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _leaves(value)
+    else:
+        yield tree

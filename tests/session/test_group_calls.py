@@ -1,0 +1,144 @@
+"""Group calls outside of steps: a rank that makes one alone is refused with the others, who would wait for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.processes import run_workers
+from support.sessions import sgd
+from support.virtual_workers import Worker, cluster, network, train_step
+
+from gossamer.compressors import Dense
+from gossamer.core.layout import FlatTensors
+from gossamer.errors import GossamerError, LoopError, MismatchError
+from gossamer.session.average import AverageState
+from gossamer.session.group_calls import newest_group
+from gossamer.session.session import Session
+
+RECIPES = [
+    "Dense()",
+    "TopK(0.1)",
+    "EveryStep(accumulate=2)",
+    "EveryStep(delay=1)",
+    "LocalSGD(period=2)",
+    "DiLoCo(period=2)",
+    "Gossip() + Ring()",
+]
+
+
+def raised(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except GossamerError as error:
+        return error
+    return None
+
+
+def alone(recipe: str, before: int, call: Callable[[Session, int], Any]) -> list[Exception | None]:
+    """What each rank hears where rank 0 makes `call` after some steps and the other trains on."""
+
+    def work(worker: Worker) -> Exception | None:
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+
+        def train(steps: range) -> None:
+            for step in steps:
+                train_step(model, optimizer, step, worker.rank)
+
+        train(range(before))
+        if worker.rank == 0:
+            return raised(lambda: call(session, worker.rank))
+        return raised(lambda: train(range(before, before + 5)))
+
+    return cluster(work, 2)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_rank_that_loads_is_refused_with_all(recipe: str, before: int, tmp_path: Path) -> None:
+    for error in alone(recipe, before, lambda session, _: session.load(tmp_path)):
+        assert isinstance(error, LoopError)
+        assert "load()" in str(error)
+        assert "rank 0 called" in str(error)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_all_ranks_may_load_before_any_step_and_after_some(recipe: str, tmp_path: Path) -> None:
+    def work(worker: Worker, load: bool) -> torch.Tensor:
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+        for step in range(4):
+            if load and step in (0, 3):
+                assert session.load(tmp_path / "none") == {}
+            train_step(model, optimizer, step, worker.rank)
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    for loaded, whole in zip(*(cluster(lambda worker, x=x: work(worker, x), 2) for x in (True, False)), strict=True):
+        assert torch.equal(loaded, whole)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])
+def test_one_rank_that_averages_is_refused_with_all(recipe: str) -> None:
+    def average(session: Session, rank: int) -> None:
+        memory = AverageState(Dense(), session._transport)
+        memory.run = session._group.run
+        memory.average_(FlatTensors.pack({"x": torch.ones(3, dtype=torch.float64)}))
+
+    assert [type(error) for error in alone(recipe, 2, average)] == [MismatchError] * 2
+
+
+def test_averages_of_all_ranks_travel_among_steps() -> None:
+    def work(worker: Worker) -> list[float]:
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(0.1)")
+        memory = AverageState(Dense(), session._transport)
+        memory.run = session._group.run
+        heard = []
+        for step in range(3):
+            train_step(model, optimizer, step, worker.rank)
+            packed = FlatTensors.pack({"x": torch.full((2,), float(10 * step + worker.rank))})
+            memory.average_(packed)
+            heard.append(float(packed["x"][0]))
+        return heard
+
+    assert cluster(work, 2) == [[0.5, 10.5, 20.5]] * 2
+
+
+def test_the_newest_open_group_is_taken() -> None:
+    def work(worker: Worker) -> None:
+        sessions = [worker.start(network(0), sgd)[2] for _ in range(2)]
+        assert newest_group() is sessions[1]._group
+        sessions[1].close()
+        assert newest_group() is sessions[0]._group
+        sessions[0].close()
+        assert newest_group() not in [session._group for session in sessions]
+
+    cluster(work, 1)
+
+
+ALONE = """
+import sys, torch, gossamer
+torch.set_num_threads(1)
+world = gossamer.init()
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+session = gossamer.attach(model, optimizer)
+if world.is_first:
+    session.load("nothing") if sys.argv[1] == "load" else gossamer.average_([torch.ones(3)], "Dense()")
+model(torch.ones(2, 4)).sum().backward()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("call", "heard"), [("load", "called it, or session.load()"), ("average", "gossamer.average_ was called on this")]
+)
+def test_processes_end_at_once_where_one_of_them_calls_alone(call: str, heard: str) -> None:
+    began = time.monotonic()
+    first, other = run_workers(["-c", ALONE, call], 2, timeout_seconds=60)
+    assert time.monotonic() - began < 45  # half an hour before; most of this is importing torch
+    assert first.returncode == other.returncode == 1
+    assert heard in first.stdout
+    assert "Error: " in other.stdout
