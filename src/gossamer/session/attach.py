@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gossamer.recipes.recipe import resolve
-from gossamer.session.gradient_guards import Scaler
+from gossamer.session.gradient_guards import Scaler, within_wrapper
 from gossamer.session.recipe_choice import Written, chosen_recipe
 from gossamer.session.session import Session
 from gossamer.session.transport_setup import transport_for
@@ -26,11 +26,13 @@ def attach(
     Works in place: the model's class, its state_dict and the loop stay as they are. When loss.backward() returns,
     gradients are averaged. scaler: the loop's GradScaler, so that all ranks skip the same steps; clip_norm: the largest
     norm of all averaged gradients together, applied before each optimizer step (compressors that own momentum have an
-    argument of their own for it, DGC(clip=1.0), since what they average has momentum in it).
+    argument of their own for it, DGC(clip=1.0), since what they average has momentum in it). A wrapper around the
+    optimizer, such as Accelerate's, is seen through; the GradScaler in it counts as `scaler`.
 
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
     refuse(model)
+    scaler = within_wrapper(optimizer) if scaler is None else scaler
     optimizer = innermost(optimizer)
     refuse_foreign_parameters(optimizer, model)
     world = current()

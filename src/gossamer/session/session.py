@@ -212,7 +212,7 @@ class Session:
             return
         if self._transport.world > 1:
             self._foreign_guard.check(optimizer, local=self._muted_at == self._synchronizer.passes)
-        if self._foreign_guard.shares(optimizer):
+        if self.clip_norm is not None and self._foreign_guard.shares(optimizer):
             self._clip_for(optimizer, closure)
 
     def _clip_for(self, optimizer: Optimizer, closure: bool) -> None:
