@@ -19,6 +19,7 @@ class Accelerated(Optimizer):
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
+        self.scaler: Any = None
 
     @property
     def param_groups(self) -> Any:  # type: ignore[override]
@@ -67,3 +68,16 @@ def test_a_wrapped_optimizer_makes_the_sessions_steps() -> None:
         optimizer.step()
         assert session.optimizer is optimizer.optimizer
         assert session.steps == 1
+
+
+def test_the_scaler_in_a_wrapper_is_the_loops() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = Accelerated(SGD(model.parameters(), 0.1))
+    with gossamer.attach(model, optimizer) as session:
+        assert session.scaler is None
+    optimizer.scaler = torch.amp.GradScaler("cpu")
+    with gossamer.attach(model, optimizer) as session:
+        assert session.scaler is optimizer.scaler
+    other = torch.amp.GradScaler("cpu")
+    with gossamer.attach(model, optimizer, scaler=other) as session:
+        assert session.scaler is other

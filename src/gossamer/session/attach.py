@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from gossamer.checkpoint.state import Stateful
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_check import Verify
-from gossamer.session.gradient_guards import Scaler
+from gossamer.session.gradient_guards import Scaler, within_wrapper
 from gossamer.session.recipe_choice import Written, chosen_recipe
 from gossamer.session.session import Session
 from gossamer.session.transport_setup import transport_for
@@ -31,7 +31,8 @@ def attach(
     gradients are averaged. scaler: the loop's GradScaler, so that all ranks skip the same steps; clip_norm: the largest
     norm of all averaged gradients together, applied before each optimizer step (compressors that own momentum have an
     argument of their own for it, DGC(clip=1.0), since what they average has momentum in it). scheduler: one that
-    checkpoints hold; session.track(name=...) takes more.
+    checkpoints hold; session.track(name=...) takes more. A wrapper around the optimizer, such as Accelerate's, is seen
+    through; the GradScaler in it counts as `scaler`.
 
     verify: what to do where ranks in lock step part, in a parameter or in the number of their steps: "warn" names rank
     and tensor once, "stop" raises MismatchError on every rank, "off" does not look. A difference is found within 100
@@ -40,6 +41,7 @@ def attach(
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
     refuse(model)
+    scaler = within_wrapper(optimizer) if scaler is None else scaler
     optimizer = innermost(optimizer)
     refuse_foreign_parameters(optimizer, model)
     world = current()

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -23,6 +24,12 @@ class Scaler(Stateful, Protocol):
     def get_scale(self) -> float: ...
     def is_enabled(self) -> bool: ...
     def step(self, optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def within_wrapper(optimizer: object) -> Scaler | None:
+    """The GradScaler by which a wrapper makes its optimizer's steps, as AcceleratedOptimizer does; None without one."""
+    found = getattr(optimizer, "scaler", None)
+    return found if isinstance(found, torch.amp.GradScaler) else None
 
 
 class GradientClip:
