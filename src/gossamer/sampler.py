@@ -6,6 +6,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -225,12 +226,11 @@ def _edges(shares: np.ndarray, left: Sequence[Sequence[int]]) -> list[list[float
 
 def _workers_draw() -> bool:
     """Whether a DataLoader asks for an index to hand it to its workers; nothing else tells a sampler."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, _BaseDataLoaderIter):
-            return getattr(caller, "_num_workers", 0) > 0
-        frame = frame.f_back  # type: ignore[assignment]
+        if frame.f_globals.get("__name__") == _BaseDataLoaderIter.__module__:  # others' locals are left alone
+            return getattr(frame.f_locals.get("self"), "_num_workers", 0) > 0
+        frame = frame.f_back
     return False
 
 
