@@ -6,6 +6,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Shard(Sampler[int]):
         self._source = source
         self._size = size
         self._seed = seed
-        self._over = False  # whether the loop has come to the epoch's end
+        self._in_last_batch = False  # whether all is taken, and the loop not told yet that the epoch is over
         self._continues = True
         self._random_state: Tensor | None = None  # of torch's generator as a checkpoint was loaded
         self._began = 0  # the position at which the present iteration began
@@ -94,7 +95,7 @@ class Shard(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         self.drawn_ahead = _workers_draw()
         if self._over or (self.drawn and not self._continues):
-            self.epoch, self.drawn, self._over = self.epoch + 1, 0, False
+            self.epoch, self.drawn, self._in_last_batch = self.epoch + 1, 0, False
         elif self.drawn and self._random_state is not None:
             # The loader of the interrupted epoch had taken its seed from torch's generator before the checkpoint; the
             # new one has just taken another, which the run that was never interrupted did not.
@@ -107,8 +108,12 @@ class Shard(Sampler[int]):
             self._continues, self._random_state = False, None  # not before: loaders ask for iterators they do not use
             if not self._counted_by_loader:
                 self.drawn += 1
-                self._over = self.drawn >= len(self)
             yield index
+
+    @property
+    def _over(self) -> bool:
+        """Whether the loop has come to the epoch's end."""
+        return self.drawn >= len(self) and not self._in_last_batch
 
     # -- positions that a loader counts, since its workers draw ahead --------------------------------------------------
 
@@ -129,10 +134,11 @@ class Shard(Sampler[int]):
     def take(self, count: int) -> None:
         """The loop was given the first `count` indices of the present iteration."""
         self.drawn = min(self._began + count, len(self))
+        self._in_last_batch = self.drawn == len(self)
 
     def finish(self) -> None:
         """The loop was told that the epoch is over."""
-        self.drawn, self._over = len(self), True
+        self.drawn, self._in_last_batch = len(self), False
         self._continues, self._random_state = False, None
 
     def _indices(self) -> list[int]:
@@ -166,12 +172,11 @@ class Shard(Sampler[int]):
         """The epoch and the position in it; with a loader that counts also whether the loop knows of the epoch's end,
         which it does not yet in its last batch."""
         position = {"epoch": self.epoch, "drawn": self.drawn}
-        knows_more = self._counted_by_loader or self._over != (self.drawn >= len(self))
-        return {**position, "over": self._over} if knows_more else position
+        return {**position, "over": self._over} if self._counted_by_loader or self._in_last_batch else position
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.epoch, self.drawn = state["epoch"], state["drawn"]
-        self._over = bool(state.get("over", self.drawn >= len(self)))
+        self._in_last_batch = self.drawn >= len(self) and not state.get("over", True)
         self._continues, self._random_state = True, torch.get_rng_state()
 
 
@@ -225,12 +230,11 @@ def _edges(shares: np.ndarray, left: Sequence[Sequence[int]]) -> list[list[float
 
 def _workers_draw() -> bool:
     """Whether a DataLoader asks for an index to hand it to its workers; nothing else tells a sampler."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, _BaseDataLoaderIter):
-            return getattr(caller, "_num_workers", 0) > 0
-        frame = frame.f_back  # type: ignore[assignment]
+        if frame.f_globals.get("__name__") == _BaseDataLoaderIter.__module__:  # others' locals are left alone
+            return getattr(frame.f_locals.get("self"), "_num_workers", 0) > 0
+        frame = frame.f_back
     return False
 
 

@@ -18,6 +18,7 @@ import gossamer.session.attach as attaching
 from gossamer.errors import AttachError, CheckpointError, LoopError
 from gossamer.recipes.recipe import resolve
 from gossamer.session.session import Session
+from gossamer.session.tracked_parts import TrackedParts
 from gossamer.world import World
 
 RECIPE = "TopK(density=0.3)"
@@ -325,3 +326,17 @@ def test_a_stateful_loader_restores_itself(tmp_path: Path) -> None:
         resumed = cluster(lambda worker: work(worker, None), 2)
     assert said == []
     assert resumed == [seen[2:] for seen in whole]
+
+
+@pytest.mark.parametrize("resharded", [False, True])
+def test_other_workers_do_not_take_over_a_loaders_own_state(resharded: bool) -> None:
+    """It stood where another number of workers had come; the world's shards are folded, and schedulers are alike."""
+    model = network(0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parts, average = TrackedParts(model, optimizer, says=True), Average()
+    loader = StatefulLoader(torch.arange(8), 2)
+    parts.track(loader, {})
+    parts.track(None, {"average": average})
+    parts.load_state_dict({"loader 0": {"sampler": {}}, "average": {"value": 3.0}}, resharded=resharded)
+    assert average.value == 3.0
+    assert (loader._next is None) is resharded

@@ -121,13 +121,17 @@ def load(
         found: list[LoadedCheckpoint] = []
         read = partial(_read, directory, step, rank, world, writers, found)
         damages = _on_all_ranks(all_gather_text, step, partial(_damage, read), "could be read")
-        why = next((text for text in damages if text.startswith("damaged ")), "")
+        why = "; ".join(
+            f"rank {who}: {text.removeprefix('damaged ')}"
+            for who, text in enumerate(damages)
+            if text.startswith("damaged ")
+        )
         if not why and len(set(damages)) == 1 and damages[0]:
             if passed_over and rank == 0:
                 notice(f"session.load() goes on from step {step}: {'; '.join(passed_over)}")
             return found[0]
         passed_over.append(
-            f"step {step} is damaged ({why.removeprefix('damaged ')})"
+            f"step {step} is damaged ({why})"
             if why
             else f"step {step} has parts of two saves, since one of them was cut short"
         )

@@ -329,7 +329,7 @@ class Session:
         `mine`, or {} where there is none. Every rank must call it.
 
         Another number of workers may have written it, where all their files are there: one line then says what became
-        of what they remembered.
+        of what they remembered. A damaged one is passed over for the one before it, and another line says so.
         """
         rank = self._transport.rank
         if self._synchronizer.in_step:
