@@ -20,7 +20,7 @@ from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import AllGather, AllToAll, CollectiveOp, Payload
+from gossamer.core.ops import AllGather, CollectiveOp, Payload
 from gossamer.core.peer_ops import SERVER, WORKER, Await, Peer, PeerScript, Push
 from gossamer.errors import MalformedError
 from gossamer.kernels.library import library
