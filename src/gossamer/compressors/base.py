@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gossamer.compressors.decoding import decode_heard
+from gossamer.compressors.decoding import decode_heard, decoded_by
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllGather, Payload
@@ -206,9 +206,11 @@ def aggregate_finite(
     The others wait for this worker either way. The step must then be skipped everywhere.
     """
     try:
-        return (yield from compressor.aggregate(x, state, at, out))
+        with decoded_by(compressor):
+            return (yield from compressor.aggregate(x, state, at, out))
     except NotFinite:
         lost()
         x.flat.zero_()
     # What is still owed may be what cannot be sent; nothing of this attempt will be remembered.
-    return (yield from compressor.aggregate(x, compressor.init(x, at), at, out))
+    with decoded_by(compressor):
+        return (yield from compressor.aggregate(x, compressor.init(x, at), at, out))

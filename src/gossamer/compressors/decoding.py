@@ -69,6 +69,17 @@ def sent_by(rank: int, at: AggregationContext, tensor: Callable[[], str | None] 
         ) from error
 
 
+@contextmanager
+def decoded_by(compressor: object) -> Iterator[None]:
+    """Name the compressor in a MalformedError."""
+    try:
+        yield
+    except OutOfRange:
+        raise
+    except MalformedError as error:
+        raise MalformedError(f"{compressor!r} met a payload that it has not made: {error}") from error
+
+
 def _blame(
     decode: Decode, payload: Payload, layout: Layout | None, room: Tensor, rank: int, at: AggregationContext
 ) -> None:

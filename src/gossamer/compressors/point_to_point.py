@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor, Decoder
-from gossamer.compressors.decoding import Decode, decode_heard
+from gossamer.compressors.decoding import Decode, decode_heard, decoded_by
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.identity import Itself
@@ -60,11 +60,13 @@ def decode(compressor: Compressor, payload: Payload, layout: Layout, at: Aggrega
     Raises MalformedError for what no writer has written; what `out` holds is then undefined.
     """
     parts = _parts_of(Itself(compressor), Itself(layout), out.dtype)
-    if parts is None:
-        finite = _read_by_script(compressor, payload, layout, at, out)
-    else:
+    if parts is not None:
         _check_count(compressor, len(payload), sum(part.tensors for part in parts))
-        finite = _decode(parts, payload, out, at)
+    with decoded_by(compressor):
+        if parts is None:
+            finite = _read_by_script(compressor, payload, layout, at, out)
+        else:
+            finite = _decode(parts, payload, out, at)
     if not finite:
         found = None if out.is_meta else first_nonfinite(FlatTensors(out, layout))
         raise MalformedError(
