@@ -28,7 +28,7 @@ from gossamer.compressors import (
 from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import Payload
+from gossamer.core.ops import Payload, Script
 from gossamer.errors import MalformedError
 from gossamer.kernels import library
 from gossamer.runtime.runner import simulate
@@ -143,14 +143,19 @@ def test_a_mean_that_is_not_finite_is_told(compressor: Compressor) -> None:
     """Means of few numbers, in which no sender can be told apart, are looked at; a dense one would cost a pass."""
     layout, at = Layout.of({"m": (16, 8)}), AggregationContext(world=2)
     x = FlatTensors(torch.randn(128), layout)
-    script = compressor.aggregate(x, compressor.init(x, at), at)
-    op = next(script)
-    while True:
-        try:
-            op = script.send(torch.full_like(op.tensor, nan))
-        except StopIteration as stop:
-            assert not stop.value.finite
-            return
+
+    def deceived(script: Script) -> Script:
+        answer = None
+        while True:
+            try:
+                op = script.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            yield op
+            answer = torch.full_like(op.tensors()[0], nan)
+
+    scripts = [deceived(compressor.aggregate(x, compressor.init(x, at), at)) for _ in range(2)]
+    assert not any(staged.finite for staged in simulate(scripts))
 
 
 # -- the broken twins --------------------------------------------------------------------------------------------------
