@@ -45,7 +45,7 @@ AS_IT_IS = [
     "LocalSGD(period=4)",
     "DelayedAveraging(delay=4)",
     "DiLoCo(period=20)",
-    *(f"DiLoCo(period=20) + {compressor}" for compressor in ("Int8()", "Float4()", TWO_BITS)),
+    *(f"DiLoCo(period=20) + {compressor}" for compressor in ("Int8()", "Float4()")),
     f"DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.0) + {TWO_BITS}",
     OUTER.format(20),
 ]

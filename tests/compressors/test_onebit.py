@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from laws.laws import Group
+from support.virtual_workers import Worker, cluster, seeded
+from torch import Tensor, nn
 
 from gossamer.compressors import Codec, Compressor, Feedback, OneBit
 from gossamer.core.aggregation import AggregationContext
@@ -127,3 +129,51 @@ def descended(compressor: Compressor, steps: int = 400) -> float:
 @pytest.mark.parametrize("codec", [OneBit(), OneBit(block=64), OneBit(columns=True)], ids=repr)
 def test_feedback_makes_signs_enough(codec: Codec) -> None:
     assert descended(Feedback(codec)) < descended(codec) / 5
+
+
+# -- zeros -------------------------------------------------------------------------------------------------------------
+
+
+def moved_rows(recipe: str) -> set[int]:
+    """Rows of an embedding of which no batch holds those from 8 on, that moved under Adam all the same."""
+
+    def work(worker: Worker) -> Tensor:
+        with seeded(0):
+            table = nn.Embedding(16, 32)
+        before = table.weight.detach().clone()
+        model, optimizer, _ = worker.start(table, lambda m: torch.optim.Adam(m.parameters(), 0.01), recipe)
+        for step in range(6):
+            words = torch.randint(0, 8, (12,), generator=torch.Generator().manual_seed(10 * step + worker.rank))
+            optimizer.zero_grad()
+            model(words).square().sum().backward()
+            optimizer.step()
+        return (table.weight.detach() != before).any(1).nonzero().view(-1)
+
+    return set(cluster(work, 2)[0].tolist())
+
+
+@pytest.mark.parametrize("block", [8, 16, 32])
+def test_rows_that_nobody_used_stay_where_blocks_end_with_rows(block: int) -> None:
+    assert moved_rows(f"OneBit(block={block})") == set(range(8))
+
+
+def test_rows_that_share_a_block_with_others_move() -> None:
+    """A bit has no third value: what the docstring says of larger blocks."""
+    assert moved_rows("OneBit(block=512)") > set(range(8))
+    assert moved_rows('Route(OneBit(block=512), names="*weight*")') == set(range(8))
+
+
+def test_what_a_zero_was_sent_in_all_steps_together_stays_bounded() -> None:
+    """It is what is owed for it, with the other sign."""
+    layout = Layout.of({"x": (64,)})
+    group = Group(Feedback(OneBit(block=64)), 2, layout=layout, dtype=torch.float32)
+    sent, largest = torch.zeros(64), 0.0
+    for _ in range(200):
+        gradients = group.gradients()
+        for x in gradients:
+            x[40:] = 0
+        sent += group.aggregate(gradients)[0].mean
+        largest = max(largest, float(sent[40:].abs().max()))
+    owed = torch.stack([state["residual"].flat for state in group.states]).mean(0)
+    torch.testing.assert_close(sent[40:], -owed[40:], atol=1e-3, rtol=0)
+    assert largest < 10

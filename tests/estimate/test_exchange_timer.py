@@ -23,7 +23,7 @@ RECIPES = [
     "EveryStep(accumulate=3) + PowerSGD(2)",
     "EveryStep(delay=1) + Int8()",
     "LocalSGD(3) + Int8()",
-    "DiLoCo(4, fragments=2) + PowerSGD(2)",
+    "DiLoCo(4, outer_momentum=0.5, fragments=2) + PowerSGD(2)",
     "DiLoCo(4, fragments=2, delay=1) + TopK(0.1)",
     "DelayedAveraging(delay=2)",
     "Gossip() + Ring()",

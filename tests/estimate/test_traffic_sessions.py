@@ -65,8 +65,8 @@ STRATEGIES = {
     "EveryStep(delay=2)": 8,
     "LocalSGD(4)": 12,
     "PostLocalSGD(3, start=5)": 11,
-    "DiLoCo(6, fragments=3, delay=1)": 13,
-    "DiLoCo(5, fragments=2, delay=4)": 19,
+    "DiLoCo(6, outer_momentum=0.5, fragments=3, delay=1)": 13,
+    "DiLoCo(5, outer_momentum=0.5, fragments=2, delay=4)": 19,
     "DelayedAveraging(delay=3, period=2)": 11,
 }
 

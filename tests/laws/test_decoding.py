@@ -12,11 +12,23 @@ from laws.subjects import EVERY
 from support.aggregations import aggregate
 from torch import Tensor
 
-from gossamer.compressors import DGC, Chain, Codec, Compressor, OneBit, Sharded, TernGrad, TopK, point_to_point
+from gossamer.compressors import (
+    DGC,
+    Chain,
+    Codec,
+    Compressor,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    Sharded,
+    TernGrad,
+    TopK,
+    point_to_point,
+)
 from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import Payload
+from gossamer.core.ops import Payload, Script
 from gossamer.errors import MalformedError
 from gossamer.kernels import library
 from gossamer.runtime.runner import simulate
@@ -124,6 +136,26 @@ def test_a_message_names_its_sender() -> None:
     payload[0][1] = nan
     with pytest.raises(MalformedError, match="rank 3 sent in step 5 for tensor 'second'"):
         point_to_point.decode(Int8(), payload, TWO, at, torch.empty(128))
+
+
+@pytest.mark.parametrize("compressor", [RandomK(density=0.5), PowerSGD(rank=1)], ids=repr)
+def test_a_mean_that_is_not_finite_is_told(compressor: Compressor) -> None:
+    """Means of few numbers, in which no sender can be told apart, are looked at; a dense one would cost a pass."""
+    layout, at = Layout.of({"m": (16, 8)}), AggregationContext(world=2)
+    x = FlatTensors(torch.randn(128), layout)
+
+    def deceived(script: Script) -> Script:
+        answer = None
+        while True:
+            try:
+                op = script.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            yield op
+            answer = torch.full_like(op.tensors()[0], nan)
+
+    scripts = [deceived(compressor.aggregate(x, compressor.init(x, at), at)) for _ in range(2)]
+    assert not any(staged.finite for staged in simulate(scripts))
 
 
 # -- the broken twins --------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ RECIPES = [
     "PowerSGD(rank=2)",
     "Feedback(Sharded(Int8()))",
     "Route(Feedback(PowerSGD(2)), rest=Feedback(Int8()))",
-    "DiLoCo(4, fragments=2, delay=1) + PowerSGD(rank=2)",
+    "DiLoCo(4, outer_momentum=0.5, fragments=2, delay=1) + PowerSGD(rank=2)",
     "LocalSGD(2) + Int8()",
 ]
 

@@ -219,7 +219,7 @@ def merged_and_sent(recipe: str) -> tuple[Tensor, float]:
 @pytest.mark.parametrize(
     ("plain", "compressor", "nearness", "share"),
     [
-        ("DiLoCo(5)", "PowerSGD(2)", 0.8, 0.75),
+        ("DiLoCo(5, outer_momentum=0.5)", "PowerSGD(2)", 0.8, 0.75),
         ("DiLoCo(5, fragments=2, delay=1, mix=0.5)", "Int8()", 0.05, 0.75),
         ("DiLoCo(5, outer_momentum=0, outer_learning_rate=1)", "TopK(0.3)", 0.8, 0.75),
     ],

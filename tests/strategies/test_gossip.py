@@ -6,11 +6,12 @@ import pytest
 from support.gossip_rounds import compressor_of
 
 from gossamer.compressors import Dense
+from gossamer.compressors.distortion import kept_share
 from gossamer.errors import RecipeError
 from gossamer.gossip.rules import Averaging, Choco, PushSum
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies import Gossip
-from gossamer.strategies.gossip import kept_share, safe_step_size
+from gossamer.strategies.gossip import safe_step_size
 
 # -- the step size ----------------------------------------------------------------------------------------------------
 

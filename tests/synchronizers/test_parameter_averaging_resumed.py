@@ -18,7 +18,7 @@ RESUMES = [
     ("LocalSGD(3, optimizer_state='average') + Int8()", [4]),
     ("PostLocalSGD(4, start=5) + TopK(0.2)", [3, 5, 7]),
     ("DiLoCo(6, fragments=3, delay=3, mix=0.5) + Int8()", [2, 3, 7]),
-    ("DiLoCo(4, delay=2, optimizer_state='average') + PowerSGD(2)", [5]),
+    ("DiLoCo(4, outer_momentum=0.5, delay=2, optimizer_state='average') + PowerSGD(2)", [5]),
     ("DelayedAveraging(3) + TopK(0.1)", [2, 6]),
     ("DelayedAveraging(3, period=2) + Int8()", [5]),
     ("EveryStep(accumulate=3) + TopK(0.2)", [1, 5]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from gossamer.compressors import point_to_point
@@ -25,3 +27,11 @@ def has_memory(compressor: Compressor) -> bool:
     """Whether a compressor remembers anything from one message to the next, such as what it will send later."""
     x = FlatTensors.zeros(SAMPLE, dtype=torch.float32, device=torch.device("cpu"))
     return bool(point_to_point.begin(compressor, x, AggregationContext()))
+
+
+@lru_cache(maxsize=64)
+def kept_share(compressor: Compressor) -> float:
+    """1 - |x - C(x)|^2 / |x|^2 of a Gaussian matrix x: of the worst that it holds, since a term may send other tensors
+    by that, or begin to later."""
+    held = (term for term in compressor.held() if isinstance(term, Compressor))
+    return min(1 - relative_error(term, "share kept by a letter") for term in held)

@@ -28,9 +28,14 @@ class OneBit(Quantizer):
     C(x)_j = s sign(x_j), s = mean |x| over the block j is in; by columns: the mean of the entries of j's column that
     are on x_j's side of zero, which zero is above
     law:    |x - C(x)|^2 = |x|^2 - d s^2 per block of d entries; by columns: C(x) has every column's sum and no rule
-            with two values per column and this split is nearer; zeros stay zero
+            with two values per column and this split is nearer; blocks and columns of zeros stay zero
     bytes:  (workers - 1) (ceil(N / 8) + 4 ceil(N / block)), N per tensor; by columns ceil(N / 8) + 8 cols
     source: Seide et al. 2014, Interspeech (columns); Karimireddy et al. 2019, ICML (the mean magnitude)
+
+    A bit tells two signs and no third, so a zero beside others becomes s: with feedback -s is owed for it, and what it
+    was sent in all steps together stays bounded, but an optimizer that divides by the size of gradients, such as Adam,
+    moves it all the same. Rows of an embedding that no batch held stay where they are if blocks end with rows, that is
+    with a `block` that divides the length of a row, or if Route(..., names="*embedding*") sends it another way.
 
     Means, since the root mean square would be no contraction: with it one large entry among small ones makes the error
     larger than the tensor. Tensors of more than two dimensions are seen as (first, everything else), those of fewer as

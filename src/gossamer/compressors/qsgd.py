@@ -26,6 +26,10 @@ class QSGD(Quantizer):
     bytes:  (workers - 1) (ceil(N b / 8) + 4 ceil(N / block)), N per tensor, b the bits of 2 levels
     source: Alistarh et al. 2017, NeurIPS (a block is a bucket there)
 
+    The paper codes levels by Elias' rule, whose length depends on the numbers: fewer bits where most levels are 0, as
+    with few levels and large blocks. Here every level takes the same b bits, so that sizes are known beforehand, all
+    workers' are equal, and codes are read in any order.
+
     Right on average, so no feedback by default: a residual only shrinks where the bound above is below 1, so
     Feedback(QSGD(...)) asks for levels above sqrt(block).
     """

@@ -35,7 +35,9 @@ class TernGrad(Compressor):
     Since s is shared, what is summed are whole numbers: the mean has the same bits in whatever order it is added up.
     With `clip`, s is at most clip sigma of a worker, with sigma the root mean square of its tensor (around zero, since
     a tensor of equal entries is not one of zeros), and what exceeds the shared s counts as s: less noise, but a bias
-    on heavy tails. The paper's choice is 2.5.
+    on heavy tails. The paper clips each worker's gradient at 2.5 standard deviations before scales are shared. This
+    clips the scale that is shared, with the root mean square in the place of the deviation: the same for a mean of
+    zero but that a worker whose deviation is below the largest is clipped less; and by default nothing is clipped.
 
     A recipe adds Feedback, unless `feedback` says no, where clip is below 2. From there on the noise of a residual can
     exceed the residual, which then grows on its own rounding: what is wrapped with clip=2.5 can diverge.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum
-from gossamer.compressors.distortion import relative_error
+from gossamer.compressors.distortion import kept_share
 from gossamer.errors import RecipeError, require
 from gossamer.gossip.pairwise import refuse_loss
 from gossamer.gossip.rules import Averaging, Choco, MixingRule, PushSum
@@ -30,6 +29,10 @@ class Gossip(GossipStrategy):
     parameters are de-biased for the forward pass; "pairwise", with one neighbor at a time and no lock step (Lian et
     al. 2018, ICML). step_size None: 1 with Dense(), else half of the share of a Gaussian matrix that one message of the
     compressor holds (0.5 for Int8).
+
+    Adapt, then combine: an optimizer's step, then the mean with neighbors, who made theirs from their own parameters.
+    D-PSGD's Algorithm 1 combines, then adapts: gradients of the old parameters are taken off the mean of the old ones,
+    so that both can go on at once. Here what travels holds the step already, and evaluation sees mixed parameters.
 
     With a compressor, differences to public copies travel (CHOCO), in which losses are offered again: no Feedback.
     Steps of all workers count alike, whatever session.weight says.
@@ -98,11 +101,3 @@ class Gossip(GossipStrategy):
 def safe_step_size(compressor: Compressor) -> float:
     """Half of the share that a message holds, rounded to so few digits that all machines agree on it."""
     return float(f"{kept_share(compressor) / 2:.2g}")
-
-
-@lru_cache(maxsize=64)
-def kept_share(compressor: Compressor) -> float:
-    """1 - |x - C(x)|^2 / |x|^2 of a Gaussian matrix x: of the worst that it holds, since a term may send other tensors
-    by that, or begin to later."""
-    held = (term for term in compressor.held() if isinstance(term, Compressor))
-    return min(1 - relative_error(term, "share kept by a letter") for term in held)
