@@ -28,11 +28,24 @@ def within(measured: float, asked: float, share: float = 0.05) -> bool:
 
 
 def best_rate(lab: EmulatedNetwork, asked: float) -> float:
-    """The fastest of three: others may use this machine's processors meanwhile, and can only slow it down."""
+    """The fastest of up to six: others may use this machine's processors meanwhile, and can only slow it down."""
     rates: list[float] = []
-    while len(rates) < 3 and not (rates and within(rates[-1], asked)):
+    while len(rates) < 6 and not (rates and within(rates[-1], asked)):
         rates.append(bits_per_second(lab, 0, 1))
     return max(rates)
+
+
+def best_round_trip(lab: EmulatedNetwork, enough_seconds: float) -> float:
+    """The fastest of up to five times some probes, for the same reason."""
+    best = math.inf
+    with answering(lab, 1):
+        for _ in range(5):
+            took = round_trip_seconds(lab, 0, 1)
+            assert took is not None
+            best = min(best, took)
+            if best <= enough_seconds:
+                break
+    return best
 
 
 @pytest.mark.parametrize(
@@ -54,12 +67,11 @@ def test_rate_and_round_trip_are_as_asked(spec: str, emulation: str) -> None:
     asked = network.hosts[0].up_bits_per_second
     with EmulatedNetwork(network) as lab:
         assert lab.emulation == emulation
-        with answering(lab, 1):
-            took = round_trip_seconds(lab, 0, 1)
-        assert took is not None
         # Each way the probe itself passes a line of this rate
         waited = network.default.round_trip_seconds
-        assert abs(took - waited - 2 * PROBE_BITS / asked) <= max(0.0005, 0.05 * waited), took
+        expected, tolerance = waited + 2 * PROBE_BITS / asked, max(0.0005, 0.05 * waited)
+        took = best_round_trip(lab, expected + tolerance)
+        assert abs(took - expected) <= tolerance, took
         rate = best_rate(lab, asked)
         assert within(rate, asked), rate
 
