@@ -35,7 +35,7 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(TESTS / "eager"), str(TESTS)]),
+        "PYTHONPATH": os.pathsep.join(str(path) for path in (TESTS / "eager", TESTS, TESTS.parent / "src")),
         "PYTHONWARNINGS": "error::FutureWarning",
     }
 
