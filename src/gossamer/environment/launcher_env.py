@@ -204,6 +204,13 @@ def detect(environ: Mapping[str, str]) -> JobEnvironment:
     return replace(job, master_address=address, master_port=port)
 
 
+def run_identity(environ: Mapping[str, str]) -> str:
+    """A text common to all processes of one start of a run, and to no other, as far as anybody has named it."""
+    name = _first(environ, "GOSSAMER_RUN", "TORCHELASTIC_RUN_ID") or _find(environ).identity or "without a name"
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"{name}, start {int(attempt) + 1}" if attempt.isdigit() else name
+
+
 def here() -> JobEnvironment:
     """This process's job. A process group that exists already decides rank and size."""
     if not dist.is_initialized():
