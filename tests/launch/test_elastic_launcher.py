@@ -202,6 +202,26 @@ def test_on_one_machine_nobody_listens_but_on_loopback(run: Run) -> None:
     assert run.lines == [(0, "0100007F")]
 
 
+def test_workers_meet_only_if_they_have_the_runs_secret(run: Run) -> None:
+    outcome = run(
+        """
+        import gossamer
+        mode = os.stat(os.environ["GOSSAMER_TOKEN_FILE"]).st_mode & 0o777
+        print(len(os.environ["GOSSAMER_RUN"]), oct(mode))
+        if rank == 1:
+            del os.environ["GOSSAMER_TOKEN_FILE"]
+            gossamer.init()
+        time.sleep(60 if rank else 0)
+        gossamer.init()
+        """
+    )
+    assert [line for rank, line in run.lines if rank == 1] == ["16 0o600"]
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 1
+    assert "it cannot prove that it belongs to this run" in outcome.failure.summary
+    assert any("was refused at the meeting" in line for rank, line in run.lines if rank == 0)
+
+
 def test_a_place_to_meet_that_is_taken_is_refused_at_once(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConnectError, match="is in use"):
         run("", rendezvous=f"127.0.0.1:{taken.getsockname()[1]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -30,6 +31,7 @@ class AgentRendezvous(RendezvousHandler):
     def __init__(self, job: Job) -> None:
         self._job = job
         self._store: TCPStore | None = None
+        self.run = ""  # the run's name, the same on all machines; known after the first rendezvous
         self._host, self._port = LOOPBACK, 0
         self._listener = None
         if job.rendezvous is not None:
@@ -56,6 +58,7 @@ class AgentRendezvous(RendezvousHandler):
                 # From here on the descriptor is the store's
                 master_listen_fd=None if self._listener is None else self._listener.detach(),
             )
+            self.run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
         place = RendezvousStoreInfo(self._host, self._port)
         return RendezvousInfo(PrefixStore(BACKEND, self._store), self._job.node_rank, self._job.nodes, place)
 

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from gossamer.environment.run_token import check_token_file, make_token_file
 from gossamer.errors import ConnectError
 from gossamer.launch.agent_store import BACKEND, RENDEZVOUS_SECONDS, AgentRendezvous
 from gossamer.launch.failure import LOOK_SECONDS, Failure, cause, from_exit, from_report
@@ -55,7 +56,7 @@ def launch(
     if job.outlives_losses:
         return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
     rendezvous = _rendezvous(job, note)
-    attempts = Attempts(job, RunFiles(directory), show, note)
+    attempts = Attempts(job, RunFiles(directory), show, note, rendezvous, _token(job, directory))
 
     def look() -> None:
         attempts.follower.look()
@@ -77,6 +78,13 @@ def _rendezvous(job: Job, note: Callable[[str], None]) -> AgentRendezvous:
         others = "machine 1" if job.nodes == 2 else f"machines 1 to {job.nodes - 1}"
         note(f"waiting for {others} to come to {job.rendezvous}, {RENDEZVOUS_SECONDS // 60} minutes at most")
     return rendezvous
+
+
+def _token(job: Job, directory: Path) -> Path | None:
+    """The file of the run's secret, where all of its machines have the same."""
+    if job.token_file is not None:
+        return check_token_file(job.token_file)
+    return make_token_file(directory) if job.nodes == 1 else None
 
 
 def _run(job: Job, attempts: Attempts, rendezvous: AgentRendezvous) -> Outcome:
@@ -134,6 +142,8 @@ class Attempts(LogsSpecs):
     files: RunFiles
     show: Show  # gets every line the workers print
     note: Callable[[str], None]  # gets the launcher's own sentences
+    rendezvous: AgentRendezvous
+    token: Path | None  # the file of the secret by which this run's workers know each other
     number: int = 0  # of the current attempt
     reaper: Reaper = field(init=False)
     follower: Follower = field(init=False)
@@ -157,7 +167,9 @@ class Attempts(LogsSpecs):
         self.follower.begin(attempt)
         errors = {local: str(self.files.directory / f"engine-{attempt}-{rank}.json") for local, rank in ranks.items()}
         for local, env in envs.items():
-            env |= self.job.environment(self.files.directory) | {"TORCHELASTIC_ERROR_FILE": errors[local]}
+            env |= self.job.environment(self.files.directory) | {"GOSSAMER_RUN": self.rendezvous.run}
+            env |= {"GOSSAMER_TOKEN_FILE": str(self.token)} if self.token else {}
+            env["TORCHELASTIC_ERROR_FILE"] = errors[local]
         return LogsDest(
             stdouts={local: str(self.files.output(rank, attempt)) for local, rank in ranks.items()},
             stderrs={local: str(self.files.boot(rank, attempt)) for local, rank in ranks.items()},
