@@ -30,6 +30,7 @@ from gossamer.errors import ConnectError, LeftWhileJoining
 
 JOIN_SECONDS = 10.0  # in which all workers must have come
 POLL_SECONDS = 0.02
+SETTLING_SECONDS = 0.5
 STORE_TIMEOUT = timedelta(minutes=30)
 NO_GROUP = "none"
 _server: MeetingServer | None = None  # rank 0's, which refuses latecomers as long as the group is there
@@ -186,8 +187,13 @@ def _form_group(job: JobEnvironment, backend: str, place: MeetingPlace, rank_0: 
 
     thread = threading.Thread(target=form, name="gossamer-join", daemon=True)
     thread.start()
-    while thread.is_alive():
-        member.watch(POLL_SECONDS)
+    try:
+        while thread.is_alive():
+            member.watch(POLL_SECONDS)
+    except BaseException:
+        # One that comes back from torch while the interpreter ends would abort the process
+        atexit.register(thread.join, SETTLING_SECONDS)
+        raise
     if problems:
         said = (str(problems[0]).splitlines() or [type(problems[0]).__name__])[0]
         raise _failure(job, f"{backend} refused ({said})", BLOCKED) from problems[0]
