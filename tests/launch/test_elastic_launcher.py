@@ -154,6 +154,29 @@ def test_a_killed_worker_is_named_where_nobody_but_the_engine_can_look(
     assert run.seconds < 25  # less than the engine's own patience
 
 
+def test_who_was_asked_alone_to_end_is_blamed_and_not_who_met_it(run: Run) -> None:
+    outcome = run(
+        """
+        from pathlib import Path
+        from gossamer.errors import PeerLost
+        gone = Path(__file__).with_name("gone")
+        if rank == 1:
+            gone.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        while not gone.exists():
+            pass
+        if rank == 0:
+            time.sleep(0.1)
+            raise PeerLost("a worker left")
+        time.sleep(60)
+        """,
+        workers=3,
+    )
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.exit_code) == (1, 143)
+    assert "rank 2 was stopped (signal SIGTERM)" in run.log(2)
+
+
 def test_exit_codes_of_the_script_are_kept(run: Run) -> None:
     assert run("sys.exit(7 if rank else 0)").exit_code == 7
 

@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from gossamer.environment.run_token import check_token_file, make_token_file
 from gossamer.errors import ConnectError
 from gossamer.launch.agent_store import BACKEND, RENDEZVOUS_SECONDS, AgentRendezvous
-from gossamer.launch.failure import LOOK_SECONDS, Failure, cause, from_exit, from_report
+from gossamer.launch.failure import LOOK_SECONDS, REQUESTS, Failure, cause, from_exit, from_report
 from gossamer.launch.failure import Outcome as Outcome
 from gossamer.launch.job import NO_SERVERS, Job
 from gossamer.launch.logs.follow import Follower, Show
@@ -89,7 +89,7 @@ def _token(job: Job, directory: Path) -> Path | None:
 
 def _run(job: Job, attempts: Attempts, rendezvous: AgentRendezvous) -> Outcome:
     def stop(number: int, frame: FrameType | None) -> None:
-        attempts.reaper.stop()
+        attempts.reaper.request_stop()
         raise LauncherStopped(number)
 
     try:
@@ -195,7 +195,13 @@ class Attempts(LogsSpecs):
             if report is not None:
                 yield from_report(report)
             elif exit_code:
-                yield from_exit(rank, exit_code, moment, stopped=rank in self.reaper.killed)
+                yield from_exit(rank, exit_code, moment, self._was_stopped(rank, exit_code))
+
+    def _was_stopped(self, rank: int, exit_code: int) -> bool:
+        """Whether a worker was ended because of another: by the reaper, or by the engine, which asks all that are left
+        to end once it has seen the end of one."""
+        asked = -exit_code in REQUESTS and rank not in self.reaper.unprompted
+        return asked or rank in self.reaper.killed
 
     def _say_restart(self, attempt: int) -> None:
         failures = self.failures({})

@@ -38,8 +38,10 @@ class Reaper:
         self._watchers: dict[int, threading.Thread] = {}
         self._not_started: set[int] = set()
         self._ended: set[int] = set()
+        self._requested = False
         self.died: dict[int, tuple[int, float]] = {}
         self.killed: set[int] = set()
+        self.unprompted: set[int] = set()  # those that died before any other did and before a request to stop
 
     def begin(self, attempt: int, ranks: range) -> None:
         """A new attempt: kill what is left of the one before."""
@@ -53,6 +55,12 @@ class Reaper:
             self._ended = set()
             self.died = {}
             self.killed = set()
+            self.unprompted = set()
+
+    def request_stop(self) -> None:
+        """As `stop`, because the launcher was asked to: whoever ends from now on is no cause of it."""
+        self._requested = True
+        self.stop()
 
     def stop(self) -> None:
         """Begin the grace period."""
@@ -92,6 +100,8 @@ class Reaper:
             if attempt != self._attempt:
                 return
             self._ended.add(rank)
+            if exit_code and not self.died and not self._requested:
+                self.unprompted.add(rank)
             if exit_code:
                 self.died[rank] = (exit_code, time.time())
             if exit_code or (exit_code is None and not self._files.finished(rank, attempt).exists()):
