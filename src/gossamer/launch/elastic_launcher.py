@@ -23,6 +23,7 @@ from gossamer.launch.failure import Outcome as Outcome
 from gossamer.launch.job import NO_SERVERS, Job
 from gossamer.launch.logs.follow import Follower, Show
 from gossamer.launch.logs.run_files import RunFiles, read_json
+from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.peer_launcher import launch_peers
 from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.process import on_stop_signals
@@ -56,17 +57,19 @@ def launch(
     if job.outlives_losses:
         return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
     rendezvous = _rendezvous(job, note)
-    attempts = Attempts(job, RunFiles(directory), show, note, rendezvous, _token(job, directory))
+    with OrphanReaper(directory) as orphan_reaper:
+        reaper = Reaper(RunFiles(directory), orphan_reaper=orphan_reaper)
+        attempts = Attempts(job, RunFiles(directory), show, note, rendezvous, _token(job, directory), reaper)
 
-    def look() -> None:
-        attempts.follower.look()
-        tick()
+        def look() -> None:
+            attempts.follower.look()
+            tick()
 
-    try:
-        with _quiet(), PeriodicTask(LOOK_SECONDS, look), PeriodicTask(REAPER_SECONDS, attempts.reaper.look):
-            return _run(job, attempts, rendezvous)
-    finally:
-        attempts.close()
+        try:
+            with _quiet(), PeriodicTask(LOOK_SECONDS, look), PeriodicTask(REAPER_SECONDS, reaper.look):
+                return _run(job, attempts, rendezvous)
+        finally:
+            attempts.close()
 
 
 def _rendezvous(job: Job, note: Callable[[str], None]) -> AgentRendezvous:
@@ -144,13 +147,12 @@ class Attempts(LogsSpecs):
     note: Callable[[str], None]  # gets the launcher's own sentences
     rendezvous: AgentRendezvous
     token: Path | None  # the file of the secret by which this run's workers know each other
+    reaper: Reaper
     number: int = 0  # of the current attempt
-    reaper: Reaper = field(init=False)
     follower: Follower = field(init=False)
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.reaper = Reaper(self.files)
         self.follower = Follower(self.job, self.files, self.show)
 
     @property

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from gossamer.launch.logs.run_files import RunFiles, read_json
+from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import signal_group
 
 GRACE_SECONDS = 2.5
@@ -27,7 +28,9 @@ class Reaper:
         files: RunFiles,
         grace_seconds: float = GRACE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        orphan_reaper: OrphanReaper | None = None,
     ) -> None:
+        self._orphan_reaper = orphan_reaper
         self._files = files
         self._grace_seconds = grace_seconds
         self._clock = clock
@@ -88,6 +91,8 @@ class Reaper:
             started = read_json(self._files.started(rank, self._attempt))
             if started is not None:
                 self._pids[rank] = started["pid"]
+                if self._orphan_reaper is not None:
+                    self._orphan_reaper.add(started["pid"])
                 self._not_started.discard(rank)
                 watcher = threading.Thread(target=self._watch, args=(rank, started["pid"], self._attempt), daemon=True)
                 self._watchers[rank] = watcher
@@ -96,6 +101,8 @@ class Reaper:
     def _watch(self, rank: int, pid: int, attempt: int) -> None:
         """A thread for each worker, since the engine collects the ended within a fraction of a second."""
         exit_code = await_end(pid)
+        if self._orphan_reaper is not None:
+            self._orphan_reaper.remove(pid)
         with self._lock:
             if attempt != self._attempt:
                 return
