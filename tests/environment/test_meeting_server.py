@@ -13,7 +13,7 @@ from gossamer import events
 from gossamer.environment import meeting_server
 from gossamer.environment.meeting import COMING, REACHING, STANDING, Hello, RunIdentity
 from gossamer.environment.meeting_member import Failed, Foreign, Member, Refused, attend
-from gossamer.environment.meeting_server import MeetingServer, Warnings
+from gossamer.environment.meeting_server import MeetingServer, StrangerWarnings
 
 OURS = RunIdentity(run="a run", world=2, token=bytes(range(32)))
 
@@ -127,7 +127,7 @@ def test_the_end_of_rank_0_is_heard_at_once() -> None:
 def test_warnings_of_one_kind_come_once_in_a_while(notices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(meeting_server.time, "monotonic", lambda: now)
-    warn = Warnings()
+    warn = StrangerWarnings()
     for _ in range(3):
         warn("ignored", "a")
     warn("refused", "b")

@@ -19,7 +19,7 @@ QUIET_SECONDS = 10.0  # between two warnings of one kind
 FLUSH_SECONDS = 0.5
 
 
-class Warnings:
+class StrangerWarnings:
     """Tells the user about strangers, at most one sentence of a kind in `QUIET_SECONDS`."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Warnings:
 
 
 @dataclass(eq=False)
-class Connection:
+class GuestConnection:
     socket: socket.socket
     where: str
     guest: Guest = field(default_factory=Guest)
@@ -60,7 +60,7 @@ class MeetingServer:
     """Serves a meeting at `listener` until it is closed, so that who comes too late hears why it is refused."""
 
     def __init__(self, listener: socket.socket, identity: RunIdentity) -> None:
-        self._tell = Warnings()
+        self._tell = StrangerWarnings()
         self._meeting = Meeting(identity, self._tell)
         self._most_strangers = identity.world + SPARE_STRANGERS
         self._listener = listener
@@ -69,7 +69,7 @@ class MeetingServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._alarm, selectors.EVENT_READ)
-        self._connections: dict[Guest, Connection] = {}
+        self._connections: dict[Guest, GuestConnection] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer-meeting", daemon=True)
         self._thread.start()
@@ -104,7 +104,7 @@ class MeetingServer:
             if connection.stranger and time.monotonic() - connection.began > STRANGER_SECONDS:
                 self._ignore(connection, f"it did not say who it is within {STRANGER_SECONDS:g} s")
 
-    def _accept(self, strangers: list[Connection]) -> None:
+    def _accept(self, strangers: list[GuestConnection]) -> None:
         try:
             taken, (host, *_) = self._listener.accept()
         except OSError:  # gone again; or no descriptors are left, of which a stranger's helps
@@ -114,12 +114,12 @@ class MeetingServer:
         if taken is None:
             return
         taken.setblocking(False)
-        connection = Connection(taken, str(host))
+        connection = GuestConnection(taken, str(host))
         self._connections[connection.guest] = connection
         self._selector.register(taken, selectors.EVENT_READ, connection)
         self._send([(connection.guest, {"challenge": connection.guest.challenge})])
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: GuestConnection) -> None:
         try:
             received = connection.socket.recv(FROM_RANK_BYTES)
         except BlockingIOError:  # it only takes what is unsent
@@ -136,7 +136,7 @@ class MeetingServer:
         except MalformedError as problem:
             self._ignore(connection, f"what it sent is none of a rank's messages: {problem}")
 
-    def _ignore(self, connection: Connection, why: str) -> None:
+    def _ignore(self, connection: GuestConnection, why: str) -> None:
         if connection.guest in self._connections:
             if not connection.guest.dismissed:
                 self._tell(
@@ -144,7 +144,7 @@ class MeetingServer:
                 )
             self._drop(connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: GuestConnection) -> None:
         if self._connections.pop(connection.guest, None) is not None:
             self._selector.unregister(connection.socket)
             connection.socket.close()
@@ -158,7 +158,7 @@ class MeetingServer:
         for connection, _ in there:
             self._flush(connection)
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: GuestConnection) -> None:
         try:
             connection.flush()
         except OSError:

@@ -30,7 +30,7 @@ from gossamer.errors import ConnectError, LeftWhileJoining
 
 JOIN_SECONDS = 10.0  # in which all workers must have come
 POLL_SECONDS = 0.02
-SETTLING_SECONDS = 0.5
+SETTLING_SECONDS = 1.5  # at exit, for a thread that forms a group of which a rank has left
 STORE_TIMEOUT = timedelta(minutes=30)
 NO_GROUP = "none"
 _server: MeetingServer | None = None  # rank 0's, which refuses latecomers as long as the group is there
@@ -191,8 +191,9 @@ def _form_group(job: JobEnvironment, backend: str, place: MeetingPlace, rank_0: 
         while thread.is_alive():
             member.watch(POLL_SECONDS)
     except BaseException:
-        # One that comes back from torch while the interpreter ends would abort the process
-        atexit.register(thread.join, SETTLING_SECONDS)
+        # One that comes back from torch while the interpreter ends aborts the process, and they come back when rank 0's
+        # store ends: rank 0 goes first
+        atexit.register(thread.join, SETTLING_SECONDS if job.rank else 0.0)
         raise
     if problems:
         said = (str(problems[0]).splitlines() or [type(problems[0]).__name__])[0]
