@@ -59,6 +59,10 @@ class ConnectError(GossamerError):
     """The workers could not find each other."""
 
 
+class LeftWhileJoining(ConnectError, PeerLost):
+    """A worker left before the group of all stood."""
+
+
 class CheckpointError(GossamerError):
     """A checkpoint that is missing, damaged, or belongs to another run."""
 

@@ -375,7 +375,6 @@ def test_servers_that_cannot_work_are_refused_with_the_line_to_write(script: str
     token.chmod(0o644)
     assert f"chmod 600 {token}" in " ".join(refused("--servers", "1", "--token-file", str(token), script).split())
     token.chmod(0o600)
-    assert "add --servers 1" in refused("--token-file", str(token), script)
     several = ("--nnodes", "2", "--rendezvous", "localhost:1")
     assert "Leave out --nnodes;" in refused("--servers", "1", *several, script)
     assert "Leave out --rendezvous;" in refused("--servers", "1", *several[2:], script)

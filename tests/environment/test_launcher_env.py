@@ -3,7 +3,7 @@
 import pytest
 
 from gossamer.environment import JobEnvironment, detect
-from gossamer.environment.launcher_env import first_host
+from gossamer.environment.launcher_env import first_host, run_identity
 from gossamer.errors import ConnectError
 
 TORCHRUN = {
@@ -152,6 +152,10 @@ def test_first_host(nodes, host):
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "a job has at least one worker"),
+        ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, "at most nine digits"),
+        (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT=0 is no port"),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
         ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not.*unset RANK"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set and RANK is not.*unset WORLD_SIZE"),
         (TORCHRUN | {"RANK": "one"}, "RANK='one' is not a whole number"),
@@ -163,3 +167,17 @@ def test_first_host(nodes, host):
 def test_variables_that_make_no_sense_are_refused(environ, message):
     with pytest.raises(ConnectError, match=message):
         detect(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "identity"),
+    [
+        ({"GOSSAMER_RUN": "mine", "TORCHELASTIC_RUN_ID": "other"}, "mine, start 1"),
+        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, "none, start 3"),
+        (OPEN_MPI | {"MASTER_ADDR": "10.0.0.1"}, "2081947649, start 1"),
+        (SRUN, "77.0, start 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "without a name, start 1"),
+    ],
+)
+def test_a_run_is_known_by_the_name_that_its_user_or_launcher_gave_it(environ, identity):
+    assert run_identity(environ) == identity

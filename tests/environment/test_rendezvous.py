@@ -15,14 +15,19 @@ import torch
 import torch.distributed as dist
 
 from gossamer.environment import JobEnvironment, device_for, join, leave, rendezvous
-from gossamer.errors import ConnectError
+from gossamer.environment.meeting import Hello, RunIdentity
+from gossamer.environment.meeting_member import attend
+from gossamer.environment.meeting_server import MeetingServer
+from gossamer.errors import ConnectError, GossamerError, LeftWhileJoining
 
 
 @pytest.fixture(autouse=True)
 def environ(monkeypatch):
     """A private os.environ without a launcher's variables."""
     kept = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
-    monkeypatch.setattr(os, "environ", {name: kept[name] for name in kept if not name.startswith("TORCHELASTIC")})
+    monkeypatch.setattr(
+        os, "environ", {name: kept[name] for name in kept if not name.startswith(("TORCHELASTIC", "GOSSAMER"))}
+    )
     return os.environ
 
 
@@ -84,10 +89,6 @@ def test_a_port_in_use_is_told_at_once():
     assert time.monotonic() - started < 2
 
 
-def store_at(port):
-    return rendezvous._open_store(job(0, port), 5.0)
-
-
 def in_threads(*calls):
     """Run the calls at the same time; returns their results or errors."""
     results = [None] * len(calls)
@@ -95,55 +96,96 @@ def in_threads(*calls):
     def run(index):
         try:
             results[index] = calls[index]()
-        except ConnectError as error:
+        except GossamerError as error:
             results[index] = error
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(20)
     return results
 
 
-def test_everyone_hears_everyone(port):
-    stores = store_at(port), rendezvous._open_store(job(1, port), 5.0)
-    told = in_threads(
-        *(lambda r=r: rendezvous._everyone(stores[r], job(r, port), "topic", f"from {r}", 5.0) for r in (0, 1))
+def hello(rank, **changes):
+    return Hello(
+        **{"run": "without a name, start 1", "world": 2, "rank": rank, "who": f"w{rank}", "device": "cpu"} | changes
     )
-    assert told == [["from 0", "from 1"]] * 2
 
 
-@pytest.mark.parametrize(("gpus", "devices"), [(0, {"cpu"}), (1, {"cpu", "cuda"}), (2, {"cuda"})])
-def test_everyone_meets_and_knows_what_all_compute_on(port, monkeypatch, gpus, devices):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    stores = store_at(port), rendezvous._open_store(job(1, port), 5.0)
-
-    def meet(rank):
-        return lambda: rendezvous._meet(stores[rank], job(rank, port), "127.0.0.1", 5.0)
-
-    assert in_threads(meet(0), meet(1)) == [devices, devices]
+def attends(at, rank, **changes):
+    """A member that is not `join`'s."""
+    identity = RunIdentity(run="without a name, start 1", world=2)
+    return attend(lambda: ("127.0.0.1", at), identity, hello(rank, **changes), 5.0)
 
 
+def join_all(port, *ranks):
+    return in_threads(*(lambda rank=rank: join(job(rank, port), 5.0) for rank in ranks))
+
+
+@pytest.fixture
+def formed(monkeypatch):
+    """Groups that joining would form: threads of one process cannot have several."""
+    backends = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: backends.append(backend))
+    monkeypatch.setattr(rendezvous.atexit, "register", lambda *_: None)
+    yield backends
+    rendezvous.leave_meeting()
+
+
+def test_everyone_meets_and_forms_a_group(port, formed):
+    assert join_all(port, 0, 1) == ["gloo", "gloo"]
+    assert formed == ["gloo", "gloo"]
+
+
+@pytest.mark.parametrize(("others", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
+def test_all_know_what_all_compute_on(port, monkeypatch, formed, others, backend):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def other():
+        with contextlib.closing(attends(port, 1, device=others)) as member:
+            member.everyone("coming", 5.0)
+            member.everyone("reaching", 5.0, "")
+            member.everyone("standing", 5.0, "")
+
+    assert in_threads(lambda: join(job(0, port), 5.0), other)[0] == backend
+    assert formed == [backend]
+
+
+def second_of_a_rank(port):
+    """What the second worker under rank 1 hears, while the first waits for the others."""
+    (outcome,) = join_all(port, 1)
+    assert isinstance(outcome, ConnectError)
+    return str(outcome)
+
+
+@pytest.fixture
+def rank_1_is_there(port):
+    identity = RunIdentity(run="without a name, start 1", world=2)
+    server = MeetingServer(socket.create_server(("127.0.0.1", port)), identity)
+    with contextlib.closing(server), contextlib.closing(attends(port, 1)):
+        yield
+
+
+@pytest.mark.usefixtures("rank_1_is_there")
 def test_a_second_worker_of_the_same_rank_is_refused(port):
-    store = store_at(port)
-    store.set("hello/0", "elsewhere|1")
-    with pytest.raises(ConnectError, match=r"another worker \(elsewhere\|1\) is there already under rank 0"):
-        rendezvous._everyone(store, job(0, port), "hello", "here|2", 0.3)
+    said = second_of_a_rank(port)
+    assert "another worker (w1) is there already under rank 1" in said
+    assert "MASTER_PORT" in said
+    assert "GOSSAMER_RUN" in said
 
 
+@pytest.mark.usefixtures("rank_1_is_there")
 def test_a_process_that_imports_the_script_again_is_told_so(port, monkeypatch):
-    def refused():
-        with pytest.raises(ConnectError) as caught:
-            rendezvous._everyone(store, job(0, port), "hello", "here|2", 0.3)
-        return str(caught.value)
-
-    store = store_at(port)
-    store.set("hello/0", "elsewhere|1")
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    assert refused().endswith('Put the program under `if __name__ == "__main__":`')
-    monkeypatch.undo()
-    assert "MASTER_PORT" in refused()
+    assert second_of_a_rank(port).endswith('Put the program under `if __name__ == "__main__":`')
+
+
+@pytest.mark.usefixtures("rank_1_is_there")
+def test_a_worker_of_another_run_is_refused(port, environ):
+    environ["GOSSAMER_RUN"] = "older"
+    said = second_of_a_rank(port)
+    assert "it belongs to the run 'older, start 1' and this is the run 'without a name, start 1'" in said
 
 
 IMPORTED = """
@@ -171,28 +213,96 @@ def test_a_blocked_network_is_told_to_all(port):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         dead = closed.getsockname()[1]
-    stores = store_at(port), rendezvous._open_store(job(1, port), 5.0)
 
     def rank_1():
-        rendezvous._everyone(stores[1], job(1, port), "hello", f"far|1|cpu|127.0.0.1|{dead}", 5.0)
-        return rendezvous._everyone(stores[1], job(1, port), "call", "reached", 5.0)
+        with contextlib.closing(attends(port, 1, address="127.0.0.1", port=dead)) as member:
+            return member.everyone("reaching", 5.0, "")
 
-    error, outcomes = in_threads(lambda: rendezvous._meet(stores[0], job(0, port), "127.0.0.1", 5.0), rank_1)
+    error, outcomes = in_threads(lambda: join(job(0, port), 5.0), rank_1)
     assert isinstance(error, ConnectError)
     assert "rank 0 cannot reach rank 1 at 127.0.0.1" in str(error)
     assert "firewall" in str(error)
     assert "rank 0 cannot reach rank 1" in outcomes[0]
 
 
-def test_a_restarted_job_does_not_read_what_the_last_attempt_wrote(port, environ):
+def test_who_dies_while_the_group_forms_is_named_to_all_at_once(port, monkeypatch):
+    """Torch itself would wait for half an hour."""
+    forming, dead = threading.Event(), threading.Event()
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: (forming.set(), dead.wait(30)))
+
+    def rank_1():
+        member = attends(port, 1)
+        member.everyone("reaching", 5.0, "")
+        forming.wait(10)
+        member.close()
+
+    began = time.monotonic()
+    error, _ = in_threads(lambda: join(job(0, port), 5.0), rank_1)
+    dead.set()
+    assert isinstance(error, LeftWhileJoining)
+    assert "rank 1 (w1) left while the workers were joining" in str(error)
+    assert time.monotonic() - began < 2
+
+
+def test_who_dies_before_all_stand_is_named_to_who_does(port, formed):
+    def rank_1():
+        member = attends(port, 1)
+        member.everyone("reaching", 5.0, "")
+        member.close()
+
+    error, _ = in_threads(lambda: join(job(0, port), 5.0), rank_1)
+    assert isinstance(error, LeftWhileJoining)
+    assert formed == ["gloo"]
+
+
+@pytest.mark.parametrize(
+    ("greeting", "told"), [(b"", "says nothing within 2 s"), (b"SSH-2.0-OpenSSH_9.2\r\n", "b'SSH-2.0-OpenSSH_9.2")]
+)
+def test_a_foreign_program_at_the_meeting_point_is_told_from_a_meeting(port, greeting, told):
+    with socket.create_server(("127.0.0.1", port)) as foreign:
+
+        def answer():
+            link, _ = foreign.accept()
+            link.sendall(greeting)
+            return link
+
+        began = time.monotonic()
+        error, link = in_threads(lambda: join(job(1, port), 60.0), answer)
+        link.close()
+    assert time.monotonic() - began < 3
+    assert told in str(error)
+    assert "MASTER_PORT=<a free port>" in str(error)
+
+
+def test_rank_0_listens_where_it_is_found_and_nowhere_else(port, formed):
+    assert join_all(port, 0, 1) == ["gloo", "gloo"]
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", port))  # refused where somebody listens on every address
+
+
+def test_a_latecomer_is_refused_and_told_why(port, formed):
+    assert join_all(port, 0, 1) == ["gloo", "gloo"]
+    assert "is there already under rank 1" in second_of_a_rank(port)
+
+
+def test_a_restarted_job_does_not_meet_where_the_last_attempt_did(port, environ, formed):
     server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     for attempt in ("0", "1"):
         environ["TORCHELASTIC_RESTART_COUNT"] = attempt
         with pytest.raises(ConnectError, match=r"1 of 2 workers are missing.*ranks \[1\]"):
             join(job(0, port), 0.2)
-    assert server.check(["gossamer/0/hello/0"])
-    assert server.check(["gossamer/1/hello/0"])
+    assert server.get("gossamer/0/meeting") != server.get("gossamer/1/meeting")
+    assert join_all(port, 0, 1) == ["gloo", "gloo"]  # rank 0 takes the place of the one that has gone
+
+
+def test_a_second_rank_0_by_a_launchers_store_is_refused(port, environ, formed):
+    server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        server.set("gossamer/0/meeting", f"127.0.0.1:{first.getsockname()[1]}")
+        (error,) = join_all(port, 0)
+    assert "another worker is there already under rank 0" in str(error)
 
 
 def test_a_group_that_exists_is_used_as_it_is(tmp_path):

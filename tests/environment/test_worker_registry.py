@@ -14,7 +14,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> object:
     store, meeting = serve_store("127.0.0.1:0")
     host, _, port = meeting.rpartition(":")
     for name, text in {
-        "GOSSAMER_RUN": "a run",
+        "GOSSAMER_REGISTRY": "1",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
@@ -39,7 +39,7 @@ def test_who_came_to_the_end_says_so() -> None:
     assert has_ended()
 
 
-@pytest.mark.parametrize("name", ["GOSSAMER_RUN", "TORCHELASTIC_USE_AGENT_STORE"])
+@pytest.mark.parametrize("name", ["GOSSAMER_REGISTRY", "TORCHELASTIC_USE_AGENT_STORE"])
 @pytest.mark.usefixtures("launched")
 def test_where_nobody_is_taken_back_nobody_keeps_a_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(name)

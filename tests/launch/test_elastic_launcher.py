@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from support.processes import engine_files_left_open
 
 from gossamer.errors import ConnectError
-from gossamer.launch import elastic_launcher, reaper
+from gossamer.launch import reaper
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.failure import Origin, Outcome
 from gossamer.launch.job import Job
@@ -153,6 +154,29 @@ def test_a_killed_worker_is_named_where_nobody_but_the_engine_can_look(
     assert run.seconds < 25  # less than the engine's own patience
 
 
+def test_who_was_asked_alone_to_end_is_blamed_and_not_who_met_it(run: Run) -> None:
+    outcome = run(
+        """
+        from pathlib import Path
+        from gossamer.errors import PeerLost
+        gone = Path(__file__).with_name("gone")
+        if rank == 1:
+            gone.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        while not gone.exists():
+            pass
+        if rank == 0:
+            time.sleep(0.1)
+            raise PeerLost("a worker left")
+        time.sleep(60)
+        """,
+        workers=3,
+    )
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.exit_code) == (1, 143)
+    assert "rank 2 was stopped (signal SIGTERM)" in run.log(2)
+
+
 def test_exit_codes_of_the_script_are_kept(run: Run) -> None:
     assert run("sys.exit(7 if rank else 0)").exit_code == 7
 
@@ -188,16 +212,41 @@ def test_restarts_start_everyone_again(run: Run) -> None:
     assert "Restarting all workers (1 of at most 2)" in note
 
 
-def test_of_two_runs_that_take_one_port_the_slower_takes_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("", 0)) as taken:
-        offered = iter([f"127.0.0.1:{taken.getsockname()[1]}", elastic_launcher.free_endpoint()])
-        monkeypatch.setattr(elastic_launcher, "free_endpoint", lambda: next(offered))
-        assert run("print('here')", workers=1) == Outcome()
-    assert run.lines == [(0, "here")]
+LISTENERS = """
+lines = open("/proc/net/tcp").read().splitlines()[1:] + open("/proc/net/tcp6").read().splitlines()[1:]
+port = f"{int(os.environ['MASTER_PORT']):04X}"
+print(*(fields[1].split(":")[0] for fields in map(str.split, lines) if fields[3] == "0A" and fields[1].endswith(port)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads listening sockets as Linux lists them")
+def test_on_one_machine_nobody_listens_but_on_loopback(run: Run) -> None:
+    assert run(LISTENERS, workers=1) == Outcome()
+    assert run.lines == [(0, "0100007F")]
+
+
+def test_workers_meet_only_if_they_have_the_runs_secret(run: Run) -> None:
+    outcome = run(
+        """
+        import gossamer
+        mode = os.stat(os.environ["GOSSAMER_TOKEN_FILE"]).st_mode & 0o777
+        print(len(os.environ["GOSSAMER_RUN"]), oct(mode))
+        if rank == 1:
+            del os.environ["GOSSAMER_TOKEN_FILE"]
+            gossamer.init()
+        time.sleep(60 if rank else 0)
+        gossamer.init()
+        """
+    )
+    assert [line for rank, line in run.lines if rank == 1] == ["16 0o600"]
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 1
+    assert "it cannot prove that it belongs to this run" in outcome.failure.summary
+    assert any("was refused at the meeting" in line for rank, line in run.lines if rank == 0)
 
 
 def test_a_place_to_meet_that_is_taken_is_refused_at_once(run: Run) -> None:
-    with socket.create_server(("", 0)) as taken, pytest.raises(ConnectError, match="is in use"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConnectError, match="is in use"):
         run("", rendezvous=f"127.0.0.1:{taken.getsockname()[1]}")
     assert run.seconds < 2
 

@@ -53,12 +53,19 @@ def test_echoes_are_told_from_causes(error: Exception, echo: bool) -> None:
         (-signal.SIGKILL, True, Origin.STOPPED),
         (-signal.SIGSEGV, False, Origin.KILLED),
         (-signal.SIGABRT, False, Origin.ENDED),
-        (-signal.SIGTERM, False, Origin.STOPPED),
+        (-signal.SIGTERM, True, Origin.STOPPED),
+        (-signal.SIGTERM, False, Origin.KILLED),
         (3, False, Origin.ENDED),
     ],
 )
 def test_workers_that_left_no_word(exit_code: int, stopped: bool, origin: Origin) -> None:
     assert from_exit(0, exit_code, 0.0, stopped).origin is origin
+
+
+def test_who_was_asked_alone_to_end_is_the_cause_of_what_the_others_met() -> None:
+    ended = from_exit(1, -signal.SIGTERM, 1.0, stopped=False)
+    assert cause([failed(0, Origin.ECHO, 0.5), ended]).rank == 1
+    assert "rank 1 failed: it ended with signal SIGTERM. Somebody asked it alone to end" in str(ended)
 
 
 def test_exit_codes_are_those_of_a_shell() -> None:
@@ -69,6 +76,6 @@ def test_exit_codes_are_those_of_a_shell() -> None:
 
 def test_messages_name_rank_and_signal() -> None:
     assert str(from_exit(2, -9, 0.0, False)).startswith("rank 2 failed: it ended with signal SIGKILL")
-    assert str(from_exit(2, -15, 0.0, False)) == "rank 2 was stopped (signal SIGTERM)"
+    assert str(from_exit(2, -15, 0.0, True)) == "rank 2 was stopped (signal SIGTERM)"
     assert str(failed(1, Origin.RAISED, 0.0)) == "rank 1 failed: RAISED (exit code 1)"
     assert from_exit(0, -64, 0.0, False).ending in ("signal 64", "signal SIGRTMAX")

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ pytestmark = pytest.mark.processes
 LAUNCHER = """
 import subprocess, sys
 sys.path.insert(0, sys.argv[2])  # without the rest of the package, which takes seconds
+from pathlib import Path
 from parent_watchdog import OrphanReaper
-with OrphanReaper() as guard:
+with OrphanReaper(Path(sys.argv[3])) as guard:
     child = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]], start_new_session=True)
     {}
     print(child.pid, flush=True)
@@ -36,7 +38,7 @@ STANDING = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c',
 def check_nothing_outlives_a_killed_launcher(registration: str, seconds: float) -> None:
     """A process and its helper, which stands still."""
     with subprocess.Popen(
-        [sys.executable, "-S", "-c", LAUNCHER.format(registration), STANDING, LAUNCH_FOLDER],
+        [sys.executable, "-S", "-c", LAUNCHER.format(registration), STANDING, LAUNCH_FOLDER, "none"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as launcher:  # fmt: skip
         assert launcher.stdout is not None
@@ -66,7 +68,40 @@ def test_the_check_of_who_outlives_notices_them() -> None:
 
 
 def test_the_guard_leaves_alone_what_ended_before() -> None:
-    assert left(["+3\n", "+4\n", "-3\n", "-5\n", "+6\n"]) == {4, 6}
+    assert left(["+3\n", "+4\n", "-3\n", "-5\n", "+6\n"]) == ({4, 6}, "")
+
+
+def test_a_directory_is_removed_where_nobody_took_that_back() -> None:
+    assert left(['="a\\nb"\n', "+3\n"]) == ({3}, "a\nb")
+    assert left(['="a"\n', '=""\n']) == (set(), "")
+
+
+def end_of_launcher(directory: Path, *, killed: bool) -> None:
+    """A launcher with this directory, which was killed or came to its end; and its guard."""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", LAUNCHER.format(""), "", LAUNCH_FOLDER, str(directory)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as launcher:  # fmt: skip
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        if killed:
+            launcher.kill()
+        launcher.stdin.close()
+
+
+def test_a_killed_launcher_leaves_no_secret_behind(tmp_path: Path) -> None:
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    for directory in (run, kept):
+        (directory / "journal-0").mkdir(parents=True)
+        (directory / "token").write_text("secret")
+    end_of_launcher(run, killed=True)
+    deadline = time.monotonic() + 10
+    while run.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not run.exists()
+    end_of_launcher(kept, killed=False)
+    assert (kept / "token").exists()
 
 
 def test_a_run_goes_on_without_its_guard(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

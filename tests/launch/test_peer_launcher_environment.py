@@ -62,7 +62,7 @@ def test_every_process_knows_its_place_and_not_an_outer_launchers(run: Run, monk
 
 def test_a_secret_of_ones_own_is_checked_and_used(run: Run) -> None:
     mine = make_token_file(run.directory)
-    run(f"assert os.environ['GOSSAMER_TOKEN_FILE'] == {str(mine)!r}", serving={"token_file": mine})
+    run(f"assert os.environ['GOSSAMER_TOKEN_FILE'] == {str(mine)!r}", token_file=mine)
     assert not (run.private / "token").exists()
     with pytest.raises(ConnectError, match="No such file"):
         check_token_file(run.directory / "none")

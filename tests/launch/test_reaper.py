@@ -97,6 +97,22 @@ def test_a_killed_worker_counts_as_a_failure_and_keeps_its_exit_code(files: RunF
     assert reaper._deadline == 3.0
 
 
+def test_who_died_first_was_prompted_by_nobody(files: RunFiles) -> None:
+    assert ended(files, "import os; os.kill(os.getpid(), 15)").unprompted == {0}
+
+
+def test_who_dies_after_a_request_or_another_was_prompted(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper_module, "await_end", lambda pid: -15)
+    reaper, _ = watching(files, 2)
+    reaper.died[1] = (1, 0.0)
+    reaper._watch(0, 0, 0)
+    assert not reaper.unprompted
+    reaper.begin(0, range(2))
+    reaper.request_stop()
+    reaper._watch(0, 0, 0)
+    assert not reaper.unprompted
+
+
 @pytest.mark.parametrize("code", ["", "import os; os._exit(0)"])
 def test_a_worker_that_ended_well_is_no_failure(files: RunFiles, code: str) -> None:
     reaper = ended(files, code)

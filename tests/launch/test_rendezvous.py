@@ -5,23 +5,29 @@ from __future__ import annotations
 import socket
 
 import pytest
+from support.processes import free_port
 from torch.distributed import TCPStore
 
 from gossamer.errors import ConnectError
 from gossamer.launch import rendezvous
-from gossamer.launch.ports import PORTS, free_endpoint, free_endpoints
-from gossamer.launch.rendezvous import check_free, reach, serve_store, split_endpoint
+from gossamer.launch.ports import PORTS, free_endpoints
+from gossamer.launch.rendezvous import reach, serve_store, split_endpoint
 
 
-def test_a_free_endpoint_can_be_listened_on() -> None:
-    check_free(free_endpoint())
+def listen(endpoint: str | None, several_machines: bool = False) -> socket.socket:
+    return rendezvous.listen_at(endpoint, several_machines=several_machines, interface=None)
+
+
+def test_on_one_machine_only_that_machine_can_reach_the_workers_meeting() -> None:
+    with listen(None) as anywhere, listen(f"127.0.0.1:{free_port()}") as named:
+        assert anywhere.getsockname()[0] == named.getsockname()[0] == "127.0.0.1"
 
 
 def test_a_port_in_use_is_named_with_the_next_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConnectError, match=f"Port {port} is in use.*--rendezvous 10.0.0.1:{port + 1}"):
-            check_free(f"10.0.0.1:{port}")
+        with pytest.raises(ConnectError, match=f"Port {port} is in use.*--rendezvous 127.0.0.1:{port + 1}"):
+            listen(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("endpoint", ["", "host", "host:", ":29500", "host:http", "host:0", "host:65536"])
@@ -37,7 +43,7 @@ def test_addresses_of_version_six_keep_their_colons() -> None:
 def test_an_address_of_another_machine_is_refused_on_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: TimeoutError("timed out"))
     with pytest.raises(ConnectError, match=r"does not lead to this machine \(timed out\).*--node-rank 0"):
-        check_free(free_endpoint())
+        listen(f"192.0.2.1:{free_port()}", several_machines=True)
 
 
 def test_who_comes_late_finds_the_first_machine() -> None:

@@ -117,12 +117,29 @@ def test_every_example_can_be_read(file: File) -> None:
         ("100mbit,colour=red", ["colour", "RATE[,ROUND_TRIP]"]),
         ("100 parsecs", ["'100 parsecs'", "mbit"]),
         ("missing.toml", ["missing.toml"]),
+        pytest.param(f"1mbit,{'9' * 400}s", ["more than any network has"], id="endless"),
     ],
 )
 def test_what_cannot_be_read(text: str, ops: list[str]) -> None:
     with pytest.raises(NetworkError) as refusal:
         read_network(text, 2)
     assert all(op in str(refusal.value) for op in ops)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (f"a={'[' * 5000}{']' * 5000}", "cannot be read as a network"),
+        (f"a={'9' * 5000}", "cannot be read as a network"),
+        ('[[hosts]]\nrate="1mbit"\ncount=10000000000', "a count of at least 1, at most"),
+        ('[[hosts]]\nrate="1mbit"\ncount=true', "a count of at least 1, at most"),
+    ],
+    ids=["deep", "long", "many", "true"],
+)
+def test_a_file_that_asks_too_much_of_its_reader_is_refused(tmp_path: File, content: str, reason: str) -> None:
+    (tmp_path / "bad.toml").write_text(content)
+    with pytest.raises(NetworkError, match=reason):
+        read_network(str(tmp_path / "bad.toml"), 1)
 
 
 def test_more_workers_than_hosts(tmp_path: File) -> None:

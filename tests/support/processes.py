@@ -35,7 +35,9 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS)]),
+        "PYTHONPATH": os.pathsep.join(
+            [*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS), str(TESTS.parent / "src")]
+        ),
         "PYTHONWARNINGS": "error::FutureWarning",
     }
 

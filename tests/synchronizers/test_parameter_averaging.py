@@ -200,7 +200,14 @@ def test_a_second_backward_is_refused_where_gradients_arrive_late() -> None:
 
 @pytest.mark.parametrize("compressor", ["DGC(density=0.01)", "OneBitAdam(warmup=2)", "Route(DGC(0.01), rest=Dense())"])
 @pytest.mark.parametrize(
-    "strategy", ["LocalSGD(4)", "PostLocalSGD(4, start=3)", "DiLoCo(4, outer_momentum=0.0)", "DelayedAveraging(2)", "EveryStep(delay=1)"]
+    "strategy",
+    [
+        "LocalSGD(4)",
+        "PostLocalSGD(4, start=3)",
+        "DiLoCo(4, outer_momentum=0.0)",
+        "DelayedAveraging(2)",
+        "EveryStep(delay=1)",
+    ],
 )
 def test_compressors_that_apply_momentum_need_gradients_at_once(strategy: str, compressor: str) -> None:
     with pytest.raises(RecipeError) as refused:

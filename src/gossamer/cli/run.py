@@ -74,7 +74,7 @@ NEVER_ATTACHED = (
     "--token-file",
     type=click.Path(path_type=Path),
     callback=check_token,
-    help="The secret of servers and workers, mode 0600.  [default: a new one]",
+    help="The secret of servers and workers, mode 0600; several machines need the same.  [default: a new one]",
 )
 @click.option(
     "--tls",
@@ -109,7 +109,7 @@ def run(
     With --network each worker and server has a host of its own on an emulated network. Faults (cut, slow, stop, kill)
     happen to hosts and workers by number, servers after the workers, in seconds after training began.
     """
-    serving = read_serving(servers, token_file, machines)
+    serving = read_serving(servers, machines)
     faults = tuple(read_fault(text, workers + servers) for text in fault_texts)
     network = machines.emulated(network_text, workers + servers)
     if plot_file is not None:
@@ -121,6 +121,7 @@ def run(
         workers=workers,
         **vars(machines),
         recipe=recipe,
+        token_file=token_file,
         max_restarts=max_restarts,
         logs=logs or _new_logs(),
         worker_module="gossamer.cli.worker",

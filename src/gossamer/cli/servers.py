@@ -48,16 +48,14 @@ def check_certificates(context: click.Context, option: click.Parameter, folder: 
     return folder if folder is None else folder.resolve()
 
 
-def read_serving(servers: int, token_file: Path | None, machines: Machines) -> Serving | None:
+def read_serving(servers: int, machines: Machines) -> Serving | None:
     """The dedicated servers of a run, if it has any."""
     if servers == 0:
-        if token_file is not None:
-            raise click.UsageError("--token-file is what servers and workers know each other by: add --servers 1.")
         return None
     for option, given in (("--nnodes", machines.nodes > 1), ("--rendezvous", machines.rendezvous is not None)):
         if given:
             raise click.UsageError(ONE_MACHINE.format(option=option))
-    return Serving(servers=servers, token_file=token_file)
+    return Serving(servers=servers)
 
 
 def starter(job: Job, serving: Serving | None, emulation: Emulation) -> Start:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gossamer import events
 from gossamer.emulation.interface_counters import sent_bytes
-from gossamer.environment.run_settings import run_name
+from gossamer.environment.run_settings import restarts_alone
 from gossamer.launch import worker
 from gossamer.launch.logs.run_files import RUN_DIRECTORY
 from gossamer.observe.recorder import Recorder
@@ -24,7 +24,7 @@ def main() -> None:
     recorder = Recorder(
         Path(os.environ[RUN_DIRECTORY]),
         int(os.environ["RANK"]),
-        steps_live=os.environ["LOCAL_RANK"] == "0" or bool(run_name()),  # where rank 0 may be lost, others report
+        steps_live=os.environ["LOCAL_RANK"] == "0" or restarts_alone(),  # where rank 0 may be lost, others report
         interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
     )
     events.subscribe(recorder)

@@ -43,7 +43,8 @@ def _store(job: environment.JobEnvironment) -> RendezvousStore:
         raise ConnectError("A world of one has no pairs to measure. Start `gossamer doctor --workers 2`, or more.")
     launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = job.rank == 0 and not launcher_serves
-    return RendezvousStore("doctor", job.master_address, job.master_port, serves=serves, seconds=RENDEZVOUS_SECONDS)
+    port = job.master_port + (0 if launcher_serves else 1)  # at rank 0's own the workers meet that join
+    return RendezvousStore("doctor", job.master_address, port, serves=serves, seconds=RENDEZVOUS_SECONDS)
 
 
 def _probe(

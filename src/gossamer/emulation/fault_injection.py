@@ -31,6 +31,9 @@ class FaultTarget(Protocol):
     def kill(self, rank: int) -> None: ...
 
 
+LARGEST_NUMBER = 1e9
+SHOWN_CHARACTERS = 200  # of a text that cannot be read
+
 Action = Callable[[FaultTarget], None]
 
 
@@ -47,8 +50,10 @@ class Fault:
     text: str = ""
 
     def __post_init__(self) -> None:
-        require(self.at >= 0, f"a fault begins at least 0 seconds after training did, not {self.at}")
+        require(0 <= self.at < inf, f"a fault begins at least 0 seconds after training did, not {self.at}")
         require(self.for_seconds > 0, f"a fault takes more than {self.for_seconds} seconds")
+        whole = all(isinstance(number, int) for number in self.numbers)
+        require(whole, f"hosts and workers have whole numbers, not {', '.join(map(str, self.numbers))}")
 
 
 def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float = inf) -> Fault:
@@ -63,7 +68,7 @@ def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float =
 
 
 def _slow(host: int, factor: float, *, at: float, for_seconds: float = inf) -> Fault:
-    require(factor > 0, f"slow needs a positive factor, not {factor}")
+    require(0 < factor < inf, f"slow needs a positive factor, not {factor}")
     return Fault(
         at=at,
         for_seconds=for_seconds,
@@ -104,8 +109,10 @@ def read_fault(text: str, workers: int) -> Fault:
     try:
         kind, arguments, options = _call(text)
         fault = replace(KINDS[kind](*arguments, **options), text=text)
-    except (SyntaxError, TypeError, ValueError) as problem:
-        raise EmulationError(f"{text!r} cannot be read as a fault ({problem}). Write {EXAMPLES}.") from None
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as problem:
+        raise EmulationError(
+            f"{text[:SHOWN_CHARACTERS]!r} cannot be read as a fault ({problem}). Write {EXAMPLES}."
+        ) from None
     absent = [number for number in fault.numbers if number not in range(workers)]
     if absent:
         raise EmulationError(f"{text!r}: there is no {absent[0]}; {workers} workers count from 0 to {workers - 1}.")
@@ -124,6 +131,8 @@ def _number(node: ast.expr) -> float:
     value = ast.literal_eval(node)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
+    if abs(value) > LARGEST_NUMBER and value != inf:
+        raise ValueError("a number is too large")
     return value
 
 

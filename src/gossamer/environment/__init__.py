@@ -2,6 +2,10 @@
 
 launcher_env.py        rank and world size from torchrun's, mpirun's or srun's variables
 rendezvous.py          joins the process group, or says within seconds which ranks are missing and why
+meeting.py             the protocol by which ranks prove themselves, hear of each other and of who has left
+meeting_server.py      the meeting's thread in rank 0; meeting_member.py: each rank's connection to it
+meeting_place.py       where the meeting is, and torch's store for the group
+listening.py           a listening socket at one address of this machine
 network_interfaces.py  IPv4 interfaces, and the one that leads to the other workers
 store.py               a key-value store at the rendezvous, before any process group
 worker_registry.py     addresses of workers, for those that come back

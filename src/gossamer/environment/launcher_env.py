@@ -43,10 +43,10 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
     for name in names:
         text = environ.get(name, "").strip()
         if text:
-            if not re.fullmatch(r"-?\d+", text):
+            if not re.fullmatch(r"-?[0-9]{1,9}", text):
                 raise ConnectError(
-                    f"{name}={text!r} is not a whole number, so this worker does not know its place in "
-                    f"the job. Correct it, or run `unset {name}` for a world of one."
+                    f"{name}={text[:40]!r} is not a whole number of at most nine digits, so this worker does not "
+                    f"know its place in the job. Correct it, or run `unset {name}` for a world of one."
                 )
             return int(text)
     return None
@@ -67,6 +67,8 @@ def _explicit(environ: Mapping[str, str]) -> FoundVariables | None:
             f"Set both, or run `unset {present}` for a world of one."
         )
     address = environ.get("MASTER_ADDR", "")
+    if world < 1:
+        raise ConnectError(f"WORLD_SIZE={world}, and a job has at least one worker. Write how many were started.")
     alone = world if address == "localhost" or address.startswith("127.") else 1
     local_world = _number(environ, "LOCAL_WORLD_SIZE") or alone
     local_rank = _number(environ, "LOCAL_RANK")
@@ -200,8 +202,21 @@ def detect(environ: Mapping[str, str]) -> JobEnvironment:
             f"This is rank {job.rank} of {job.world} workers on several machines, started by {job.launcher}, "
             f"and no variable says where rank 0 is, so they cannot find each other. {found.remedy}."
         )
-    port = _number(environ, "MASTER_PORT") or _port(found.identity)
+    port = _number(environ, "MASTER_PORT")
+    if port is not None and not 0 < port < 65536:
+        raise ConnectError(
+            f"MASTER_PORT={port} is no port that workers can meet at: all need the same from 1 to 65535. Write "
+            f"MASTER_PORT={DEFAULT_PORT}."
+        )
+    port = port or _port(found.identity)
     return replace(job, master_address=address, master_port=port)
+
+
+def run_identity(environ: Mapping[str, str]) -> str:
+    """A text common to all processes of one start of a run, and to no other, as far as anybody has named it."""
+    name = _first(environ, "GOSSAMER_RUN", "TORCHELASTIC_RUN_ID") or _find(environ).identity or "without a name"
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"{name}, start {int(attempt) + 1}" if attempt.isdigit() else name
 
 
 def here() -> JobEnvironment:

@@ -59,6 +59,11 @@ def run_name() -> str:
     return os.environ.get("GOSSAMER_RUN", "")
 
 
+def restarts_alone() -> bool:
+    """Whether this run's launcher restarts lost workers one by one, and keeps a registry of their addresses."""
+    return os.environ.get("GOSSAMER_REGISTRY") == "1"
+
+
 def returns() -> bool:
     """Whether this process replaces a lost worker while the others go on."""
     return os.environ.get("GOSSAMER_REJOIN") == "1"

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from gossamer.environment.listening import listen_as
 from gossamer.errors import ConnectError
 
 
@@ -15,21 +16,28 @@ class RendezvousStore:
     def __init__(self, name: str, address: str, port: int, *, serves: bool, seconds: float) -> None:
         self._where = f"{address}:{port}"
         try:
+            # From here on the descriptor is the store's
+            listener = self._listen(address, port) if serves else None
             store = TCPStore(
                 address,
                 port,
                 is_master=serves,
                 timeout=timedelta(seconds=seconds),
                 wait_for_workers=False,
-                multi_tenant=True,  # the process group's own may be at the same place later
+                master_listen_fd=listener,
             )
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise ConnectError(
                 f"There is no way to the meeting point {self._where}, so ranks cannot find each other "
                 f"({str(error).splitlines()[0]}). Rank 0 was not started, the address is wrong, or a firewall drops "
                 "the packets: start all workers within a few seconds, and open that port."
             ) from error
         self._store = PrefixStore(name, store)
+
+    @staticmethod
+    def _listen(address: str, port: int) -> int:
+        """At this address only: torch itself would listen at all of the machine's."""
+        return listen_as(address, port, several_machines=False, interface_address=None).detach()
 
     def pin(self, topic: str, text: str) -> None:
         self._store.set(topic, text)

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from gossamer.environment.run_settings import Address, run_name
+from gossamer.environment.run_settings import Address, restarts_alone
 from gossamer.errors import ConnectError
 
 STORE_SECONDS = 10.0
@@ -64,7 +64,7 @@ def trains(store: Store, rank: int, attempt: int) -> bool:
 
 def _store() -> Store | None:
     """The launcher's store, where it restarts lost workers one by one."""
-    if not run_name() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if not restarts_alone() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:

@@ -1,7 +1,7 @@
 """Launch: starts a run's processes on this machine, shows what they print, and says why they failed.
 
 job.py               Job and Serving: what is to be run, and the environment of its processes
-elastic_launcher.py  launch: all workers live and die together, on PyTorch's elastic launcher
+elastic_launcher.py  launch: all workers live and die together, on PyTorch's elastic launcher; agent_store.py: its store
 peer_launcher.py     launch_peers: workers and servers are lost and restarted one by one, by supervisor.py
 process.py           one worker or server over all its restarts
 standby.py           a server process that has imported everything and waits to replace a lost one

@@ -15,23 +15,23 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from gossamer.environment.run_token import check_token_file, make_token_file
 from gossamer.errors import ConnectError
-from gossamer.launch.failure import LOOK_SECONDS, Failure, cause, from_exit, from_report
+from gossamer.launch.agent_store import BACKEND, RENDEZVOUS_SECONDS, AgentRendezvous
+from gossamer.launch.failure import LOOK_SECONDS, REQUESTS, Failure, cause, from_exit, from_report
 from gossamer.launch.failure import Outcome as Outcome
 from gossamer.launch.job import NO_SERVERS, Job
 from gossamer.launch.logs.follow import Follower, Show
 from gossamer.launch.logs.run_files import RunFiles, read_json
+from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.peer_launcher import launch_peers
 from gossamer.launch.periodic import PeriodicTask
-from gossamer.launch.ports import free_endpoint
 from gossamer.launch.process import on_stop_signals
 from gossamer.launch.reaper import Reaper
-from gossamer.launch.rendezvous import check_free, reach
+from gossamer.launch.rendezvous import reach
 
 REAPER_SECONDS = 0.02
 MONITOR_SECONDS = 0.2
-RENDEZVOUS_SECONDS = 300
-PORTS_TRIED = 4
 
 
 class LauncherStopped(KeyboardInterrupt):
@@ -56,40 +56,48 @@ def launch(
     """
     if job.outlives_losses:
         return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
-    if job.rendezvous is not None:
-        _check_rendezvous(job, job.rendezvous, note)
-    attempts = Attempts(job, RunFiles(directory), show, note)
+    rendezvous = _rendezvous(job, note)
+    with OrphanReaper(directory) as orphan_reaper:
+        reaper = Reaper(RunFiles(directory), orphan_reaper=orphan_reaper)
+        attempts = Attempts(job, RunFiles(directory), show, note, rendezvous, _token(job, directory), reaper)
 
-    def look() -> None:
-        attempts.follower.look()
-        tick()
+        def look() -> None:
+            attempts.follower.look()
+            tick()
 
-    try:
-        with _quiet(), PeriodicTask(LOOK_SECONDS, look), PeriodicTask(REAPER_SECONDS, attempts.reaper.look):
-            return _run(job, attempts)
-    finally:
-        attempts.close()
+        try:
+            with _quiet(), PeriodicTask(LOOK_SECONDS, look), PeriodicTask(REAPER_SECONDS, reaper.look):
+                return _run(job, attempts, rendezvous)
+        finally:
+            attempts.close()
 
 
-def _check_rendezvous(job: Job, endpoint: str, note: Callable[[str], None]) -> None:
+def _rendezvous(job: Job, note: Callable[[str], None]) -> AgentRendezvous:
     """Find a wrong address at once: the engine would wait for minutes, and say nothing."""
-    if job.node_rank:
-        reach(endpoint)
-        return
-    check_free(endpoint)
-    if job.nodes > 1:
+    if job.node_rank and job.rendezvous is not None:
+        reach(job.rendezvous)
+    rendezvous = AgentRendezvous(job)
+    if job.nodes > 1 and not job.node_rank:
         others = "machine 1" if job.nodes == 2 else f"machines 1 to {job.nodes - 1}"
-        note(f"waiting for {others} to come to {endpoint}, {RENDEZVOUS_SECONDS // 60} minutes at most")
+        note(f"waiting for {others} to come to {job.rendezvous}, {RENDEZVOUS_SECONDS // 60} minutes at most")
+    return rendezvous
 
 
-def _run(job: Job, attempts: Attempts) -> Outcome:
+def _token(job: Job, directory: Path) -> Path | None:
+    """The file of the run's secret, where all of its machines have the same."""
+    if job.token_file is not None:
+        return check_token_file(job.token_file)
+    return make_token_file(directory) if job.nodes == 1 else None
+
+
+def _run(job: Job, attempts: Attempts, rendezvous: AgentRendezvous) -> Outcome:
     def stop(number: int, frame: FrameType | None) -> None:
-        attempts.reaper.stop()
+        attempts.reaper.request_stop()
         raise LauncherStopped(number)
 
     try:
         with on_stop_signals(stop):
-            _rendezvous_and_run(job, attempts)
+            _rendezvous_and_run(job, attempts, rendezvous)
     except ChildFailedError as failed:
         exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         return Outcome(failure=cause(attempts.failures(exit_codes)), restarts=attempts.number)
@@ -100,35 +108,28 @@ def _run(job: Job, attempts: Attempts) -> Outcome:
     return Outcome(restarts=attempts.number)
 
 
-def _rendezvous_and_run(job: Job, attempts: Attempts) -> None:
-    """Rendezvous, on one machine at any free port: where another program was faster, try the next."""
-    for tried in range(1, PORTS_TRIED + 1):
-        endpoint = job.rendezvous or free_endpoint()
-        try:
-            # `$` is the engine's sign for its own placeholders
-            arguments = [argument.replace("$", "$$") for argument in job.worker_arguments]
-            command = [*job.prefix, sys.executable, *arguments]
-            elastic_launch(_config(job, attempts, endpoint), command[0])(*command[1:])
-            return
-        except DistError as problem:
-            if job.rendezvous is None and tried < PORTS_TRIED and "EADDRINUSE" in str(problem):
-                continue
-            raise ConnectError(
-                f"The {job.nodes} machines could not meet at {endpoint} within {RENDEZVOUS_SECONDS} seconds "
-                f"({str(problem).splitlines()[0]}). Start the same command on every machine, with "
-                "--node-rank 0 on the one that has this address, and let its firewall pass the port."
-            ) from problem
+def _rendezvous_and_run(job: Job, attempts: Attempts, rendezvous: AgentRendezvous) -> None:
+    # `$` is the engine's sign for its own placeholders
+    arguments = [argument.replace("$", "$$") for argument in job.worker_arguments]
+    command = [*job.prefix, sys.executable, *arguments]
+    try:
+        elastic_launch(_config(job, attempts, rendezvous), command[0])(*command[1:])
+    except DistError as problem:
+        raise ConnectError(
+            f"The {job.nodes} machines could not meet at {job.rendezvous} within {RENDEZVOUS_SECONDS} seconds "
+            f"({str(problem).splitlines()[0]}). Start the same command on every machine, with "
+            "--node-rank 0 on the one that has this address, and let its firewall pass the port."
+        ) from problem
 
 
-def _config(job: Job, attempts: Attempts, endpoint: str) -> LaunchConfig:
+def _config(job: Job, attempts: Attempts, rendezvous: AgentRendezvous) -> LaunchConfig:
     return LaunchConfig(
         min_nodes=job.nodes,
         max_nodes=job.nodes,
         nproc_per_node=job.workers,
         run_id="gossamer",
-        rdzv_backend="static",
-        rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": job.node_rank, "timeout": RENDEZVOUS_SECONDS},
+        rdzv_backend=BACKEND,
+        rdzv_configs={"handler": rendezvous},
         max_restarts=job.max_restarts,
         monitor_interval=MONITOR_SECONDS,
         signals_to_handle="SIGQUIT",  # the others are handled here
@@ -144,13 +145,14 @@ class Attempts(LogsSpecs):
     files: RunFiles
     show: Show  # gets every line the workers print
     note: Callable[[str], None]  # gets the launcher's own sentences
+    rendezvous: AgentRendezvous
+    token: Path | None  # the file of the secret by which this run's workers know each other
+    reaper: Reaper
     number: int = 0  # of the current attempt
-    reaper: Reaper = field(init=False)
     follower: Follower = field(init=False)
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.reaper = Reaper(self.files)
         self.follower = Follower(self.job, self.files, self.show)
 
     @property
@@ -167,7 +169,9 @@ class Attempts(LogsSpecs):
         self.follower.begin(attempt)
         errors = {local: str(self.files.directory / f"engine-{attempt}-{rank}.json") for local, rank in ranks.items()}
         for local, env in envs.items():
-            env |= self.job.environment(self.files.directory) | {"TORCHELASTIC_ERROR_FILE": errors[local]}
+            env |= self.job.environment(self.files.directory) | {"GOSSAMER_RUN": self.rendezvous.run}
+            env |= {"GOSSAMER_TOKEN_FILE": str(self.token)} if self.token else {}
+            env["TORCHELASTIC_ERROR_FILE"] = errors[local]
         return LogsDest(
             stdouts={local: str(self.files.output(rank, attempt)) for local, rank in ranks.items()},
             stderrs={local: str(self.files.boot(rank, attempt)) for local, rank in ranks.items()},
@@ -193,7 +197,13 @@ class Attempts(LogsSpecs):
             if report is not None:
                 yield from_report(report)
             elif exit_code:
-                yield from_exit(rank, exit_code, moment, stopped=rank in self.reaper.killed)
+                yield from_exit(rank, exit_code, moment, self._was_stopped(rank, exit_code))
+
+    def _was_stopped(self, rank: int, exit_code: int) -> bool:
+        """Whether a worker was ended because of another: by the reaper, or by the engine, which asks all that are left
+        to end once it has seen the end of one."""
+        asked = -exit_code in REQUESTS and rank not in self.reaper.unprompted
+        return asked or rank in self.reaper.killed
 
     def _say_restart(self, attempt: int) -> None:
         failures = self.failures({})

@@ -17,7 +17,7 @@ ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe"
 class Origin(IntEnum):
     """Origins of a failure, the likeliest cause of all others first."""
 
-    KILLED = 0  # by a signal such as SIGKILL or SIGSEGV
+    KILLED = 0  # by a signal such as SIGKILL or SIGSEGV, or from outside by one that asks to end
     RAISED = 1  # an exception of the script
     ENDED = 2  # sys.exit, or an exit code without a report
     ECHO = 3  # an error that says no more than that another worker is gone
@@ -25,6 +25,9 @@ class Origin(IntEnum):
 
 
 FAULTS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+
+
+REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,8 @@ class Failure:
 
 _HINTS = {
     int(signal.SIGKILL): ". It was killed from outside; on Linux most often because memory ran out: see `dmesg`",
+    int(signal.SIGTERM): ". Somebody asked it alone to end: a scheduler, a container's limit, or `kill`. To stop the "
+    "run, send the signal to the launcher",
     int(signal.SIGSEGV): ". Native code crashed: `python -X faulthandler` shows where",
 }
 
@@ -90,11 +95,12 @@ def from_report(report: Mapping[str, Any]) -> Failure:
 
 
 def from_exit(rank: int, exit_code: int, moment: float, stopped: bool) -> Failure:
-    """The failure of a worker that reported none. stopped: the launcher ended it because of another."""
+    """The failure of a worker that reported none. stopped: the launcher was ending all, because of another or of a
+    request."""
     origin = Origin.ENDED
-    if stopped or exit_code in (-signal.SIGTERM, -signal.SIGINT):
+    if stopped:
         origin = Origin.STOPPED
-    elif -exit_code in FAULTS:
+    elif -exit_code in FAULTS | REQUESTS:
         origin = Origin.KILLED
     return Failure(rank=rank, exit_code=exit_code, moment=moment, origin=origin)
 

@@ -26,6 +26,7 @@ class Job:
     nodes: int = 1
     node_rank: int = 0
     rendezvous: str | None = None  # HOST:PORT where the machines meet; None for one machine
+    token_file: Path | None = None  # the run's secret; None for a new one, which several machines do not share
     interface: str | None = None  # the network interface to use; None for the default
     recipe: str | None = None  # the command line's
     max_restarts: int = 0
@@ -104,7 +105,6 @@ class Serving:
     """
 
     servers: int
-    token_file: Path | None = None  # the run's secret; None for a new one
     command: tuple[str, ...] = SERVER  # what a server runs
     standby: tuple[str, ...] = (*SERVER, "--spare")  # what a standby process runs; empty for none
     endpoints: tuple[str, ...] = ()  # HOST:PORT of each server; empty for free ports on the job's interface or loopback

@@ -1,23 +1,34 @@
-"""Parent watchdog: a process that outlives a killed launcher and kills the process groups it had started.
+"""Parent watchdog: a process that outlives a killed launcher, kills what it had started and removes its directory.
 
 This file is also the program: `python -I -S parent_watchdog.py` reads +PID and -PID, a line each, and kills the process
-groups that are left at the end of its input. SIGKILL, because a process that is stopped or stuck in native code
+groups that are left at the end of its input; then it removes the directory of the last line =DIRECTORY (in JSON; empty
+for none), which holds the run's secret. SIGKILL, because a process that is stopped or stuck in native code
 handles no other signal; a process of its own, because the killed launcher cannot.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
+
+REMOVING_SECONDS = 5.0  # in which those that were killed are gone, and write nothing more
 
 
 class OrphanReaper:
-    """Context manager: groups that were added and not removed do not outlive this process, however it ends."""
+    """Context manager: groups that were added and not removed do not outlive this process, however it ends, and the
+    directory outlives only the end of the block."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     def __enter__(self) -> OrphanReaper:
         # A session of its own: what a terminal sends to the launcher is not meant for it
@@ -29,11 +40,13 @@ class OrphanReaper:
             bufsize=0,
             start_new_session=True,
         )
+        self._remove(str(self._directory.absolute()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        self._remove("")
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate()
 
@@ -43,25 +56,37 @@ class OrphanReaper:
     def remove(self, group: int) -> None:
         self._tell(f"-{group}\n")
 
+    def _remove(self, directory: str) -> None:
+        self._tell(f"={json.dumps(directory)}\n")
+
     def _tell(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the watchdog was killed; the run does not depend on it
             if self._process.stdin is not None:
                 self._process.stdin.write(line.encode())
 
 
-def left(lines: Iterable[str]) -> set[int]:
-    """The groups that were added and not removed."""
+def left(lines: Iterable[str]) -> tuple[set[int], str]:
+    """The groups that were added and not removed, and the directory to remove, empty for none."""
     groups: set[int] = set()
+    directory = ""
     for line in lines:
-        change = groups.add if line.startswith("+") else groups.discard
-        change(int(line[1:]))
-    return groups
+        kind, said = line[0], line[1:]
+        if kind == "=":
+            directory = json.loads(said)
+        else:
+            (groups.add if kind == "+" else groups.discard)(int(said))
+    return groups, directory
 
 
 def main() -> None:
-    for group in left(sys.stdin):
+    groups, directory = left(sys.stdin)
+    for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    deadline = time.monotonic() + REMOVING_SECONDS
+    while directory and os.path.exists(directory) and time.monotonic() < deadline:
+        shutil.rmtree(directory, ignore_errors=True)
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -51,10 +51,10 @@ def launch_peers(
     """
     require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
     signals: list[int] = []  # polled, so that none interrupts a start or an end
-    with on_stop_signals(lambda number, frame: signals.append(number)), OrphanReaper() as orphan_reaper:
+    with on_stop_signals(lambda number, frame: signals.append(number)), OrphanReaper(directory) as orphan_reaper:
         store, store_endpoint = serve_store(serving.store_endpoint or f"{_host(job)}:0", serving.network)
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
-        token = check_token_file(serving.token_file) if serving.token_file else make_token_file(directory)
+        token = check_token_file(job.token_file) if job.token_file else make_token_file(directory)
         shared_environment = _shared_environment(job, directory, store_endpoint, endpoints, token)
         trains = partial(worker_registry.trains, store)
         supervisor = Supervisor(
@@ -97,6 +97,7 @@ def _shared_environment(
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GOSSAMER_RUN": secrets.token_hex(8),
+        "GOSSAMER_REGISTRY": "1",
         "GOSSAMER_SERVERS": ",".join(endpoints),
         "GOSSAMER_TOKEN_FILE": str(token),
     }  # fmt: skip

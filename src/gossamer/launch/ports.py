@@ -1,4 +1,4 @@
-"""Ports: finds free ones on this machine, for stores and servers to listen on."""
+"""Ports: finds free ones on this machine, for servers to listen on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from gossamer.errors import ConnectError
 # Below the ephemeral ports: a client that dials an ephemeral port while its server is away may be given the very same
 # port to dial from, connects to itself, and keeps the port
 PORTS = range(20000, 32000)
-
-
-def free_endpoint() -> str:
-    """An endpoint on loopback with a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def free_endpoints(host: str, count: int) -> tuple[str, ...]:

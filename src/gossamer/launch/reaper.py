@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from gossamer.launch.logs.run_files import RunFiles, read_json
+from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import signal_group
 
 GRACE_SECONDS = 2.5
@@ -27,7 +28,9 @@ class Reaper:
         files: RunFiles,
         grace_seconds: float = GRACE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        orphan_reaper: OrphanReaper | None = None,
     ) -> None:
+        self._orphan_reaper = orphan_reaper
         self._files = files
         self._grace_seconds = grace_seconds
         self._clock = clock
@@ -38,8 +41,10 @@ class Reaper:
         self._watchers: dict[int, threading.Thread] = {}
         self._not_started: set[int] = set()
         self._ended: set[int] = set()
+        self._requested = False
         self.died: dict[int, tuple[int, float]] = {}
         self.killed: set[int] = set()
+        self.unprompted: set[int] = set()  # those that died before any other did and before a request to stop
 
     def begin(self, attempt: int, ranks: range) -> None:
         """A new attempt: kill what is left of the one before."""
@@ -53,6 +58,12 @@ class Reaper:
             self._ended = set()
             self.died = {}
             self.killed = set()
+            self.unprompted = set()
+
+    def request_stop(self) -> None:
+        """As `stop`, because the launcher was asked to: whoever ends from now on is no cause of it."""
+        self._requested = True
+        self.stop()
 
     def stop(self) -> None:
         """Begin the grace period."""
@@ -80,6 +91,8 @@ class Reaper:
             started = read_json(self._files.started(rank, self._attempt))
             if started is not None:
                 self._pids[rank] = started["pid"]
+                if self._orphan_reaper is not None:
+                    self._orphan_reaper.add(started["pid"])
                 self._not_started.discard(rank)
                 watcher = threading.Thread(target=self._watch, args=(rank, started["pid"], self._attempt), daemon=True)
                 self._watchers[rank] = watcher
@@ -88,10 +101,14 @@ class Reaper:
     def _watch(self, rank: int, pid: int, attempt: int) -> None:
         """A thread for each worker, since the engine collects the ended within a fraction of a second."""
         exit_code = await_end(pid)
+        if self._orphan_reaper is not None:
+            self._orphan_reaper.remove(pid)
         with self._lock:
             if attempt != self._attempt:
                 return
             self._ended.add(rank)
+            if exit_code and not self.died and not self._requested:
+                self.unprompted.add(rank)
             if exit_code:
                 self.died[rank] = (exit_code, time.time())
             if exit_code or (exit_code is None and not self._files.finished(rank, attempt).exists()):

@@ -16,7 +16,8 @@ from typing import TypeVar
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from gossamer.environment import interface_towards
+from gossamer.environment import interface_towards, interfaces
+from gossamer.environment.listening import listen_as, names_this_machine
 from gossamer.errors import ConnectError
 
 REACH_SECONDS = 10.0
@@ -42,32 +43,39 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_free(endpoint: str) -> None:
-    """Fail at once where the first machine could not listen or would not find itself there.
+def listen_at(endpoint: str | None, *, several_machines: bool, interface: str | None) -> socket.socket:
+    """Listen where the first machine was said to be, at one address of it; None: anywhere on loopback.
 
-    The engine's own patience with both is minutes.
+    Fails at once where it cannot listen or would not find itself there: the engine's own patience with both is minutes.
     """
-    host, port = split_endpoint(endpoint)
-    # The engine listens on every address of the machine, whatever the host is called
-    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
-        if probe.family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen()
-        except OSError as problem:
-            reason = "is in use" if problem.errno == errno.EADDRINUSE else f"cannot be listened on ({problem})"
-            raise ConnectError(
-                f"Port {port} {reason} on this machine, so the workers cannot meet at {endpoint}. "
-                f"Take another one on all machines: --rendezvous {endpoint.rpartition(':')[0]}:{port + 1}; "
-                f"`ss -ltnp sport = :{port}` shows who has it."
-            ) from None
-        if (failure := _dial(host, port, SELF_REACH_SECONDS)) is not None:
-            raise ConnectError(
-                f"{endpoint} does not lead to this machine ({failure}), and machine 0 is where the others come to. "
-                "Write this machine's own address in --rendezvous, or --node-rank 0 on the machine that has this one."
-            )
+    host, port = split_endpoint(endpoint) if endpoint is not None else ("", 0)
+    try:
+        listener = listen_as(
+            host, port, several_machines=several_machines, interface_address=_outward_address(interface)
+        )
+    except OSError as problem:
+        reason = "is in use" if problem.errno == errno.EADDRINUSE else f"cannot be listened on ({problem})"
+        raise ConnectError(
+            f"Port {port} {reason} on this machine, so the workers cannot meet at {endpoint}. "
+            f"Take another one on all machines: --rendezvous {str(endpoint).rpartition(':')[0]}:{port + 1}; "
+            f"`ss -ltnp sport = :{port}` shows who has it."
+        ) from None
+    if host and not names_this_machine(host) and (failure := _dial(host, port, SELF_REACH_SECONDS)) is not None:
+        listener.close()
+        raise ConnectError(
+            f"{endpoint} does not lead to this machine ({failure}), and machine 0 is where the others come to. "
+            "Write this machine's own address in --rendezvous, or --node-rank 0 on the machine that has this one."
+        )
+    return listener
+
+
+def _outward_address(interface: str | None) -> str | None:
+    """The address of this interface, or of the only one that leads elsewhere; None where that is not clear."""
+    owned = interfaces()
+    if interface is not None:
+        return owned.get(interface)
+    outward = [address for address in owned.values() if not address.startswith("127.")]
+    return outward[0] if len(outward) == 1 else None
 
 
 def reach(endpoint: str, seconds: float = REACH_SECONDS) -> None:

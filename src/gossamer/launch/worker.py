@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -88,21 +88,25 @@ class FailureReporter:
 
 
 def _run(script: str, arguments: Sequence[str], reporter: FailureReporter) -> int:
+    """Sessions are closed while the script's variables are still there: nothing else holds a session."""
     try:
-        _run_script(script, arguments)
+        variables = _run_script(script, arguments)
+        _close_sessions()
+        del variables
     except SystemExit as end:
         exit_code = reporter.ended(end.code)
         if exit_code:
             return exit_code
-    _close_sessions()
+        _close_sessions()
     return 0
 
 
-def _run_script(script: str, arguments: Sequence[str]) -> None:
+def _run_script(script: str, arguments: Sequence[str]) -> Mapping[str, object]:
+    """The script's global variables at its end."""
     sys.argv = [script, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+    return runpy.run_path(script, run_name="__main__")
 
 
 def _close_sessions() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path as File
 from typing import Any
 
@@ -13,6 +14,7 @@ from gossamer.network.model import Host, Network, Path
 
 BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+MOST_HOSTS = 100_000  # with one description
 UNLIMITED_BITS_PER_SECOND = 100e9
 HOST_KEYS = {"count", "site", "rate", "up", "down"}
 DEFAULT_KEYS = {"round_trip", "jitter", "loss"}
@@ -57,7 +59,7 @@ def _from_spec(text: str, workers: int) -> Network:
 def _from_toml(file: File) -> Network:
     try:
         table = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: of text, TOML and numbers
         raise NetworkError(f"{file} cannot be read as a network: {error}") from error
     if unknown := table.keys() - {"hosts", "paths", "default"}:
         raise NetworkError(f"{file} has {sorted(unknown)}; a network has [[hosts]], [[paths]] and [default].")
@@ -98,8 +100,10 @@ def _hosts(entry: Mapping[str, Any], file: File) -> Sequence[Host]:
         Host, up_bits_per_second=_rate(up), down_bits_per_second=_rate(down), site=str(entry.get("site", ""))
     )
     count = entry.get("count", 1)
-    if not isinstance(count, int) or count < 1:
-        raise NetworkError(f"{file}: how many hosts are alike is a count of at least 1, not {count!r}")
+    if type(count) is not int or not 1 <= count <= MOST_HOSTS:
+        raise NetworkError(
+            f"{file}: how many hosts are alike is a count of at least 1, at most {MOST_HOSTS}, not {count!r}"
+        )
     return (host,) * count
 
 
@@ -142,7 +146,10 @@ def _quantity(text: str, units: Mapping[str, float], what: str, example: str) ->
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(text).strip().lower())
     if not found or found[2] not in units:
         raise NetworkError(f"{text!r} is not {what}. Write a number and one of {', '.join(units)}, such as {example}.")
-    return float(found[1]) * units[found[2]]
+    quantity = float(found[1]) * units[found[2]]
+    if not isfinite(quantity):
+        raise NetworkError(f"{str(text)[:40]!r}... is more than any network has. Write {what} such as {example}.")
+    return quantity
 
 
 def _checked(noun: Any, **fields: Any) -> Any:

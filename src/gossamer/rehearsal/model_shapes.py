@@ -18,6 +18,10 @@ from gossamer.rehearsal.model_zoo import BUILT_IN
 EXAMPLE = '[["first.weight", [64, 3, 7, 7], 1.0], ["last.weight", [1000, 512], 0.1]]'
 
 
+MOST_ELEMENTS = 2**48
+SHOWN_CHARACTERS = 200  # of an entry that cannot be read
+
+
 class ShapesError(GossamerError, ValueError):
     """Shapes that cannot be read."""
 
@@ -33,8 +37,10 @@ class Gradient:
     def __post_init__(self) -> None:
         if not self.name:
             raise ShapesError("a tensor needs a name, since what is remembered between steps is kept by name")
-        if not all(isinstance(size, int) and size > 0 for size in self.shape):
+        if not all(type(size) is int and size > 0 for size in self.shape):
             raise ShapesError(f'"{self.name}": a shape is a list of positive whole numbers, not {list(self.shape)}')
+        if self.numel > MOST_ELEMENTS:
+            raise ShapesError(f'"{self.name}" has more elements than any memory: write the shape of one tensor')
         if not (isfinite(self.share) and 0 <= self.share <= 1):
             raise ShapesError(
                 f'"{self.name}": a share is the part of the backward pass that is over when the gradient appears, in '
@@ -100,7 +106,7 @@ def from_file(path: Path) -> Shapes:
     """Shapes from JSON: [["name", [shape], share], ...] in forward order."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ShapesError(f"{path} is not JSON: {error}. Write {EXAMPLE}") from error
     if not isinstance(entries, list):
         raise ShapesError(f"{path} is not a list of tensors. Write {EXAMPLE}")
@@ -109,9 +115,11 @@ def from_file(path: Path) -> Shapes:
 
 def _gradient(entry: Any, path: Path) -> Gradient:
     match entry:
-        case [str(name), [*shape], (int() | float()) as share]:
+        case [str(name), [*shape], (int() | float()) as share] if (
+            type(share) is not bool and not abs(share) > MOST_ELEMENTS
+        ):
             return Gradient(name, tuple(shape), float(share))
-    raise ShapesError(f"{path}: {json.dumps(entry)} is not [name, shape, share]. Write {EXAMPLE}")
+    raise ShapesError(f"{path}: {json.dumps(entry)[:SHOWN_CHARACTERS]} is not [name, shape, share]. Write {EXAMPLE}")
 
 
 def from_script(script: Path, arguments: Sequence[str]) -> Shapes:

@@ -1,0 +1,66 @@
+"""Listening socket: listens at the address by which this machine is known to the others, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+
+ANYWHERE = ""
+LOOPBACK = "127.0.0.1"
+
+
+def listen_as(host: str, port: int, *, several_machines: bool, interface_address: str | None) -> socket.socket:
+    """Listen at the address of this machine that `host` names, at `port` (0 for any free one).
+
+    interface_address: where to listen instead if `host` is no address of this machine's, as behind a forwarded port,
+    or if several_machines and it is one that only this machine can reach (Debian resolves a machine's own name to
+    127.0.1.1); None for every address. Raises OSError, with EADDRINUSE where the port is taken.
+    """
+    candidates = [LOOPBACK] if host == ANYWHERE and not several_machines else _addresses(host)
+    for address in candidates:
+        if several_machines and _is_loopback(address):
+            continue
+        try:
+            return _listen(address, port)
+        except OSError as problem:
+            if problem.errno != errno.EADDRNOTAVAIL:
+                raise
+    return _listen(interface_address or ANYWHERE, port)
+
+
+def dialable(listener: socket.socket, host: str) -> str:
+    """The address by which this machine reaches its own listener: `host` where that listens on every address."""
+    address: str = listener.getsockname()[0]
+    return host if ipaddress.ip_address(address.partition("%")[0]).is_unspecified else address
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether one of the addresses that `host` means is this machine's own."""
+    for address in _addresses(host):
+        with contextlib.suppress(OSError):
+            _listen(address, 0).close()
+            return True
+    return False
+
+
+def _addresses(host: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return []
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    if address != ANYWHERE:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server((ANYWHERE, port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((ANYWHERE, port))

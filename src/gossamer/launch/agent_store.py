@@ -1,0 +1,86 @@
+"""Agent store: lets PyTorch's launcher meet at one address of this machine instead of at all of them."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+from gossamer.environment.listening import LOOPBACK, dialable
+from gossamer.launch.job import Job
+from gossamer.launch.rendezvous import listen_at, split_endpoint
+
+BACKEND = "gossamer"
+RENDEZVOUS_SECONDS = 300
+
+
+class AgentRendezvous(RendezvousHandler):
+    """As PyTorch's static rendezvous, whose store listens on every address: machine 0 serves, the others come there.
+
+    Raises ConnectError where machine 0 cannot listen; torch.distributed.DistError where the machines do not come.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._store: TCPStore | None = None
+        self.run = ""  # the run's name, the same on all machines; known after the first rendezvous
+        self._host, self._port = LOOPBACK, 0
+        self._listener = None
+        if job.rendezvous is not None:
+            self._host, self._port = split_endpoint(job.rendezvous)
+        if job.node_rank == 0:
+            self._listener = listen_at(job.rendezvous, several_machines=job.nodes > 1, interface=job.interface)
+            self._host, self._port = dialable(self._listener, self._host), self._listener.getsockname()[1]
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None:
+            self._store = TCPStore(
+                self._host,
+                self._port,
+                self._job.nodes,
+                is_master=self._listener is not None,
+                timeout=timedelta(seconds=RENDEZVOUS_SECONDS),
+                # From here on the descriptor is the store's
+                master_listen_fd=None if self._listener is None else self._listener.detach(),
+            )
+            self.run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
+        place = RendezvousStoreInfo(self._host, self._port)
+        return RendezvousInfo(PrefixStore(BACKEND, self._store), self._job.node_rank, self._job.nodes, place)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return BACKEND
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    handler: RendezvousHandler = parameters.config["handler"]
+    return handler
+
+
+rendezvous_handler_registry.register(BACKEND, _handler)

@@ -1,0 +1,64 @@
+"""The program of a worker: the script's end."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+
+from gossamer.launch import worker
+from gossamer.launch.logs.run_files import RunFiles
+from gossamer.runtime import open_sessions
+
+SCRIPT = """
+import gc, sys
+from gossamer.errors import Stopped
+from gossamer.runtime import open_sessions
+
+class Session:
+    def close(self):
+        open_sessions.unregister(self)
+        print("closed")
+
+def work():
+    session = Session()
+    open_sessions.register(session)
+    {}
+
+session = Session()
+open_sessions.register(session)
+gc.collect()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("within", "after", "closed"),
+    [
+        ("return", "work()", 1),
+        ("raise Stopped", "work()", 2),
+        ("sys.exit()", "work()", 2),
+        ("sys.exit(3)", "work()", 0),
+    ],
+)
+def test_sessions_that_the_script_left_open_are_closed_at_its_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    within: str,
+    after: str,
+    closed: int,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(within, after))
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    close = worker._close_sessions
+    monkeypatch.setattr(worker, "_close_sessions", lambda: (gc.collect(), close()))  # garbage is gone by then
+    reporter = worker.FailureReporter(RunFiles(tmp_path), 0)
+    worker._run(str(script), [], reporter)
+    assert capsys.readouterr().out.split() == ["closed"] * closed
+    for session in open_sessions.open_sessions():
+        open_sessions.unregister(session)
