@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.environment.worker_registry import has_ended, mark_end, publish, published
+from gossamer.environment import worker_registry
+from gossamer.environment.worker_registry import claim_end, has_ended, mark_end, publish, published
 from gossamer.errors import ConnectError
 from gossamer.launch.rendezvous import serve_store
 
@@ -39,6 +40,20 @@ def test_who_came_to_the_end_says_so() -> None:
     assert has_ended()
 
 
+@pytest.mark.usefixtures("launched")
+def test_of_two_ends_the_first_one_stays() -> None:
+    """Of each training its own."""
+    assert [claim_end(0, "a"), claim_end(0, "b"), claim_end(0, "a")] == ["a", "a", "a"]
+    assert claim_end(1, "b") == "b"
+
+
+def test_an_end_that_cannot_be_asked_about_is_none(launched: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(worker_registry, "STORE_SECONDS", 0.2)
+    with pytest.raises(ConnectError, match="does not answer"):
+        claim_end(0, "a")
+
+
 @pytest.mark.parametrize("name", ["GOSSAMER_REGISTRY", "TORCHELASTIC_USE_AGENT_STORE"])
 @pytest.mark.usefixtures("launched")
 def test_where_nobody_is_taken_back_nobody_keeps_a_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,5 +61,6 @@ def test_where_nobody_is_taken_back_nobody_keeps_a_list(name: str, monkeypatch: 
     publish(0, ("127.0.0.1", 1000))
     mark_end()
     assert not has_ended()
+    assert claim_end(0, "a") is None
     with pytest.raises(ConnectError, match=r"cannot come back.*gossamer run"):
         published(3)

@@ -7,9 +7,11 @@ from support.pairwise_partners import start_of
 
 from gossamer.core.layout import FlatTensors
 from gossamer.core.peer_ops import WORKER, Arrived, Peer, Pull, Push, Stamp
+from gossamer.errors import PeerLost
+from gossamer.gossip.final_mean import FinalMean
 from gossamer.gossip.incarnation import with_incarnation
 from gossamer.gossip.pairwise import Partner
-from gossamer.gossip.state_transfer import STATUS, PeerStatus, decode_status
+from gossamer.gossip.state_transfer import STATUS, PeerStatus, decode_status, hash_of
 from gossamer.gossip.termination import TerminationProtocol
 
 
@@ -72,3 +74,37 @@ def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
     assert decode_status(said.about) == PeerStatus(
         incarnation=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0)
     )
+
+
+@pytest.mark.parametrize(
+    ("claimed", "accepted", "world", "is_its"),
+    [
+        (None, 2, 3, True),
+        (None, 1, 2, False),
+        (None, 2, 4, False),
+        (None, 3, 4, True),
+        ("a", 1, 4, True),
+        ("b", 4, 4, False),
+    ],
+)
+def test_whose_mean_is_the_runs(claimed: str | None, accepted: int, world: int, is_its: bool) -> None:
+    """The one that is entered; without a place for it, the one that more than half of all accepted."""
+    partner = Partner(FlatTensors.pack({"weight": start_of(0)}), 0)
+    one = TerminationProtocol(partner, world, lambda text: claimed)
+    partner.mark_gone(1)
+    if is_its:
+        one._check_claimed("a", accepted)
+    else:
+        with pytest.raises(PeerLost, match="without workers 1, which it does not hear"):
+            one._check_claimed("a", accepted)
+
+
+def test_a_worker_takes_one_mean_and_is_dismissed_with_no_other() -> None:
+    one = TerminationProtocol(Partner(FlatTensors.pack({"weight": start_of(0)}), 0), 3)
+    first, second = (FinalMean((start_of(rank),), 0.0).encoded() for rank in (1, 2))
+    assert [one._accepts(mean) for mean in (first, second, first)] == [True, False, True]
+    one._dismissed_with.add(hash_of(second))
+    with pytest.raises(PeerLost):
+        one._check_taken()
+    one._dismissed_with.add(hash_of(first))
+    one._check_taken()

@@ -139,7 +139,7 @@ def test_what_an_optimizer_is_given_once_for_all_groups_is_given_again() -> None
     spec = ShardSpec((block,), "Adagrad", options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
     packed = FlatTensors.pack({"weight": weight.detach()})
     weight.grad = torch.tensor([1.0, -2.0])
-    FlatOptimizer(spec, [packed]).step([weight.grad.clone()], options_of(optimizer))
+    FlatOptimizer(spec, [packed], [False]).step([weight.grad.clone()], options_of(optimizer))
     optimizer.step()
     assert torch.equal(packed.flat, weight)
 
@@ -151,7 +151,7 @@ def test_every_one_is_made_again_from_what_is_told(name: str) -> None:
     block = Block("float32", 0, (("weight", (6,)),))
     spec = ShardSpec((block,), name, options_of(optimizer), "", world=1, seed=0, number=0, shards=1)
     packed = FlatTensors.pack({"weight": weight.detach()})
-    again = FlatOptimizer(ShardSpec.from_json(spec.to_json()), [packed])
+    again = FlatOptimizer(ShardSpec.from_json(spec.to_json()), [packed], [False])
     for step in range(3):
         weight.grad = torch.linspace(-1, 2, 6) * (step + 1)
         again.step([weight.grad.clone()], options_of(optimizer))

@@ -96,7 +96,7 @@ class Run:
         client.apply_pull()
         self.begun[worker] = tuple(shard_client.applied_version for shard_client in client.shard_clients)
         path.append(flat(tensors))
-        while client.step < self.steps:
+        while client.step < self.steps and not client.stopping:
             step = client.step
             yield from compute(self.seconds(worker, step))
             client.gather(self.gradient(tensors, worker, step), self.weight(worker, step))

@@ -243,7 +243,7 @@ def test_a_mean_that_one_worker_has_is_the_mean_of_all(monkeypatch: pytest.Monke
 def test_a_mean_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
     monkeypatch.setattr(pairwise_gossip, "TerminationProtocol", Forgetful)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, PeerLost)):  # either the first has the votes, or nobody has
         check_outlived()
 
 

@@ -37,6 +37,7 @@ def test_gradients_that_are_not_applied_before_the_next_step_are_noticed(monkeyp
         "ParameterServer(push=OneBit(), pull=OneBit())",
         "ParameterServer(mode='stale', staleness=2, pull=TopK(0.3)) + Int8()",
         "ParameterServer('async', damping=True) + PowerSGD(rank=1)",
+        "ParameterServer('async', push=Route(DGC(0.3), smallest=0))",
     ],
 )
 def test_every_pair_of_compressors_trains_and_ends_alike(recipe: str) -> None:
@@ -87,11 +88,13 @@ def test_the_fast_worker_waits_at_the_bound() -> None:
                 ahead[0] = max(ahead[0], begun_steps[0] - begun_steps[1])
                 if begun_steps[1] == 0 and begun_steps[0] > bound + 1:
                     slow_may_go.set()
+            before = parameters(model)
             step(model, optimizer, number, worker.rank)
+            assert not torch.equal(parameters(model), before), "a worker does not read its own writes"
         session.close()
 
     cluster(run, 2)
-    assert 1 <= ahead[0] <= bound + 1, "a step more than the bound is begun, and no gradient of it is pushed"
+    assert 1 <= ahead[0] <= bound + 1, "the slow one has not counted the step that it is at"
 
 
 @pytest.mark.parametrize(
@@ -211,3 +214,23 @@ def test_one_worker_asks_and_all_stop(recipe: str) -> None:
 
     found = cluster(run, 3)
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_the_sessions_seed_decides_what_is_drawn() -> None:
+    """Which entries travel, with compressors that draw."""
+
+    def trained(seed: int) -> torch.Tensor:
+        def run(worker: Worker) -> torch.Tensor:
+            model = network()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            recipe = "ParameterServer('sync', push=Route(Feedback(RandomK(0.2)), smallest=0))"
+            session = worker.attach(model, optimizer, recipe, seed=seed)
+            for number in range(3):
+                step(model, optimizer, number, worker.rank)
+            session.close()
+            return parameters(model)
+
+        return cluster(run, 2)[0]
+
+    assert torch.equal(trained(1), trained(1))
+    assert not torch.equal(trained(1), trained(-2))

@@ -13,7 +13,7 @@ from gossamer.environment.run_settings import Address, restarts_alone
 from gossamer.errors import ConnectError
 
 STORE_SECONDS = 10.0
-PLACES, ENDED, TRAINS = "gossamer/places", "ended", "trains-"
+PLACES, ENDED, ENDS_WITH, TRAINS = "gossamer/places", "ended", "ends-with-", "trains-"
 
 
 def publish(rank: int, place: Address) -> None:
@@ -33,6 +33,23 @@ def published(world: int) -> dict[int, Address]:
         )
     said = {rank: store.get(str(rank)) for rank in range(world) if store.check([str(rank)])}
     return {rank: (host, int(port)) for rank, (host, port) in ((rank, json.loads(text)) for rank, text in said.items())}
+
+
+def claim_end(number: int, text: str) -> str | None:
+    """Enter what the run's `number`-th training ends with, unless a worker has; returns what is entered.
+
+    None where the launcher keeps no registry. Raises ConnectError where it does and cannot be asked.
+    """
+    store = _store()
+    if store is None:
+        return None
+    try:
+        return store.compare_set(f"{ENDS_WITH}{number}", "", text).decode()
+    except RuntimeError as error:
+        raise ConnectError(
+            f"The launcher's store does not answer ({str(error).splitlines()[0]}), so nobody knows whether the others "
+            "ended with the same parameters. Is the launcher still there?"
+        ) from error
 
 
 def mark_end() -> None:

@@ -257,7 +257,7 @@ def _of_servers(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
     dtypes = {slot.name: dtype for dtype, layout in _layouts(model) for slot in layout}
     shapes = {slot.name: slot.shape for _, layout in model.layouts for slot in layout}
     count = min(codecs.strategy.shards or workers, workers)
-    servers = server_traffic(codecs, shapes, dtypes, count, AggregationContext(step=STEADY))
+    servers = server_traffic(codecs, shapes, dtypes, count, AggregationContext(step=STEADY), workers)
     elsewhere = (workers - 1) / workers
     sent = [
         TrafficItem(f"server {number}", op, elsewhere * nbytes)

@@ -83,7 +83,7 @@ def rejoin(others: Sequence[int], like: Payload, is_over: Callable[[], bool] = l
 
 def with_checksum(shown: Pulled) -> Pulled:
     """The same with a hash of its payload, in reply to a pull of STATE."""
-    return replace(shown, about=_hash(shown.payload)) if shown.payload else shown
+    return replace(shown, about=hash_of(shown.payload)) if shown.payload else shown
 
 
 def receive_state(peer: int, like: Payload, within_seconds: float | None = None) -> PeerScript:
@@ -104,9 +104,9 @@ def checked(pulled: Pulled, peer: int, like: Payload) -> Payload:
             f"worker {peer} shows {_kinds(pulled.payload)}, and this worker has {_kinds(like)}. Run the same script on "
             "every worker."
         )
-    if _hash(pulled.payload) != pulled.about:
+    if hash_of(pulled.payload) != pulled.about:
         raise MalformedError(
-            f"worker {peer} showed parameters of hash {pulled.about[:40]!r}, and {_hash(pulled.payload)!r} came, so "
+            f"worker {peer} showed parameters of hash {pulled.about[:40]!r}, and {hash_of(pulled.payload)!r} came, so "
             "this worker does not begin from them. Ask again, or ask another."
         )
     if not all_finite(pulled.payload[0]):
@@ -118,7 +118,7 @@ def _kinds(payload: Payload) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [(tuple(each.shape), each.dtype) for each in payload]
 
 
-def _hash(payload: Payload) -> str:
+def hash_of(payload: Payload) -> str:
     """Hash of bytes, dtypes and sizes; equal hashes mean equal bits."""
     found = hashlib.blake2b(repr(_kinds(payload)).encode(), digest_size=HASH_BYTES)
     for each in payload:

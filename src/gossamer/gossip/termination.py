@@ -1,5 +1,5 @@
 """Termination of pairwise gossip: when every live worker is done, the lowest live rank averages all parameters and
-hands out the result; where it dies, the next rank begins anew, from any mean already published."""
+hands out the result; where it dies, the next rank begins anew, from any mean already published. One mean is a run's."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.errors import ConnectError
+from gossamer.errors import ConnectError, PeerLost
 from gossamer.events import notice
 from gossamer.gossip.final_mean import FinalMean, RunningMean, decode_mean
 from gossamer.gossip.incarnation import incarnation_of, with_incarnation
 from gossamer.gossip.pairwise import AVERAGE, Partner
 from gossamer.gossip.pairwise_scripts import answering
-from gossamer.gossip.state_transfer import STATUS, PeerStatus, decode_status
+from gossamer.gossip.state_transfer import STATUS, PeerStatus, decode_status, hash_of
 from gossamer.kernels import all_finite
 from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread
 
@@ -43,27 +43,36 @@ RETURN_SECONDS = 5.0  # a worker that came back waits no longer for those that a
 GLANCE_SECONDS = 0.05  # between looks at whether the peer that is asked has left
 
 
+Claim = Callable[[str], str | None]  # enters a text unless there is one; returns which is there, None without a place
+
+
 class TerminationProtocol:
     """One worker's view of the others' progress, and its pushes and pulls to end the run together.
 
     In the end, every worker pushes that it is done and goes on answering. Once all live ones have, the lowest live rank
     pulls the parameters of each, pushes the mean to all, and dismisses them. Where it leaves before, the next rank
     begins anew, from the mean where any worker has one already. So all that stay take the same bits, and a worker that
-    left keeps the others waiting for no longer than it takes to notice. Where a link breaks for good between two live
-    workers, either counts the other as gone, and they may end apart.
+    left keeps the others waiting for no longer than it takes to notice.
+
+    A worker that was silent, or cut off, counts the others as gone as they do it, and each part would end with a mean
+    of its own. So a mean is taken only once it is the run's: a worker accepts one mean and no other, and its leader has
+    `claim` enter the mean's hash where all parts see it and the first one stays; where there is no such place, more
+    than half of all workers must have accepted it. All others raise PeerLost, which names whom they did not hear.
 
     A worker that was lost and came back has said nothing yet, whatever was heard of its incarnation before; the others
     repeat to it what they have said, in their replies to its greeting.
     """
 
-    def __init__(self, partner: Partner, world: int) -> None:
-        self._partner, self._rank, self._world = partner, partner.rank, world
+    def __init__(self, partner: Partner, world: int, claim: Claim = lambda text: None) -> None:
+        self._partner, self._rank, self._world, self._claim = partner, partner.rank, world, claim
         self._changed = threading.Condition()
         # By key, the newest incarnation in which each worker said so
         self._said: dict[str, dict[int, int]] = {key: {} for key in (HELLO, STOP, DONE, FINAL_MEAN, DISMISSED)}
         self._averaged_state: Payload = ()
         self._agreed: FinalMean | None = None
+        self._agreed_hash = ""
         self._done = self._deaf = False
+        self._dismissed_with: set[str] = set()  # hashes of the means that leaders dismissed this worker with
         self.steps = 0  # of this worker, for its status
 
     @property
@@ -115,6 +124,8 @@ class TerminationProtocol:
         match heard:
             case Arrived(token=token, op=Push(key=key)) if key == HELLO:
                 return Reply(token=token, answer=Receipt(version=0, about=self._status().encoded()))
+            case Arrived(token=token, op=Push(key=key, payload=payload)) if key == FINAL_MEAN:
+                return Reply(token=token, answer=Receipt(version=0 if self._accepts(payload) else -1))
             case Arrived(token=token, op=Push(key=key)) if key != AVERAGE:
                 return Reply(token=token, answer=Receipt(version=0 if key in self._said else -1))
             case Arrived(token=token, op=Pull(key=key)) if key == STATUS:
@@ -146,10 +157,10 @@ class TerminationProtocol:
     def _note(self, heard: PeerEvent) -> None:
         with self._changed:
             match heard:
-                case Arrived(sender=sender, op=Push(key=key, stamp=stamp, payload=payload)) if key in self._said:
+                case Arrived(sender=sender, op=Push(key=key, stamp=stamp, about=about)) if key in self._said:
                     self._say_that(key, sender.number, incarnation_of(stamp.step))
-                    if key == FINAL_MEAN and self._agreed is None and self._fits(payload):
-                        self._agreed = decode_mean(payload)
+                    if key == DISMISSED:
+                        self._dismissed_with.add(about)
             self._changed.notify_all()
 
     def _say_that(self, key: str, peer: int, incarnation: int) -> None:
@@ -165,6 +176,16 @@ class TerminationProtocol:
                 if said:
                     self._say_that(key, peer, status.incarnation)
             self._changed.notify_all()
+
+    def _accepts(self, payload: Payload) -> bool:
+        """Whether this worker takes that mean, or has taken it: the first that fits, and no other."""
+        with self._changed:
+            if self._agreed is None and self._fits(payload):
+                self._agree(decode_mean(payload))
+            return self._agreed is not None and self._agreed_hash == hash_of(payload)
+
+    def _agree(self, mean: FinalMean) -> None:
+        self._agreed, self._agreed_hash = mean, hash_of(mean.encoded())
 
     def _fits(self, payload: Payload) -> bool:
         """Whether a final mean has the shapes and dtypes that this worker's own would have."""
@@ -208,11 +229,12 @@ class TerminationProtocol:
         return {peer: me.start(self.say(peer, key, payload, about)) for peer in peers if peer != self._rank}
 
     def say(self, peer: int, key: str, payload: Payload = (), about: str = "") -> PeerScript:
-        """Push to one worker, and take note of the status in its reply."""
+        """Push to one worker, and take note of the status in its reply; returns whether it accepts."""
         stamp = Stamp(self._rank, with_incarnation(self._partner.incarnation, 0))
         receipt = yield Push(to=Peer(WORKER, peer), key=key, stamp=stamp, payload=payload, about=about)
         if receipt.about:
             self._catch_up(peer, decode_status(receipt.about))
+        return receipt.version >= 0
 
     def wait(self, handle: PeerThread, peer: int) -> Any:
         """The result of a script that asks `peer`; None where that has left. Raises the script's errors."""
@@ -230,7 +252,8 @@ class TerminationProtocol:
     def end(self, me: PeerEndpoint, averaged_state: Payload) -> FinalMean:
         """Wait until all live workers are done, and take the final mean, the same bits on each of them.
 
-        This worker has no exchange in flight. averaged_state: averaged along with the parameters. Raises ConnectError.
+        This worker has no exchange in flight. averaged_state: averaged along with the parameters. Raises ConnectError,
+        and PeerLost where others may have ended with another mean.
         """
         with self._changed:
             self._averaged_state, self._done = averaged_state, True
@@ -241,6 +264,7 @@ class TerminationProtocol:
                 if self._deaf:
                     raise ConnectError(f"{me.me} hears nobody any more, so it cannot take part in the last mean.")
                 if self._dismissed and self._agreed is not None:
+                    self._check_taken()
                     return self._agreed
             self._run_as_leader(me)
 
@@ -255,15 +279,39 @@ class TerminationProtocol:
         return self._rank < min(live, default=self._world) and live <= self._done_here
 
     def _run_as_leader(self, me: PeerEndpoint) -> None:
-        agreed = self._agreed or self._mean(me, FINAL)
+        found = self._agreed or self._mean(me, FINAL)
         with self._changed:
-            self._agreed = agreed = self._agreed or agreed
-        for key, payload in ((FINAL_MEAN, agreed.encoded()), (DISMISSED, ())):  # none is dismissed before all have it
-            handles = self._tell(me, self.live, key, payload)
-            for peer, handle in handles.items():
-                self.wait(handle, peer)
+            if self._agreed is None:
+                self._agree(found)
+            mean, text = (self._agreed or found).encoded(), self._agreed_hash
+        handles = self._tell(me, self.live, FINAL_MEAN, mean)
+        accepted = [bool(self.wait(handle, peer)) for peer, handle in handles.items()]  # all have it before any ends
+        self._check_claimed(text, 1 + sum(accepted))
+        handles = self._tell(me, self.live, DISMISSED, about=text)
+        for peer, handle in handles.items():
+            self.wait(handle, peer)
         with self._changed:
             self._said[DISMISSED][self._rank] = self._partner.incarnation
+            self._dismissed_with.add(text)
+
+    def _check_claimed(self, text: str, accepted: int) -> None:
+        """Raise PeerLost unless the mean of this hash is the run's, which so many workers accepted."""
+        claimed = self._claim(text)
+        if not (2 * accepted > self._world if claimed is None else claimed == text):
+            raise self._apart()
+
+    def _check_taken(self) -> None:
+        """Raise PeerLost where a leader whose mean is the run's has not the one of this worker."""
+        if self._agreed_hash not in self._dismissed_with:
+            raise self._apart()
+
+    def _apart(self) -> PeerLost:
+        gone = ", ".join(str(peer) for peer in range(self._world) if self._partner.is_gone(peer)) or "some"
+        return PeerLost(
+            f"worker {self._rank} came to the end without workers {gone}, which it does not hear: they ended without "
+            "it, or may, and with another mean. So it has only its own parameters, as they are. Load what another "
+            "worker has saved, or start the run again from there."
+        )
 
     def _mean(self, me: PeerEndpoint, key: str) -> FinalMean:
         """Over all that are here and finite, by rank; or the final mean, where one of them has it."""

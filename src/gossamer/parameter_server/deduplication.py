@@ -18,6 +18,11 @@ class AnswerLog:
         """The last step that was answered; -1 where there was none."""
         return max(self._answers.get(worker, {}), default=-1)
 
+    @property
+    def next_step(self) -> int:
+        """The step after the last of all workers."""
+        return max(map(self.last_step, self._answers), default=-1) + 1
+
     def version_of(self, stamp: Stamp) -> int | None:
         """The version that was answered before; None where this contribution is new.
 

@@ -118,7 +118,8 @@ class DeltaChain(PublicParameters):
         difference = [
             FlatTensors(x.flat - known.flat, known.layout) for x, known in zip(values, self._blocks, strict=True)
         ]
-        message = shard_message.encode(self._compressor, difference, self._states, delta_context(self._seed, version))
+        contexts = [delta_context(self._seed, version)] * len(difference)
+        message = shard_message.encode(self._compressor, difference, self._states, contexts)
         delta = Delta(self.version, version, message.counts, tuple(tensor.clone() for tensor in message.payload))
         apply_delta(self._blocks, self._compressor, delta, self._seed)
         self._states = message.states

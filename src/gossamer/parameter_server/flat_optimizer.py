@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import Any
 
@@ -16,9 +16,14 @@ from gossamer.parameter_server.shard_spec import Options, ShardSpec
 
 
 class FlatOptimizer:
-    """The workers' optimizer, rebuilt on whole blocks: for an elementwise rule the result is the same."""
+    """The workers' optimizer, rebuilt on whole blocks: for an elementwise rule the result is the same.
 
-    def __init__(self, spec: ShardSpec, blocks: Sequence[FlatTensors]) -> None:
+    velocities: by block, whether gradients come with SGD's momentum in them; by linearity that of weight decay, which
+    stays in the optimizer, is applied beside it.
+    """
+
+    def __init__(self, spec: ShardSpec, blocks: Sequence[FlatTensors], velocities: Sequence[bool]) -> None:
+        self._velocities = velocities
         self._parameters = [Parameter(block.flat) for block in blocks]
         self._groups = [block.group for block in spec.blocks]
         kind: Callable[..., Optimizer] = getattr(torch.optim, spec.optimizer)
@@ -33,14 +38,24 @@ class FlatOptimizer:
 
     def step(self, gradients: Sequence[Tensor], options: Sequence[Options], lr_factor: float = 1.0) -> None:
         """One step with the groups' hyperparameters `options`, their learning rates times `lr_factor`."""
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
         for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update({name: value for name, value in options[number].items() if name in group})
             group["lr"] = group["lr"] * lr_factor if lr_factor != 1.0 else group["lr"]
+        for parameter, gradient, group, ready in self._with_groups(gradients):
+            parameter.grad = self._decay_only(parameter, group) if ready else gradient.to(parameter.dtype)
         self._optimizer.step()
-        for parameter in self._parameters:
+        for parameter, gradient, group, ready in self._with_groups(gradients):
             parameter.grad = None
+            if ready:
+                parameter.detach().sub_(gradient.to(parameter.dtype), alpha=group["lr"])
+
+    def _with_groups(self, gradients: Sequence[Tensor]) -> Iterator[tuple[Parameter, Tensor, dict[str, Any], bool]]:
+        return zip(self._parameters, gradients, self._optimizer.param_groups, self._velocities, strict=True)
+
+    def _decay_only(self, parameter: Parameter, group: dict[str, Any]) -> Tensor | None:
+        """A gradient of zeros; none where nothing decays or ever did."""
+        decays = group.get("weight_decay") or parameter in self._optimizer.state
+        return torch.zeros_like(parameter) if decays else None
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()

@@ -9,7 +9,8 @@ from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.parameter_server.shard import ServerShard
 from gossamer.parameter_server.shard_spec import ShardSpec
-from gossamer.parameter_server.update_policy import UpdatePolicy, policy_of
+from gossamer.parameter_server.update_policy import UpdatePolicy
+from gossamer.parameter_server.update_rules import policy_of
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.strategies.parameter_server import ParameterServer
 

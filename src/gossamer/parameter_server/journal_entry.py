@@ -81,7 +81,7 @@ def read_entries(file: BinaryIO, size: int) -> Iterator[tuple[Entry, int]]:
     end = 0
     while size - end >= PREFIX.size:
         length, checksum = PREFIX.unpack(file.read(PREFIX.size))
-        if length > size - end - PREFIX.size:
+        if not HEADER_LENGTH.size <= length <= size - end - PREFIX.size:  # zeros, as a file system may leave them
             return
         body = file.read(length)
         if zlib.crc32(body) != checksum:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import accumulation_dtype
+from gossamer.core.layout import Layout, accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Peer, Pull, Stamp
 from gossamer.errors import MalformedError
@@ -21,7 +21,7 @@ from gossamer.parameter_server.deduplication import LATE, AnswerLog
 from gossamer.parameter_server.delta_chain import DeltaChain, PublicParameters, Snapshot
 from gossamer.parameter_server.flat_optimizer import FlatOptimizer
 from gossamer.parameter_server.journal_entry import Entry, Journal, NullJournal
-from gossamer.parameter_server.shard_spec import Options, ShardSpec, checked_options
+from gossamer.parameter_server.shard_spec import Options, ShardSpec, check_taken, checked_options
 
 
 class Contribution(NamedTuple):
@@ -46,6 +46,11 @@ def push_context(seed: int, stamp: Stamp) -> AggregationContext:
     return AggregationContext(step=stamp.step, seed=rng.address(seed, "push"), rank=stamp.worker)
 
 
+def has_velocity(push: Compressor, layout: Layout) -> bool:
+    """Whether a block's gradients come with the optimizer's momentum in them: the same for all its tensors."""
+    return push.owns_momentum(next(iter(layout))) is not None
+
+
 class ServerShard:
     """Parameters `blocks` after `version` applied rounds, and all state that a server must not lose.
 
@@ -62,6 +67,7 @@ class ServerShard:
         self.answer_log = AnswerLog()
         self.members = dict.fromkeys(range(spec.world), 0)  # by worker that rounds wait for, its next step
         self.announced: dict[int, tuple[int, int]] = {}  # by worker, step and number of its last join or leave
+        self.weights: dict[int, float] = {}  # by worker, of its last contribution
         self.pending: dict[int, dict[int, Contribution]] = {}  # by the version they are applied to, and by worker
         self.staleness: Counter[int] = Counter()  # contributions by staleness
         self.dropped = 0  # contributions that came too late
@@ -69,12 +75,15 @@ class ServerShard:
         self.stopping = False  # a worker wants the run to end
         self.leaving: set[int] = set()  # workers that announced that they leave
         self.left: set[int] = set()  # those that did when all had, and have not come back since
+        self.ended: set[int] = set()  # those that announced that they leave for good
+        self.released: set[int] = set()  # those that may have the last parameters
+        self.missed: set[int] = set()  # those that were not heard when the others ended
         self.lost: set[Peer] = set()  # peers not heard of
         self.journal: Journal = NullJournal()
         seed = rng.address(spec.seed, spec.number)
         self.public: PublicParameters = Snapshot(self.blocks) if pull is None else DeltaChain(pull, self.blocks, seed)
         self._push, self._seed = push, seed
-        self._optimizer = FlatOptimizer(spec, self.blocks)
+        self._optimizer = FlatOptimizer(spec, self.blocks, [has_velocity(push, block.layout) for block in self.blocks])
 
     # -- commands: each is one entry of the journal, by its name
 
@@ -83,6 +92,7 @@ class ServerShard:
         contribution = self._read(stamp, version, about, payload)
         self.journal.write(Entry(command="take", stamp=stamp, version=version, about=about, payload=payload))
         self.pending.setdefault(version - 1, {})[stamp.worker] = contribution
+        self.weights[stamp.worker] = contribution.weight
         self.staleness[contribution.staleness] += 1
         self._record(stamp, version)
         self.members.setdefault(stamp.worker, stamp.step + 1)
@@ -103,6 +113,11 @@ class ServerShard:
             self._optimizer.step(_mean(due_contributions), due_contributions[0].options, lr_factor)
         self.version += 1
 
+    def skip(self, version: int) -> None:
+        """End all rounds before `version`, to which nobody contributed."""
+        self.journal.write(Entry(command="skip", version=version))
+        self.version = version
+
     def publish(self) -> None:
         """Make the current parameters available to pulls."""
         self.journal.write(Entry(command="publish"))
@@ -114,13 +129,15 @@ class ServerShard:
         self.members[stamp.worker], self.announced[stamp.worker] = stamp.step, (stamp.step, stamp.known)
         self._returned(stamp.worker)
 
-    def leave(self, stamp: Stamp) -> None:
-        """A worker leaves after its contributions before stamp.step; stamp.known as in `join`."""
-        self.journal.write(Entry(command="leave", stamp=stamp))
+    def leave(self, stamp: Stamp, *, ends: bool) -> None:
+        """A worker leaves after its contributions before stamp.step, perhaps for good; stamp.known as in `join`."""
+        self.journal.write(Entry(command="leave", stamp=stamp, version=int(ends)))
         self.members.pop(stamp.worker, None)
         self.announced[stamp.worker] = (stamp.step, stamp.known)
         self._returned(stamp.worker)
         self.leaving.add(stamp.worker)
+        if ends:
+            self.ended.add(stamp.worker)
 
     def lose(self, worker: int) -> None:
         """Rounds do not wait for the worker until it contributes or joins again."""
@@ -133,6 +150,23 @@ class ServerShard:
         self.left |= self.leaving
         self.leaving = set()
 
+    def finish(self) -> None:
+        """All that are heard have ended and are given the parameters; nothing of the others is taken any more."""
+        self.journal.write(Entry(command="finish"))
+        self.released, self.missed = set(self.ended), set(range(self.spec.world)) - self.ended
+
+    def catch_up(self, worker: int) -> None:
+        """A worker that missed the end is given the parameters, too."""
+        self.journal.write(Entry(command="catch up", stamp=Stamp(worker, -1)))
+        self.missed.discard(worker)
+        self.ended.add(worker)
+        self.released.add(worker)
+
+    def reopen(self) -> None:
+        """A worker that has ended goes on: there is no end any more that another could miss."""
+        self.journal.write(Entry(command="reopen"))
+        self.missed.clear()
+
     def replay(self, entry: Entry) -> None:
         """Execute a journaled command again."""
         stamp = entry.stamp
@@ -143,16 +177,24 @@ class ServerShard:
                 self.drop(stamp)
             case "apply":
                 self.apply(entry.lr_factor)
+            case "skip":
+                self.skip(entry.version)
             case "publish":
                 self.publish()
             case "join":
                 self.join(stamp)
             case "leave":
-                self.leave(stamp)
+                self.leave(stamp, ends=bool(entry.version))
             case "lose":
                 self.lose(stamp.worker)
             case "meet":
                 self.all_left()
+            case "finish":
+                self.finish()
+            case "catch up":
+                self.catch_up(stamp.worker)
+            case "reopen":
+                self.reopen()
             case _:
                 raise MalformedError(
                     f"a journal of shard {self.spec.number} holds {entry.command!r}, which is no command: another "
@@ -166,9 +208,14 @@ class ServerShard:
         """Contributions for the next step, by worker."""
         return self.pending.get(self.version, {})
 
+    @property
+    def next_version(self) -> int:
+        """The next round to which somebody has contributed or will."""
+        return min((*self.pending, *self.members.values()))
+
     def _returned(self, worker: int) -> None:
-        self.leaving.discard(worker)
-        self.left.discard(worker)
+        for each in (self.leaving, self.left, self.ended, self.released):
+            each.discard(worker)
 
     def _record(self, stamp: Stamp, version: int) -> None:
         self.answer_log.record(stamp, version)
@@ -190,6 +237,8 @@ class ServerShard:
                 f"worker {stamp.worker} sent step {stamp.step} with {len(options)} groups and weight {weight}; shard "
                 f"{self.spec.number} has {len(self.spec.groups)} groups, and a weight is finite and not negative"
             )
+        for own, given in zip(options, self.spec.groups, strict=True):
+            check_taken(self.spec.optimizer, own, given)
         gradients: tuple[Tensor, ...] = ()
         if weight:
             at = push_context(self._seed, stamp)
@@ -206,8 +255,10 @@ class ServerShard:
             "ledger": self.answer_log.state_dict(),
             "members": dict(self.members),
             "announced": dict(self.announced),
+            "weights": dict(self.weights),
             "leaving": sorted(self.leaving),
             "met": sorted(self.left),
+            "end": [sorted(self.ended), sorted(self.released), sorted(self.missed)],
             "pending": {v: {w: tuple(each) for w, each in due.items()} for v, due in self.pending.items()},
             "staleness": dict(self.staleness),
             "dropped": self.dropped,
@@ -221,8 +272,10 @@ class ServerShard:
         self.version, self.dropped = state["version"], state["dropped"]
         self.answer_log.load_state_dict(state["ledger"])
         self.members, self.announced = dict(state["members"]), dict(state["announced"])
+        self.weights = dict(state.get("weights", {}))  # journals of before have none
         self.staleness = Counter(state["staleness"])
         self.leaving, self.left = set(state["leaving"]), set(state["met"])
+        self.ended, self.released, self.missed = map(set, state.get("end", [[], [], []]))
         self.pending = {v: {w: Contribution(*each) for w, each in due.items()} for v, due in state["pending"].items()}
         self.public.load_state_dict(state["public"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -30,11 +30,18 @@ def initial_states(compressor: Compressor, blocks: Sequence[FlatTensors], at: Ag
 
 
 def encode(
-    compressor: Compressor, blocks: Sequence[FlatTensors], states: Sequence[State], at: AggregationContext
+    compressor: Compressor,
+    blocks: Sequence[FlatTensors],
+    states: Sequence[State],
+    contexts: Sequence[AggregationContext],
 ) -> ShardMessage:
-    """Encode all blocks, which are only read; the payload may be views of them. Raises NotFinite."""
+    """Encode all blocks, each in its context; they are only read, and the payload may be views of them.
+
+    Raises NotFinite.
+    """
     messages = [
-        point_to_point.encode(compressor, block, state, at) for block, state in zip(blocks, states, strict=True)
+        point_to_point.encode(compressor, block, state, at)
+        for block, state, at in zip(blocks, states, contexts, strict=True)
     ]
     return ShardMessage(
         tuple(tensor for message in messages for tensor in message.payload),
@@ -60,7 +67,13 @@ def decode(
     start = 0
     for count, block in zip(counts, blocks, strict=True):
         out = torch.empty_like(block.flat)
-        point_to_point.decode(compressor, payload[start : start + count], block.layout, at, out)
+        try:
+            point_to_point.decode(compressor, payload[start : start + count], block.layout, at, out)
+        except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:  # of its shapes and dtypes
+            raise MalformedError(
+                f"a message for step {at.step} is none that {compressor!r} writes: {error}; nothing "
+                "of it was applied. Run the same script with the same recipe on every worker"
+            ) from error
         if not all_finite(out):
             raise MalformedError(
                 f"a message of {compressor!r} for step {at.step} has numbers that are not finite in "

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
+from math import inf
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.core.layout import FlatTensors, Layout, dtype_name
@@ -96,7 +100,9 @@ def _fields(read: Mapping[str, Any]) -> dict[str, Any]:
     groups = tuple(checked_options(group) for group in read["groups"])
     if any(block.group >= len(groups) for block in blocks):
         raise ValueError("a block belongs to a group that is not there")
-    counts = {name: _count(read[name]) for name in ("world", "seed", "number", "shards")}
+    counts = {name: _count(read[name]) for name in ("world", "number", "shards")}
+    if type(read["seed"]) is not int:
+        raise ValueError(f"{read['seed']!r} is no seed")
     texts = {"optimizer": _elementwise(read["optimizer"]), "recipe": str(read["recipe"])}
     return {**read, **counts, **texts, "blocks": blocks, "groups": groups}
 
@@ -167,6 +173,35 @@ def _python_number(value: Any) -> Any:
 def checked_options(options: Mapping[str, Any]) -> Options:
     """The same with tuples where JSON has lists. Raises ValueError for all but numbers, tuples of them and None."""
     return {str(name): _number_or_tuple(value) for name, value in options.items()}
+
+
+def check_taken(optimizer: str, options: Options, begun_with: Options) -> None:
+    """Raise MalformedError for options that an optimizer which was made `begun_with` others cannot step with.
+
+    A schedule moves numbers. What is true or false stands: an optimizer's state is laid out by it.
+    """
+    try:
+        switched = [name for name, value in options.items() if type(value) is bool and value != begun_with.get(name)]
+        if switched:
+            raise ValueError(f"{switched[0]!r} was {begun_with.get(switched[0])} when it began")
+        if not 0 <= options.get("lr", 0.0) < inf:
+            raise ValueError(f"a learning rate of {options['lr']}")
+        _try_step(optimizer, tuple({**begun_with, **options, "lr": 1.0}.items()))  # schedules move mostly that
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
+        raise MalformedError(
+            f"a contribution came with {options}, with which {optimizer} makes no step: {error}; nothing of it was "
+            "applied"
+        ) from error
+
+
+@lru_cache(maxsize=64)
+def _try_step(optimizer: str, options: tuple[tuple[str, Any], ...]) -> None:
+    """A step of one number. Raises whatever the optimizer does."""
+    kind: Callable[..., Optimizer] = getattr(torch.optim, optimizer)
+    one = Parameter(torch.zeros(1))
+    tried = kind([one], **{name: value for name, value in options if name in signature(kind).parameters})
+    one.grad = torch.ones(1)
+    tried.step()
 
 
 def _number_or_tuple(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gossamer.core.peer_ops import (
     WORKER,
@@ -29,12 +29,15 @@ from gossamer.errors import MalformedError
 from gossamer.parameter_server.deduplication import LATE
 from gossamer.parameter_server.shard import PendingPull, ServerShard
 from gossamer.parameter_server.shard_spec import ShardSpec
-from gossamer.strategies.parameter_server import ASYNC, ParameterServer
 
 BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # keys of pushes
-PARAMETERS, EXACT, END = "parameters", "exact", "end"  # keys of pulls: by the recipe's codec, uncompressed, at the end
+ENDS = "ends"  # about a leave: for good
+PARAMETERS, EXACT = "parameters", "exact"  # keys of pulls: by the recipe's codec, uncompressed
+LEFT, END = "left", "end"  # uncompressed, once all have left, and once all have for good
 AGREED, TOGETHER = "agreed", "together"  # the settings all workers share; once all workers that left are back
 
+FORGOT = json.dumps({"forgot": True})
+STEPS = 2**53  # a worker makes fewer
 NEVER_ANNOUNCED = (-1, 0)  # the step and number of a worker's last join or leave, before its first
 
 
@@ -92,6 +95,7 @@ class UpdatePolicy(ABC):
                 BEGIN: self.begin,
                 STOP: self.stop,
             }
+            _check_stamp(shard, sender, push.stamp)
             if push.key not in answers:
                 raise MalformedError(
                     f"server {shard.spec.number} knows no push of {push.key!r} ({sender}, step {push.stamp.step}). "
@@ -106,7 +110,10 @@ class UpdatePolicy(ABC):
         stamp = push.stamp
         version = shard.answer_log.version_of(stamp)
         if version is None:
-            version = self.version_of(shard, stamp)
+            if stamp.known > shard.public.version:  # the parameters that it was computed from came after the log's end
+                return forgot_push()
+            self._reopen(shard, stamp.worker)
+            version = LATE if stamp.worker in shard.missed else self.version_of(shard, stamp)
             if version == LATE:
                 shard.drop(stamp)
             else:
@@ -116,10 +123,14 @@ class UpdatePolicy(ABC):
     def join(self, shard: ServerShard, push: Push) -> Receipt:
         """A worker contributes from stamp.step on; where that step is over, the receipt names the first open one.
 
-        stamp.known numbers its joins and leaves.
+        stamp.known numbers its joins and leaves. One that missed the end comes to nothing; one that has ended begins
+        another run with what the servers have.
         """
         worker, step, announcements = push.stamp
         _check_agreed(push.about, shard)
+        if worker in shard.missed:
+            return Receipt(version=shard.version)
+        self._reopen(shard, worker)
         announced = shard.announced.get(worker, NEVER_ANNOUNCED)
         if shard.members.get(worker) == step and announced == (step, announcements):  # a duplicate
             return Receipt(version=shard.version)
@@ -130,12 +141,16 @@ class UpdatePolicy(ABC):
         shard.join(push.stamp)
         return Receipt(version=shard.version)
 
+    def _reopen(self, shard: ServerShard, worker: int) -> None:
+        if shard.missed and worker in shard.ended:
+            shard.reopen()
+
     def leave(self, shard: ServerShard, push: Push) -> Receipt:
         """Rounds do not wait for the worker any more. stamp: as in `join`."""
         stamp = push.stamp
-        fresh = stamp.step > shard.answer_log.last_step(stamp.worker)
+        fresh = stamp.step > shard.answer_log.last_step(stamp.worker) and stamp.worker not in shard.missed
         if fresh and (stamp.step, stamp.known) > shard.announced.get(stamp.worker, NEVER_ANNOUNCED):
-            shard.leave(stamp)
+            shard.leave(stamp, ends=push.about == ENDS)
         return Receipt(version=shard.version)
 
     def begin(self, shard: ServerShard, push: Push) -> Receipt:
@@ -158,25 +173,41 @@ class UpdatePolicy(ABC):
         """Apply contributions that are due and answer the pulls that waited for them."""
         self._publish(shard)
         while self.should_apply(shard) or (self._all_left(shard) and shard.pending):
-            shard.apply(self.lr_factor(shard))
+            if shard.due:
+                shard.apply(self.lr_factor(shard))
+            else:
+                shard.skip(shard.next_version)
             self._publish(shard)
         if self._all_left(shard):
             shard.all_left()
         answered = [each for each in shard.pending_pulls if self._is_answered(shard, each)]
+        if any(each.op.key == END and each.sender.number not in shard.missed | shard.released for each in answered):
+            shard.finish()
         for each in answered:
             shard.pending_pulls.remove(each)
-            yield Reply(token=each.token, answer=_pulled(shard, each.op))
+            answer = _pulled(shard, each.sender.number, each.op)
+            if each.op.key == END and each.sender.number in shard.missed:
+                shard.catch_up(each.sender.number)
+            yield Reply(token=each.token, answer=answer)
 
     def _all_left(self, shard: ServerShard) -> bool:
         """Whether all workers still there have announced that they leave."""
         return bool(shard.leaving) and not shard.members
 
+    def _coming_back(self, shard: ServerShard) -> set[int]:
+        """The workers that have left, and not for good, and are heard."""
+        return {worker for worker in shard.left - shard.ended if (WORKER, worker) not in shard.lost}
+
     def _is_answered(self, shard: ServerShard, each: PendingPull) -> bool:
+        if each.sender.number in shard.missed | shard.released and each.op.key != AGREED:
+            return True
         match each.op.key:
             case "end":
+                return each.sender.number in shard.left and not shard.members and not self._coming_back(shard)
+            case "left":
                 return each.sender.number in shard.left
             case "together":
-                return all((WORKER, worker) in shard.lost for worker in shard.left)
+                return not self._coming_back(shard)
             case _:
                 return self.is_reached(shard, each.op)
 
@@ -185,63 +216,13 @@ class UpdatePolicy(ABC):
             shard.publish()
 
 
-@dataclass(frozen=True)
-class SynchronousPolicy(UpdatePolicy):
-    """Synchronous rounds (also stale-synchronous): a step is applied once all members but `backup` have contributed.
-
-    A shard's clock is its version. A worker pushes step c after a pull with at_least = c - ahead, so it is at most
-    `ahead` rounds beyond the slowest member.
-    """
-
-    backup: int = 0  # workers whose contributions a round does not wait for
-
-    def first_open_step(self, shard: ServerShard) -> int:
-        return shard.version
-
-    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
-        return stamp.step + 1 if stamp.step >= shard.version else LATE
-
-    def should_apply(self, shard: ServerShard) -> bool:
-        """A round without contributions ends once all members have joined at a later one."""
-        awaited = sum(step <= shard.version for step in shard.members.values())
-        return bool(shard.members) and awaited <= (self.backup if shard.due else 0)
-
-    def lr_factor(self, shard: ServerShard) -> float:
-        return 1.0
-
-    def should_publish(self, shard: ServerShard) -> bool:
-        return shard.public.version < shard.version
-
-
-@dataclass(frozen=True)
-class AsynchronousPolicy(UpdatePolicy):
-    """Asynchronous SGD: each contribution is a step of its own, at once."""
-
-    damping: bool = False  # divide its learning rate by its staleness in versions
-
-    def first_open_step(self, shard: ServerShard) -> int:
-        return 0
-
-    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
-        return shard.version + 1
-
-    def should_apply(self, shard: ServerShard) -> bool:
-        return bool(shard.due)
-
-    def lr_factor(self, shard: ServerShard) -> float:
-        oldest = max((each.staleness for each in shard.due.values()), default=0)
-        return 1 / max(1, oldest) if self.damping else 1.0
-
-    def should_publish(self, shard: ServerShard) -> bool:
-        """Where a pull waits, and about every member has contributed since the last publication."""
-        since = shard.version - shard.public.version
-        asked = any(each.op.key == PARAMETERS for each in shard.pending_pulls)
-        return asked and since >= shard.public.publish_interval(len(shard.members))
-
-
-def policy_of(strategy: ParameterServer) -> UpdatePolicy:
-    """The policy of a strategy's servers."""
-    return AsynchronousPolicy(strategy.damping) if strategy.mode == ASYNC else SynchronousPolicy(strategy.backup)
+def _check_stamp(shard: ServerShard, sender: Peer, stamp: Stamp) -> None:
+    if not 0 <= stamp.worker < shard.spec.world or not 0 <= stamp.step < STEPS or stamp.known < 0:
+        raise MalformedError(
+            f"{sender} sent a push stamped {tuple(stamp)}, and server {shard.spec.number} knows workers 0 to "
+            f"{shard.spec.world - 1}, steps 0 to {STEPS - 1} and no negative version; it was not applied. Run the same "
+            "script with the same number of workers everywhere"
+        )
 
 
 def _check_agreed(agreed: str, shard: ServerShard) -> None:
@@ -252,23 +233,28 @@ def _check_agreed(agreed: str, shard: ServerShard) -> None:
         )
 
 
-def _pulled(shard: ServerShard, pull: Pull) -> Pulled:
+def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
+    missed = worker in shard.missed
     if pull.key == PARAMETERS:
         answer = shard.public.pulled_since(pull.known)
-        if not shard.stopping:
-            return answer
-        return replace(answer, about=json.dumps({**json.loads(answer.about), "stop": True}))
+        told = {"stop": True} if shard.stopping or missed else {}
+        return replace(answer, about=json.dumps({**json.loads(answer.about), **told})) if told else answer
     if pull.key in (AGREED, TOGETHER):
         return Pulled(version=shard.version, about=shard.spec.agreed_settings())
-    about = {"applied": shard.staleness.total(), "late": shard.dropped, "staleness": shard.staleness}
+    about = {
+        "applied": shard.staleness.total(), "late": shard.dropped, "staleness": shard.staleness, "missed": missed,
+    }  # fmt: skip
     values = tuple(block.flat.clone() for block in shard.blocks)
     return Pulled(version=shard.version, payload=values, about=json.dumps(about))
 
 
 def forgot(op: Push | Pull) -> Answer:
     """The answer to an ask that supposes state this server has lost; the asker raises PeerLost."""
-    about = json.dumps({"forgot": True})
-    return Receipt(version=LATE, about=about) if isinstance(op, Push) else Pulled(version=LATE, about=about)
+    return forgot_push() if isinstance(op, Push) else Pulled(version=LATE, about=FORGOT)
+
+
+def forgot_push() -> Receipt:
+    return Receipt(version=LATE, about=FORGOT)
 
 
 def refusal(why: str) -> Receipt:

@@ -57,10 +57,10 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
             )
         chosen[term.kind] = term
     written = Recipe(**chosen)
-    for term in written.terms:
-        check_term(term, ())  # before anything is priced that would not run
     compressor, topology = compress_between_nodes(*written.terms)
     written = replace(written, compressor=compressor, topology=topology)
+    for term in written.terms:
+        check_term(term, ())  # before anything is priced that would not run
     resolved = replace(written, compressor=_wrapped(written, sharing_workers(written.strategy, compressor, world)))
     for term in resolved.terms:
         check_term(term, ())

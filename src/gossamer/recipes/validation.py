@@ -35,8 +35,9 @@ def check_term(term: Term, above: tuple[Term, ...]) -> None:
             "Feedback inside Feedback would keep what was lost twice and send it twice. Write one of them, "
             "around the compressor that loses: Feedback(TopK(density=0.01))."
         )
-    if isinstance(term, Compressor) and term.must_be_outermost and not all(isinstance(outer, Route) for outer in above):
-        between = next(type(outer).__name__ for outer in above if not isinstance(outer, Route))
+    around = [type(outer).__name__ for outer in above if isinstance(outer, Compressor) and not isinstance(outer, Route)]
+    if isinstance(term, Compressor) and term.must_be_outermost and around:
+        between = around[0]
         raise RecipeError(
             f"{type(term).__name__} applies the optimizer's momentum and remembers what was not sent, and "
             f"{between} around it would come in between. Write {example_of(type(term))} alone, or in a "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
+from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_check import Verify
@@ -46,6 +47,8 @@ def attach(
     refuse_foreign_parameters(optimizer, model)
     world = current()
     resolved = resolve(chosen_recipe(recipe, world), world.size)
+    if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
+        events.notice(caution)
     transport = transport_for(world, resolved)
     session = Session(
         model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify

@@ -47,6 +47,10 @@ class Strategy(Term, ABC):
         """Whether all workers agree on means, of which each could average a part for all: a recipe may add Sharded."""
         return True
 
+    def caution(self, compressor: Compressor) -> str | None:
+        """What to tell who combines it with this compressor: it runs, and may end worse than either alone."""
+        return None
+
     def check(self, compressor: Compressor, topology: Topology) -> None:
         """Raise RecipeError where these do not go together with it."""
         if not topology.agrees:

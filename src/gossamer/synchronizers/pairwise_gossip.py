@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from gossamer import events
 from gossamer.core.layout import FlatTensors, first_nonfinite
 from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
-from gossamer.environment.worker_registry import mark_end, mark_training
+from gossamer.environment.worker_registry import claim_end, mark_end, mark_training
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost
 from gossamer.gossip.final_mean import FinalMean
 from gossamer.gossip.pairwise import Partner
@@ -37,6 +37,7 @@ from gossamer.synchronizers.rejoin import nearest_first, pack_parameters, pack_s
 from gossamer.topologies import Topology
 
 WIDEST_BYTES = 8
+_trainings = count()  # of this process, one after the other
 
 
 class PairwiseGossip(Synchronizer):
@@ -82,7 +83,7 @@ class PairwiseGossip(Synchronizer):
         self._layout = start.layout
         self._partner = Partner(start, self._rank, context.compressor, context.seed, incarnation)
         self._partner.beside = partial(pack_statistics, loop)
-        self._termination = TerminationProtocol(self._partner, self._world)
+        self._termination = TerminationProtocol(self._partner, self._world, partial(claim_end, next(_trainings)))
         self._number, self._talks = 0, dict[int, PeerThread]()
         if found is None:
             self._me.start(self._termination.listen(partial(relocate, self._me)))

@@ -23,7 +23,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import ServerStrategy
-from gossamer.strategies.parameter_server import ASYNC, SYNC
+from gossamer.strategies.parameter_server import ASYNC
 from gossamer.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 
@@ -33,8 +33,8 @@ WIDEST_BYTES = 8
 class ServerSynchronizer(Synchronizer):
     """Pushes gradients at every optimizer step, and overwrites the parameters with the servers'.
 
-    Where the mode lets workers run apart, push and pull of one step overlap with the next. The local optimizer
-    finds no gradients and does nothing: the servers run its copy.
+    In mode "async" push and pull of one step overlap with the next; in the others a worker has its own step's outcome
+    before it goes on. The local optimizer finds no gradients and does nothing: the servers run its copy.
     """
 
     in_step = False
@@ -59,12 +59,12 @@ class ServerSynchronizer(Synchronizer):
             )
         self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
         self._synchronous = strategy.mode != ASYNC
-        self._overlapped = strategy.mode != SYNC and strategy.staleness != 0
+        self._overlapped = strategy.mode == ASYNC
         largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
         self._endpoints = connect_to_servers(transport.rank, transport.world, strategy.shards, largest, tell)
         self._close = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
         try:
-            self._client = self._begin(transport, optimizer, recipe)
+            self._client = self._begin(transport, optimizer, recipe, context.seed)
         except BaseException:  # or a server would stay that no worker trains with
             self._close()
             raise
@@ -72,7 +72,7 @@ class ServerSynchronizer(Synchronizer):
         self._in_flight: PeerThread | None = None
         self._served_bytes = self._endpoints.bytes_served()
 
-    def _begin(self, transport: Transport, optimizer: Optimizer, recipe: Recipe) -> Client:
+    def _begin(self, transport: Transport, optimizer: Optimizer, recipe: Recipe, seed: int) -> Client:
         """Hand the parameters to the servers, or take over theirs."""
         client = Client(
             transport.rank,
@@ -81,7 +81,7 @@ class ServerSynchronizer(Synchronizer):
             optimizer,
             recipe,
             shards=self._endpoints.servers,
-            overlapped=self._overlapped,
+            seed=seed,
             local_server=self._endpoints.local_server,
         )
         _refuse_large(self._parameters, client.shard_clients, self._endpoints.part_bytes)
@@ -171,6 +171,11 @@ class ServerSynchronizer(Synchronizer):
         self._apply_pull()
         totals: RunTotals = run_peer_script(self._client.end(), self._endpoints.me)
         self._client.apply_final()
+        if totals.missed:
+            events.notice(
+                f"worker {self._rank} was not heard when the others ended, so its steps since then count for nobody; "
+                "it takes over the parameters that they ended with"
+            )
         events.emit(events.ServersTold(applied=totals.applied, late=totals.late, staleness=totals.staleness))
         self._endpoints.drain()
 

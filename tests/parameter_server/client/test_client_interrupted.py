@@ -60,6 +60,43 @@ def test_after_a_cut_the_same_bytes_are_sent_again(one_way: bool) -> None:
     assert torch.equal(end, expected)
 
 
+def interrupted(job: Run, asked: int) -> PeerScript:
+    """A worker of a round that is over, whose every `asked`-th ask is not answered; it runs push_pull again."""
+    client, tensors = job.client(0)
+    yield from client.begin()
+    client.apply_pull()
+    yield from compute(1.0)
+    client.gather(whole_gradient(tensors, 0, client.step))
+    script, heard, asks = client.push_pull(), None, 0
+    while True:
+        try:
+            op = script.send(heard)
+            asks += 1
+            if asks == asked:
+                with pytest.raises(PeerLost):
+                    script.throw(PeerLost("nobody answered"))
+                with pytest.raises(LoopError, match=r"push_pull\(\) again first"):
+                    client.gather(whole_gradient(tensors, 0, client.step))
+                script, heard = client.push_pull(), None
+            else:
+                heard = yield op
+        except StopIteration as done:
+            return asks, done.value
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3, 4])
+def test_whatever_was_not_answered_push_pull_goes_on(asked: int) -> None:
+    """The push, both halves of the join after it was late, the pull."""
+    job = run('ParameterServer("sync", backup=1)')
+    others = {worker: partial(job.worker, worker) for worker in (1, 2)}
+    trace = job.simulate({0: lambda: interrupted(job, asked), **others})
+    asks, result = trace.result(Peer(WORKER, 0))
+    assert asks > 4
+    assert (result.step, result.applied) == (0, (-1, -1))
+    assert job.shards[0].dropped == 1
+    assert job.clients[0].step == job.steps
+
+
 def test_a_server_that_forgot_is_found_out() -> None:
     faults = (Kill(Peer(SERVER, 1), 0.35), Restart(Peer(SERVER, 1), 0.4))
     for mode in ("sync", "async"):
@@ -136,7 +173,7 @@ def test_who_runs_out_of_data_waits_and_all_go_on_together(mode: str, duplicate:
             for worker in range(3):
                 steps = [step for e, w, step in seen if (e, w) == (epoch, worker)]
                 assert steps == list(range(start, start + lengths[worker][epoch])), "not together"
-        assert all(shard.version == 10 for shard in job.shards.values())
+        assert all(shard.answer_log.next_step == 10 for shard in job.shards.values())
 
 
 def test_exact_parameters_while_pulls_are_not() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.core.ops import payload_bytes
-from gossamer.core.peer_ops import AtOnce, Peer, PeerScript, Push, Stamp
+from gossamer.core.peer_ops import AtOnce, Peer, PeerOp, PeerScript, Push, Stamp
 from gossamer.errors import LoopError, MalformedError, MismatchError, NotFinite
 from gossamer.parameter_server.client.membership import ServerMembership
 from gossamer.parameter_server.client.requests import Requests, about, check
 from gossamer.parameter_server.client.shard_client import shard_clients
-from gossamer.parameter_server.client.step_result import GatheredStep, RunTotals, StepResult, StepTimer
+from gossamer.parameter_server.client.step_result import GatheredStep, RunTotals, SentStep, StepResult, StepTimer
 from gossamer.parameter_server.deduplication import LATE
 from gossamer.parameter_server.from_recipe import push_pull_codecs
 from gossamer.parameter_server.shard_message import ShardMessage
-from gossamer.parameter_server.shard_spec import options_of
+from gossamer.parameter_server.shard_spec import Options, options_of
 from gossamer.parameter_server.update_policy import BEGIN, EXACT, GRADIENT, PARAMETERS
 from gossamer.recipes.recipe import Recipe
 from gossamer.strategies.parameter_server import ASYNC
@@ -33,9 +33,8 @@ class Client:
     In the training thread: `gather` gradients, and `apply_pull` to write what came. In between, in any thread: scripts,
     one at a time, `begin` once and then `push_pull`.
 
-    overlapped: the next gradient is computed during push_pull, so what that brings serves the one after. local_server:
-    the server in this worker's process, if any. within_seconds: of every ask; None waits for as long as it takes.
-    Raises AttachError for an optimizer that servers cannot make again.
+    local_server: the server in this worker's process, if any. within_seconds: of every ask; None waits for ever. Raises
+    AttachError for an optimizer that servers cannot make again.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Client:
         *,
         shards: int,
         seed: int = 0,
-        overlapped: bool = False,
         local_server: Peer | None = None,
         within_seconds: float | None = None,
     ) -> None:
@@ -59,11 +57,12 @@ class Client:
         )
         self._requests = Requests(worker, self.shard_clients, within_seconds)
         self._synchronous = codecs.strategy.mode != ASYNC
-        self._membership = ServerMembership(self._requests, self._synchronous)
+        self._membership = ServerMembership(self._requests, self._synchronous and not codecs.strategy.rounds_ahead)
         self._worker, self._tensors, self._optimizer = worker, tensors, optimizer
-        self._rounds_ahead, self._local_server = codecs.strategy.rounds_ahead - overlapped, local_server
+        self._rounds_ahead, self._local_server = codecs.strategy.rounds_ahead, local_server
         self._gathered: GatheredStep | None = None
         self._unanswered: tuple[Push, ...] = ()
+        self._sent: SentStep | None = None  # answered, and what follows has not come
         self._finite = True
         self._timer = StepTimer()
         self.stopping = False  # whether any worker wants the run to end
@@ -84,7 +83,7 @@ class Client:
 
         A gradient that is None counts as zero. weight: in a mean over workers; 0 contributes nothing.
         """
-        if self._unanswered:
+        if self._unanswered or self._sent is not None:
             raise LoopError(
                 f"step {self.step} was sent and nobody answered, so servers may have it or not, and another in its "
                 "place would be taken for the same. Run push_pull() again first: it sends the same bytes."
@@ -128,28 +127,34 @@ class Client:
     def push_pull(self) -> PeerScript:
         """Push what was gathered, wait until the policy allows the next step, and pull; returns StepResult.
 
-        After PeerLost it may be run again: what was not answered is resent, byte for byte.
+        After PeerLost it may be run again and goes on from there: pushes that were not answered are resent, byte for
+        byte.
         """
         self._timer.start()
+        sent = self._sent = self._sent or (yield from self._push())
+        if LATE in sent.applied:  # the others have gone on, perhaps far
+            yield from self._membership.join()
+        received = yield from self.pull(self._clock)
+        self._sent = None
+        return StepResult(
+            step=sent.step,
+            applied=sent.applied,
+            versions=tuple(each.replica.version for each in self.shard_clients),
+            bytes_sent=sent.bytes_sent,
+            bytes_received=received,
+            finite=self._finite,
+            **self._timer.seconds(),
+        )
+
+    def _push(self) -> Generator[PeerOp, Any, SentStep]:
         pushes = self._unanswered = self._unanswered or self._encode_step()
         self._timer.lap("encode")
         receipts = yield AtOnce(pushes)
         self._unanswered = ()
         check(receipts, MalformedError)
         step, self.step = self.step, self.step + 1
-        applied = tuple(receipt.version for receipt in receipts)
-        if LATE in applied:  # the others have gone on, perhaps far
-            yield from self._membership.join()
-        received = yield from self.pull(self._clock)
-        return StepResult(
-            step=step,
-            applied=applied,
-            versions=tuple(each.replica.version for each in self.shard_clients),
-            bytes_sent=sum(payload_bytes(push.payload) for push in pushes if push.to != self._local_server),
-            bytes_received=received,
-            finite=self._finite,
-            **self._timer.seconds(),
-        )
+        nbytes = sum(payload_bytes(push.payload) for push in pushes if push.to != self._local_server)
+        return SentStep(step, tuple(receipt.version for receipt in receipts), nbytes)
 
     def pull(self, at_least: int = 0) -> PeerScript:
         """Pull the servers' parameters, once they have reached clock `at_least`; returns the payload bytes received.
@@ -207,7 +212,7 @@ class Client:
 
     @property
     def _clock(self) -> int:
-        """The version that servers must have reached before this worker computes its next step."""
+        """What the servers' clock must have reached before this worker computes its next step."""
         return max(self.step - self._rounds_ahead, 0) if self._synchronous else 0
 
     def _encode_step(self) -> tuple[Push, ...]:
@@ -219,7 +224,7 @@ class Client:
             raise LoopError("there is nothing to push: call gather(gradients) before each push_pull().")
         gathered, self._gathered = self._gathered, None
         stamps = [Stamp(self._worker, self.step, known) for known in gathered.known]
-        weight, messages = gathered.weight, self._messages(stamps) if gathered.weight else None
+        weight, messages = gathered.weight, self._messages(stamps, gathered.options) if gathered.weight else None
         self._finite = messages is not None or not weight
         if messages is None:
             weight, messages = 0.0, [each.empty_message() for each in self.shard_clients]
@@ -230,9 +235,9 @@ class Client:
             pushes.append(self._requests.push(each, GRADIENT, stamp, header, message.payload))
         return tuple(pushes)
 
-    def _messages(self, stamps: Sequence[Stamp]) -> list[ShardMessage] | None:
+    def _messages(self, stamps: Sequence[Stamp], options: Sequence[Options]) -> list[ShardMessage] | None:
         try:
-            return [each.encode(stamp) for each, stamp in zip(self.shard_clients, stamps, strict=True)]
+            return [each.encode(stamp, options) for each, stamp in zip(self.shard_clients, stamps, strict=True)]
         except NotFinite:
             return None
 

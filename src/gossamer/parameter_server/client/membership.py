@@ -11,16 +11,26 @@ from gossamer.parameter_server.client.requests import Requests, about, check
 from gossamer.parameter_server.client.shard_client import ShardClient
 from gossamer.parameter_server.client.step_result import RunTotals
 from gossamer.parameter_server.deduplication import LATE
-from gossamer.parameter_server.update_policy import AGREED, END, EXACT, JOIN, LEAVE, STOP, TOGETHER
+from gossamer.parameter_server.update_policy import (
+    AGREED,
+    END,
+    ENDS,
+    EXACT,
+    JOIN,
+    LEAVE,
+    LEFT,
+    STOP,
+    TOGETHER,
+)
 
 
 class ServerMembership:
     """Comes and goes at all servers with the same step, in an order that lets no server wait for another."""
 
-    def __init__(self, requests: Requests, synchronous: bool) -> None:
+    def __init__(self, requests: Requests, in_rounds: bool) -> None:
         self.step = 0  # of the next contribution; joining may move it on
         self.final_values: tuple[Payload, ...] = ()  # by server, as `end` brought them
-        self._requests, self._synchronous = requests, synchronous
+        self._requests, self._in_rounds = requests, in_rounds
         self._announcements = 0  # joins and leaves so far: they number them, so that a duplicate counts once
 
     def agree(self) -> PeerScript:
@@ -46,31 +56,39 @@ class ServerMembership:
                 check(receipts, MismatchError)
                 open_steps += [int(about(receipt)["least"]) for receipt in receipts if receipt.version == LATE]
 
-    def leave(self) -> PeerScript:
+    def leave(self, about: str = "") -> PeerScript:
         """Let no worker wait for this one until it pushes again."""
         for some in self._first_server_last():
             stamp = self._announcement()
-            yield AtOnce(tuple(self._requests.push(each, LEAVE, stamp) for each in some))
+            yield AtOnce(tuple(self._requests.push(each, LEAVE, stamp, about) for each in some))
 
     def end(self) -> PeerScript:
-        """Leave, wait until all workers have left, and fetch `final_values`; returns RunTotals."""
-        yield from self.leave()
+        """Leave for good, wait until all workers have, and fetch `final_values`; returns RunTotals.
+
+        Each server decides by itself who of those that it does not hear misses the end. Where all have ended at the
+        first, nobody that it hears will push to another one.
+        """
+        return (yield from self._leave_and_pull(ENDS, END, END))
+
+    def _leave_and_pull(self, about_leaving: str, key: str, elsewhere: str) -> PeerScript:
+        yield from self.leave(about_leaving)
         first, *others = self._requests.shard_clients
-        answers: list[Pulled] = [(yield self._requests.pull(first, END))]
+        answers: list[Pulled] = [(yield self._requests.pull(first, key))]
         # A worker that has left the first server has left all; to wait at two would be to wait for each other.
         if others:
-            answers += yield AtOnce(tuple(self._requests.pull(each, EXACT) for each in others))
+            answers += yield AtOnce(tuple(self._requests.pull(each, elsewhere) for each in others))
         check(answers, MalformedError)
         self.final_values = tuple(answer.payload for answer in answers)
-        if self._synchronous:  # the next round is the same for all
+        if self._in_rounds:  # the next one is the same for all
             self.step = max(self.step, *(answer.version for answer in answers))
         totals = max(map(about, answers), key=lambda each: int(each["applied"]))
         staleness = {int(versions): int(count) for versions, count in totals["staleness"].items()}
-        return RunTotals(applied=int(totals["applied"]), late=int(totals["late"]), staleness=staleness)
+        missed = any(each["missed"] for each in map(about, answers))
+        return RunTotals(int(totals["applied"]), int(totals["late"]), staleness, missed)
 
     def barrier(self) -> PeerScript:
         """Wait until all workers are here, and join together with those that do not end; returns RunTotals."""
-        totals = yield from self.end()
+        totals = yield from self._leave_and_pull("", LEFT, EXACT)
         yield from self.join()
         yield self._requests.pull(self._requests.shard_clients[0], TOGETHER)
         return totals

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from gossamer.compressors import Compressor
 from gossamer.core import rng
+from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout, Slot, contiguous_stride, dtype_name
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import SERVER, Peer, Stamp
@@ -19,7 +21,7 @@ from gossamer.parameter_server import shard_message
 from gossamer.parameter_server.client.partition import ShardSlice, gather, scatter, split
 from gossamer.parameter_server.delta_chain import Replica
 from gossamer.parameter_server.from_recipe import PushPullCodecs
-from gossamer.parameter_server.shard import push_context
+from gossamer.parameter_server.shard import has_velocity, push_context
 from gossamer.parameter_server.shard_message import ShardMessage
 from gossamer.parameter_server.shard_spec import Block, Options, ShardSpec, name_of, options_of
 
@@ -51,9 +53,17 @@ class ShardClient:
             gather(tensors, parts, packed)
         return tuple(packed.flat for packed in found)
 
-    def encode(self, stamp: Stamp) -> ShardMessage:
-        """Compress the gradient buffer; the state moves on with `commit`. Raises NotFinite."""
-        return shard_message.encode(self._push, self.gradients, self.states, push_context(self._seed, stamp))
+    def encode(self, stamp: Stamp, options: Sequence[Options] | None = None) -> ShardMessage:
+        """Compress the gradient buffer; the state moves on with `commit`. Raises NotFinite.
+
+        options: the optimizer's hyperparameters by group; None: as they were at first.
+        """
+        groups, at = self.spec.groups if options is None else options, push_context(self._seed, stamp)
+        contexts = [
+            with_momentum(at, groups[block.group]) if has_velocity(self._push, block.layout) else at
+            for block in self.spec.blocks
+        ]
+        return shard_message.encode(self._push, self.gradients, self.states, contexts)
 
     def empty_message(self) -> ShardMessage:
         """A contribution without gradients."""
@@ -83,6 +93,26 @@ class ShardClient:
             scatter(FlatTensors(flat, block.layout), parts, tensors)
 
 
+def with_momentum(at: AggregationContext, options: Options) -> AggregationContext:
+    return replace(at, momentum=float(options["momentum"]), nesterov=bool(options["nesterov"]))
+
+
+def check_velocities(push: Compressor, optimizer: Optimizer) -> None:
+    """Raise AttachError for an optimizer whose momentum a worker could not apply in the server's place."""
+    wanted = "Train with torch.optim.SGD(model.parameters(), ...), or push by TopK(density=0.01), which goes with all."
+    if not isinstance(optimizer, SGD):
+        raise AttachError(
+            f"{push!r} applies the momentum of torch.optim.SGD in the worker, and this optimizer is a "
+            f"{type(optimizer).__name__}, whose own would come on top of it. {wanted}"
+        )
+    for setting in ("dampening", "maximize"):
+        if any(group[setting] for group in optimizer.param_groups):
+            raise AttachError(
+                f"{setting} has no meaning for momentum that {push!r} applies in the optimizer's place. Leave "
+                f"{setting} out, or push by TopK(density=0.01)."
+            )
+
+
 def shard_clients(
     tensors: Mapping[str, Tensor],
     optimizer: Optimizer,
@@ -98,6 +128,8 @@ def shard_clients(
     Raises AttachError for an optimizer that cannot live there.
     """
     groups = _groups(tensors, optimizer)
+    if any(codecs.push.owns_momentum(slot) for slot in Layout.of({n: tuple(t.shape) for n, t in tensors.items()})):
+        check_velocities(codecs.push, optimizer)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     divided = split(Layout.of(shapes), shards, {name: dtype.itemsize for name, dtype in dtypes.items()})
@@ -128,17 +160,18 @@ def blocks_of(
     groups: Mapping[str, int],
     push: Compressor,
 ) -> Iterator[Block]:
-    """One block for each dtype and group; in it, tensors that the compressor treats alike lie side by side."""
+    """One block for each dtype, group and place of the momentum, which is the worker's or the optimizer's; in it,
+    tensors that the compressor treats alike lie side by side."""
 
-    def group(part: ShardSlice) -> int:
+    def slot(part: ShardSlice) -> Slot:
         shape = part.shape(shapes[part.name])
-        return push.group(Slot(part.name, shape, 0, contiguous_stride(shape)))
+        return Slot(part.name, shape, 0, contiguous_stride(shape))
 
-    found: dict[tuple[str, int], list[ShardSlice]] = {}
-    for part in sorted(parts, key=group):
-        kind = (dtype_name(dtypes[part.name]), groups[part.name])
+    found: dict[tuple[str, int, bool], list[ShardSlice]] = {}
+    for part in sorted(parts, key=lambda part: push.group(slot(part))):
+        kind = (dtype_name(dtypes[part.name]), groups[part.name], push.owns_momentum(slot(part)) is None)
         found.setdefault(kind, []).append(part)
-    for (dtype, number), members in found.items():
+    for (dtype, number, _), members in found.items():
         yield Block(dtype, number, tuple((part.name, part.shape(shapes[part.name])) for part in members))
 
 

@@ -31,6 +31,7 @@ class RunTotals(NamedTuple):
     applied: int
     late: int  # too late to be applied
     staleness: Mapping[int, int]  # how many by age in versions
+    missed: bool  # whether this worker was not heard when the others ended, so that its last ones were not applied
 
 
 class GatheredStep(NamedTuple):
@@ -39,6 +40,14 @@ class GatheredStep(NamedTuple):
     options: tuple[Options, ...]  # hyperparameters by the optimizer's groups
     weight: float
     known: tuple[int, ...]  # by server, the version at which the gradients were computed
+
+
+class SentStep(NamedTuple):
+    """A step whose pushes were answered."""
+
+    step: int
+    applied: tuple[int, ...]  # as in StepResult
+    bytes_sent: int
 
 
 class StepTimer:

@@ -31,24 +31,32 @@ def server_traffic(
     dtypes: Mapping[str, torch.dtype],
     shards: int,
     at: AggregationContext,
+    workers: int = 1,
 ) -> list[ServerTraffic]:
     """By server, for parameters by name, all in one of the optimizer's groups. at: a step after any warm-up.
 
-    A worker pulls one delta in a step, or the parameters uncompressed.
+    A worker pulls one delta in a step, or the parameters uncompressed; where it may be behind, a delta for each of all
+    `workers` contributions, or the whole estimate.
     """
+    deltas = workers if codecs.strategy.rounds_ahead else 1
     itemsizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
     parts = split(Layout.of(shapes), shards, itemsizes)
     groups = dict.fromkeys(shapes, 0)
     return [
         _of_server(
-            codecs, [_meta_block(each, dtypes) for each in blocks_of(part, shapes, dtypes, groups, codecs.push)], at
+            codecs,
+            [_meta_block(each, dtypes) for each in blocks_of(part, shapes, dtypes, groups, codecs.push)],
+            at,
+            deltas,
         )
         for part in parts
     ]
 
 
-def _of_server(codecs: PushPullCodecs, blocks: Sequence[FlatTensors], at: AggregationContext) -> ServerTraffic:
-    pushed, pulled, remembered = 0, 0, State()
+def _of_server(
+    codecs: PushPullCodecs, blocks: Sequence[FlatTensors], at: AggregationContext, deltas: int
+) -> ServerTraffic:
+    pushed, pulled, whole, remembered = 0, 0, 0, State()
     for number, block in enumerate(blocks):
         state = point_to_point.begin(codecs.push, block, at)
         remembered.update({f"{number}.{key}": value for key, value in state.items()})
@@ -58,7 +66,9 @@ def _of_server(codecs: PushPullCodecs, blocks: Sequence[FlatTensors], at: Aggreg
         else:
             missing = FlatTensors(block.flat.to(accumulation_dtype(block.flat.dtype)), block.layout)
             delta = point_to_point.encode(codecs.pull, missing, point_to_point.begin(codecs.pull, missing, at), at)
-            pulled += payload_bytes(delta.payload)
+            pulled, whole = pulled + deltas * payload_bytes(delta.payload), whole + missing.flat.nbytes
+    if codecs.pull is not None:
+        pulled = min(pulled, whole)
     return ServerTraffic(pushed, pulled, remembered)
 
 
