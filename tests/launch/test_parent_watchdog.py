@@ -114,3 +114,10 @@ def test_a_run_goes_on_without_its_guard(run: Run, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(OrphanReaper, "__enter__", killed)
     assert run("print(ask(0)[0])", workers=1) == Outcome()
+
+
+def test_an_end_that_is_told_after_the_block_is_no_error(tmp_path: Path) -> None:
+    """By a worker's watcher, which runs in a thread of its own."""
+    with OrphanReaper(tmp_path) as reaper:
+        pass
+    reaper.remove(1)

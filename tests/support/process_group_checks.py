@@ -21,6 +21,7 @@ from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.op_semantics import answer_all
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, CollectiveOp, NeighborAllGather
 from gossamer.runtime.runner import run_script
+from gossamer.runtime.transport import Transport
 from gossamer.transports.process_group import ProcessGroupTransport
 
 
@@ -165,23 +166,40 @@ def interface_bytes() -> int:
     raise AssertionError("no loopback interface")
 
 
+def retransmitted() -> int:
+    """Segments that the kernel of this namespace has sent again, as it may where a process is not given the processor."""
+    names, values = [
+        line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
+    ]
+    return int(values[names.index("RetransSegs")])
+
+
+def interface_share(compressor: Compressor, transport: Transport, layout: Layout) -> tuple[float, int, int]:
+    """Bytes of five aggregations that all ranks have accounted, those on the interface, and segments sent twice."""
+    group = Group(compressor, world.size, dtype=torch.float32, layout=layout)
+    x = FlatTensors(group.gradients()[world.rank], layout)
+    transport.all_gather_text("everyone is silent")
+    before, repeated = interface_bytes(), retransmitted()
+    transport.all_gather_text("everyone has looked")
+    accounted = 0.0
+    for _ in range(5):
+        script = compressor.aggregate(x, group.states[world.rank], group.at(world.rank))
+        accounted += run_script(script, transport).bytes_sent
+    everyone = sum(map(float, transport.all_gather_text(str(accounted))))
+    counted, again = interface_bytes() - before, retransmitted() - repeated
+    found = transport.all_gather_text(str(again))  # all look before anyone goes on, and repeat it together
+    return everyone, counted, sum(map(int, found))
+
+
 def bytes_on_the_interface() -> None:
-    """What is accounted agrees with the kernel's counter, in a namespace where nothing else is sent."""
+    """What is accounted agrees with the kernel's counter, in a namespace where nothing else is sent, nor sent twice."""
     layout = Layout.of({"matrix": (1000, 1500), "bias": (1500,), "kernel": (64, 32, 3, 3)})
     transport = ProcessGroupTransport()
     for compressor in (Dense(), Dense(dtype="bfloat16"), TopK(density=0.02), Int8(), PowerSGD(rank=8)):
-        group = Group(compressor, world.size, dtype=torch.float32, layout=layout)
-        x = FlatTensors(group.gradients()[world.rank], layout)
-        transport.all_gather_text("everyone is silent")
-        before = interface_bytes()
-        transport.all_gather_text("everyone has looked")
-        accounted = 0.0
         for _ in range(5):
-            script = compressor.aggregate(x, group.states[world.rank], group.at(world.rank))
-            accounted += run_script(script, transport).bytes_sent
-        everyone = sum(map(float, transport.all_gather_text(str(accounted))))
-        counted = interface_bytes() - before
-        transport.all_gather_text("everyone has looked again")
+            everyone, counted, again = interface_share(compressor, transport, layout)
+            if not again:
+                break
         assert everyone <= counted, f"{compressor}: {everyone} accounted, only {counted} on the interface"
         assert counted <= 1.03 * everyone + 60_000, f"{compressor}: {everyone} accounted, {counted} on the interface"
     transport.close()

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +30,7 @@ class OrphanReaper:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._telling = threading.Lock()  # a worker's watcher tells of its end at any time, also after the block
 
     def __enter__(self) -> OrphanReaper:
         # A session of its own: what a terminal sends to the launcher is not meant for it
@@ -47,8 +49,10 @@ class OrphanReaper:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._remove("")
-        with contextlib.suppress(BrokenPipeError):
-            self._process.communicate()
+        assert self._process.stdin is not None
+        with self._telling:
+            self._process.stdin.close()
+        self._process.wait()
 
     def add(self, group: int) -> None:
         self._tell(f"+{group}\n")
@@ -60,8 +64,9 @@ class OrphanReaper:
         self._tell(f"={json.dumps(directory)}\n")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the watchdog was killed; the run does not depend on it
-            if self._process.stdin is not None:
+        assert self._process.stdin is not None
+        with self._telling, contextlib.suppress(BrokenPipeError):  # it was killed; the run does not depend on it
+            if not self._process.stdin.closed:
                 self._process.stdin.write(line.encode())
 
 
