@@ -167,7 +167,7 @@ def interface_bytes() -> int:
 
 
 def retransmitted() -> int:
-    """Segments that the kernel of this namespace has sent again, as it may where a process is not given the processor."""
+    """Segments that this namespace's kernel has sent again, as it may where a process does not get the processor."""
     names, values = [
         line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
     ]
