@@ -2,9 +2,10 @@
 
 Two workers on this machine train two copies of one model in turns, in the same processes: a block of steps
 with DDP, a block with Gossamer, then the other way round. Whatever else the machine does slows both alike,
-and each pair of blocks gives one ratio.
+and each pair of blocks gives one ratio. With --check the plain way is Gossamer itself with verify="off", so that the
+ratio is what the checksums of parameters cost that find ranks that part.
 
-    python benchmarks/overhead.py [--json FILE]
+    python benchmarks/overhead.py [--check] [--json FILE]
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +97,18 @@ def bootstrap(values: Sequence[float], resamples: int = 10_000) -> tuple[float, 
     return medians[round(0.025 * resamples)], medians[round(0.975 * resamples) - 1]
 
 
-def measure(case: str, blocks: int, rank: int) -> dict[str, Any]:
+def measure(case: str, blocks: int, rank: int, check: bool) -> dict[str, Any]:
     torch.manual_seed(rank)  # other data on each worker; both engines begin with rank 0's model
     build, steps = CASES[case]
     model, x = build()
     twin = copy.deepcopy(model)
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    plain = stepper(wrapped, torch.optim.AdamW(wrapped.parameters()), x)
-    optimizer = torch.optim.AdamW(twin.parameters())
-    with gossamer.attach(twin, optimizer, "Dense()"):
-        pairs = alternate(plain, stepper(twin, optimizer, x), blocks, steps)
+    optimizer, theirs = torch.optim.AdamW(twin.parameters()), torch.optim.AdamW(model.parameters())
+    with ExitStack() as stack:
+        if check:
+            stack.enter_context(gossamer.attach(model, theirs, "Dense()", verify="off"))
+        wrapped = model if check else DistributedDataParallel(model, gradient_as_bucket_view=True)
+        stack.enter_context(gossamer.attach(twin, optimizer, "Dense()"))
+        pairs = alternate(stepper(wrapped, theirs, x), stepper(twin, optimizer, x), blocks, steps)
     same = all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     ratios = [ours / plain for plain, ours in pairs]
     return {
@@ -122,7 +126,8 @@ def measure(case: str, blocks: int, rank: int) -> dict[str, Any]:
 def show(report: dict[str, Any]) -> None:
     print("machine ", ", ".join(f"{name} {value}" for name, value in report["machine"].items()))
     print("command ", report["command"])
-    print(f"{'':24}{'DDP':>12}{'Gossamer':>12}{'ratio':>9}   95 % interval")
+    plainly = "unchecked" if report["check"] else "DDP"
+    print(f"{'':24}{plainly:>12}{'Gossamer':>12}{'ratio':>9}   95 % interval")
     for row in report["cases"]:
         plain, ours = 1000 * row["ddp_seconds_per_step"], 1000 * row["gossamer_seconds_per_step"]
         low, high = row["ratio_interval"]
@@ -139,7 +144,8 @@ def work(args: argparse.Namespace) -> None:
             "load_average": os.getloadavg()[0],
         },
         "command": shlex.join(["python", *sys.argv]),
-        "cases": [measure(case, args.blocks, world.rank) for case in CASES],
+        "check": args.check,
+        "cases": [measure(case, args.blocks, world.rank, args.check) for case in CASES],
     }
     if world.is_first:
         show(report)
@@ -170,6 +176,7 @@ def launch() -> int:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Dense() over DistributedDataParallel, two workers on loopback.")
     options.add_argument("--blocks", type=int, default=12, help="pairs of blocks")
+    options.add_argument("--check", action="store_true", help='over verify="off" instead of DistributedDataParallel')
     options.add_argument("--json", metavar="FILE")
     args = options.parse_args()
     if "RANK" not in os.environ:
