@@ -17,6 +17,8 @@ class EveryStep(Strategy):
 
     With accumulate > 1, the passes before the last leave no gradient, so an optimizer that steps for every batch does
     nothing then (a GradScaler wants gradients whenever it steps: let it step after the last pass only).
+    With accumulate > 1 or a delay, every pass counts: write `with session.no_sync():` around one whose gradients are to
+    be thrown away, as those of a GAN's generator for its discriminator.
     """
 
     accumulate: int = 1  # backward passes per step, which uses the mean over all their samples
