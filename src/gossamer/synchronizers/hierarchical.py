@@ -73,6 +73,7 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
             self.step += 1
             self._boundary()
             self._local.report()
+        self._inside.rest()
         if self.step > max(ended, self._sync_round(self._number - 1).launch):
             self.step -= 1  # steps of its site are missing here since the last round: one more brings all together
         return super().end_epoch()
