@@ -10,13 +10,13 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-network bench-recipes bench-compressors bench-convergence \
-	bench-rehearsals bench-pace bench-stragglers clean
+.PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+	bench-rehearsals bench-pace bench-stragglers bench-front bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
-demo: $(READY) ## train one small model three ways on this machine and compare them (under 4 minutes)
+demo: $(READY) ## loss over seconds on a slow network: plain DDP beside recipes that talk less (under 3 minutes)
 	$(BIN)/python examples/demo.py
 
 # Two passes: what starts processes, listens or measures rates has the machine to itself. Both run, whatever the first
@@ -43,9 +43,10 @@ check: $(READY) ## formatting, lint, types, architecture
 kernels: ## compile the C++ kernels again
 	$(PYTHON) kernels-src/build.py kernels
 
-sanitize: ## run every C++ kernel under the address and undefined-behaviour sanitizers
-	$(PYTHON) kernels-src/build.py sanitize
+sanitize: ## run every C++ kernel under the address, undefined-behaviour and thread sanitizers
+	$(PYTHON) kernels-src/build.py sanitize sanitize-threads
 	build/sanitize
+	build/sanitize-threads
 
 format: $(READY) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
@@ -53,6 +54,9 @@ format: $(READY) ## rewrite the sources in the project's format
 
 bench-overhead: $(READY) ## seconds per step over DistributedDataParallel, two workers on this machine
 	$(BIN)/python benchmarks/overhead.py
+
+bench-encoding: $(READY) ## encoding within training over encoding in a loop, every codec, two workers on this machine
+	$(BIN)/python benchmarks/encoding.py
 
 bench-network: $(READY) ## step times on emulated networks beside torch's own hooks; writes docs/benchmarks/network.md
 	$(BIN)/python benchmarks/network.py
@@ -76,6 +80,15 @@ bench-pace: $(READY) ## recipes on long, slow networks beside DDP without a limi
 
 bench-stragglers: $(READY) ## what one slow worker costs the others; writes docs/benchmarks/stragglers.md
 	$(BIN)/python benchmarks/stragglers.py
+
+bench-front: $(READY) ## which recipe? loss against bytes under AdamW, SGD and Muon (days; goes on where it stopped); writes docs/benchmarks/front.md
+	$(BIN)/python benchmarks/front.py
+
+bench-time-to-loss: $(READY) ## hours until recipes on slow networks are where plain DDP ends; writes docs/benchmarks/time-to-loss.md
+	$(BIN)/python benchmarks/time_to_loss.py
+
+bench-lost-workers: $(READY) ## one of four workers is killed every ten seconds: rate, gaps, loss, beside undisturbed runs (hours)
+	$(BIN)/python benchmarks/lost_workers.py
 
 clean: ## remove the environment, caches and run records
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs

@@ -1,10 +1,10 @@
 """Closing the gap of TopK under Adam: a table of what was tried, and what follows from it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from benchmarks.losses import Losses
+from benchmarks.pareto import front
 from benchmarks.report import Table, markdown, priced, spreads, tables
 from benchmarks.studies import ADAMW_TRIED, DENSE, DENSE_STEPS, TOP_K
 from benchmarks.tasks import ADAMW, ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS
@@ -94,7 +94,7 @@ def said(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
         yield f"Nothing that was tried closes the gap, to fewer than {CLOSED} spreads."
     for opening, chosen in (
         (f"**What closes the gap**, to fewer than {CLOSED} spreads:", whole),
-        ("Nothing cheaper is nearer than:", list(front(each for each in tried if closed(each, start) >= LITTLE))),
+        ("Nothing cheaper is nearer than:", _nearest(tried, start)),
         (f"Less than {LITTLE:.0%} either way:", [each for each in ranked if abs(closed(each, start)) < LITTLE]),
         ("Wider than before:", [each for each in ranked if closed(each, start) <= -LITTLE]),
     ):
@@ -102,13 +102,9 @@ def said(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
             yield f"{opening} {', '.join(_told(each, start) for each in chosen)}."
 
 
-def front(tried: Iterable[Tried]) -> Iterator[Tried]:
-    """Those that no other one beats in gap for as few bytes, from the cheapest on."""
-    nearest = inf
-    for each in sorted(tried, key=lambda each: (each.bytes_a_step, each.gap)):
-        if each.gap < nearest:
-            nearest = each.gap
-            yield each
+def _nearest(tried: Sequence[Tried], start: Tried) -> list[Tried]:
+    useful = [each for each in tried if closed(each, start) >= LITTLE]
+    return front(useful, cost=lambda each: each.bytes_a_step, loss=lambda each: each.gap)
 
 
 def placement(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:

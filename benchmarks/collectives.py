@@ -46,8 +46,9 @@ from gossamer.transports.mesh.collective_selector import CollectiveSelector
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.link_measurement import Links
 from gossamer.transports.mesh.native_mesh import Mesh
+from gossamer.transports.mesh.operations import MeshOperations
 from gossamer.transports.mesh.shared_memory import share
-from gossamer.transports.mesh.transport import MeshTransport, mesh_transport
+from gossamer.transports.mesh.transport import EngineFallback, MeshTransport, mesh_transport
 from gossamer.transports.process_group import ProcessGroupTransport
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +98,8 @@ def rows(megabytes: float, small: bool) -> tuple[list[Row], Callable[[], None], 
 
     def by(wish: Collective | str) -> MeshTransport:
         """Over the same connections, so that all rows find them in the same state."""
-        return MeshTransport(engine, mesh, CollectiveSelector(wish, links), lambda other: other)
+        fallback = EngineFallback(engine, lambda other, known: other)
+        return MeshTransport(MeshOperations(mesh, CollectiveSelector(wish, links)), fallback)
 
     numel = numel_of(megabytes, world.size)
     whole, half = torch.rand(numel), torch.rand(numel, dtype=torch.float32).bfloat16()

@@ -12,7 +12,6 @@ something else by now.
 """
 
 import argparse
-import json
 import logging
 import os
 import shlex
@@ -24,7 +23,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.closing import closing_part  # found only after the line above
-from benchmarks.page import PAGE, around, put_between
+from benchmarks.kept import read, write
+from benchmarks.page import PAGE, around, between, put_between
 from benchmarks.picture import plot
 from benchmarks.provenance import QUICK, provenance, scratch
 from benchmarks.report import page_part, sentences
@@ -36,6 +36,7 @@ from gossamer.bench import machine
 from gossamer.observe.units import seconds_text
 from gossamer.recipes.recipe import resolve
 
+PICTURED = "training loss of every compressor, and of Dense() for the same bytes, a panel for each task"
 PARTS = {"loss": page_part, "adamw": closing_part, "base": page_part}
 
 
@@ -77,17 +78,6 @@ def prepare() -> None:
     logging.getLogger("gossamer").setLevel(logging.ERROR)
 
 
-def read(path: Path) -> list[Run]:
-    return json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
-
-
-def write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    part.replace(path)
-
-
 def train_all(wanted: Sequence[Job], record: dict[str, Any], args: argparse.Namespace) -> list[Run]:
     """All wanted runs, kept ones and new ones; the file is written after every run."""
     kept: list[Run] = [] if args.fresh else [run for run in read(args.json) if is_current(run)]
@@ -111,6 +101,9 @@ def quick(args: argparse.Namespace) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+    if args.redraw:
+        plot(between(args.redraw, args.study), args.redraw.with_suffix(".png"))
+        return
     if args.quick:
         quick(args)
     if args.page:
@@ -122,9 +115,10 @@ def main(args: argparse.Namespace) -> None:
     for sentence in sentences(runs):
         print(sentence, file=sys.stderr)
     if args.page:
-        put_between(args.page, args.study, found)
-        if STUDIES[args.study].pictured:
-            plot(runs, args.page.with_suffix(".png"))
+        pictured = STUDIES[args.study].pictured
+        put_between(args.page, args.study, found + f"\n\n![{PICTURED}]({args.page.stem}.png)" * pictured)
+        if pictured:
+            plot(found, args.page.with_suffix(".png"))
 
 
 def options() -> argparse.ArgumentParser:
@@ -144,6 +138,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--fresh", action="store_true", help="train everything again")
     parser.add_argument("--quick", action="store_true", help="a few steps, in files of their own")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, and the picture beside it")
+    parser.add_argument("--redraw", type=Path, metavar="PAGE", help="draw its picture from its tables, and no more")
     return parser
 
 

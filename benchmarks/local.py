@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.optim import AdamW
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.local_report import DENSE, LEARNING_RATE, page_part, plot, study  # found only after the line above
-from benchmarks.page import around, put_between
+from benchmarks.local_picture import plot
+from benchmarks.local_report import DENSE, LEARNING_RATE, page_part, study  # found only after the line above
+from benchmarks.page import around, between, put_between
 from benchmarks.provenance import ROOT, provenance, scratch
 from benchmarks.side_by_side import done
 from benchmarks.tasks import TASKS
@@ -36,6 +37,7 @@ from gossamer.observe.units import seconds_text
 WORKERS, STEPS, SEEDS = 4, 1000, (0, 1, 2, 3, 4)
 EXAM = 256  # windows that are held out and looked at: as many as the example's
 
+PICTURED = "held-out loss of every recipe, a panel for each learning rate, and the bytes that a worker sent"
 OUTER = "DiLoCo(period={}, outer_learning_rate=1.0, outer_momentum=0.5)"  # for tens of periods, not hundreds
 TWO_BITS = "Chain(TopK(density=0.05), SignMagnitude())"
 ONE_BIT = "Route(Feedback(Sharded(OneBit())), rest=Feedback(Sharded(Float4())))"
@@ -117,6 +119,9 @@ def quick(args: argparse.Namespace) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+    if args.redraw:
+        plot(between(args.redraw, "local"), args.redraw.with_suffix(".png"))
+        return
     if args.quick:
         quick(args)
     if args.page:
@@ -131,8 +136,8 @@ def main(args: argparse.Namespace) -> None:
     text = page_part(found, [provenance(["python", *(op for op in sys.argv if op != "--report")])])
     print(text)
     if args.page:
-        plot(found, args.page.with_suffix(".png"))
-        put_between(args.page, "local", f"{text}\n\n![held-out loss over bytes sent]({args.page.stem}.png)")
+        plot(text, args.page.with_suffix(".png"))
+        put_between(args.page, "local", f"{text}\n\n![{PICTURED}]({args.page.stem}.png)")
 
 
 def options() -> argparse.ArgumentParser:
@@ -144,6 +149,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=2, help="trainings at once, of a thread for each worker")
     parser.add_argument("--results", type=Path, default=Path("runs/local.jsonl"), metavar="FILE")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, and a picture beside it")
+    parser.add_argument("--redraw", type=Path, metavar="PAGE", help="draw its picture from its table, and no more")
     parser.add_argument("--report", action="store_true", help="train nothing, write what is there")
     parser.add_argument("--quick", action="store_true", help="a few steps of a few recipes, in a file of their own")
     return parser

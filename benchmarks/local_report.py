@@ -1,18 +1,14 @@
-"""Report of benchmarks/local.py: tables, sentences and a picture."""
+"""Report of benchmarks/local.py: tables and sentences."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from math import inf, isfinite, isnan, nan
-from pathlib import Path
-from typing import Any
 
 from benchmarks.losses import Losses, number
 from benchmarks.virtual_workers import APART, Run
 
 from gossamer.observe.units import bytes_text
-from gossamer.recipes.recipe import resolve
 
 DENSE = "Dense()"
 LEARNING_RATE = 1e-3  # the example's own
@@ -23,9 +19,7 @@ ABOUT = (
     "the workers agree on. A gap is its distance to that of `Dense()` in spreads: standard deviations of `Dense()` "
     "over seeds. Bytes are the payload of all that a worker says in the whole training, counted where it is sent."
 )
-# Safe for color-blind readers (Okabe and Ito)
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX*p"
+SILENT, ALONE = "four that never talk, on average", "one of them"  # what stands in the table for who never talks
 
 
 @dataclass(frozen=True)
@@ -94,8 +88,8 @@ def table(found: Study) -> str:
     lines = [HEADER, _line(found, f"`{DENSE}`", found.losses(DENSE), DENSE)]
     for silent in found.of(APART):
         rate = silent.removeprefix(APART)
-        lines.append(_line(found, f"four that never talk, on average{rate}", found.losses(silent), silent))
-        lines.append(_line(found, f"one of them{rate}", found.alone(silent), silent))
+        lines.append(_line(found, f"{SILENT}{rate}", found.losses(silent), silent))
+        lines.append(_line(found, f"{ALONE}{rate}", found.alone(silent), silent))
     return "\n".join([*lines, *(_line(found, f"`{name}`", found.losses(name), name) for name in found.talking)])
 
 
@@ -139,58 +133,3 @@ def sentences(found: Study) -> Iterator[str]:
 
 def page_part(found: Study, about: Sequence[str]) -> str:
     return "\n\n".join([ABOUT, *about, table(found), *sentences(found)])
-
-
-def plot(found: Study, path: Path) -> None:
-    """Held-out loss over bytes sent: where each recipe ends, and the way that lock step takes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 7.5), layout="constrained", dpi=120)
-    axes = figure.subplots()
-    for dense in found.of(DENSE):
-        losses = found.losses(dense)
-        axes.axhspan(losses.mean - losses.spread, losses.mean + losses.spread, color="#DDDDDD", linewidth=0)
-        axes.plot(*zip(*_mean_curve(found.runs[dense]), strict=True), color="#999999", linewidth=1)
-    silent = (("never talking", found.losses(APART), "top"), ("one alone", found.alone(APART), "bottom"))
-    for ops, losses, beside in silent:
-        axes.axhline(losses.mean, color="#999999", linestyle="--", linewidth=1)
-        axes.annotate(ops, (1, losses.mean), xycoords=("axes fraction", "data"), ha="right", va=beside, color="#777777")
-    for shown, look in _looks(found).items():
-        losses = found.losses(shown)
-        axes.errorbar(found.bytes_sent(shown), losses.mean, losses.spread, label=shown, capsize=3, **look)
-    highest = max(
-        losses.mean for losses in (found.alone(APART), *map(found.losses, found.talking)) if isfinite(losses.mean)
-    )
-    axes.set_ylim(top=highest + 0.2)
-    axes.set_xscale("log")
-    axes.set_xlabel("bytes sent per worker in the whole training; the grey lines: Dense() on its way")
-    axes.set_ylabel("held-out loss, nats a byte")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize=7)
-    figure.savefig(path)
-
-
-def _looks(found: Study) -> dict[str, dict[str, Any]]:
-    """A marker for each strategy, a color for each compressor; hollow where the learning rate is another."""
-    firsts = {name: found.runs[name][0] for name in (DENSE, *found.talking)}
-    recipes = {name: resolve(first["recipe"], first["workers"]) for name, first in firsts.items()}
-    strategies = dict.fromkeys(recipe.strategy for recipe in recipes.values())
-    compressors = dict.fromkeys(recipe.compressor for recipe in recipes.values())
-    markers = dict(zip(strategies, cycle(MARKERS), strict=False))
-    colors = dict(zip(compressors, cycle(COLORS), strict=False))
-    return {
-        name: {
-            "fmt": markers[recipe.strategy],
-            "color": colors[recipe.compressor],
-            "fillstyle": "full" if firsts[name]["learning_rate"] == LEARNING_RATE else "none",
-        }
-        for name, recipe in recipes.items()
-    }
-
-
-def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
-    """(bytes, loss), mean over seeds."""
-    return [
-        (points[0][1], statistics.fmean(number(loss) for _, _, loss in points))
-        for points in zip(*(run["curve"] for run in runs), strict=True)
-    ]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
-from benchmarks.report import markdown
+from benchmarks.report import markdown, write_page
 
 DDP = "plain DDP, no limit"
 WARM_UP = 10
@@ -98,10 +98,7 @@ def main(args: argparse.Namespace) -> None:
         provenance(),
         *(f"## {network}\n\n{table(measure(network, args))}" for network in args.networks),
     ]
-    text = "\n\n".join(parts)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(text + "\n")
-    print(text)
+    write_page(args.output, parts)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,12 @@ def put_between(page: Path, what: str, text: str) -> None:
     page.write_text(f"{before}\n\n{text}\n\n{after}", encoding="utf-8")
 
 
+def between(page: Path, what: str) -> str:
+    """What stands between the page's markers."""
+    before, after = around(page, what)
+    return page.read_text(encoding="utf-8").removeprefix(before).removesuffix(after)
+
+
 def around(page: Path, what: str) -> tuple[str, str]:
     """The page until and from the markers, these included."""
     begin, end = f"<!-- written by a program: {what} -->", f"<!-- end: {what} -->"

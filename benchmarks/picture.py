@@ -1,56 +1,57 @@
-"""Picture of benchmarks/convergence.py: training loss over bytes."""
+"""Picture of benchmarks/convergence.py, from its page's tables: what compressors cost in loss."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.report import tables
-from benchmarks.training import Run
+from benchmarks.dot_plot import Dot, Panel, draw
+from benchmarks.markdown_tables import Cells, loss, rows, sections
+from benchmarks.studies import DENSE
 
-COLUMNS = 2
-DASHES = "-", "--", "-.", ":"  # of the first 20 colors, and when they come again
+SAYS = (
+    "Circles: training loss at the end, a line as long as its standard deviation over seeds to both sides. Diamonds: "
+    "the loss that Dense() has when it has sent as many bytes; the farther to the right of the circle, the more a "
+    "compressor is worth. Vertical: Dense() after as many steps, and its standard deviation. At the edge: how many "
+    "times fewer bytes than Dense() a worker sends; those that send most stand at the top."
+)
 
 
-def plot(runs: Sequence[Run], path: Path) -> None:
-    """Training loss, mean over seeds, over bytes sent: a panel for each task."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogFormatter
-
-    every = list(tables(runs))
-    names = list(dict.fromkeys(text for table in every for text in table.runs if "feedback=False" not in text))
-    colors = matplotlib.colormaps["tab20"]
-    styles = {name: {"color": colors(i % 20), "linestyle": DASHES[i // 20 % 4]} for i, name in enumerate(names)}
-    columns = min(len(every), COLUMNS)
-    rows = -(-len(every) // columns)
-    figure = Figure(figsize=(5.5 * columns, 4.5 * rows + 1.5), layout="constrained", dpi=120)
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    for axes in panels[len(every) :]:
-        axes.remove()
-    for axes, table in zip(panels, every, strict=False):
-        for text in names:
-            points = _mean_curve(table.runs.get(text, ()))
-            axes.plot(*zip(*points, strict=True), **styles[text], label=text) if points else None
-        axes.set_title(table.task, loc="left")
-        axes.set_xlabel("bytes sent per worker")
-        axes.set_ylabel("training loss")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
-        axes.spines[["top", "right"]].set_visible(False)
-    lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
-    figure.legend(
-        list(lines.values()), list(map(str, lines)), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+def plot(text: str, path: Path) -> None:
+    """Draw the tables of a page's part, a panel for each task."""
+    tasks = {task: {line["compressor"]: line for line in rows(part)} for task, part in sections(text).items()}
+    tasks = {task: lines for task, lines in tasks.items() if DENSE in lines}
+    draw(
+        [_panel(task, lines) for task, lines in tasks.items()],
+        _order(tasks),
+        path,
+        across="training loss",
+        says=SAYS,
+        log=True,
     )
-    figure.savefig(path)
 
 
-def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
-    """(bytes, loss) after the steps at which every seed has a loss."""
-    found: list[tuple[float, float]] = []
-    for points in zip(*(run["curve"][1:] for run in runs), strict=False):
-        losses = [loss for _, _, loss in points if loss is not None]
-        if len(losses) == len(points):
-            found.append((statistics.fmean(sent for _, sent, _ in points), statistics.fmean(losses)))
-    return found
+def _order(tasks: Mapping[str, Mapping[str, Cells]]) -> list[str]:
+    """All compressors, those that send most first, whatever the task."""
+    names = dict.fromkeys(name for lines in tasks.values() for name in lines if name != DENSE)
+    fewer = {name: [_fewer(lines[name]) for lines in tasks.values() if name in lines] for name in names}
+    return sorted(names, key=lambda name: statistics.median(fewer[name]))
+
+
+def _panel(task: str, lines: Mapping[str, Cells]) -> Panel:
+    dots = {name: _dot(line) for name, line in lines.items()}
+    return Panel(task, {name: dot for name, dot in dots.items() if name != DENSE}, dots[DENSE])
+
+
+def _dot(line: Cells) -> Dot:
+    found, affordable = loss(line["training loss"]), line.get("Dense() for the same bytes") or ""
+    return Dot(
+        found.mean,
+        found.spread,
+        f"{_fewer(line):.0f}x",
+        loss(affordable.partition("(")[0] or affordable).mean if affordable else None,
+    )
+
+
+def _fewer(line: Cells) -> float:
+    """Times fewer bytes than Dense(): 13.8 for "1/13.8"."""
+    return float(line["of Dense()"].partition("/")[2].replace(",", ""))

@@ -8,6 +8,8 @@ docs/benchmarks/rehearsals.md. Needs root for the emulated networks.
 """
 
 import argparse
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from benchmarks.provenance import ROOT, provenance, scratch  # found only after 
 WORKERS = 4
 STEP_SECONDS = {"resnet18": 0.137, "resnet50": 0.330, "swin-large": 0.940}  # of a 2080 Ti, batch 32
 PATIENCE_SECONDS = 1800
+CORES = "Encoding and decoding ran on "  # how the line begins that the page says once for all
 
 
 class Rehearsal(NamedTuple):
@@ -57,7 +60,33 @@ def rehearse(rehearsal: Rehearsal, steps: int) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     if done.returncode:
         sys.exit(f"{shown} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return f"    {shown}\n\n```\n{done.stdout.strip()}\n```"
+    title, *rest = section(done.stdout)
+    return "\n\n".join([title, f"    {shown}", *rest])
+
+
+def section(printed: str) -> list[str]:
+    """What `gossamer rehearse` printed, as parts of a page: a heading, what was rehearsed, a table, and remarks."""
+    about, table, *remarks = printed.strip().split("\n\n")
+    told = [re.split(r"  +", line, maxsplit=1) for line in about.splitlines()]
+    (_, model), (_, size), (_, step), (_, workers) = told
+    name, _, variant = model.partition(", ")
+    workers, _, network = workers.partition(", network ")
+    head, *rows = (columns(line) for line in table.splitlines())
+    _, *ends = head
+    lines = [list(head.values()), ["---", *["---:"] * len(ends)]]
+    lines += [[f"`{row[min(row)]}`", *(row.get(end, "") for end in ends)] for row in rows]
+    said = [line for part in remarks for line in part.splitlines() if not line.startswith(CORES)]
+    return [
+        f"## {name}, {network}",
+        f"{variant[:1].upper()}{variant[1:]}. {size}; a step is {step}; {workers} workers.",
+        "\n".join(f"| {' | '.join(line)} |" for line in lines),
+        *(line.replace("they were too few", "the cores were too few") for line in said),
+    ]
+
+
+def columns(line: str) -> dict[int, str]:
+    """The cells of a printed line by where they end: all columns but the first are flush right."""
+    return {found.end(): found[0] for found in re.finditer(r"\S+(?: \S+)*", line)}
 
 
 def main(args: argparse.Namespace) -> None:
@@ -66,9 +95,11 @@ def main(args: argparse.Namespace) -> None:
         rehearsals, args.steps, args.output = (Rehearsal("resnet18", "1gbit,1ms", (DGC,)),), 3, scratch(args.output)
     parts = [
         "# Rehearsals: models and GPUs that are not here",
-        f"What `gossamer rehearse` printed: {WORKERS} workers on emulated hosts, published step times of a 2080 Ti "
-        'with batch 32, real bytes. "ratio" is to the step without any talking; "foretold" was computed before each '
-        f"run. One run a row, {args.steps} steps and more, medians.",
+        f"How long would a step of larger models be, on GPUs that are not here? `gossamer rehearse` sleeps where they "
+        f"would compute, and sends real bytes: {WORKERS} workers on emulated hosts, published step times of a 2080 Ti "
+        "with batch 32. **Ratio** is to the step without any talking; **foretold** was computed before each run. One "
+        f"run a row, {args.steps} steps and more, medians. {CORES}the {os.cpu_count()} cores of this "
+        "machine, which all workers share. Nothing was trained, so this page says nothing of loss.",
         provenance(),
         *(rehearse(each, args.steps) for each in rehearsals),
     ]

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 
 from benchmarks.losses import Losses, number
 from benchmarks.studies import DENSE, EVERY, without_feedback
@@ -152,3 +153,11 @@ def sentences(runs: Sequence[Run]) -> Iterator[str]:
     for table in tables(runs):
         seconds = sum(run["seconds"] for mine in table.runs.values() for run in mine)
         yield f"{table.task}: {seconds:.0f} s of training in {sum(map(len, table.runs.values()))} runs"
+
+
+def write_page(page: Path, parts: Sequence[str]) -> None:
+    """The whole page, which is printed as well; a blank line between parts."""
+    text = "\n\n".join(parts)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text + "\n", encoding="utf-8")
+    print(text)

@@ -18,12 +18,17 @@ COMPRESSORS = {
     "TwoBit": ["TwoBit(adaptive=True)"],
     "TopK": ["TopK(density=0.01)"],
     "RandomK": ["RandomK(density=0.01)"],
+    "ARCTopK": ["ARCTopK(density=0.01)"],
+    # as many entries, and about as many bytes of four workers, as TopK(density=0.01) that gathers everyone's
+    "SharedMask": ["SharedMask(density=0.01)", "SharedMask(density=0.0225)"],
     "Threshold": ["Threshold(value=0.01, capacity=0.02)"],
     "DGC": ["DGC(density=0.01, warmup=20)"],
     "Chain": ["Chain(TopK(density=0.01), Int8())"],
     "Warmup": ["Warmup(TopK(density=0.01), steps=10)"],
     "OneBitAdam": ["OneBitAdam(warmup=40)"],
+    "DeMo": [],  # its learning rates are others
     "Feedback": [],
+    "Rotated": ["Rotated(TopK(density=0.01))", "Rotated(TernGrad(), by='hadamard')"],
     "Route": [],
     "Sharded": [],  # resolving finds these where they pay
     # as many entries, and about as many bytes of four workers, as TopK(density=0.01) that gathers everyone's
@@ -40,6 +45,13 @@ ADAMW_TRIED = {
     "momentum travels, variance is frozen": [
         *(f"OneBitAdam(warmup={steps}, inner=TopK(density=0.01))" for steps in DENSE_STEPS[1:]),
         "OneBitAdam(warmup=40)",
+    ],
+    "momentum travels, variance follows": ["CompressedAdam()", "CompressedAdam(variance='agreed')"],
+    "moments of the last means": ["MicroAdam()"],
+    "updates travel": [
+        "AdamUpdate(TopK(density=0.01))",
+        "AdamUpdate(Warmup(TopK(density=0.01), steps=10))",
+        "AdamUpdate()",
     ],
     "every entry, in few bits": ["Int8()", "OneBit()"],
     "low rank instead": ["PowerSGD(rank=1)", "PowerSGD()"],

@@ -15,13 +15,20 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 
 from gossamer.core import rng
+from gossamer.core.layout import Slot
+from gossamer.recipes.recipe import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from examples.bytelm import SIZES, ByteLM, windows  # found only after the line above
 from examples.digits import conv, resnet
 
 WINDOWS = 64  # whose loss is followed, and held out
+MATRIX = Slot("weight", (64, 64), 0, (64, 1))
 Samples = tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+def steady(made: float) -> float:
+    return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +37,8 @@ class Task:
 
     samples: to learn from, of those the ones whose loss is followed, and others held out; tensors of one length each.
     dense_seeds: with which Dense() is trained, at least `seeds`: how it differs among them is the yardstick.
-    without: the compressor, by class, that cannot serve this optimizer.
+    trained_by: what `optimizer` makes; not every compressor can apply its momentum.
+    pace: the learning rate's factor by the share of steps that were made; benchmarks/virtual_workers.py follows it.
     """
 
     about: str
@@ -38,14 +46,16 @@ class Task:
     seeds: int
     dense_seeds: int
     batch: int
-    without: str
+    trained_by: type[Optimizer]
     build: Callable[[], nn.Module]
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     loss: Callable[..., Tensor]
     samples: Callable[[], Samples]
+    pace: Callable[[float], float] = steady
 
     def takes(self, compressor: str) -> bool:
-        return compressor.partition("(")[0] != self.without
+        owner = resolve(compressor).compressor.owns_momentum(MATRIX)
+        return owner is None or issubclass(self.trained_by, owner.optimizers)
 
     def batches(self, workers: int, seed: int) -> Iterator[list[tuple[Tensor, ...]]]:
         """Without end: disjoint batches, one for each worker; every sample at most once an epoch."""
@@ -91,7 +101,7 @@ def surprise(model: nn.Module, text: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum:
-    """torch.optim.SGD; not with OneBitAdam."""
+    """torch.optim.SGD; not with compressors that take their momentum from Adam."""
 
     lr: float
 
@@ -104,7 +114,8 @@ class Momentum:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """torch.optim.AdamW; not with DGC. Its variance is known after 50 steps, for compressors that freeze it.
+    """torch.optim.AdamW; not with compressors that take their momentum from SGD. Its variance is known after 50 steps,
+    for those that freeze it.
 
     clip: the largest norm of all gradients together, after they were averaged.
     """
@@ -132,7 +143,7 @@ def _clip(parameters: Iterable[nn.Parameter], limit: float) -> None:
 
 
 Learner = Momentum | Adaptive
-WITHOUT: dict[type[Learner], str] = {Momentum: "OneBitAdam", Adaptive: "DGC"}
+TRAINED_BY: dict[type[Learner], type[Optimizer]] = {Momentum: SGD, Adaptive: AdamW}
 
 
 def digits_task(model: Callable[[], nn.Module], optimizer: Learner) -> Task:
@@ -142,7 +153,7 @@ def digits_task(model: Callable[[], nn.Module], optimizer: Learner) -> Task:
         seeds=5,
         dense_seeds=10,
         batch=16,
-        without=WITHOUT[type(optimizer)],
+        trained_by=TRAINED_BY[type(optimizer)],
         build=model,
         optimizer=optimizer,
         loss=classify,
@@ -157,7 +168,7 @@ def text_task(optimizer: Learner, size: str = "small", steps: int = 100, seeds: 
         seeds=seeds,
         dense_seeds=dense_seeds,
         batch=8,
-        without=WITHOUT[type(optimizer)],
+        trained_by=TRAINED_BY[type(optimizer)],
         build=lambda: ByteLM(*SIZES[size]),
         optimizer=optimizer,
         loss=surprise,

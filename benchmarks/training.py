@@ -13,10 +13,10 @@ from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext, AggregationResult
 from gossamer.core.ops import CollectiveOp
 from gossamer.errors import NotFinite
+from gossamer.moments.take_over import take_over
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
 from gossamer.runtime.runner import simulate
-from gossamer.session import momentum_transfer
 
 POINTS = 24  # of a curve
 
@@ -47,7 +47,7 @@ class Workers:
         parameters = dict(self.model.named_parameters())
         at = [AggregationContext(seed=seed, rank=rank, world=world) for rank in range(world)]
         self.buckets = [Bucket(parameters, self.compressor, here) for here in at]
-        self.momentum = momentum_transfer.take_over(self.optimizer, self.compressor, parameters, at[0], None)
+        self.momentum = take_over(self.optimizer, self.compressor, parameters, at[0], None)
         self.bytes_sent = 0.0
 
     def train(self, batches: list[tuple[Tensor, ...]]) -> None:
@@ -57,12 +57,10 @@ class Workers:
             bucket.flat.zero_()
             bucket.point(names)
             self.task.loss(self.model, *samples).backward()
-        applied, nesterov = self.momentum.now()
+        moments = self.momentum.now()
         scripts = []
         for rank, bucket in enumerate(self.buckets):
-            at = AggregationContext(
-                step=self.step, seed=self.seed, rank=rank, world=self.world, momentum=applied, nesterov=nesterov
-            )
+            at = AggregationContext(step=self.step, seed=self.seed, rank=rank, world=self.world, **moments._asdict())
             scripts.append(self._counted(bucket, at))
         staged: list[AggregationResult] = simulate(scripts)
         if not all(each.finite for each in staged):

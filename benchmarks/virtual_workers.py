@@ -91,6 +91,12 @@ class Counting:
 class Nothing:
     """A world without shards."""
 
+    def move(self, rank: int, size: int, positions: Any, *, stayed: Any = ()) -> None:
+        """There are none to be dealt out again."""
+
+    def note_trained(self) -> None:
+        """There is nothing to be drawn."""
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -114,6 +120,7 @@ class Worker:
     finished: threading.Barrier
     losses: list[tuple[int, float, float | None]] = field(default_factory=list)
     own: float | None = None
+    merging_bytes: float = 0.0  # sent to look at what is merged, and no part of training
 
     def work(self) -> None:
         torch.set_num_threads(1)  # counted in each thread
@@ -121,8 +128,6 @@ class Worker:
             torch.manual_seed(self.seed)
             model = self.task.build()
         optimizer = self.task.optimizer(model.parameters())
-        for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate
         if self.recipe == APART:
             self._train(model, optimizer, None)
         else:
@@ -142,10 +147,12 @@ class Worker:
         every = self.steps if session is None else max(1, self.steps // POINTS)
         batches = self.task.batches(self.transport.world, self.seed)
         for step in range(1, self.steps + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = self.learning_rate * self.task.pace((step - 1) / self.steps)
             self.task.loss(model, *next(batches)[self.transport.rank]).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if (step % every == 0 or step == self.steps) and (self.transport.rank == 0 or session is None):
+            if step % every == 0 or step == self.steps:
                 self._look(step, model, session)
         if session is not None:
             _settle(session)
@@ -156,12 +163,17 @@ class Worker:
             self.losses.append((step, 0.0, self._loss(model)))
             return
         _settle(session)
-        with session.merged(model):
-            self.losses.append((step, self.transport.bytes_sent, self._loss(model)))
+        sent = self.transport.bytes_sent - self.merging_bytes
+        with session.merged(model):  # all come, since with some recipes that is a mean over workers
+            if self.transport.rank == 0:
+                self.losses.append((step, sent, self._loss(model)))
+        self.merging_bytes = self.transport.bytes_sent - sent
 
     @torch.no_grad()
     def _loss(self, model: nn.Module) -> float | None:
+        model.eval()
         loss = float(self.task.loss(model, *self.exam))
+        model.train()
         return loss if math.isfinite(loss) else None
 
 
@@ -206,7 +218,7 @@ def train(
         "steps": steps,
         "workers": workers,
         "seconds": time.perf_counter() - began,
-        "bytes_sent": statistics.fmean(each.transport.bytes_sent for each in team),
+        "bytes_sent": statistics.fmean(each.transport.bytes_sent - each.merging_bytes for each in team),
         "curve": _mean_curve([each.losses for each in team if each.losses]),
         "held_out": None if failures else _mean([each.losses[-1][2] for each in team if each.losses]),
         "alone": team[0].own,

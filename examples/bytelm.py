@@ -1,13 +1,13 @@
 """A language model of bytes, taught with the source text of Python's own standard library.
 
-Alone:         python examples/bytelm.py
-Four workers:  gossamer run --workers 4 --recipe "TopK(density=0.01)" examples/bytelm.py --size base
+python examples/bytelm.py, or: gossamer run --workers 4 --recipe "Float4()" examples/bytelm.py --size base
 """
 
 import argparse
 import itertools
 import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -44,31 +44,32 @@ class ByteLM(nn.Module):
         return cross_entropy(self.guess(x).flatten(0, 1), following.flatten())
 
 
-def main(args: argparse.Namespace) -> None:
-    deadline = time.monotonic() + args.seconds
-    torch.manual_seed(args.seed)
+def data_of(world: gossamer.World, batch: int, seed: int) -> tuple[Iterator[Tensor], Tensor]:
+    """This worker's batches, without end, and its part of 256 held-out windows."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     training, held_out = windows([file for i, file in enumerate(files) if i % 10]), windows(files[::10])
-    world = gossamer.init()
-    shard = world.shard(training, seed=args.seed)
-    data = DataLoader(TensorDataset(training), args.batch, sampler=shard, drop_last=True)
-    texts = (text for epoch in itertools.count() for (text,) in data)
-    exam = held_out[:: len(held_out) // 256].to(world.device)
-    model = ByteLM(*SIZES[args.size]).to(world.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    precision = torch.autocast(world.device.type, torch.bfloat16, enabled=args.precision == "bfloat16")
+    data = DataLoader(TensorDataset(training), batch, sampler=world.shard(training, seed=seed), drop_last=True)
+    exam = held_out[:: len(held_out) // 256][:256][world.rank :: world.size].to(world.device)
+    return (text for epoch in itertools.count() for (text,) in data), exam
 
-    @torch.no_grad()
+
+def main(args: argparse.Namespace) -> None:
+    torch.manual_seed(args.seed)
+    world = gossamer.init()
+    texts, exam = data_of(world, args.batch, args.seed)
+    model = ByteLM(*SIZES[args.size]).to(world.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+
     def evaluate() -> float:
-        with session.merged(model):  # what the workers agree on; with most recipes that is the model as it is
-            return float(model(exam))
+        with torch.no_grad(), session.merged(model):  # what the workers agree on; mostly that is the model as it is
+            return gossamer.mean(float(model(exam)))
 
     with gossamer.attach(model, optimizer, args.recipe) as session:
+        deadline = time.monotonic() + args.seconds
         mine = session.load(args.checkpoint) if args.checkpoint else {}
-        with session.epoch():  # one worker may run out of time a step before the others
+        with session.epoch():
             for step in range(mine.get("step", 0) + 1, args.steps + 1):
-                with precision:
-                    loss = model(next(texts).to(world.device))
+                loss = model(next(texts).to(world.device))
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -78,7 +79,7 @@ def main(args: argparse.Namespace) -> None:
                 if args.checkpoint and step % args.checkpoint_every == 0:
                     session.save(args.checkpoint, step=step)
                 if time.monotonic() > deadline:
-                    break
+                    session.ask_to_stop()  # all leave the epoch's block after the same step
         session.log(validation_loss=evaluate())
 
 
@@ -87,8 +88,8 @@ if __name__ == "__main__":
     options.add_argument("--steps", type=int, default=300)
     options.add_argument("--size", choices=SIZES, default="small")
     options.add_argument("--batch", type=int, default=8, help="windows per worker and step")
+    options.add_argument("--learning-rate", type=float, default=1e-3)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     options.add_argument("--recipe", default="Dense()", help="how the workers talk")
     either = options.add_mutually_exclusive_group()  # a checkpoint needs all workers to be at the same step
     either.add_argument("--checkpoint", metavar="DIRECTORY", help="save here, and resume from here")

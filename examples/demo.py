@@ -1,6 +1,9 @@
-"""One small model, trained three ways on this machine: by one worker, by four, and by four who talk less.
+"""One small model on a slow network, for the same seconds: by plain DDP, and by recipes that talk less.
 
-python examples/demo.py [--steps 400]
+python examples/demo.py [--seconds 25] [--seeds 1] [--network 100mbit,20ms] [--size small]
+
+Every worker has an emulated host and line of its own. Where the kernel offers none, Gossamer's own messages are held
+back as long as such a line would, and Dense(), which sends what DDP sends, stands in for DDP.
 """
 
 import argparse
@@ -8,52 +11,89 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCRIPT = Path(__file__).resolve().with_name("bytelm.py")
-RECORDS = Path("runs", "demo")
-BITS_PER_SECOND = 10e6
-WAYS = {  # name: (recipe, workers, batch); every way learns from 32 windows a step
-    "one worker": ("Dense()", 1, 32),
-    "four workers": ("Dense()", 4, 8),
-    "four who talk less": ("TopK(density=0.01)", 4, 8),
-}
+from rich.console import Console
+from rich.markup import escape
+
+from gossamer.emulation import plan
+from gossamer.network import read_network
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from examples.demo_report import Record, Runs, draw, losses, table  # found only after the line above
+
+HERE, RECORDS = Path(__file__).resolve().parent, Path("runs", "demo")
+WORKERS = 4
 
 
-def train(name: str, steps: int) -> dict[str, Any]:
-    """Train as somebody at a terminal would; returns the run's record."""
-    recipe, workers, batch = WAYS[name]
-    record = RECORDS / f"{name.replace(' ', '-')}.json"
-    command = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, "--json", str(record)]
-    command += [str(SCRIPT), "--steps", str(steps), "--batch", str(batch)]
-    print(f"\n$ {shlex.join(command)}", flush=True)
-    subprocess.run([Path(sys.executable).with_name("gossamer"), *command[1:]], check=True)
-    return dict(json.loads(record.read_text()))
+@dataclass(frozen=True)
+class Way:
+    """One way to train."""
+
+    name: str
+    recipe: str | None  # None: torch's DistributedDataParallel
+    evaluate_every: int  # steps
+
+    def command(self, args: argparse.Namespace, seed: int, record: Path) -> list[str]:
+        command = ["gossamer", "run", "--workers", str(WORKERS), "--network", args.network]
+        if self.recipe is None:
+            script = [str(HERE / "bytelm_ddp.py"), "--json", str(record)]
+        else:
+            script = ["--recipe", self.recipe, "--json", str(record), str(HERE / "bytelm.py")]
+        script += ["--size", args.size, "--seed", str(seed), "--seconds", f"{args.seconds:g}", "--steps", "100000"]
+        script += ["--learning-rate", f"{args.learning_rate:g}", "--evaluate-every", str(self.evaluate_every)]
+        return [*command, *script]
 
 
-def row(name: str, record: dict[str, Any]) -> str:
-    bytes_sent = record["bytes_sent_per_step"]["accounted"]
-    sending_seconds = 8 * bytes_sent / BITS_PER_SECOND
-    return (
-        f"{name:20}{WAYS[name][0]:20}{record['final']['validation_loss']:10.3f}{bytes_sent / 1000:12,.0f} kB"
-        f"{1000 * record['seconds_per_step']['median']:9.0f} ms{1000 * sending_seconds:13,.0f} ms"
-    )
+DDP, STAND_IN = Way("plain DDP", None, 10), Way("what DDP sends", "Dense()", 10)
+RECIPES = (
+    Way("4 bits", "Float4()", 20),
+    Way("a late mean", "DelayedAveraging(delay=4) + Float4()", 40),
+    Way("local steps", "LocalSGD(period=8) + Float4()", 40),
+)
 
 
-def main(steps: int) -> None:
+def train(way: Way, args: argparse.Namespace, seed: int, console: Console) -> Record:
+    """Train as somebody at a terminal would, with the run's latest line on show; returns its record."""
+    file, said = RECORDS / f"{way.name.replace(' ', '-')}-{seed}.json", list[str]()
+    command = way.command(args, seed, file)
+    console.print(f"\n$ {shlex.join(command)}", highlight=False, markup=False, soft_wrap=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with (
+        console.status(f"{way.name}: starting") as status,
+        subprocess.Popen([sys.executable, "-m", *command], **pipes) as run,
+    ):
+        for line in run.stdout or ():
+            said.append(line)
+            status.update(escape(f"{way.name}: {line.strip()[:100]}"))
+    if run.returncode:
+        raise SystemExit(f"It ended with {run.returncode}:\n{''.join(said)}")
+    record: Record = json.loads(file.read_text())
+    console.print(f"{way.name}: held-out loss {losses(record)[-1]:.3f} after {record['steps']} steps", highlight=False)
+    return record
+
+
+def main(args: argparse.Namespace) -> None:
     RECORDS.mkdir(parents=True, exist_ok=True)
-    records = {name: train(name, steps) for name in WAYS}
-    print(f"\nAfter {steps} steps of 32 windows each:\n")
-    print(f"{'':40}{'held-out':>10}{'sent a step':>15}{'a step':>12}{'sending at':>16}")
-    print(f"{'':20}{'recipe':20}{'loss':>10}{'by each':>15}{'here':>12}{'10 Mbit/s':>16}")
-    for name, record in records.items():
-        print(row(name, record))
-    print("\nHere the workers share one machine: bytes are free and the processor is not. The last column is")
-    print(f"arithmetic, the time that a step's bytes would take on a slow line. Records: {RECORDS}/")
+    emulated = plan(read_network(args.network, WORKERS)).emulation != "paced"
+    ways, console = (DDP if emulated else STAND_IN, *RECIPES), Console()
+    print(f"{WORKERS} workers, on lines of {args.network}, learn {args.seconds:g} s to guess the next byte of code.")
+    seeds = range(args.seeds)
+    runs = [Runs(way.name, way.recipe, [train(way, args, seed, console) for seed in seeds]) for way in ways]
+    print(f"\n{table(runs)}\n")
+    print(f"Held-out loss when {args.seconds:g} s were up, and the seconds until it was where {runs[0].name}'s ended.")
+    draw(runs, f"{WORKERS} workers, each on a line of {args.network}", args.seconds, args.picture)
+    print(f"Picture: {args.picture}    Records: {RECORDS}/")
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="One small model, trained three ways on this machine.")
-    options.add_argument("--steps", type=int, default=400)
-    main(options.parse_args().steps)
+    options = argparse.ArgumentParser(description="One small model on a slow network, four ways.")
+    options.add_argument("--seconds", type=float, default=25.0, help="of training, each way")
+    options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--network", default="100mbit,20ms", help="RATE,ROUND_TRIP of every worker's line")
+    options.add_argument("--size", default="small", help="of the model: small, base, large")
+    options.add_argument("--learning-rate", type=float, default=0.008, help="every way's best of 0.002 to 0.016")
+    options.add_argument("--picture", type=Path, default=RECORDS / "demo.png")
+    main(options.parse_args())

@@ -15,13 +15,19 @@ LOUD = ("-std=c++17", "-Wall", "-Wextra", "-Wno-maybe-uninitialized")  # the las
 KERNELS = "gossamer/kernels/libgossamer-kernels.so"
 KERNEL_SOURCES = (
     "abi.cpp",
+    "thread_pool.cpp",
     "select.cpp",
     "index_coding.cpp",
     "quantize.cpp",
     "dequantize.cpp",
+    "measures.cpp",
     "half.cpp",
+    "hadamard.cpp",
     "float4.cpp",
+    "low_rank.cpp",
+    "orthonormal.cpp",
     "mesh.cpp",
+    "mesh_links.cpp",
     "mesh_interface.cpp",
     "crc.cpp",
     "polyval.cpp",
@@ -39,7 +45,7 @@ class BuildError(Exception):
 def compile_kernels(root: Path) -> Path:
     """The library that gossamer.kernels loads."""
     sources = [HERE / name for name in KERNEL_SOURCES if (HERE / name).exists()]
-    return _compile(root / "src" / KERNELS, ["-shared", *KERNEL_FLAGS], sources)
+    return _compile(root / "src" / KERNELS, ["-shared", "-pthread", *KERNEL_FLAGS], sources)
 
 
 def compile_switch(root: Path) -> Path:
@@ -59,6 +65,13 @@ def compile_sanitizers(root: Path) -> Path:
     return _compile(root / "build" / "sanitize", [*checks, "-ffp-contract=off"], sources)
 
 
+def compile_thread_sanitizer(root: Path) -> Path:
+    """A program that lets threads share the kernels' work under the thread sanitizer."""
+    sources = [HERE / name for name in (*KERNEL_SOURCES, "sanitize_threads.cpp") if (HERE / name).exists()]
+    checks = ["-O1", "-g", "-pthread", "-fsanitize=thread", "-ffp-contract=off"]
+    return _compile(root / "build" / "sanitize-threads", checks, sources)
+
+
 def _compile(product: Path, flags: list[str], sources: list[Path]) -> Path:
     compiler = next(filter(None, map(shutil.which, filter(None, COMPILERS))), None)
     if compiler is None:
@@ -75,7 +88,12 @@ def _compile(product: Path, flags: list[str], sources: list[Path]) -> Path:
     return product
 
 
-PRODUCTS = {"kernels": compile_kernels, "switch": compile_switch, "sanitize": compile_sanitizers}
+PRODUCTS = {
+    "kernels": compile_kernels,
+    "switch": compile_switch,
+    "sanitize": compile_sanitizers,
+    "sanitize-threads": compile_thread_sanitizer,
+}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or ["kernels", "switch"]:

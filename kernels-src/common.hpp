@@ -20,7 +20,7 @@
 // A function marked so is compiled for several instruction sets, and the first call finds the best that the processor
 // has. Needs glibc (the linker chooses), and no sanitizer, which would run before it is ready.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 12 && \
-    !defined(__SANITIZE_ADDRESS__)
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define GOSSAMER_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define GOSSAMER_CLONES

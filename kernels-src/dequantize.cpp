@@ -6,6 +6,7 @@
 
 #include "bits.hpp"
 #include "common.hpp"
+#include "parts.hpp"
 #include "segments.hpp"
 #include "wide.hpp"
 
@@ -38,7 +39,7 @@ template <typename Add>
 GOSSAMER_INLINE void averaged(const Spans& spans, int64_t payloads, float divisor, float* out, Add add) {
     alignas(64) float sum[kChunk];
     const Output result{out, spans.total()};
-    int64_t index = 0;
+    int64_t index = spans.part.index;
     spans.every_block([&](int64_t, int64_t place, int64_t n) INLINED {
         every_chunk(n, [&](int64_t at, int64_t count) INLINED {
             for (int64_t i = 0; payloads == 0 && i < count; i++) sum[i] = 0.0f;
@@ -59,7 +60,7 @@ template <typename Packed>
 struct Cursor {
     Packed packed;
     int64_t payloads;
-    int64_t at = 0;
+    int64_t at;
 
     GOSSAMER_INLINE const uint8_t* next(int64_t payload, int64_t bytes) {
         const uint8_t* found = packed[payload] + at;
@@ -114,7 +115,7 @@ GOSSAMER_INLINE int64_t ternary_decode(const uint8_t* const* packed, int64_t pay
     alignas(64) int32_t sums[kChunk];
     alignas(64) float means[kChunk];
     const Output result{out, spans.total()};
-    int64_t start = 0;
+    int64_t start = spans.bytes_before(Packing::kPerByte);
     spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
         const int64_t made = whole_rounds(0, n, kChunk);
         for (int64_t i = 0; payloads == 0 && i < made; i++) sums[i] = 0;
@@ -137,6 +138,7 @@ GOSSAMER_INLINE int64_t ternary_decode(const uint8_t* const* packed, int64_t pay
 
 // Whether every code is at most `largest`, and what is left of the tensors' last bytes is zero.
 GOSSAMER_INLINE bool are_levels(const uint8_t* from, const Spans& spans, Stream stream, int64_t largest) {
+    from += spans.bytes_before(8, stream.bits);
     alignas(64) uint16_t codes[kChunk + kSlack];
     alignas(64) uint8_t packed[2 * kChunk + kSlack] = {};
     return spans.every_block([&](int64_t, int64_t, int64_t n) INLINED {
@@ -156,16 +158,10 @@ GOSSAMER_INLINE bool are_levels(const uint8_t* from, const Spans& spans, Stream 
     });
 }
 
-}  // namespace
-}  // namespace gossamer
+// For one part each: what is compiled for every instruction set, and run by any thread.
 
-using namespace gossamer;
-
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_int8_decode(const float* const* scales, const int8_t* const* codes,
-                                                             int64_t payloads, const int64_t* sizes, int64_t tensors,
-                                                             int64_t block, float divisor, float* out) {
-    const Spans spans{sizes, tensors, block};
-    if (wide_serves()) return wide_decode<WideInt8>(scales, bytes_of(codes), payloads, spans, divisor, out);
+GOSSAMER_CLONES int64_t int8_part(const float* const* scales, const int8_t* const* codes, int64_t payloads, Spans spans,
+                                  float divisor, float* out) {
     averaged(spans, payloads, divisor, out,
              [&](int64_t payload, int64_t index, int64_t place, int64_t n, Sum sum) INLINED {
                  const float scale = scales[payload][index];
@@ -176,16 +172,10 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_int8_decode(const float* const*
     return kDone;
 }
 
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_onebit_decode(const float* const* scales, const uint8_t* const* packed,
-                                                               int64_t payloads, const int64_t* sizes, int64_t tensors,
-                                                               int64_t block, float divisor, float* out) {
-    for (int64_t payload = 0; payload < payloads; payload++) {
-        if (!well_packed<Bits>(packed[payload], sizes, tensors)) return kMalformed;
-    }
-    const Spans spans{sizes, tensors, block};
-    if (wide_serves()) return wide_decode<WideBits>(scales, packed, payloads, spans, divisor, out);
+GOSSAMER_CLONES int64_t onebit_part(const float* const* scales, const uint8_t* const* packed, int64_t payloads,
+                                    Spans spans, float divisor, float* out) {
     alignas(64) uint8_t negative[kChunk + kSlack];
-    Cursor<const uint8_t* const*> cursor{packed, payloads};
+    Cursor<const uint8_t* const*> cursor{packed, payloads, spans.bytes_before(8)};
     averaged(spans, payloads, divisor, out,
              [&](int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
                  const uint32_t scale = bits_of(scales[payload][index]);
@@ -198,18 +188,10 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_onebit_decode(const float* cons
     return kDone;
 }
 
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_twobit_decode(const float* const* thresholds,
-                                                               const uint8_t* const* packed, int64_t payloads,
-                                                               const int64_t* sizes, int64_t tensors, int64_t block,
-                                                               int64_t bytes, float divisor, float* out) {
-    for (int64_t payload = 0; payload < payloads; payload++) {
-        if (!no_pair_is<1>(packed[payload], bytes)) return kMalformed;
-        if (!well_packed<Pairs>(packed[payload], sizes, tensors)) return kMalformed;
-    }
-    const Spans spans{sizes, tensors, block};
-    if (wide_serves()) return wide_decode<WidePairs>(thresholds, packed, payloads, spans, divisor, out);
+GOSSAMER_CLONES int64_t twobit_part(const float* const* thresholds, const uint8_t* const* packed, int64_t payloads,
+                                    Spans spans, float divisor, float* out) {
     alignas(64) uint8_t codes[kChunk + kSlack];
-    Cursor<const uint8_t* const*> cursor{packed, payloads};
+    Cursor<const uint8_t* const*> cursor{packed, payloads, spans.bytes_before(4)};
     averaged(spans, payloads, divisor, out,
              [&](int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
                  const float t = thresholds[payload][index];
@@ -220,33 +202,22 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_twobit_decode(const float* cons
     return kDone;
 }
 
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_ternary_decode(const uint8_t* const* packed, int64_t payloads,
-                                                                const float* scales, const int64_t* sizes,
-                                                                int64_t tensors, int64_t per_byte, int64_t bytes,
-                                                                float divisor, float* out) {
-    for (int64_t payload = 0; payload < payloads; payload++) {
-        const bool good = per_byte == 5 ? well_packed<Trits>(packed[payload], sizes, tensors)
-                                        : no_pair_is<3>(packed[payload], bytes) &&
-                                              well_packed<Pairs>(packed[payload], sizes, tensors);
-        if (!good) return kMalformed;
-    }
-    const Spans spans{sizes, tensors, kChunk};
+GOSSAMER_CLONES int64_t ternary_part(const uint8_t* const* packed, int64_t payloads, const float* scales, Spans spans,
+                                     int64_t per_byte, float divisor, float* out) {
     if (per_byte == 5) return ternary_decode<Trits, 1, 2, 0>(packed, payloads, scales, spans, divisor, out);
     return ternary_decode<Pairs, 1, 2, 0, 0>(packed, payloads, scales, spans, divisor, out);
 }
 
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_levels_decode(const float* const* norms, const uint8_t* const* packed,
-                                                               int64_t payloads, const int64_t* sizes, int64_t tensors,
-                                                               int64_t block, int64_t levels, int64_t bits,
-                                                               float divisor, float* out) {
-    const Stream stream{static_cast<int>(bits)};
-    for (int64_t payload = 0; payload < payloads; payload++) {
-        if (!are_levels(packed[payload], {sizes, tensors, kChunk}, stream, 2 * levels)) return kMalformed;
-    }
+GOSSAMER_CLONES int64_t levels_checked(const uint8_t* packed, Spans spans, Stream stream, int64_t largest) {
+    return are_levels(packed, spans, stream, largest) ? kDone : kMalformed;
+}
+
+GOSSAMER_CLONES int64_t levels_part(const float* const* norms, const uint8_t* const* packed, int64_t payloads,
+                                    Spans spans, int64_t levels, Stream stream, float divisor, float* out) {
     alignas(64) uint16_t codes[kChunk + kSlack];
     alignas(64) uint8_t near[2 * kChunk + kSlack] = {};
-    Cursor<const uint8_t* const*> cursor{packed, payloads};
-    averaged({sizes, tensors, block}, payloads, divisor, out,
+    Cursor<const uint8_t* const*> cursor{packed, payloads, spans.bytes_before(8, stream.bits)};
+    averaged(spans, payloads, divisor, out,
              [&](int64_t payload, int64_t index, int64_t, int64_t n, Sum sum) INLINED {
                  const float unit = norms[payload][index] / static_cast<float>(levels);
                  const int32_t zero = static_cast<int32_t>(levels);
@@ -265,4 +236,82 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_levels_decode(const float* cons
                  for (int64_t i = 0; i < n; i++) sum.add(i, static_cast<float>(codes[i] - zero) * unit);
              });
     return kDone;
+}
+
+GOSSAMER_CLONES bool clean_bits(const uint8_t* packed, const int64_t* sizes, int64_t tensors) {
+    return well_packed<Bits>(packed, sizes, tensors);
+}
+
+GOSSAMER_CLONES bool clean_pairs(const uint8_t* packed, const int64_t* sizes, int64_t tensors, int64_t bytes) {
+    return no_pair_is<1>(packed, bytes) && well_packed<Pairs>(packed, sizes, tensors);
+}
+
+GOSSAMER_CLONES bool clean_ternary(const uint8_t* packed, const int64_t* sizes, int64_t tensors, int64_t per_byte,
+                                   int64_t bytes) {
+    if (per_byte == 5) return well_packed<Trits>(packed, sizes, tensors);
+    return no_pair_is<3>(packed, bytes) && well_packed<Pairs>(packed, sizes, tensors);
+}
+
+}  // namespace
+}  // namespace gossamer
+
+using namespace gossamer;
+
+GOSSAMER_EXPORT int64_t gossamer_int8_decode(const float* const* scales, const int8_t* const* codes, int64_t payloads,
+                                             const int64_t* sizes, int64_t tensors, int64_t block, float divisor,
+                                             float* out) {
+    return in_parts({sizes, tensors, block}, [&](const Spans& part) {
+        if (wide_serves()) return wide_decode<WideInt8>(scales, bytes_of(codes), payloads, part, divisor, out);
+        return int8_part(scales, codes, payloads, part, divisor, out);
+    });
+}
+
+GOSSAMER_EXPORT int64_t gossamer_onebit_decode(const float* const* scales, const uint8_t* const* packed,
+                                               int64_t payloads, const int64_t* sizes, int64_t tensors, int64_t block,
+                                               float divisor, float* out) {
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        if (!clean_bits(packed[payload], sizes, tensors)) return kMalformed;
+    }
+    return in_parts({sizes, tensors, block}, [&](const Spans& part) {
+        if (wide_serves()) return wide_decode<WideBits>(scales, packed, payloads, part, divisor, out);
+        return onebit_part(scales, packed, payloads, part, divisor, out);
+    });
+}
+
+GOSSAMER_EXPORT int64_t gossamer_twobit_decode(const float* const* thresholds, const uint8_t* const* packed,
+                                               int64_t payloads, const int64_t* sizes, int64_t tensors, int64_t block,
+                                               int64_t bytes, float divisor, float* out) {
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        if (!clean_pairs(packed[payload], sizes, tensors, bytes)) return kMalformed;
+    }
+    return in_parts({sizes, tensors, block}, [&](const Spans& part) {
+        if (wide_serves()) return wide_decode<WidePairs>(thresholds, packed, payloads, part, divisor, out);
+        return twobit_part(thresholds, packed, payloads, part, divisor, out);
+    });
+}
+
+GOSSAMER_EXPORT int64_t gossamer_ternary_decode(const uint8_t* const* packed, int64_t payloads, const float* scales,
+                                                const int64_t* sizes, int64_t tensors, int64_t per_byte, int64_t bytes,
+                                                float divisor, float* out) {
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        if (!clean_ternary(packed[payload], sizes, tensors, per_byte, bytes)) return kMalformed;
+    }
+    return in_parts({sizes, tensors, kChunk}, [&](const Spans& part) {
+        return ternary_part(packed, payloads, scales, part, per_byte, divisor, out);
+    });
+}
+
+GOSSAMER_EXPORT int64_t gossamer_levels_decode(const float* const* norms, const uint8_t* const* packed,
+                                               int64_t payloads, const int64_t* sizes, int64_t tensors, int64_t block,
+                                               int64_t levels, int64_t bits, float divisor, float* out) {
+    const Stream stream{static_cast<int>(bits)};
+    for (int64_t payload = 0; payload < payloads; payload++) {
+        const int64_t answer = in_parts({sizes, tensors, kChunk}, [&](const Spans& part) {
+            return levels_checked(packed[payload], part, stream, 2 * levels);
+        });
+        if (answer != kDone) return answer;
+    }
+    return in_parts({sizes, tensors, block}, [&](const Spans& part) {
+        return levels_part(norms, packed, payloads, part, levels, stream, divisor, out);
+    });
 }

@@ -7,6 +7,7 @@
 #include "bits.hpp"
 #include "common.hpp"
 #include "level.hpp"
+#include "parts.hpp"
 #include "segments.hpp"
 
 #include <vector>
@@ -73,7 +74,7 @@ struct Nearest {
 
 template <bool Owed>
 GOSSAMER_INLINE int64_t float4_encode(Wanted<Owed> x, Output after, const Spans& spans, float* scales, uint8_t* bytes) {
-    const int64_t total = spans.total();
+    const int64_t total = spans.limit();
     alignas(64) float left[kChunk];
     alignas(64) uint8_t codes[kChunk + kSlack];
     const bool all = spans.every_block([&](int64_t, int64_t place, int64_t n) INLINED {
@@ -140,7 +141,7 @@ struct TwoMeans {
 template <bool Owed>
 GOSSAMER_INLINE int64_t sign_magnitude_encode(Wanted<Owed> x, Output after, const Spans& spans, float* means,
                                               uint8_t* bytes) {
-    const int64_t total = spans.total();
+    const int64_t total = spans.limit();
     alignas(64) float left[kChunk];
     alignas(64) uint8_t codes[kChunk + kSlack];
     TwoMeans two;
@@ -290,6 +291,8 @@ template <typename Code>
 GOSSAMER_INLINE int64_t decode(const float* const* numbers, const uint8_t* const* packed, int64_t payloads,
                                const Spans& spans, float divisor, float* out) {
     Chunk chunk(numbers, packed, payloads);
+    for (const uint8_t*& codes : chunk.codes) codes += spans.bytes_before(Code::Packed::kPerByte);
+    for (const float*& each : chunk.numbers) each += Code::kNumbers * spans.part.index;
     alignas(64) float sum[kChunk];
     const Output result{out, spans.total()};
     spans.every_block([&](int64_t, int64_t place, int64_t n) INLINED {
@@ -305,52 +308,78 @@ GOSSAMER_INLINE int64_t decode(const float* const* numbers, const uint8_t* const
     return kDone;
 }
 
+// For one part each: what is compiled for every instruction set, and run by any thread.
+
+GOSSAMER_CLONES int64_t float4_part(const float* x, const float* before, float* after, Spans spans, float* scales,
+                                    uint8_t* bytes) {
+    const Output left{after, spans.total()};
+    scales += spans.part.index;
+    bytes += spans.bytes_before(Nibbles::kPerByte);
+    if (before) return float4_encode(Wanted<true>{x, before}, left, spans, scales, bytes);
+    return float4_encode(Wanted<false>{x, nullptr}, left, spans, scales, bytes);
+}
+
+GOSSAMER_CLONES int64_t sign_magnitude_part(const float* x, const float* before, float* after, Spans spans,
+                                            float* means, uint8_t* bytes) {
+    const Output left{after, spans.total()};
+    means += 2 * spans.part.index;
+    bytes += spans.bytes_before(Pairs::kPerByte);
+    if (before) return sign_magnitude_encode(Wanted<true>{x, before}, left, spans, means, bytes);
+    return sign_magnitude_encode(Wanted<false>{x, nullptr}, left, spans, means, bytes);
+}
+
+template <typename Code>
+GOSSAMER_CLONES int64_t decode_part(const float* const* numbers, const uint8_t* const* packed, int64_t payloads,
+                                    Spans spans, float divisor, float* out) {
+    return decode<Code>(numbers, packed, payloads, spans, divisor, out);
+}
+
+GOSSAMER_CLONES bool clean_nibbles(const uint8_t* packed, const int64_t* sizes, int64_t tensors) {
+    int64_t bytes = 0;
+    for (int64_t t = 0; t < tensors; t++) bytes += ceil_div(sizes[t], Nibbles::kPerByte);
+    return no_nibble_is_minus_zero(packed, bytes) && clean<Nibbles>(packed, sizes, tensors);
+}
+
 }  // namespace
 }  // namespace gossamer
 
 using namespace gossamer;
 
 // block: a multiple of 2.
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_float4_encode(const float* x, const float* before, float* after,
-                                                               const int64_t* sizes, int64_t tensors, int64_t block,
-                                                               float* scales, uint8_t* bytes) {
-    const Spans spans{sizes, tensors, block};
-    const Output left{after, spans.total()};
-    if (before) return float4_encode(Wanted<true>{x, before}, left, spans, scales, bytes);
-    return float4_encode(Wanted<false>{x, nullptr}, left, spans, scales, bytes);
+GOSSAMER_EXPORT int64_t gossamer_float4_encode(const float* x, const float* before, float* after, const int64_t* sizes,
+                                               int64_t tensors, int64_t block, float* scales, uint8_t* bytes) {
+    return in_parts({sizes, tensors, block},
+                    [&](const Spans& part) { return float4_part(x, before, after, part, scales, bytes); });
 }
 
 // block: a power of two from 8 to kLargestBlock.
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_sign_magnitude_encode(const float* x, const float* before,
-                                                                       float* after, const int64_t* sizes,
-                                                                       int64_t tensors, int64_t block, float* means,
-                                                                       uint8_t* bytes) {
-    const Spans spans{sizes, tensors, block};
-    const Output left{after, spans.total()};
-    if (before) return sign_magnitude_encode(Wanted<true>{x, before}, left, spans, means, bytes);
-    return sign_magnitude_encode(Wanted<false>{x, nullptr}, left, spans, means, bytes);
+GOSSAMER_EXPORT int64_t gossamer_sign_magnitude_encode(const float* x, const float* before, float* after,
+                                                       const int64_t* sizes, int64_t tensors, int64_t block,
+                                                       float* means, uint8_t* bytes) {
+    return in_parts({sizes, tensors, block},
+                    [&](const Spans& part) { return sign_magnitude_part(x, before, after, part, means, bytes); });
 }
 
 // block: a multiple of 2.
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_float4_decode(const float* const* scales, const uint8_t* const* packed,
-                                                               int64_t payloads, const int64_t* sizes, int64_t tensors,
-                                                               int64_t block, float divisor, float* out) {
-    int64_t bytes = 0;
-    for (int64_t t = 0; t < tensors; t++) bytes += ceil_div(sizes[t], Nibbles::kPerByte);
+GOSSAMER_EXPORT int64_t gossamer_float4_decode(const float* const* scales, const uint8_t* const* packed,
+                                               int64_t payloads, const int64_t* sizes, int64_t tensors, int64_t block,
+                                               float divisor, float* out) {
     for (int64_t payload = 0; payload < payloads; payload++) {
-        if (!no_nibble_is_minus_zero(packed[payload], bytes)) return kMalformed;
-        if (!clean<Nibbles>(packed[payload], sizes, tensors)) return kMalformed;
+        if (!clean_nibbles(packed[payload], sizes, tensors)) return kMalformed;
     }
-    return decode<Float4>(scales, packed, payloads, Spans{sizes, tensors, block}, divisor, out);
+    return in_parts({sizes, tensors, block}, [&](const Spans& part) {
+        return decode_part<Float4>(scales, packed, payloads, part, divisor, out);
+    });
 }
 
 // block: a multiple of 4.
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_sign_magnitude_decode(const float* const* means,
-                                                                       const uint8_t* const* packed, int64_t payloads,
-                                                                       const int64_t* sizes, int64_t tensors,
-                                                                       int64_t block, float divisor, float* out) {
+GOSSAMER_EXPORT int64_t gossamer_sign_magnitude_decode(const float* const* means, const uint8_t* const* packed,
+                                                       int64_t payloads, const int64_t* sizes, int64_t tensors,
+                                                       int64_t block, float divisor, float* out) {
     for (int64_t payload = 0; payload < payloads; payload++) {
         if (!clean<Pairs>(packed[payload], sizes, tensors)) return kMalformed;
     }
-    return decode<SignMagnitude>(means, packed, payloads, Spans{sizes, tensors, block}, divisor, out);
+    return in_parts({sizes, tensors, block}, [&](const Spans& part) {
+        return decode_part<SignMagnitude>(means, packed, payloads, part, divisor, out);
+    });
 }

@@ -1,4 +1,4 @@
-// How the programs of mesh.hpp are moved on.
+// How the programs of mesh.hpp are moved on: what waits for what, and the sums. Bytes: mesh_links.cpp.
 
 #include "mesh.hpp"
 
@@ -11,25 +11,15 @@
 #include <utility>
 
 #include <poll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 
 #include "common.hpp"
 #include "mesh_sums.hpp"
 
-#ifndef MSG_NOSIGNAL
-#define MSG_NOSIGNAL 0  // where it does not exist the socket itself was told
-#endif
-
 namespace gossamer {
 namespace {
 
-constexpr int64_t kTurnBytes = 4 * kMessageBytes;  // taken from one peer before the others have their turn
 constexpr size_t kSpares = 64;
-constexpr int kMostNaps = 10;  // for want of a slot, before the socket takes the message
 constexpr long kNapNanoseconds = 100000;
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 }  // namespace
 
@@ -41,6 +31,12 @@ void Mesh::share(int peer, char* memory, int slots) {
     Link& link = links_[static_cast<size_t>(peer)];
     link.out = Slots(memory, slots, rank_ < peer ? 0 : 1);
     link.in = Slots(memory, slots, rank_ < peer ? 1 : 0);
+}
+
+bool Mesh::seal(int peer, const CipherFunctions& functions, const unsigned char* sends, const unsigned char* hears) {
+    Link& link = links_[static_cast<size_t>(peer)];
+    link.sealed = Buffer(static_cast<size_t>(link.header_bytes() + kTagBytes + kMessageBytes + kTagBytes));
+    return link.seals.start(functions, sends, true) && link.opens.start(functions, hears, false);
 }
 
 int64_t Mesh::begin(const Row* rows, int64_t row_count, void* const* places, const int64_t* sizes, int64_t piece_count,
@@ -158,150 +154,6 @@ bool Mesh::missing(const Program& program, int32_t number) const {
     const Link& link = links_[static_cast<size_t>(program.rows[static_cast<size_t>(number)].peer)];
     const bool comes = link.hearing == &program && link.row == number;
     return comes || std::find(came.begin(), came.end(), false) != came.end();
-}
-
-// Decide how the next message travels, and make its header. False where it had better wait for a slot.
-bool Mesh::prepare(Link& link) {
-    const auto& [program, number, message] = link.ready.front();
-    const Row& row = program->rows[static_cast<size_t>(number)];
-    const Piece& piece = program->piece_of(row);
-    int slot = -1;
-    if (link.out.count() > 0 && piece.length(message) >= kSharedFromBytes) {
-        slot = link.out.vacant();
-        if (slot < 0 && link.naps < kMostNaps) return false;
-    }
-    if (slot >= 0) {
-        link.naps = 0;
-        link.out.fill(slot, piece.place(message), piece.length(message));
-    }
-    link.saying = {program->word, program->form, static_cast<uint32_t>(row.tag), Header::place_of(message, slot)};
-    return link.begun = true;
-}
-
-// Hand over as much as the socket takes. Whether it took anything.
-bool Mesh::send(Link& link) {
-    bool moved = false;
-    while (!link.ready.empty()) {
-        if (!link.begun && !prepare(link)) return moved;
-        const Link::Outgoing& next = link.ready.front();
-        const Piece& piece = next.program->piece_of(next.program->rows[static_cast<size_t>(next.row)]);
-        const int64_t head = static_cast<int64_t>(sizeof(Header));
-        const int64_t all = head + (link.saying.slot() < 0 ? piece.length(next.message) : 0);
-        iovec parts[2];
-        int count = 0;
-        if (link.sent < head) {
-            parts[count++] = {reinterpret_cast<char*>(&link.saying) + link.sent, static_cast<size_t>(head - link.sent)};
-        }
-        const int64_t begun = std::max<int64_t>(0, link.sent - head);
-        if (all > head) parts[count++] = {piece.place(next.message) + begun, static_cast<size_t>(all - head - begun)};
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count);
-        const ssize_t took = sendmsg(link.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (took < 0) {
-            if (errno == EINTR) continue;
-            if (!would_block(errno)) lose(link, errno);
-            return moved;
-        }
-        moved = true;
-        link.moved += took;
-        link.sent += took;
-        if (link.sent < all) return moved;
-        link.sent = 0;
-        link.begun = false;
-        next.program->left--;
-        link.ready.pop_front();
-    }
-    return moved;
-}
-
-// Take what has arrived, but leave the others their turn. Whether anything had.
-bool Mesh::hear(Link& link, int peer) {
-    if (link.early && !open(link, peer)) return false;
-    bool moved = false;
-    for (int64_t turn = kTurnBytes; turn > 0 && mismatch_ < 0;) {
-        const bool header = link.hearing == nullptr;
-        char* to = header ? reinterpret_cast<char*>(&link.heard) + link.heard_bytes : link.to;
-        const int64_t wanted = header ? static_cast<int64_t>(sizeof(Header)) - link.heard_bytes : link.rest;
-        const ssize_t came = recv(link.socket, to, static_cast<size_t>(wanted), MSG_DONTWAIT);
-        if (came < 0 && errno == EINTR) continue;
-        if (came <= 0) {
-            if (came == 0 || !would_block(errno)) lose(link, came ? errno : 0);
-            return moved;
-        }
-        moved = true;
-        link.moved += came;
-        turn -= came;
-        if (header) {
-            link.heard_bytes += came;
-            if (link.heard_bytes < static_cast<int64_t>(sizeof(Header))) continue;
-            if (!open(link, peer)) return moved;
-            if (link.heard.slot() >= 0) turn -= kMessageBytes;
-            continue;
-        }
-        link.to += came;
-        link.rest -= came;
-        if (link.rest == 0) taken(link, peer);
-    }
-    return moved;
-}
-
-// Find out what the message is whose header is here, and take it where it lies in a slot. False where its word was not
-// begun yet, or it is none.
-bool Mesh::open(Link& link, int peer) {
-    const Header& heard = link.heard;
-    link.early = static_cast<int32_t>(heard.word - next_) >= 0;
-    if (link.early) return false;
-    Program* program = find(heard.word);
-    if (program == nullptr || program->form != heard.form) return refuse(peer);
-    const auto& rows = program->heard_by_tag[static_cast<size_t>(peer)];
-    const auto found = rows.find(heard.tag);
-    if (found == rows.end()) return refuse(peer);
-    link.row = found->second;
-    const Row& row = program->rows[static_cast<size_t>(link.row)];
-    const Piece& piece = program->piece_of(row);
-    const int64_t message = heard.message();
-    std::vector<bool>& came = program->came[static_cast<size_t>(link.row)];
-    const bool due = message < piece.messages() && !came[static_cast<size_t>(message)] &&
-                     (row.does == kAdd ? piece.done[static_cast<size_t>(message)] <= row.stage
-                                       : piece.done[static_cast<size_t>(message)] == row.stage);
-    if (!due || (heard.slot() >= 0 && !link.in.hold(heard.slot()))) return refuse(peer);
-    came[static_cast<size_t>(message)] = true;
-    link.hearing = program;
-    link.rest = piece.length(message);
-    if (heard.slot() >= 0) {
-        taken(link, peer);
-    } else if (row.does == kAdd) {
-        link.buffer = room();
-        link.to = link.buffer.bytes.get();
-    } else {
-        link.to = piece.place(message);
-    }
-    return true;
-}
-
-// A message is here, all of it.
-void Mesh::taken(Link& link, int peer) {
-    Program& program = *link.hearing;
-    const Row& row = program.rows[static_cast<size_t>(link.row)];
-    const int64_t message = link.heard.message();
-    const int slot = link.heard.slot();
-    Piece& piece = program.piece_of(row);
-    link.hearing = nullptr;
-    link.heard_bytes = 0;
-    program.left--;
-    program.awaited[static_cast<size_t>(peer)]--;
-    if (row.does == kAdd) {
-        piece.early.push_back({message, row.stage, row.peer, slot, std::move(link.buffer)});
-    } else {
-        if (slot >= 0) {
-            std::memcpy(piece.place(message), link.in.bytes(slot), static_cast<size_t>(piece.length(message)));
-            link.in.vacate(slot);
-        }
-        step(program, row.piece, message);
-    }
-    add(program, row.piece, message);
-    if (row.does == kAdd && 2 * link.in.held() > link.in.count()) make_room(link, piece);
 }
 
 // Slots are for what is on its way: where others' parts are late, what has come is put aside.

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "mesh_program.hpp"
+#include "mesh_sealing.hpp"
 #include "shared_memory.hpp"
 
 namespace gossamer {
@@ -40,7 +41,10 @@ struct Header {
 };
 static_assert(sizeof(Header) == 16, "headers travel as they are");
 
-// What to wait for a program brings. The same numbers are in src/gossamer/transports/mesh.py.
+// What ended a connection, where it is no error of the system's. The same numbers are in native_mesh.py.
+enum Gone : int { kHungUp = -1, kChanged = -2 };
+
+// What to wait for a program brings. The same numbers are in src/gossamer/transports/mesh/native_mesh.py.
 enum Ending : int64_t { kFinished = 0, kNotYet = 1, kGone = -11, kMismatch = -12, kUnknown = -13 };
 
 // What is to be sent next, and what is being heard, over one socket.
@@ -56,20 +60,28 @@ struct Link {
     bool begun = false;  // the first one's header is made, and its bytes are in their slot if they have one
     int64_t sent = 0;    // bytes of it, its header included
     Header saying{};
+    SealedWay seals;
+    Buffer sealed;       // the first one's header and bytes, as they travel
     Slots out;
     int naps = 0;        // for want of a slot, since there was one
 
+    char header[sizeof(Header) + kTagBytes];  // as it travels
+    int64_t header_came = 0;      // bytes of it
     Header heard{};
-    int64_t heard_bytes = 0;      // of the header
+    SealedWay opens;
     Program* hearing = nullptr;   // whose message it is, once that is known
     int32_t row = 0;
     char* to = nullptr;
     int64_t rest = 0;             // bytes of it that are still to come
     Buffer buffer;                // what it is taken into, where it is added
+    char tag[kTagBytes];
+    int64_t tag_rest = 0;         // bytes of its tag that are still to come
     Slots in;
     bool early = false;           // the header names a word that was not begun here
     int64_t moved = 0;            // bytes that came and went over it so far, of all words
-    int gone = 0;                 // the error that ended it; -1: the peer closed it
+    int gone = 0;                 // the error that ended it, or one of Gone
+
+    int64_t header_bytes() const { return static_cast<int64_t>(sizeof(Header)) + (opens ? kTagBytes : 0); }
 };
 
 class Mesh {
@@ -77,6 +89,8 @@ class Mesh {
     Mesh(int rank, const int* sockets, int world);
     // memory: what shared_nbytes says for so many slots, and zero; the peer sees it, too.
     void share(int peer, char* memory, int slots);
+    // Before anything is said. Keys of kKeyBytes; false where the cipher does not take them.
+    bool seal(int peer, const CipherFunctions& functions, const unsigned char* sends, const unsigned char* hears);
     int64_t begin(const Row* rows, int64_t row_count, void* const* places, const int64_t* sizes, int64_t piece_count,
                   int32_t format, double divisor, uint32_t form);
     // Moves everything on until `word` is answered, or so many milliseconds have passed, or a signal came.
@@ -84,13 +98,26 @@ class Mesh {
     // Whom a word waits for. By rank, moved: how many bytes that connection has carried so far, or -1 where the word needs
     // nothing more of it; next: 1 for those whose part the others wait for, too, as far as that can be told from here.
     Ending waits_for(uint32_t word, int64_t* moved, int32_t* next);
+    // What is said last over a connection that is sealed, with room for its tag behind it. False over any other.
+    bool seal_words(int peer, char* words, int64_t nbytes) {
+        SealedWay& way = links_[static_cast<size_t>(peer)].seals;
+        return way && way.seal_last(words, nbytes);
+    }
+    bool open_words(int peer, char* words, int64_t nbytes) {
+        SealedWay& way = links_[static_cast<size_t>(peer)].opens;
+        return way && way.open_last(words, nbytes);
+    }
+    // Whether no message to this peer is cut where its bytes have been handed over so far.
+    bool is_between_messages(int peer) const { return links_[static_cast<size_t>(peer)].sent == 0; }
 
    private:
     Program* find(uint32_t word);
     bool prepare(Link& link);
     bool send(Link& link);
     bool hear(Link& link, int peer);
+    bool read_header(Link& link);
     bool open(Link& link, int peer);
+    bool unseal(Link& link);
     bool refuse(int peer) {
         mismatch_ = peer;
         return false;
@@ -101,9 +128,10 @@ class Mesh {
     void step(Program& program, int32_t piece, int64_t message);
     bool rest(int milliseconds);
     void lose(Link& link, int error) {
-        link.gone = error ? error : -1;
+        link.gone = error ? error : kHungUp;
         if (first_gone_ == nullptr) first_gone_ = &link;
     }
+    void change(Link& link);
     bool blocked(int32_t* peer, int32_t* error) const;
     int ahead(const Program& wanted) const;
     bool missing(const Program& program, int32_t row) const;

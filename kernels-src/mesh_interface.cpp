@@ -2,6 +2,7 @@
 
 #include "mesh.hpp"
 
+#include <cstring>
 #include <new>
 
 #include "common.hpp"
@@ -21,6 +22,20 @@ GOSSAMER_EXPORT int64_t gossamer_mesh_share(void* mesh, int64_t peer, void* memo
     if (slots < 1 || slots > kMostSlots || nbytes != shared_nbytes(slots)) return kMisfit;
     static_cast<Mesh*>(mesh)->share(static_cast<int>(peer), static_cast<char*>(memory), static_cast<int>(slots));
     return kDone;
+}
+
+// functions: as in CipherFunctions, callable until the mesh is closed. sends, hears: keys of kKeyBytes, of which nothing
+// else was ever sealed; they are not kept. Before the first word; kMisfit where the cipher does not take them.
+GOSSAMER_EXPORT int64_t gossamer_mesh_seal(void* mesh, int64_t peer, void* const* functions, const void* sends,
+                                           const void* hears) try {
+    static_assert(sizeof(CipherFunctions) == 10 * sizeof(void*), "pointers to functions are read as they are");
+    CipherFunctions found;
+    std::memcpy(&found, functions, sizeof found);
+    const bool done = static_cast<Mesh*>(mesh)->seal(static_cast<int>(peer), found, static_cast<const unsigned char*>(sends),
+                                                     static_cast<const unsigned char*>(hears));
+    return done ? kDone : kMisfit;
+} catch (const std::bad_alloc&) {
+    return kNoMemory;
 }
 
 GOSSAMER_EXPORT int64_t gossamer_mesh_close(void* mesh) {
@@ -45,6 +60,20 @@ GOSSAMER_EXPORT int64_t gossamer_mesh_wait(void* mesh, int64_t word, int64_t mil
     return static_cast<Mesh*>(mesh)->wait(static_cast<uint32_t>(word), static_cast<int>(milliseconds), peer, error);
 } catch (const std::bad_alloc&) {
     return kNoMemory;
+}
+
+// What a rank says when it hangs up, sealed and opened in place. words: nbytes, and kTagBytes behind them. kMisfit where it
+// has been said before, or does not open, or the connection is not sealed.
+GOSSAMER_EXPORT int64_t gossamer_mesh_seal_words(void* mesh, int64_t peer, void* words, int64_t nbytes) {
+    return static_cast<Mesh*>(mesh)->seal_words(static_cast<int>(peer), static_cast<char*>(words), nbytes) ? kDone : kMisfit;
+}
+GOSSAMER_EXPORT int64_t gossamer_mesh_open_words(void* mesh, int64_t peer, void* words, int64_t nbytes) {
+    return static_cast<Mesh*>(mesh)->open_words(static_cast<int>(peer), static_cast<char*>(words), nbytes) ? kDone : kMisfit;
+}
+
+// 1 where what follows on the socket to this peer follows a whole message.
+GOSSAMER_EXPORT int64_t gossamer_mesh_is_between_messages(void* mesh, int64_t peer) {
+    return static_cast<Mesh*>(mesh)->is_between_messages(static_cast<int>(peer)) ? 1 : 0;
 }
 
 // kNotYet, and whom the word waits for: two numbers for every rank, as Mesh::waits_for says.

@@ -6,6 +6,7 @@
 #include "bits.hpp"
 #include "common.hpp"
 #include "counter_rng.hpp"
+#include "parts.hpp"
 #include "segments.hpp"
 
 #define INLINED __attribute__((always_inline))
@@ -63,7 +64,7 @@ template <bool Owed, typename Round>
 GOSSAMER_INLINE int64_t int8_encode(Wanted<Owed> x, Output after, const Spans& spans, Round round, float* scales,
                                     int8_t* codes) {
     constexpr int64_t kAhead = 512;
-    const int64_t total = spans.total();
+    const int64_t total = spans.limit();
     alignas(64) float left[kChunk];
     alignas(64) int32_t room[kDraws];
     return written(after, spans.every_block([&](int64_t, int64_t place, int64_t n) INLINED {
@@ -93,7 +94,7 @@ GOSSAMER_INLINE int64_t int8_encode(Wanted<Owed> x, Output after, const Spans& s
 
 template <bool Owed>
 GOSSAMER_INLINE int64_t onebit_encode(Wanted<Owed> x, Output after, const Spans& spans, float* scales, uint8_t* bytes) {
-    const int64_t total = spans.total();
+    const int64_t total = spans.limit();
     alignas(64) float room[kLargestBlock / 2];
     alignas(64) float left[kChunk];
     alignas(64) uint8_t negative[kChunk + kSlack];
@@ -164,7 +165,7 @@ template <bool Owed, typename Threshold>
 GOSSAMER_INLINE int64_t twobit_encode(Wanted<Owed> x, Output after, const Spans& spans, Threshold threshold,
                                       float* thresholds, uint8_t* bytes) {
     constexpr int64_t kAtATime = Threshold::kMeasures ? kFetched : kChunk;
-    const int64_t total = spans.total();
+    const int64_t total = spans.limit();
     alignas(64) float left[kChunk];
     alignas(64) uint8_t codes[kChunk + kSlack];
     return written(after, spans.every_block([&](int64_t, int64_t place, int64_t n) INLINED {
@@ -199,7 +200,7 @@ GOSSAMER_INLINE int64_t ternary_encode(const float* x, Output after, const Spans
     alignas(64) uint8_t codes[kChunk + kSlack];
     alignas(64) float left[kChunk];
     alignas(64) int32_t room[kDraws];
-    const int64_t total = spans.total();
+    const int64_t total = spans.limit();
     return written(after, spans.every_block([&](int64_t tensor, int64_t place, int64_t n) INLINED {
         const float scale = scales[tensor];
         const float over = scale == 0.0f ? float_of(kInfinity) : scale;  // zero sends nothing
@@ -224,7 +225,7 @@ GOSSAMER_INLINE int64_t ternary_encode(const float* x, Output after, const Spans
 template <bool Owed, typename Packed>
 GOSSAMER_INLINE int64_t levels_encode(Wanted<Owed> x, Output after, const Spans& spans, int32_t levels, Packed packed,
                                       Noise noise, float* norms, uint8_t* bytes) {
-    const int64_t total = spans.total();
+    const int64_t total = spans.limit();
     alignas(64) float room[kLargestBlock / 2];
     alignas(64) float left[kChunk];
     alignas(64) int32_t drawn[kDraws];
@@ -257,97 +258,64 @@ GOSSAMER_INLINE int64_t levels_encode(Wanted<Owed> x, Output after, const Spans&
     }));
 }
 
-}  // namespace
-}  // namespace gossamer
+// For one part each: what is compiled for every instruction set, and run by any thread.
 
-using namespace gossamer;
-
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_int8_encode(const float* x, const float* before, float* after,
-                                                             const int64_t* sizes, int64_t tensors, int64_t block,
-                                                             const uint64_t* key, float* scales, int8_t* codes) {
-    const Spans spans{sizes, tensors, block};
+GOSSAMER_CLONES int64_t int8_part(const float* x, const float* before, float* after, Spans spans, const uint64_t* key,
+                                  float* scales, int8_t* codes) {
     const Output left{after, spans.total()};
     const Wanted<true> owed{x, before};
     const Wanted<false> plain{x, nullptr};
+    scales += spans.part.index;
     if (before && key) return int8_encode(owed, left, spans, ByChance{Noise(*key)}, scales, codes);
     if (before) return int8_encode(owed, left, spans, ByNearest{}, scales, codes);
     if (key) return int8_encode(plain, left, spans, ByChance{Noise(*key)}, scales, codes);
     return int8_encode(plain, left, spans, ByNearest{}, scales, codes);
 }
 
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_onebit_encode(const float* x, const float* before, float* after,
-                                                               const int64_t* sizes, int64_t tensors, int64_t block,
-                                                               float* scales, uint8_t* bytes) {
-    const Spans spans{sizes, tensors, block};
+GOSSAMER_CLONES int64_t onebit_part(const float* x, const float* before, float* after, Spans spans, float* scales,
+                                    uint8_t* bytes) {
     const Output left{after, spans.total()};
+    scales += spans.part.index;
+    bytes += spans.bytes_before(8);
     if (before) return onebit_encode(Wanted<true>{x, before}, left, spans, scales, bytes);
     return onebit_encode(Wanted<false>{x, nullptr}, left, spans, scales, bytes);
 }
 
-// thresholds: one for each block, given; or where `part` is above zero, written.
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_twobit_encode(const float* x, const float* before, float* after,
-                                                               const int64_t* sizes, int64_t tensors, int64_t block,
-                                                               double part, float* thresholds, uint8_t* bytes) {
+GOSSAMER_CLONES int64_t twobit_part(const float* x, const float* before, float* after, Spans spans, double part,
+                                    float* thresholds, uint8_t* bytes) {
     alignas(64) double room[kLargestBlock];
-    const Spans spans{sizes, tensors, block};
     const Output left{after, spans.total()};
     const Wanted<true> owed{x, before};
     const Wanted<false> plain{x, nullptr};
     const Measured measured{part, room};
+    thresholds += spans.part.index;
+    bytes += spans.bytes_before(4);
     if (before && part > 0.0) return twobit_encode(owed, left, spans, measured, thresholds, bytes);
     if (before) return twobit_encode(owed, left, spans, Given{}, thresholds, bytes);
     if (part > 0.0) return twobit_encode(plain, left, spans, measured, thresholds, bytes);
     return twobit_encode(plain, left, spans, Given{}, thresholds, bytes);
 }
 
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_ternary_encode(const float* x, float* after, const int64_t* sizes,
-                                                                int64_t tensors, const float* scales, uint64_t key,
-                                                                int64_t per_byte, uint8_t* bytes) {
-    const Spans spans{sizes, tensors, kChunk};
+GOSSAMER_CLONES int64_t ternary_part(const float* x, float* after, Spans spans, const float* scales, uint64_t key,
+                                     int64_t per_byte, uint8_t* bytes) {
     const Output left{after, spans.total()};
     const Noise noise(key);
+    bytes += spans.bytes_before(per_byte);
     if (per_byte == 5 && after) return ternary_encode<Trits, true>(x, left, spans, scales, noise, bytes);
     if (per_byte == 5) return ternary_encode<Trits, false>(x, left, spans, scales, noise, bytes);
     if (after) return ternary_encode<Pairs, true>(x, left, spans, scales, noise, bytes);
     return ternary_encode<Pairs, false>(x, left, spans, scales, noise, bytes);
 }
 
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_magnitudes(const float* x, const int64_t* sizes, int64_t tensors,
-                                                            float* magnitudes) {
-    bool all = true;
-    for (int64_t t = 0; t < tensors; x += sizes[t++]) {
-        const uint32_t most = largest_magnitude(x, sizes[t]);
-        magnitudes[t] = float_of(most);
-        all &= most < kInfinity;
-    }
-    return encoded(all);
-}
-
-// The sum of squares of each block, in doubles.
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_squares(const float* x, const int64_t* sizes, int64_t tensors,
-                                                         int64_t block, double* sums) {
-    alignas(64) double room[kLargestBlock / 2];
-    Spans{sizes, tensors, block}.every_block([&](int64_t, int64_t place, int64_t n) INLINED {
-        const auto square = [&](int64_t i) INLINED {
-            const double w = x[place + i];
-            return w * w;
-        };
-        *sums++ = sum_by_halves(square, n, room);
-        return true;
-    });
-    return kDone;
-}
-
-GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_levels_encode(const float* x, const float* before, float* after,
-                                                               const int64_t* sizes, int64_t tensors, int64_t block,
-                                                               int64_t levels, int64_t bits, uint64_t key, float* norms,
-                                                               uint8_t* bytes) {
-    const Spans spans{sizes, tensors, block};
+GOSSAMER_CLONES int64_t levels_part(const float* x, const float* before, float* after, Spans spans, int64_t levels,
+                                    int64_t bits, uint64_t key, float* norms, uint8_t* bytes) {
     const Output left{after, spans.total()};
     const Wanted<true> owed{x, before};
     const Wanted<false> plain{x, nullptr};
     const Noise noise(key);
     const int32_t most = static_cast<int32_t>(levels);
+    norms += spans.part.index;
+    bytes += spans.bytes_before(8, bits);
     const auto encode = [&](auto packed) INLINED {
         if (before) return levels_encode(owed, left, spans, most, packed, noise, norms, bytes);
         return levels_encode(plain, left, spans, most, packed, noise, norms, bytes);
@@ -355,4 +323,45 @@ GOSSAMER_EXPORT GOSSAMER_CLONES int64_t gossamer_levels_encode(const float* x, c
     if (bits == 8) return encode(Even<uint8_t, 8>{});
     if (bits == 4) return encode(Even<uint16_t, 4>{});
     return encode(Stream{static_cast<int>(bits)});
+}
+
+}  // namespace
+}  // namespace gossamer
+
+using namespace gossamer;
+
+GOSSAMER_EXPORT int64_t gossamer_int8_encode(const float* x, const float* before, float* after, const int64_t* sizes,
+                                             int64_t tensors, int64_t block, const uint64_t* key, float* scales,
+                                             int8_t* codes) {
+    return in_parts({sizes, tensors, block},
+                    [&](const Spans& part) { return int8_part(x, before, after, part, key, scales, codes); });
+}
+
+GOSSAMER_EXPORT int64_t gossamer_onebit_encode(const float* x, const float* before, float* after, const int64_t* sizes,
+                                               int64_t tensors, int64_t block, float* scales, uint8_t* bytes) {
+    return in_parts({sizes, tensors, block},
+                    [&](const Spans& part) { return onebit_part(x, before, after, part, scales, bytes); });
+}
+
+// thresholds: one for each block, given; or where `part` is above zero, written.
+GOSSAMER_EXPORT int64_t gossamer_twobit_encode(const float* x, const float* before, float* after, const int64_t* sizes,
+                                               int64_t tensors, int64_t block, double part, float* thresholds,
+                                               uint8_t* bytes) {
+    return in_parts({sizes, tensors, block}, [&](const Spans& spans) {
+        return twobit_part(x, before, after, spans, part, thresholds, bytes);
+    });
+}
+
+GOSSAMER_EXPORT int64_t gossamer_ternary_encode(const float* x, float* after, const int64_t* sizes, int64_t tensors,
+                                                const float* scales, uint64_t key, int64_t per_byte, uint8_t* bytes) {
+    return in_parts({sizes, tensors, kChunk},
+                    [&](const Spans& part) { return ternary_part(x, after, part, scales, key, per_byte, bytes); });
+}
+
+GOSSAMER_EXPORT int64_t gossamer_levels_encode(const float* x, const float* before, float* after, const int64_t* sizes,
+                                               int64_t tensors, int64_t block, int64_t levels, int64_t bits,
+                                               uint64_t key, float* norms, uint8_t* bytes) {
+    return in_parts({sizes, tensors, block}, [&](const Spans& part) {
+        return levels_part(x, before, after, part, levels, bits, key, norms, bytes);
+    });
 }

@@ -12,11 +12,14 @@
 #include <vector>
 
 #include "sanitize_float4.hpp"
+#include "sanitize_hadamard.hpp"
 #include "sanitize_half.hpp"
+#include "sanitize_low_rank.hpp"
 #include "sanitize_mesh.hpp"
 
 #if __has_include("sanitize_quantize.hpp")
 #include "sanitize_quantize.hpp"
+#include "sanitize_threads.hpp"
 #else
 inline void sanitize_quantize() {}
 #endif
@@ -273,6 +276,9 @@ int main() {
     sanitize_quantize();
     sanitize_float4();
     sanitize_halves();
+    sanitize_hadamard();
+    sanitize_low_rank();
     sanitize_mesh();
+    gossamer_sanitize::sanitize_threads();
     std::puts("sanitize: passed");
 }

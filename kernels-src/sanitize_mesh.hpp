@@ -1,5 +1,5 @@
-// Means between threads over socket pairs, with and without shared memory, and peers that send anything; part of
-// sanitize.cpp.
+// Means between threads over socket pairs, sealed or not, with and without shared memory, and peers that send anything;
+// part of sanitize.cpp.
 
 #pragma once
 
@@ -18,12 +18,14 @@
 
 #include "common.hpp"
 #include "mesh.hpp"
+#include "sanitize_toy_cipher.hpp"
 #include "sums.hpp"
 
 extern "C" {
 void* gossamer_mesh_open(int64_t, const int32_t*, int64_t);
 int64_t gossamer_mesh_close(void*);
 int64_t gossamer_mesh_share(void*, int64_t, void*, int64_t);
+int64_t gossamer_mesh_seal(void*, int64_t, void* const*, const void*, const void*);
 int64_t gossamer_mesh_begin(void*, const int32_t*, int64_t, void* const*, const int64_t*, int64_t, int64_t, double, int64_t);
 int64_t gossamer_mesh_wait(void*, int64_t, int64_t, int32_t*, int32_t*);
 int64_t gossamer_mesh_waits_for(void*, int64_t, int64_t*, int32_t*);
@@ -71,6 +73,18 @@ class Shared {
     int64_t nbytes_;
 };
 
+// The key of what one rank says to another.
+inline std::vector<unsigned char> toy_key(int64_t from, int64_t to) {
+    std::vector<unsigned char> key(gossamer::kKeyBytes, static_cast<unsigned char>(17 * from + to + 1));
+    return key;
+}
+
+inline void toy_seal(void* mesh, int64_t rank, int64_t peer) {
+    const auto sends = toy_key(rank, peer), hears = toy_key(peer, rank);
+    mesh_must(gossamer_mesh_seal(mesh, peer, toy_functions().data(), sends.data(), hears.data()) == gossamer::kDone,
+              "keys were refused");
+}
+
 // Every part straight to its owner, and from there to all.
 inline std::vector<int32_t> direct(int32_t rank, int32_t world) {
     std::vector<int32_t> rows;
@@ -99,7 +113,7 @@ inline int64_t ended(void* mesh, int64_t word, int32_t world) {
     return answer;
 }
 
-inline void means(int32_t world, int64_t numel, int repeats, int64_t slots) {
+inline void means(int32_t world, int64_t numel, int repeats, int64_t slots, bool sealed) {
     const auto sockets = connected(world);
     std::vector<std::vector<Shared>> shared(static_cast<size_t>(world));  // by the higher rank and the lower one
     for (size_t a = 0; a < shared.size(); a++) {
@@ -112,6 +126,7 @@ inline void means(int32_t world, int64_t numel, int repeats, int64_t slots) {
             for (int32_t peer = 0; peer < world; peer++) {
                 if (peer == rank) continue;
                 shared[static_cast<size_t>(std::max(rank, peer))][static_cast<size_t>(std::min(rank, peer))].give(mesh, peer);
+                if (sealed) toy_seal(mesh, rank, peer);
             }
             const auto rows = direct(rank, world);
             std::vector<std::vector<float>> x(static_cast<size_t>(repeats));
@@ -146,12 +161,13 @@ inline void means(int32_t world, int64_t numel, int repeats, int64_t slots) {
 
 // What comes is no message of ours, or one of a word that nobody began: the mean never ends, and nothing is written where
 // it should not be.
-inline void anything(std::mt19937& random) {
+inline void anything(std::mt19937& random, bool sealed) {
     const auto sockets = connected(2);
     const int64_t slots = random() % 3;
     const Shared shared(slots);
     void* mesh = gossamer_mesh_open(0, sockets[0].data(), 2);
     shared.give(mesh, 1);
+    if (sealed) toy_seal(mesh, 0, 1);
     for (size_t i = 0; slots && i < gossamer::kTurnsBytes; i++) shared.bytes()[i] = static_cast<char>(random() % 2);
     const auto rows = direct(0, 2);
     std::vector<float> x(200000);
@@ -163,6 +179,7 @@ inline void anything(std::mt19937& random) {
     for (uint32_t& each : said) each = random() % 3 ? random() % 4 : random();
     if (random() % 2) said[0] = 0;  // the word is right
     if (said.size() > 3 && random() % 2) said[1] = 7, said[2] = random() % 2 ? 0 : 3, said[3] = random() % 3 | random() % 4 << 26;
+    if (sealed && random() % 2) toy_sealed(said, toy_key(1, 0));
     mesh_must(write(sockets[1][0], said.data(), 4 * said.size()) > 0, "nothing could be said");
     std::vector<char> sink(1 << 20);
     shutdown(sockets[1][0], SHUT_WR);
@@ -175,6 +192,42 @@ inline void anything(std::mt19937& random) {
     gossamer_mesh_close(mesh);
     close(sockets[0][1]);
     close(sockets[1][0]);
+}
+
+// What one of two sealed ranks says is changed in one place: the other never takes it, and its sum stays as it was.
+inline void changed(std::mt19937& random) {
+    const auto here = connected(2), there = connected(2);
+    void* hears = gossamer_mesh_open(0, here[0].data(), 2);
+    void* says = gossamer_mesh_open(1, there[1].data(), 2);
+    toy_seal(hears, 0, 1);
+    toy_seal(says, 1, 0);
+    const int64_t n = 1 + random() % 10000;
+    std::vector<float> x(static_cast<size_t>(n), 1.0f), y(static_cast<size_t>(n), 2.0f);
+    void* const mine[] = {x.data()};
+    void* const theirs[] = {y.data()};
+    const int64_t sizes[] = {4 * n};
+    const int32_t takes[] = {gossamer::kAdd, 1, 0, 0, 5}, tells[] = {gossamer::kSend, 0, 0, 0, 5};
+    const int64_t word = gossamer_mesh_begin(hears, takes, 1, mine, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    gossamer_mesh_begin(says, tells, 1, theirs, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    std::vector<char> said(sizeof(gossamer::Header) + static_cast<size_t>(4 * n) + 2 * gossamer::kTagBytes);
+    mesh_must(recv(there[0][1], said.data(), said.size(), MSG_WAITALL) == static_cast<ssize_t>(said.size()), "too little");
+    const bool whole = random() % 8 == 0;
+    if (!whole) said[random() % said.size()] ^= static_cast<char>(1 << random() % 8);
+    mesh_must(write(here[1][0], said.data(), said.size()) == static_cast<ssize_t>(said.size()), "nothing could be said");
+    int32_t peer, error = 0;
+    const int64_t answer = gossamer_mesh_wait(hears, word, 1000, &peer, &error);
+    mesh_must(answer == (whole ? gossamer::kFinished : gossamer::kGone), "a change was not noticed");
+    mesh_must(whole || (peer == 1 && error == gossamer::kChanged), "somebody else is said to be gone");
+    for (const float each : x) mesh_must(each == (whole ? 3.0f : 1.0f), "what was changed was added");
+    gossamer_mesh_close(hears);
+    gossamer_mesh_close(says);
+    for (const auto* all : {&here, &there}) {
+        for (const auto& each : *all) {
+            for (const int32_t socket : each) {
+                if (socket >= 0) close(socket);
+            }
+        }
+    }
 }
 
 // What a peer says lies in shared memory: a number that was filled, and others, once each and twice.
@@ -245,8 +298,10 @@ inline void refused(int32_t does, int64_t messages, const std::vector<uint32_t>&
 
 inline void sanitize_mesh() {
     for (const int32_t world : {1, 2, 3, 5}) {
-        for (const int64_t numel : {0, 1, 7, 1000, 300001}) gossamer_sanitize::means(world, numel, 3, 0);
-        for (const int64_t slots : {1, 2, 7}) gossamer_sanitize::means(world, 300001, 3, slots);
+        for (const bool sealed : {false, true}) {
+            for (const int64_t numel : {0, 1, 7, 1000, 300001}) gossamer_sanitize::means(world, numel, 3, 0, sealed);
+            for (const int64_t slots : {1, 2, 7}) gossamer_sanitize::means(world, 300001, 3, slots, sealed);
+        }
     }
     gossamer_sanitize::slots(1, 0, false);   // not filled
     gossamer_sanitize::slots(2, 0, false);   // beyond the memory
@@ -258,5 +313,6 @@ inline void sanitize_mesh() {
     }
     gossamer_sanitize::refused(gossamer::kAdd, 1, {0, 0});  // one of two summands twice
     std::mt19937 random(5);
-    for (int round = 0; round < 2000; round++) gossamer_sanitize::anything(random);
+    for (int round = 0; round < 4000; round++) gossamer_sanitize::anything(random, round % 2 == 1);
+    for (int round = 0; round < 300; round++) gossamer_sanitize::changed(random);
 }

@@ -127,11 +127,21 @@ GOSSAMER_INLINE bool finite(float x) { return magnitude_of(x) < kInfinity; }
 
 GOSSAMER_INLINE int64_t encoded(bool all_finite) { return all_finite ? kDone : kNotFinite; }
 
+// A run of whole blocks.
+struct Part {
+    int64_t tensor = 0;       // that the first is in,
+    int64_t at = 0;           // from this entry on; it may be the end, and the next tensor begins
+    int64_t place = 0;        // where that is in the buffer
+    int64_t end = INT64_MAX;  // where the last one ends; beyond the buffer where that is not known
+    int64_t index = 0;        // how many blocks there are before
+};
+
 // Tensors of these sizes, side by side, in blocks; no block reaches from one into the next.
 struct Spans {
     const int64_t* sizes;
     int64_t tensors;
     int64_t block;
+    Part part = {};
 
     GOSSAMER_INLINE int64_t total() const {
         int64_t n = 0;
@@ -139,15 +149,31 @@ struct Spans {
         return n;
     }
 
-    // visit(tensor, place, count) for every block, until one answers false.
+    int64_t blocks() const {
+        int64_t n = 0;
+        for (int64_t t = 0; t < tensors; t++) n += (sizes[t] + block - 1) / block;
+        return n;
+    }
+
+    // Where this part's loops may write, and nobody else does.
+    GOSSAMER_INLINE int64_t limit() const { return smaller(part.end, total()); }
+
+    // The bytes before this part, of codes so many to a byte or of so many bits; tensors begin with a byte.
+    GOSSAMER_INLINE int64_t bytes_before(int64_t per_byte, int64_t bits = 1) const {
+        int64_t n = (part.at * bits + per_byte - 1) / per_byte;
+        for (int64_t t = 0; t < part.tensor; t++) n += (sizes[t] * bits + per_byte - 1) / per_byte;
+        return n;
+    }
+
+    // visit(tensor, place, count) for every block of this part, until one answers false.
     template <typename Visit>
     GOSSAMER_INLINE bool every_block(Visit visit) const {
-        int64_t place = 0;
-        for (int64_t t = 0; t < tensors; t++) {
-            for (int64_t at = 0; at < sizes[t]; at += block) {
-                if (!visit(t, place + at, smaller(block, sizes[t] - at))) return false;
+        int64_t start = part.place - part.at, at = part.at;  // start: of the tensor
+        for (int64_t t = part.tensor; t < tensors && start < part.end; t++, at = 0) {
+            for (; at < sizes[t] && start + at < part.end; at += block) {
+                if (!visit(t, start + at, smaller(block, sizes[t] - at))) return false;
             }
-            place += sizes[t];
+            start += sizes[t];
         }
         return true;
     }

@@ -1,6 +1,7 @@
 // Which entries travel: gossamer.kernels.reference.select, in one pass over memory.
 
 #include "partition.hpp"
+#include "parts.hpp"
 #include "scan.hpp"
 #include "small.hpp"
 
@@ -291,27 +292,42 @@ Span part(const Span& all, int64_t place, int64_t size) {
     return {at(all.x), at(all.before), at(all.after), size, static_cast<int32_t>(place), u};
 }
 
-int64_t largest_of_each(const Span& all, const int64_t* sizes, const int64_t* counts, int64_t tensors, int32_t* places,
-                        float* values) {
-    if (!tile(sizes, tensors, all.size)) return kMisfit;
+// Of every tensor exactly as many as its count travel, so that it is known beforehand where they go.
+int64_t largest_of_run(const Span& all, const int64_t* sizes, const int64_t* counts, Run run, int32_t* places,
+                       float* values) {
     int64_t most = 0;
-    for (int64_t t = 0; t < tensors; ++t) {
-        if (counts[t] < 0 || counts[t] > sizes[t]) return kMisfit;
+    for (int64_t t = run.first; t < run.end; ++t) {
         most = std::max({most, candidates(sizes[t], counts[t]), std::min(sizes[t], kSmallTensor)});
     }
-    int64_t taken = 0;
     try {
         Scratch& scratch = scratch_for(most + kSlack);
-        for (int64_t t = 0, place = 0; t < tensors; place += sizes[t++]) {
-            const Span span = part(all, place, sizes[t]);
+        for (int64_t t = run.first; t < run.end; run.place += sizes[t++]) {
+            const Span span = part(all, run.place, sizes[t]);
             const int64_t answer =
-                largest_of(span, writing(span, all.size), counts[t], scratch, places + taken, values + taken);
+                largest_of(span, writing(span, all.size), counts[t], scratch, places + run.taken, values + run.taken);
             if (answer < 0) return answer;
-            taken += answer;
+            run.taken += answer;
         }
     } catch (const std::bad_alloc&) {
         return kNoMemory;
     }
+    return kDone;
+}
+
+int64_t largest_of_each(const Span& all, const int64_t* sizes, const int64_t* counts, int64_t tensors, int32_t* places,
+                        float* values) {
+    if (!tile(sizes, tensors, all.size)) return kMisfit;
+    int64_t taken = 0;
+    for (int64_t t = 0; t < tensors; ++t) {
+        if (counts[t] < 0 || counts[t] > sizes[t]) return kMisfit;
+        taken += counts[t];
+    }
+    const int64_t fair = threads() == 1 ? all.size : all.size / (threads() * kPartsEach);
+    const std::vector<Run> runs = runs_of(sizes, counts, tensors, std::max(fair, kLeastPart));
+    const int64_t answer = shared(static_cast<int64_t>(runs.size()), [&](int64_t number) {
+        return largest_of_run(all, sizes, counts, runs[static_cast<size_t>(number)], places, values);
+    });
+    if (answer < 0) return answer;
     if (all.before && all.before == all.after) settle(all.x, all.before, all.after, all.size, places, taken);
     return taken;
 }

@@ -96,11 +96,12 @@ template <typename Code>
 int64_t wide_decode(const float* const* scales, const uint8_t* const* packed, int64_t payloads, const Spans& spans,
                     float divisor, float* out) {
     std::vector<const uint8_t*> chunks(packed, packed + payloads);
+    for (const uint8_t*& chunk : chunks) chunk += spans.bytes_before(8, Code::kBits);
     std::vector<float> now(chunks.size());
     WideEnds ends(payloads);
     alignas(64) float sum[kChunk];
     const Output result{out, spans.total()};
-    int64_t index = 0;
+    int64_t index = spans.part.index;
     spans.every_block([&](int64_t, int64_t place, int64_t n) {
         for (size_t payload = 0; payload < now.size(); payload++) now[payload] = scales[payload][index];
         index++;

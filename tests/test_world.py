@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from datetime import timedelta
 from itertools import chain
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
 
 import gossamer.world as module
+from gossamer.environment.wait_timeout import timeout_seconds
 from gossamer.errors import CheckpointError
 from gossamer.sampler import Shard
 from gossamer.world import World, current, init
@@ -91,6 +93,24 @@ def test_a_resumed_shard_goes_on_where_it_stood(drawn, epoch):
     assert [index for _ in range(3) for index in resumed][:20] == expected
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"stratify": [0, 1, 2] * 6 + [0]}, {"labels": [0, 1] * 9 + [0], "non_iid": 0.5}]
+)
+def test_unshuffled_shards_keep_the_datasets_order_in_every_epoch(options):
+    parts = shards(range(19), 3, shuffle=False, **options)
+    first, second = deal(parts), deal(parts)
+    assert first == second
+    assert [sorted(part) for part in first] == first
+    assert sorted(chain(*first)) == list(range(19))
+    if not options:
+        assert first[1] == list(range(1, 19, 3)), "as torch's DistributedSampler deals out"
+    assert deal(shards(range(19), 3, **options)) != first
+
+
+def test_a_world_deals_out_unshuffled():
+    assert list(world(1).shard(range(9), shuffle=False)) == [1, 3, 5, 7]
+
+
 def test_an_epoch_left_early_is_followed_by_the_next():
     shard = Shard(range(10), rank=0, size=1)
     next(iter(shard))
@@ -128,6 +148,34 @@ def test_a_sampler_may_repeat_and_resumes():
     resumed.load_state_dict(stopped.state_dict())
     assert head + list(resumed) == list(Shard(sampler, rank=0, size=2))
     assert len(resumed) == 15
+
+
+@pytest.mark.parametrize("count", [3, 7])
+def test_a_sampler_that_yields_another_number_than_it_said_is_dealt_out(count):
+    class Vague(Sampler[int]):
+        def __len__(self):
+            return 5
+
+        def __iter__(self):
+            return iter(range(count))
+
+    parts = shards(Vague(), 2)
+    for _ in range(2):
+        assert sorted(chain(*deal(parts))) == list(range(count))
+    drawing = iter(parts[0])
+    next(drawing)
+    parts[0].regroup(0, 1, [parts[0].state_dict(), {"epoch": 2, "drawn": 1}], stayed=[0])
+    assert list(drawing) == list(range(2, min(count, 5)))
+
+
+def test_a_dataset_may_grow_between_epochs():
+    data = list(range(6))
+    parts = shards(data, 2)
+    data += [6, 7]
+    assert sorted(chain(*deal(parts))) == data
+    data.append(8)
+    assert sorted(chain(*deal(parts))) == data
+    assert len(parts[0]) == 5
 
 
 def test_the_generator_is_restored_when_a_sampler_fails():
@@ -211,6 +259,52 @@ def test_positions_of_other_shards_are_refused():
         here.load_state_dict({"shards": [kept.state_dict()] * 2})
 
 
+def test_a_worlds_place_follows_its_moves():
+    here = world(2, 3)
+    first, second = here.shard(range(9)), here.shard(range(6), seed=1)
+    there = [world(rank, 3) for rank in range(2)]
+    kept = [(other.shard(range(9)), other.shard(range(6), seed=1)) for other in there]
+    drawing = [iter(shard) for shard in (first, kept[1][0], second, kept[1][1])]
+    for place in (0, 0, 1, 2):
+        next(drawing[place])
+    states = [each.state_dict()["shards"] for each in (*there, here)]
+    positions = [[state[number] for state in states] for number in range(2)]
+    here.move(1, 2, positions, stayed=[1, 2])
+    there[1].move(0, 2, positions, stayed=[1, 2])
+    assert (here.rank, here.size, here.is_first) == (1, 2, False)
+    assert (there[1].rank, there[1].size, there[1].is_first) == (0, 2, True)
+    assert repr(here) == "World(rank=1, size=2, local_rank=2, device=device(type='cpu'))"
+    assert [len([*drawing[0], *drawing[1]]), len([*drawing[2], *drawing[3]])] == [9 - 3, 6 - 1]
+    assert len(here.shard(range(8))) == 4, "made after the move"
+
+
+def test_a_world_tells_what_its_shards_have_trained_on():
+    here = world(0, 2)
+    first, second = here.shard(range(9)), here.shard(range(6))
+    drawing = [iter(first), iter(second)]
+    next(drawing[0])
+    assert here.positions() == here.state_dict()["shards"]
+    here.note_trained()
+    next(drawing[0])
+    assert here.positions() == [{"epoch": 0, "drawn": 2, "trained": 1}, {"epoch": 0, "drawn": 0, "trained": 0}]
+    assert "trained" not in here.state_dict()["shards"][0]
+
+
+def test_a_world_cannot_be_written_to():
+    here = world(0)
+    for name in ("rank", "size", "local_rank", "device", "is_first"):
+        with pytest.raises(AttributeError):
+            setattr(here, name, 1)
+
+
+def test_positions_of_other_shards_do_not_move_a_world():
+    here = world(0, 2)
+    kept = here.shard(range(8))
+    with pytest.raises(CheckpointError, match=r"2 shards and this run has 1.*before gossamer\.attach"):
+        here.move(0, 1, [[kept.state_dict()] * 2] * 2, stayed=[0])
+    assert (here.rank, here.size) == (0, 2)
+
+
 @pytest.fixture
 def alone(monkeypatch):
     """No launcher's variables, and no world yet."""
@@ -236,6 +330,17 @@ def test_the_current_world_is_made_when_needed(alone):
     assert current() is init()
 
 
+def test_how_long_to_wait_is_said_with_a_unit(alone, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TIMEOUT", "60")
+    with pytest.raises(TypeError, match=r"gossamer\.init\(timeout=timedelta\(minutes=30\)\)"):
+        init(timeout=30)
+    assert timeout_seconds() == 60
+    here = init(timeout=timedelta(minutes=45))
+    assert timeout_seconds() == 2700
+    assert init(timeout=timedelta(hours=2)) is here
+    assert timeout_seconds() == 7200
+
+
 def test_a_job_of_several_is_joined(alone, monkeypatch):
     joined = []
     monkeypatch.setattr(module.environment, "join", joined.append)
@@ -247,3 +352,20 @@ def test_a_job_of_several_is_joined(alone, monkeypatch):
     assert [job.master_address for job in joined] == ["10.0.0.1"]
     assert init() is here
     assert len(joined) == 1
+
+
+@pytest.mark.parametrize("labels", [3, [[1]] * 10, torch.ones(10, 2), torch.tensor(3), object()])
+def test_what_are_no_labels_is_named(labels):
+    with pytest.raises(TypeError, match=r"one label a sample.*world\.shard\(dataset, stratify=\["):
+        Shard(range(10), rank=0, size=2, stratify=labels)
+
+
+@pytest.mark.parametrize("concentration", ["0.3", [1], -1, float("nan")])
+def test_what_is_no_concentration_is_named(concentration):
+    with pytest.raises(ValueError, match="non_iid is the concentration"):
+        Shard(range(10), rank=0, size=2, labels=[0, 1] * 5, non_iid=concentration)
+
+
+def test_a_single_number_is_no_dataset():
+    with pytest.raises(TypeError, match="Tensor has no length"):
+        Shard(torch.tensor(3), rank=0, size=1)

@@ -7,6 +7,7 @@ from gossamer.sampler import Shard
 from gossamer.session.attach import attach
 from gossamer.session.average import average_
 from gossamer.session.ddp_hook import ddp_hook
+from gossamer.session.metrics import gather, mean
 from gossamer.session.session import Session
 from gossamer.strategies import EveryStep
 from gossamer.topologies import Complete
@@ -32,5 +33,7 @@ __all__ = [
     "attach",
     "average_",
     "ddp_hook",
+    "gather",
     "init",
+    "mean",
 ]

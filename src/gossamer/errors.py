@@ -48,10 +48,10 @@ class PeerLost(GossamerError):
 
 
 class Stopped(SystemExit):
-    """Not an error: the run was asked to end after this step, on every rank.
+    """Not an error: training was asked to end, on every rank after the same step, and its loop went on.
 
-    The block `with gossamer.attach(...)` ends it; without one it ends the script, whoever launched that, with exit code
-    0.
+    The innermost block ends it, `with session.epoch()` or `with gossamer.attach(...)`; without one it ends the script,
+    whoever launched that, with exit code 0. A loop that ends itself never sees it: `if session.stopping: break`.
     """
 
 

@@ -6,8 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 from gossamer.core.layout import Layout
+from gossamer.errors import Stopped
+
+Ended = Literal["finished", "failed", "interrupted"]  # how a run did
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +20,11 @@ class Event:
     """Base of all events."""
 
     moment: float = field(default_factory=time.perf_counter)  # seconds, of this process's time.perf_counter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Event):
+    """This worker is in the group of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +39,14 @@ class Attached(Event):
     rank: int
     world: int
     fragments: tuple[int, ...] = ()  # by bucket
-    rider_bytes: tuple[int, ...] = ()  # by fragment, of the state averaged along with parameters
+    rider_bytes: tuple[float, ...] = ()  # by fragment, of the state averaged along with parameters, on average
     period: int = 1  # steps after which the schedule repeats itself
     site_control_bytes: int = 0  # payload of the report within a site in each step
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftRun(Event):
+    """This worker has left an elastic run that goes on without it: put out, or asked alone to end. No error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +106,19 @@ class CollectivePicked(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupChanged(Event):
+    """Workers of an elastic run were lost, or newcomers let in. Emitted by the communication thread."""
+
+    step: int  # the last one that all have made
+    view: int
+    world: int  # workers, now
+    lost: tuple[int, ...]  # ranks before of those that are gone
+    joined: int
+    seconds: float  # from when this worker noticed until the group stood
+    finished: bool  # whether the exchange that broke was finished, or else made again
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServersTold(Event):
     """Counts of contributions at the end, from the parameter server shard that knows most."""
 
@@ -108,16 +136,41 @@ class Closed(Event):
     residual_bytes: int
     bucket_bytes: int
     holds_merged: bool = True  # whether this worker's own model is what was merged
+    ended: Ended = "finished"
 
 
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
+_silent: list[Listener] = []  # those of them that show no notice
 
 
-def subscribe(listener: Listener) -> Callable[[], None]:
-    """Call `listener` with every event from now on; returns the function that ends it."""
+def subscribe(listener: Listener, *, shows_notices: bool = True) -> Callable[[], None]:
+    """Call `listener` with every event from now on; returns the function that ends it.
+
+    shows_notices: whether it brings notices before the user, who else finds them in the log.
+    """
     _listeners.append(listener)
-    return lambda: _listeners.remove(listener)
+    if not shows_notices:
+        _silent.append(listener)
+    return partial(_unsubscribe, listener)
+
+
+def _unsubscribe(listener: Listener) -> None:
+    _listeners.remove(listener)
+    if listener in _silent:
+        _silent.remove(listener)
+
+
+def observed() -> bool:
+    """Whether anything listens, such as the recorder of `gossamer run`."""
+    return bool(_listeners)
+
+
+def ended_by(kind: type[BaseException] | None) -> Ended:
+    """How a run did that an exception of this kind has left, or none."""
+    if kind is None or issubclass(kind, Stopped):
+        return "finished"
+    return "interrupted" if issubclass(kind, KeyboardInterrupt | SystemExit) else "failed"
 
 
 def emit(event: Event) -> None:
@@ -126,7 +179,7 @@ def emit(event: Event) -> None:
 
 
 def notice(message: str) -> None:
-    """Tell the user something in one sentence: by an event, or in the log while nothing listens."""
+    """Tell the user something in one sentence: by an event, or in the log while nothing that listens shows it."""
     emit(Noticed(message=message))
-    if not _listeners:
+    if all(listener in _silent for listener in _listeners):
         logging.getLogger("gossamer").warning(message)

@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 
 from gossamer import environment, events
+from gossamer.environment.wait_timeout import set_timeout
 from gossamer.errors import CheckpointError
+from gossamer.runtime import uncaught_errors
 from gossamer.sampler import Labels, Shard
+from gossamer.transports.elastic.joined_run import is_elastic, join_run
+
+_Saved = TypeVar("_Saved")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class World:
     """This worker's place among all workers; alone, a world of one."""
 
-    rank: int
-    size: int
-    local_rank: int
-    device: torch.device
-    _shards: list[weakref.ref[Shard]] = field(default_factory=list, repr=False)
-    _told: list[bool] = field(default_factory=list, repr=False)  # of a loader that draws ahead, once
+    def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device) -> None:
+        self._place = (rank, size)  # one reference: another thread than the one that trains may move it
+        self._local_rank, self._device = local_rank, device
+        self._shards: list[weakref.ref[Shard]] = []
+        self._told = False  # of a loader that draws ahead, once
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, device={self.device!r})"
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among all, from 0; another where workers came or went."""
+        return self._place[0]
+
+    @property
+    def size(self) -> int:
+        """How many workers there are now."""
+        return self._place[1]
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those that were started on its machine."""
+        return self._local_rank
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker computes."""
+        return self._device
 
     @property
     def is_first(self) -> bool:
@@ -36,16 +63,26 @@ class World:
         stratify: Labels | None = None,
         seed: int = 0,
         *,
+        shuffle: bool = True,
         labels: Labels | None = None,
         non_iid: float | None = None,
     ) -> Shard:
         """This rank's part of `dataset` (map-style, or a sampler), as a sampler for a DataLoader.
 
+        shuffle False: in the dataset's order in every epoch, as an evaluation reads it; a sampler has its own order.
         stratify: one label a sample, equally frequent on all ranks. non_iid, with `labels`: unequally frequent, by a
         Dirichlet distribution of this concentration: 100 is nearly equal, 0.1 leaves most ranks few labels.
         """
+        rank, size = self._place
         shard = Shard(
-            dataset, rank=self.rank, size=self.size, stratify=stratify, seed=seed, labels=labels, non_iid=non_iid
+            dataset,
+            rank=rank,
+            size=size,
+            stratify=stratify,
+            seed=seed,
+            shuffle=shuffle,
+            labels=labels,
+            non_iid=non_iid,
         )
         self._shards.append(weakref.ref(shard))
         return shard
@@ -57,41 +94,97 @@ class World:
     def state_dict(self) -> dict[str, Any]:
         """The positions of the shards in use, in the order they were made."""
         shards = self._alive()
-        if self.is_first and not self._told and any(shard.drawn_ahead and not shard.tracked for shard in shards):
-            self._told.append(True)
-            events.notice(
-                "a DataLoader with workers fetches ahead, and a checkpoint counts as trained on what was only fetched: "
-                "the resumed run would skip it. Let the session count what the loop takes: "
-                "loader = session.track(DataLoader(...))"
-            )
+        self._tell_of_fetching(shards, "a checkpoint counts as trained on what was only fetched: the resumed run would")
         return {"shards": [shard.state_dict() for shard in shards]}
+
+    def _tell_of_fetching(self, shards: Sequence[Shard], consequence: str) -> None:
+        if self.is_first and not self._told and any(shard.drawn_ahead and not shard.tracked for shard in shards):
+            self._told = True
+            events.notice(
+                f"a DataLoader with workers fetches ahead, and {consequence} skip it. Let the session count what the "
+                "loop takes: loader = session.track(DataLoader(...))"
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the shards in use go on where the saved ones stood."""
-        saved, shards = state["shards"], self._alive()
+        for shard, position in self._matched(state["shards"], "The checkpoint holds"):
+            shard.load_state_dict(position)
+
+    def note_trained(self) -> None:
+        """A step was made together: what was drawn up to now is trained on."""
+        for shard in self._alive():
+            shard.note_trained()
+
+    def positions(self) -> list[dict[str, Any]]:
+        """Where the shards in use stand, in the order they were made, for `move` on this worker and on the others."""
+        return [shard.position() for shard in self._alive()]
+
+    def move(
+        self,
+        rank: int,
+        size: int,
+        positions: Sequence[Sequence[Mapping[str, Any] | None]],
+        *,
+        stayed: Sequence[int] = (),
+    ) -> None:
+        """Workers came or went: be `rank` of `size` from now on, and share what is left of every shard's epoch.
+
+        positions: for each shard in use, in the order they were made, its position on each worker before, by rank, None
+        where it is not known; see Shard.regroup, also for `stayed`. Raises CheckpointError where they cannot be
+        matched.
+        """
+        matched = self._matched(positions, "The other workers hold")
+        for shard, states in matched:
+            shard.regroup(rank, size, states, stayed=stayed)
+        self._place = (rank, size)
+        shards = [shard for shard, _ in matched]
+        self._tell_of_fetching(shards, "what a lost worker had only fetched counts as trained on: those who go on")
+
+    def _matched(self, saved: Sequence[_Saved], who_holds: str) -> list[tuple[Shard, _Saved]]:
+        shards = self._alive()
         if len(saved) != len(shards):
             raise CheckpointError(
-                f"The checkpoint holds the positions of {len(saved)} shards and this run has {len(shards)}, "
+                f"{who_holds} the positions of {len(saved)} shards and this run has {len(shards)}, "
                 "so they cannot be matched. Make the same calls of world.shard, in the same order, before "
-                "loading."
+                "loading, and before gossamer.attach."
             )
-        for shard, position in zip(shards, saved, strict=True):
-            shard.load_state_dict(position)
+        return list(zip(shards, saved, strict=True))
 
 
 _world: World | None = None
 
 
-def init() -> World:
-    """Join the job that the environment describes; alone, a world of one. Later calls return the same."""
+def init(timeout: timedelta | None = None) -> World:
+    """Join the job that the environment describes; alone, a world of one. Later calls return the same.
+
+    timeout: how long to wait for the other workers, here, at gossamer.attach and in every step, such as
+    timedelta(minutes=45); it outweighs GOSSAMER_TIMEOUT, which is in seconds, and is 30 minutes where neither is given.
+    Who is missing is said every ten seconds. Raises ConnectError where workers do not come in time, and within seconds
+    for what no waiting heals: a worker that failed, is of another run, or cannot be reached by one that has come.
+    """
     global _world
+    if timeout is not None:
+        set_timeout(timeout)
     if _world is None:
+        uncaught_errors.install()
+        if is_elastic():
+            _world = _elastic_world()
+            return _world
         job = environment.here()
         if job.world > 1:
             environment.join(job)
+        events.emit(events.Joined())
         device = environment.device_for(job)
         _world = World(rank=job.rank, size=job.world, local_rank=job.local_rank, device=device)
     return _world
+
+
+def _elastic_world() -> World:
+    run = join_run()
+    events.emit(events.Joined())
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = environment.device_for(environment.JobEnvironment(local_rank=local_rank))
+    return World(rank=run.rank, size=run.size, local_rank=local_rank, device=device)
 
 
 def current() -> World:

@@ -20,6 +20,7 @@ from gossamer.session.session import Session
 from gossamer.world import World
 
 RECIPES = ["Dense()", "TopK(0.1)", "Int8()", "PowerSGD(rank=2)", "Route(PowerSGD(2), rest=Int8(block=8))"]
+RECIPES += ["ARCTopK(density=0.1, row=8)", "SharedMask(density=0.1)"]
 
 
 def train(
@@ -113,7 +114,7 @@ def test_another_recipe_or_layout_or_world_is_refused(tmp_path: Path) -> None:
 
     def wider(worker: Worker) -> None:
         model = nn.Linear(6, 9)
-        worker.attach(model, torch.optim.SGD(model.parameters(), 0.1), "TopK(0.1)").load(tmp_path)
+        worker.attach(model, torch.optim.AdamW(model.parameters(), 0.1), "TopK(0.1)").load(tmp_path)
 
     with pytest.raises(CheckpointError, match="layout"):
         cluster(wider, 2)
@@ -145,10 +146,10 @@ def test_a_rank_that_died_before_completing_takes_all_back(tmp_path: Path, monke
     cluster(lambda worker: train(worker, "TopK(0.1)", 0, 2, save=tmp_path), 2)
     honest = checkpoint.complete
 
-    def dies(directory: Any, step: int, rank: int, digests: Any, about: Any) -> None:
+    def dies(directory: Any, step: int, rank: int, digests: Any, about: Any, keep: int | None) -> None:
         if rank == 1:
             raise KeyboardInterrupt
-        honest(directory, step, rank, digests, about)
+        honest(directory, step, rank, digests, about, keep)
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "complete", dies)

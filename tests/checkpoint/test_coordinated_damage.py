@@ -125,7 +125,7 @@ class Killed(BaseException):
     """Ends a save as a signal would: nothing tidies up."""
 
 
-def test_killed_while_a_step_is_replaced_an_earlier_one_loads(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_a_step_is_replaced_what_it_was_loads(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two renames no manifest describes the new data: the step is incomplete, and not damaged."""
     honest = Path.replace
 
@@ -149,6 +149,8 @@ def test_killed_while_a_step_is_replaced_an_earlier_one_loads(kept: Path, monkey
             cluster(work, 2)
     assert checkpoint.complete_steps(kept, 0) == [2]
     with notices() as said:
+        assert loaded_step(kept) == 4
+        shutil.rmtree(kept / "replaced")
         assert loaded_step(kept) == 2
     assert said == []
 
@@ -178,8 +180,13 @@ def forge(folder: Path, change: Callable[[Any], Any]) -> None:
     with safe_open(path, "pt") as file:
         tree = json.loads(file.metadata()["tree"])
     save_file(load_file(path), path, {"tree": json.dumps(change(tree))})
+    sign(path)
+
+
+def sign(path: Path) -> None:
+    """Give all manifests the digest of rank 0's file as it is now."""
     digest = blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    for manifest in folder.glob("rank-*.json"):
+    for manifest in path.parent.glob("rank-*.json"):
         content = json.loads(manifest.read_text())
         content["digests"][0] = digest
         manifest.write_text(json.dumps(content))
@@ -227,10 +234,57 @@ def test_a_file_without_a_tree_is_passed_over(kept: Path) -> None:
     assert loaded_step(kept) == 2
     path = kept / "step-00000002" / "rank-0.safetensors"
     save_file({"x": torch.ones(1)}, path)
-    digest = blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    for manifest in path.parent.glob("rank-*.json"):
-        content = json.loads(manifest.read_text())
-        content["digests"][0] = digest
-        manifest.write_text(json.dumps(content))
+    sign(path)
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         loaded_step(kept)
+
+
+MANIFEST_JUNK: list[Any] = [None, [], "text", 10**30, -1, {"nested": {"deep": [1]}}]
+
+
+@pytest.mark.parametrize("junk", MANIFEST_JUNK, ids=repr)
+def test_a_manifest_with_anything_in_any_place_never_ends_raw(junk: Any, kept: Path) -> None:
+    """Values that nothing depends on may be anything; with others the checkpoint before is taken."""
+    path = kept / "step-00000004" / "rank-1.json"
+    intact = path.read_text()
+    count = len(list(places(json.loads(intact))))
+    steps = []
+    for number in range(count):
+        manifest = json.loads(intact)
+        container, key = list(places(manifest))[number]
+        container[key] = junk
+        path.write_text(json.dumps(manifest))
+        steps.append(loaded_step(kept))
+    assert set(steps) == {2, 4}
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b"null"], ids=lambda t: repr(t[:5])
+)
+def test_a_manifest_of_anything_is_passed_over(text: bytes, kept: Path) -> None:
+    (kept / "step-00000004" / "rank-1.json").write_bytes(text)
+    assert loaded_step(kept) == 2
+
+
+HEADERS: dict[str, Any] = {
+    "no metadata": {"__metadata__": None},
+    "metadata of numbers": {"__metadata__": {"tree": 3}},
+    "a deep tree": {"__metadata__": {"tree": "[" * 100_000}},
+    "a tensor of text": {"model.0.weight": "text"},
+    "an unknown dtype": {"model.0.weight": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}},
+    "a huge shape": {"model.0.weight": {"dtype": "F64", "shape": [2**62, 2**62], "data_offsets": [0, 8]}},
+    "negative places": {"model.0.weight": {"dtype": "F64", "shape": [1], "data_offsets": [-8, 0]}},
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_with_something_else_is_passed_over(kind: str, kept: Path) -> None:
+    path = kept / "step-00000004" / "rank-0.safetensors"
+    content = path.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps({**json.loads(content[8:size]), **HEADERS[kind]}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[size:])
+    sign(path)
+    with notices() as said:
+        assert loaded_step(kept) == 2
+    assert any("goes on from step 2: step 4 is damaged" in line for line in said)

@@ -240,9 +240,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     ("call", "count", "steps"),
     [
         ("write", 1, [1]),  # after the header, before the data
-        ("fsync", 1, [1]),  # the data are synced, the manifest is not
-        ("fsync", 2, [1]),  # the data are named, the manifest is not
-        ("fsync", 3, [1, 2]),  # both are named
+        ("fsync", 2, [1]),  # the folder and the data are synced, the manifest is not
+        ("fsync", 3, [1]),  # the data are named, the manifest is not
+        ("fsync", 4, [1, 2]),  # both are named
     ],
 )
 def test_killed_at_any_moment_a_whole_checkpoint_remains(tmp_path, call, count, steps):

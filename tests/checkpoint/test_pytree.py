@@ -2,7 +2,9 @@
 
 import math
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -90,3 +92,21 @@ def test_digests_read_large_tensors_in_pieces(monkeypatch):
     whole = digest([x])
     monkeypatch.setattr(sys.modules["gossamer.checkpoint.pytree"], "CHUNK_BYTES", 7)
     assert digest([x]) == whole
+
+
+def test_what_holds_itself_or_is_too_deep_is_named() -> None:
+    holds_itself: list[Any] = []
+    holds_itself.append(holds_itself)
+    deep: Any = 0
+    for _ in range(5000):
+        deep = {"next": deep}
+    for tree in (holds_itself, deep):
+        with pytest.raises(CheckpointError, match="holds itself, or is nested too deeply"):
+            flatten(tree)
+
+
+def test_numpys_scalars_are_numbers() -> None:
+    text, _ = flatten({"loss": np.float32(0.5), "step": np.int64(3), "best": np.bool_(True)})
+    assert unflatten(text, {}) == {"loss": 0.5, "step": 3, "best": True}
+    with pytest.raises(CheckpointError, match=r"torch\.from_numpy\(array\)"):
+        flatten({"weights": np.ones(3)})

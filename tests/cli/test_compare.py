@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from support.command_line import output_of
 
 from gossamer.cli import compare
-from gossamer.cli.compare import compare_command
+from gossamer.cli.compare import compare_command, failure_text
+from gossamer.observe import plot
 
 TRAIN = """
 import torch
@@ -55,7 +58,7 @@ def test_two_recipes_are_trained_and_compared(tmp_path: Path) -> None:
     assert "to loss<0.1" in said
     page = files["page.html"].read_text()
     assert "TopK(density=0.1)" in page
-    assert "://" not in page  # no address; a picture in base64 has no colon, and may spell anything else
+    assert "://" not in page  # no address: nothing is fetched
     assert files["curves.png"].stat().st_size > 10_000
 
 
@@ -81,7 +84,7 @@ def test_what_could_not_be_written_is_refused_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("arguments", "ops"),
     [
-        (["--recipe", "TopK(0.01)", "--recipe", "home"], ["same recipe", "'home'"]),
+        (["--recipe", "Float4()", "--recipe", "wan"], ["same recipe", "'wan'"]),
         (["--recipe", "TopJ(0.01)"], ["TopK"]),
         (["--recipe", "Dense()", "--until", "loss"], ["validation_loss<2.2"]),
         (["--recipe", "Dense()", "--workers", "1"], ["x>=2"]),
@@ -93,3 +96,80 @@ def test_what_cannot_be_compared(arguments: list[str], ops: list[str], tmp_path:
     code, said = run(*arguments, str(script))
     assert code == 2
     assert all(op in said for op in ops), said
+
+
+def _record(recipe: str) -> dict[str, Any]:
+    return {
+        "recipe": recipe,
+        "workers": 2,
+        "steps": 10,
+        "seconds": 1.0,
+        "seconds_per_step": {"median": 0.1, "p90": 0.1},
+        "compute_seconds_per_step": 0.08,
+        "waiting_seconds_per_step": 0.02,
+        "communication_seconds_per_step": {"encode": 0.001, "wire": 0.01, "decode": 0.001},
+        "bytes_sent_per_step": {"accounted": 1e5, "interface": None},
+        "metrics": {"loss": [[step, step / 10, 1 / step] for step in range(1, 11)]},
+    }
+
+
+def test_the_rate_that_hides_a_recipe_has_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_train", lambda recipe, *_: _record(recipe))
+    (tmp_path / "train.py").write_text("")
+    code, said = run("--recipe", "Dense()", str(tmp_path / "train.py"))
+    assert code == 0, said
+    assert "rate to hide" in said
+    assert "10.0 Mbit/s" in said
+
+
+def test_a_failure_is_told_in_a_sentence_first() -> None:
+    told = [
+        "gossamer: starting",
+        "gossamer: step 5",
+        "",
+        "rank 1 failed: KeyError: 'labels' (exit code 1)",
+        "Traceback",
+    ]
+    lines = failure_text("Dense()", ["gossamer", "run", "--recipe", "Dense()", "a b.py"], told).splitlines()
+    assert "the run with Dense()" in lines[0]
+    assert lines[0].endswith("rank 1 failed: KeyError: 'labels' (exit code 1)")
+    assert lines[1].endswith("gossamer run --recipe 'Dense()' 'a b.py'")
+    assert lines[2:] == ["", "Traceback"]
+    assert failure_text("Dense()", ["gossamer"], ["Error: no such script"]).count("no such script") == 1
+    assert "it said nothing" in failure_text("Dense()", ["gossamer"], [])
+
+
+def test_runs_before_one_that_failed_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(recipe: str, *_: object) -> dict[str, Any]:
+        if recipe != "Dense()":
+            raise click.ClickException("it broke")
+        return _record(recipe)
+
+    monkeypatch.setattr(compare, "_train", train)
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "found.json"
+    arguments = ["--recipe", "Dense()", "--recipe", "Int8()", "--json", str(file), str(tmp_path / "train.py")]
+    code, said = run(*arguments)
+    assert (code, "it broke" in said) == (1, True)
+    assert "100 ms" in said
+    assert [record["recipe"] for record in json.loads(file.read_text())["records"]] == ["Dense()"]
+    code, said = run(*arguments[2:])
+    assert (code, "it broke" in said, "100 ms" in said) == (1, True, False)
+
+
+def test_without_matplotlib_a_page_is_drawn_and_a_plot_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    trained: list[str] = []
+    monkeypatch.setattr(compare, "_train", lambda recipe, *_: trained.append(recipe) or _record(recipe))
+    (tmp_path / "train.py").write_text("")
+    page = tmp_path / "page.html"
+    code, said = run("--recipe", "Dense()", "--page", str(page), str(tmp_path / "train.py"))
+    assert code == 0, said
+    assert page.read_text().count("<svg ") == 3
+    trained.clear()
+    code, said = run("--recipe", "Dense()", "--plot", str(tmp_path / "c.png"), str(tmp_path / "train.py"))
+    assert (code, trained) == (1, [])
+    assert 'pip install "gossamer[plot]"' in said
+    assert "--page" in said

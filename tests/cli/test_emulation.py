@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.command_line import refusal
-from support.testbed_traffic import eventually, inhabitants, left_by
+from support.processes import eventually
+from support.testbed_traffic import inhabitants, left_by
 
 from gossamer.cli import emulation
 from gossamer.cli.emulation import Emulation, RunFaultTarget, emulate, enter, schedule
@@ -89,7 +90,7 @@ def test_a_killed_run_leaves_nothing_to_the_next(tmp_path: Path) -> None:
         run.kill()
     names = left_by(run.pid)
     assert len(names) == 3
-    assert eventually(lambda: not inhabitants(names), 10)
+    assert eventually(lambda: not inhabitants(names))
     with EmulatedNetwork(NETWORK):
         assert left_by(run.pid) == []
 
@@ -194,7 +195,7 @@ def test_faults_happen_to_the_newest_worker_of_a_rank(tmp_path: Path) -> None:
         coming.tick(2)
         assert eventually(lambda: state(newest.pid) in "SR")
         coming.tick(3)  # nobody is rank 0 yet
-        assert newest.wait(5) == -signal.SIGKILL
+        assert newest.wait(30) == -signal.SIGKILL
         assert state(before.pid) in "SR"
         RunFaultTarget(None, tmp_path).kill(1)  # ended already
     assert len(said) == 4

@@ -2,39 +2,16 @@ import json
 import math
 
 import pytest
-from support.command_line import output_of
+from support.explaining import MILLION, explained, run, shown, untimed_script
 
 from gossamer.cli import explain as explain_module
-from gossamer.cli.explain import explain
 from gossamer.estimate.synthetic_shapes import assumed_shapes
 from gossamer.kernels import coded_bytes
 
-SCRIPT = """
-import os, sys
-from gossamer import events
-from gossamer.core.layout import Layout
-size = int(sys.argv[sys.argv.index("--workers") + 1])
-events.emit(events.Attached(
-    recipe=os.environ["GOSSAMER_RECIPE"], layouts=(("float32", Layout.of({"w": (size, size)})),),
-    parameters=size * size, buffer_bytes=400, control_bytes=22, rank=0, world=1))
-"""
-
 
 @pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    return str(path)
-
-
-def run(*args):
-    return output_of(explain, *args)
-
-
-def shown(output, start):
-    """The number on the first line that starts with `start`."""
-    line = next(line for line in output.splitlines() if line.strip().startswith(start))
-    return int(line.strip().removeprefix(start).split()[0].replace(",", ""))
+def script(tmp_path, monkeypatch):
+    return untimed_script(tmp_path, monkeypatch)
 
 
 def test_prints_the_recipe_as_resolved_and_the_batch():
@@ -154,60 +131,6 @@ def test_nonsense_is_refused(args, ops):
         assert op in output
 
 
-def foretold_of(tmp_path, *args):
-    file = tmp_path / "out.json"
-    code, output = run("--parameters", "200000", "--step-seconds", "0.5", "--json", str(file), *args)
-    assert code == 0, output
-    return json.loads(file.read_text())["foretold"], output
-
-
-def test_a_step_is_foretold_for_a_network(tmp_path):
-    told, output = foretold_of(tmp_path, "--network", "10mbit,20ms", "Dense")
-    line = 2 * 3 / 4 * 800_000 * 8 / 10e6
-    assert line < told["wire_seconds"] < 1.1 * line + 0.24
-    assert told["step_seconds"] == pytest.approx(0.5 + told["waiting_seconds"])
-    assert f"{told['step_seconds']:.4f}" in output
-    assert f"{told['waiting_share']:.1%} of the step" in output
-    assert "foretold for 10mbit,20ms" in output
-    assert "as given" in output
-
-
-def test_a_slower_network_is_foretold_to_be_slower(tmp_path):
-    slow, _ = foretold_of(tmp_path, "--network", "1mbit", "Dense")
-    fast, _ = foretold_of(tmp_path, "--network", "1gbit", "Dense")
-    saving, _ = foretold_of(tmp_path, "--network", "1mbit", "TopK(0.01)")
-    assert fast["step_seconds"] < saving["step_seconds"] < slow["step_seconds"]
-
-
-def test_without_a_network_nothing_is_foretold(tmp_path):
-    file = tmp_path / "out.json"
-    _, output = run("Dense", "--json", str(file))
-    assert json.loads(file.read_text())["foretold"] is None
-    assert "foretold" not in output
-
-
-@pytest.mark.parametrize(
-    ("args", "ops"),
-    [
-        (["Dense", "--network", "10mbit"], "--network 10mbit --step-seconds 0.2"),
-        (["Dense", "--step-seconds", "1"], "add --network"),
-        (["Dense", "--network", "10mbit", "--step-seconds", "0"], "--step-seconds"),
-        (["Dense", "--network", "10apples", "--step-seconds", "1"], "10apples"),
-        (["Dense", "--network", "missing.toml", "--step-seconds", "1"], "missing.toml"),
-    ],
-)
-def test_a_network_needs_what_a_worker_computes(args, ops):
-    code, output = run(*args)
-    assert code != 0
-    assert ops in output
-
-
-def test_a_script_shows_its_own_time(script):
-    code, output = run("--network", "10mbit", "--step-seconds", "1", "Dense", script, "--workers", "50")
-    assert code == 2
-    assert "Leave it out" in output
-
-
 def test_a_flag_takes_no_value(script):
     code, output = run("--own-machines", "Dense", script, "--workers", "50")
     assert code == 0
@@ -241,15 +164,6 @@ def test_help_needs_no_recipe():
 
 
 # -- strategies --------------------------------------------------------------------------------------------------------
-
-MILLION = ("--parameters", "1000000")
-
-
-def explained(tmp_path, *args):
-    file = tmp_path / "out.json"
-    code, output = run(*args, "--json", str(file))
-    assert code == 0, output
-    return output, json.loads(file.read_text())
 
 
 def test_every_step_is_said_in_one_line():
@@ -360,15 +274,3 @@ def test_fragments_that_find_no_tensors_are_refused():
     code, output = run("DiLoCo(500, fragments=400)", *MILLION)
     assert code == 1
     assert "write fragments=26 at most" in output
-
-
-def test_talking_less_is_foretold_to_wait_less(tmp_path):
-    network = ("--network", "10mbit,20ms")
-    every, _ = foretold_of(tmp_path, *network, "Dense")
-    local, output = foretold_of(tmp_path, *network, "LocalSGD(10)")
-    assert "A step takes, on average over a period, in seconds, foretold for 10mbit,20ms:" in output
-    assert local["waiting_seconds"] == pytest.approx(every["wire_seconds"] / 10, rel=0.2)
-    hidden, _ = foretold_of(tmp_path, *network, "DiLoCo(10, delay=5)")
-    assert 0.5 <= hidden["step_seconds"] < 0.55 < local["step_seconds"] < every["step_seconds"]
-    sites, _ = foretold_of(tmp_path, *network, "LocalSGD(10, per_site=2)")
-    assert local["step_seconds"] < sites["step_seconds"] < every["step_seconds"]

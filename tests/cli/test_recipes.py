@@ -6,7 +6,7 @@ from gossamer.recipes.recipe import resolve
 
 
 def listed():
-    result = CliRunner().invoke(recipes)
+    result = CliRunner(env={"COLUMNS": None}).invoke(recipes)
     assert result.exit_code == 0
     return result.output.splitlines()
 
@@ -33,7 +33,7 @@ def test_lines_are_grouped_under_their_kind():
 
 def test_presets_show_what_they_resolve_to():
     lines = [line.split(maxsplit=1) for line in listed()]
-    assert ["home", "EveryStep() + Route(Feedback(TopK(density=0.01))) + Complete()"] in lines
+    assert ["wan", "EveryStep() + Route(Feedback(Float4())) + Complete()"] in lines
 
 
 def test_piped_output_is_plain():

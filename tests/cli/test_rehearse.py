@@ -12,7 +12,7 @@ from support.rehearsals import record
 from gossamer.cli.main import gossamer
 from gossamer.cli.rehearse import _steps
 from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
-from gossamer.observe.recorder import warm_up
+from gossamer.observe.rank_record import warm_up
 from gossamer.recipes.recipe import resolve
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]

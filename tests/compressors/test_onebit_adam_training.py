@@ -8,6 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.adam_training import Words
+from support.session_laws import (
+    check_a_bad_gradient_changes_nothing,
+    check_ranks_without_data_agree,
+    check_the_loss_scale_does_not_show,
+    resumed,
+)
 from support.virtual_workers import (
     Worker,
     agree,
@@ -25,8 +32,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer.errors import AttachError, LoopError
-from gossamer.session.momentum_transfer import AdamMomentumTransfer
-from gossamer.session.session import Session
+from gossamer.moments.first_moment import AdamRule
+from gossamer.moments.frozen_variance import FrozenVariance
 
 WARMUP = 4
 BETAS = (0.8, 0.95)
@@ -97,7 +104,7 @@ def test_sending_all_is_preconditioned_momentum_sgd(kind: type[torch.optim.Adam]
 
 
 def test_a_variance_that_moves_on_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AdamMomentumTransfer, "step", lambda self, group, owned: [group | {"params": owned}])
+    monkeypatch.setattr(AdamRule, "step", lambda self, group, owned: [group | {"params": owned}])
     with pytest.raises(AssertionError):
         torch.testing.assert_close(together(torch.optim.Adam), by_hand(torch.optim.Adam), atol=1e-12, rtol=1e-12)
 
@@ -129,19 +136,6 @@ def test_the_optimizers_own_state_goes_on() -> None:
     cluster(work, 2)
 
 
-class Words(nn.Module):
-    """An embedding of which most rows are never looked up; OneBit's signs make noise of their zeros."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with seeded(0):
-            self.table, self.head = nn.Embedding(40, 8), nn.Linear(8, 3, bias=False)
-
-    def forward(self, ops: Tensor) -> Tensor:
-        found: Tensor = self.head(self.table(ops))
-        return found
-
-
 def rows_after_training(inner: str = "OneBit(block=8)") -> tuple[Tensor, Tensor]:
     """The rows that nobody looked up, before and after."""
 
@@ -167,16 +161,16 @@ def test_rows_that_nobody_used_stay_bit_for_bit(inner: str) -> None:
 
 
 def test_rows_would_move_without_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = AdamMomentumTransfer._move
+    honest = FrozenVariance._move
 
-    def unmasked(self: AdamMomentumTransfer, parameter: nn.Parameter, group: Any) -> None:
+    def unmasked(self: FrozenVariance, parameter: nn.Parameter, group: Any) -> None:
         state = self.optimizer.state[parameter]
         kept = state["exp_avg_sq"]
         state["exp_avg_sq"] = kept.clamp(min=1e-20)
         honest(self, parameter, group)
         state["exp_avg_sq"] = kept
 
-    monkeypatch.setattr(AdamMomentumTransfer, "_move", unmasked)
+    monkeypatch.setattr(FrozenVariance, "_move", unmasked)
     before, after = rows_after_training("OneBit(block=2048)")
     assert not torch.equal(before, after)
 
@@ -184,79 +178,26 @@ def test_rows_would_move_without_the_mask(monkeypatch: pytest.MonkeyPatch) -> No
 REAL = [recipe("OneBit()"), "Route(OneBitAdam(warmup=3, inner=Int8(), clip=1.0), rest=Int8(), smallest=0)"]
 
 
-def everything(session: Session) -> Tensor:
-    state = session.state_dict()["state"]
-    mine = [t for each in state.values() for t in each.values()]
-    theirs = [t for each in session.optimizer.state.values() for t in each.values()]
-    return torch.cat([t.flatten().double() for t in (*mine, *theirs, *session.model.parameters())]).detach()
-
-
 @pytest.mark.parametrize("text", REAL)
 @pytest.mark.parametrize("bad", [1, 5])
 def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(text: str, bad: int) -> None:
-    def work(worker: Worker) -> Tensor:
-        model, optimizer, session = worker.start(network(0), adam, text)
-        for step in range(8):
-            before = everything(session)
-            optimizer.zero_grad()
-            (loss_of(model, step, worker.rank) * (float("nan") if (step, worker.rank) == (bad, 1) else 1.0)).backward()
-            optimizer.step()
-            now = everything(session)
-            assert (len(now) == len(before) and torch.equal(now, before)) == (step == bad)
-        assert session.steps == 7
-        return parameters(model)
-
-    agree(cluster(work, 3))
+    check_a_bad_gradient_changes_nothing(adam, text, bad)
 
 
 @pytest.mark.parametrize("text", REAL)
 @pytest.mark.parametrize("stop", [2, 4, 6])
 def test_a_resumed_run_has_the_same_bits(text: str, stop: int, tmp_path: Path) -> None:
-    def work(worker: Worker, steps: int) -> Tensor:
-        model, optimizer, session = worker.start(network(worker.rank), adam, text)
-        session.load(tmp_path)
-        for step in range(session.steps, steps):
-            first_beta(optimizer, step)
-            train_step(model, optimizer, step, worker.rank)
-        if steps == stop:
-            session.save(tmp_path)
-        return parameters(model)
-
-    whole = agree(cluster(lambda worker: work(worker, 9), 3))
-    assert not torch.equal(agree(cluster(lambda worker: work(worker, stop), 3)), whole)
-    assert torch.equal(agree(cluster(lambda worker: work(worker, 9), 3)), whole)
+    whole, found = resumed(adam, text, stop, tmp_path, first_beta)
+    assert torch.equal(found, whole)
 
 
 @pytest.mark.parametrize("text", REAL)
 def test_the_loss_scale_does_not_show(text: str) -> None:
-    def work(worker: Worker, scale: float) -> Tensor:
-        model = network(0, torch.float32)
-        optimizer = adam(model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
-        worker.attach(model, optimizer, text, scaler=scaler)
-        for step in range(8):
-            optimizer.zero_grad()
-            loss = loss_of(model, step, worker.rank)
-            scaler.scale(loss * 1e38 * 1e38 if (step, worker.rank) == (5, 1) else loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        return parameters(model)
-
-    one, many = (agree(cluster(lambda worker, s=scale: work(worker, s), 2)) for scale in (2.0, 4096.0))
-    assert torch.equal(one, many)
+    check_the_loss_scale_does_not_show(adam, text)
 
 
 def test_ranks_that_run_out_of_data_agree_in_the_end() -> None:
-    def work(worker: Worker) -> Tensor:
-        model, optimizer, session = worker.start(network(0), adam, REAL[0])
-        for epoch in range(3):
-            with session.epoch():
-                for step in range([5, 2, 1][worker.rank]):
-                    first_beta(optimizer, step)
-                    train_step(model, optimizer, 10 * epoch + step, worker.rank)
-        return parameters(model)
-
-    agree(cluster(work, 3))
+    check_ranks_without_data_agree(adam, REAL[0], first_beta)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

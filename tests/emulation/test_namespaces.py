@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.testbed_traffic import eventually, inhabitants, left_by, line
+from support.processes import eventually
+from support.testbed_traffic import inhabitants, left_by, line
 
 from gossamer.emulation import EmulatedNetwork, namespaces, plan
 from gossamer.emulation.capabilities import reentering

@@ -111,17 +111,28 @@ def test_who_leaves_is_named_to_all_others_until_the_group_stands_for_all(meetin
     assert "refused" in late
 
 
-def test_who_leaves_when_the_group_stands_is_not_missed(meeting: Meeting) -> None:
+def test_who_leaves_when_the_group_stands_is_told_of_and_ends_nothing(meeting: Meeting) -> None:
     first, second = comes(meeting, 0), comes(meeting, 1)
     meeting.take(first, {"topic": STANDING, "text": ""})
     meeting.take(second, {"topic": STANDING, "text": ""})
-    assert meeting.left(second) == meeting.left(first) == []
+    assert (first, {"gone": "rank 1 (host, process 1)"}) in meeting.left(second)
+    ((_, late),) = meeting.take(third := Guest(), words(third, hello(1)))
+    assert "is there already under rank 1" in late["refused"]
+
+
+def test_it_is_known_who_has_not_come(meeting: Meeting) -> None:
+    assert meeting.missing(COMING) == [0, 1]
+    first = comes(meeting, 1)
+    assert meeting.missing(COMING) == [0]
+    meeting.take(first, {"topic": STANDING, "text": ""})
+    comes(meeting, 0)
+    assert (meeting.missing(COMING), meeting.missing(STANDING)) == ([], [0])
 
 
 def test_who_waits_no_longer_ends_the_meeting_for_all(meeting: Meeting) -> None:
     first = comes(meeting, 0)
     replies = meeting.take(first, {"topic": COMING, "seconds": 300})
-    assert replies == [(first, {"failed": "1 of 2 workers are missing after 0.3 s, ranks [1]", "cause": "few"})]
+    assert replies == [(first, {"failed": "rank 1 of 2 did not come within 0.3 s", "cause": "few"})]
 
 
 BAD = [

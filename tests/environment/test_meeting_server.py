@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from support.joining import in_threads
 
 from gossamer import events
 from gossamer.environment import meeting_server
 from gossamer.environment.meeting import COMING, REACHING, STANDING, Hello, RunIdentity
-from gossamer.environment.meeting_member import Failed, Foreign, Member, Refused, attend
+from gossamer.environment.meeting_member import Failed, Foreign, MeetingMember, Refused, attend
 from gossamer.environment.meeting_server import MeetingServer, StrangerWarnings
 
 OURS = RunIdentity(run="a run", world=2, token=bytes(range(32)))
@@ -34,8 +35,8 @@ def address() -> Iterator[tuple[str, int]]:
         yield at
 
 
-def come(address: tuple[str, int], rank: int, identity: RunIdentity = OURS) -> Member:
-    hello = Hello(run=identity.run, world=2, rank=rank, who=f"w{rank}", device="cpu")
+def come(address: tuple[str, int], rank: int, identity: RunIdentity = OURS, world: int = 2) -> MeetingMember:
+    hello = Hello(run=identity.run, world=world, rank=rank, who=f"w{rank}", device="cpu")
     return attend(lambda: address, identity, hello, 5.0)
 
 
@@ -43,7 +44,7 @@ def check_two_meet(address: tuple[str, int]) -> None:
     with contextlib.closing(come(address, 0)) as first, contextlib.closing(come(address, 1)) as second:
         both: list[list[str]] = []
 
-        def talk(member: Member, text: str) -> None:
+        def talk(member: MeetingMember, text: str) -> None:
             member.everyone(COMING, 5.0)
             both.append(member.everyone(REACHING, 5.0, text))
             member.everyone(STANDING, 5.0, "")
@@ -122,6 +123,25 @@ def test_the_end_of_rank_0_is_heard_at_once() -> None:
         with pytest.raises(Failed, match="rank 0, at which the workers meet, left") as failed:
             member.everyone(COMING, 5.0)
     assert failed.value.left
+
+
+def test_who_leaves_later_is_heard_of_by_those_that_ask(address: tuple[str, int]) -> None:
+    with contextlib.closing(come(address, 0)) as first, contextlib.closing(come(address, 1)) as second:
+        in_threads(*(lambda each=each: each.everyone(STANDING, 5.0, "") for each in (first, second)))
+        assert first.gone == ""
+        second.close()
+        while not first.gone:
+            first.watch(5.0)
+    assert first.gone == "rank 1 (w1)"
+
+
+def test_the_end_of_rank_0_is_heard_of_later_too() -> None:
+    server = MeetingServer(listener := socket.create_server(("127.0.0.1", 0)), RunIdentity(run="a run", world=1))
+    with contextlib.closing(come(listener.getsockname(), 0, RunIdentity(run="a run", world=1), world=1)) as member:
+        member.everyone(STANDING, 5.0, "")
+        assert member.gone == ""
+        server.close()
+        assert member.gone == "rank 0"
 
 
 def test_warnings_of_one_kind_come_once_in_a_while(notices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import ast
 import math
 
 import pytest
@@ -41,6 +42,8 @@ def test_a_script_is_measured_until_it_has_shown_enough(script, copies):
     seen = profile_script(script, [str(10**9)], recipe, workers=4, copies=copies)
     assert seen.recipe == repr(recipe)
     assert seen.copies == copies
+    assert len(seen.timed_steps) == 6 * copies
+    assert estimate_step_time(recipe, seen, read_network("1gbit", 4), 4).caution is None
     assert 0.005 < seen.rest_seconds < seen.compute_seconds
     assert seen.buffer_bytes == [120, 120, 8]
     assert seen.control_bytes > 0
@@ -51,10 +54,46 @@ def test_a_script_is_measured_until_it_has_shown_enough(script, copies):
     assert len(plan(recipe, seen, 4)[0].rounds) == 2
 
 
+LATE = """
+import atexit, os, pathlib, sys, time
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+folder, moments = pathlib.Path(sys.argv[2]), []
+try:
+    (folder / "first").touch(exist_ok=False)
+except FileExistsError:
+    time.sleep(1.0)  # long after the other copy could have made all its steps
+register_optimizer_step_pre_hook(lambda *_: moments.append(time.monotonic()))
+atexit.register(lambda: (folder / f"{os.getpid()}.moments").write_text(repr(moments)))
+"""
+
+
 @pytest.mark.processes
-def test_a_script_that_ends_too_soon_is_refused(script):
-    with pytest.raises(ProfileError, match="at least 12 steps"):
-        profile_script(script, ["5"], resolve("Dense"), workers=4)
+def test_copies_of_a_short_script_make_their_steps_at_the_same_time(tmp_path):
+    (tmp_path / "train.py").write_text(LATE + SCRIPT.replace("0.005", "0.02"))
+    seen = profile_script(tmp_path / "train.py", ["20", str(tmp_path)], resolve("TopK(0.01)"), workers=2, copies=2)
+    assert len(seen.timed_steps) >= 2
+    one, other = (ast.literal_eval(path.read_text()) for path in tmp_path.glob("*.moments"))
+    assert one[1] < other[-1]
+    assert other[1] < one[-1]
+
+
+@pytest.mark.processes
+def test_a_script_of_few_steps_is_measured_by_those_and_says_so(script):
+    recipe = resolve("TopK(0.01)", 2)
+    seen = profile_script(script, ["3"], recipe, workers=2)
+    assert len(seen.timed_steps) in (1, 2)
+    assert min(seen.timed_steps) > 0.005
+    assert seen.compute_seconds == pytest.approx(sum(seen.timed_steps) / len(seen.timed_steps))
+    assert all(seconds > 0 for seconds in seen.buckets[0].computing_seconds)
+    estimate = estimate_step_time(recipe, seen, read_network("1gbit", 2), 2)
+    assert estimate.caution is not None
+    assert estimate.caution.startswith(f"only {len(seen.timed_steps)} step")
+
+
+@pytest.mark.processes
+def test_a_script_without_a_step_that_could_be_timed_is_refused(script):
+    with pytest.raises(ProfileError, match="at least 2 steps"):
+        profile_script(script, ["1"], resolve("Dense"), workers=4)
 
 
 @pytest.mark.processes

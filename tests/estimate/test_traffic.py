@@ -45,7 +45,7 @@ def gathers(text):
 def test_dense_is_the_ring():
     numel = sum(map(math.prod, SHAPES.values()))
     assert gathers("Dense") == [("Mean", ring(4 * numel))]
-    assert gathers("lan") == [("Mean", ring(2 * numel))]
+    assert gathers("Dense('bfloat16')") == [("Mean", ring(2 * numel))]
     assert said_of("Dense").dense_bytes_sent == ring(4 * numel)
 
 
@@ -97,7 +97,17 @@ def test_a_world_of_one_sends_nothing():
 
 @pytest.mark.parametrize(
     "text",
-    ["Dense", "lan", "TopK(0.05)", "Int8", "PowerSGD(rank=2)", "home", "Sharded(Int8(block=7))", "Sharded(OneBit)"],
+    [
+        "Dense",
+        "Dense('bfloat16')",
+        "TopK(0.05)",
+        "Int8",
+        "PowerSGD(rank=2)",
+        "TopK(0.01)",
+        "Float4",
+        "Sharded(Int8(block=7))",
+        "Sharded(OneBit)",
+    ],
 )
 def test_the_forecast_is_what_real_tensors_send(text):
     layout, compressor = Layout.of(SHAPES), resolve(text).compressor
@@ -119,7 +129,7 @@ def test_the_forecast_is_what_real_tensors_send(text):
     assert sum(sent) / WORKERS == sum(op.bytes_sent for op in said_of(text).buckets[0])
 
 
-@pytest.mark.parametrize("text", ["Dense", "lan", "TopK(0.05)", "PowerSGD(rank=2)", "home"])
+@pytest.mark.parametrize("text", ["Dense", "Dense('bfloat16')", "TopK(0.05)", "PowerSGD(rank=2)", "TopK(0.01)"])
 def test_a_conversation_is_what_is_priced(text):
     recipe, layout = resolve(text), Layout.of(SHAPES)
     ops = trace_ops(recipe, layout, torch.float32, WORKERS)
@@ -186,7 +196,7 @@ def test_assumed_shapes_look_like_a_known_model():
 
 
 def test_assumed_buckets_are_those_of_a_session():
-    model = assumed(20_000_000, resolve("home"))
+    model = assumed(20_000_000, resolve("TopK(0.01)"))
     assert len(model.layouts) > 1
     assert sum(layout.numel for _, layout in model.layouts) == model.parameters == 20_000_000
     assert model.control_bytes == control_bytes(sum(len(layout) for _, layout in model.layouts))

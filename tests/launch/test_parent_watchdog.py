@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.peer_launches import Run
+from support.processes import SOON_SECONDS, all_end_soon, eventually, watched
 
 from gossamer.launch import parent_watchdog
 from gossamer.launch.failure import Outcome
@@ -45,20 +44,16 @@ def check_nothing_outlives_a_killed_launcher(registration: str, seconds: float) 
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
         opened = [os.pidfd_open(pid) for pid in pids]
         launcher.kill()
-        ended = [bool(select.select([file], [], [], seconds)[0]) for file in opened]
-        for pid, file in zip(pids, opened, strict=True):
+        ended = all_end_soon(opened, seconds)
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            os.close(file)
-    assert all(ended)
-
-
-watched = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs file descriptors of processes (Linux)")
+    assert ended
 
 
 @watched
 def test_nothing_outlives_a_killed_launcher() -> None:
-    check_nothing_outlives_a_killed_launcher("guard.add(child.pid)", 5)
+    check_nothing_outlives_a_killed_launcher("guard.add(child.pid)", SOON_SECONDS)
 
 
 @watched
@@ -96,12 +91,19 @@ def test_a_killed_launcher_leaves_no_secret_behind(tmp_path: Path) -> None:
         (directory / "journal-0").mkdir(parents=True)
         (directory / "token").write_text("secret")
     end_of_launcher(run, killed=True)
-    deadline = time.monotonic() + 10
-    while run.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not run.exists()
+    assert eventually(lambda: not run.exists())
     end_of_launcher(kept, killed=False)
     assert (kept / "token").exists()
+
+
+def test_of_a_killed_launcher_s_directory_only_event_logs_that_hold_something_stay(tmp_path: Path) -> None:
+    (tmp_path / "journal-0").mkdir()
+    for name in ("token", "live-0.jsonl", "journal-0/log", "events-0.jsonl"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "events-1.jsonl").write_text("{}\n")
+    assert not parent_watchdog.remove(tmp_path)
+    assert parent_watchdog.remove(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["events-1.jsonl"]
 
 
 def test_a_run_goes_on_without_its_guard(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 from support.peer_launches import Run
 
-from gossamer.launch import supervisor
+from gossamer.launch import process
 from gossamer.launch.failure import Outcome
 from gossamer.launch.process import ManagedProcess
 from gossamer.launch.supervisor import Supervisor
@@ -18,14 +18,17 @@ pytestmark = pytest.mark.processes
 
 
 def check_one_loss_ends_nobody_else(run: Run) -> None:
+    def tick() -> None:
+        if run.notes:
+            (run.directory / "seen").touch()
+
+    run.tick = tick
     outcome = run(
         """
         print("server", ask(0)[0], flush=True)
         if rank == 1:
-            tell("dying")
             os.kill(os.getpid(), signal.SIGKILL)
-        wait_for("dying")
-        time.sleep(0.1)
+        wait_for("seen")
         print("done")
         """,
         workers=3,
@@ -65,9 +68,11 @@ def check_an_error_ends_all(run: Run) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 0:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-            time.sleep(0.5)
+            tell("waiting")
+            wait_for("overlooked")
             print("not ended")
         wait_for("gone")
+        wait_for("waiting")
         sys.exit(7)
         """,
         workers=3,
@@ -84,6 +89,7 @@ def test_an_error_in_a_worker_ends_all_whatever_was_lost_before(run: Run) -> Non
 def test_the_check_of_errors_notices_who_takes_them_for_losses(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_for_losses(self: Supervisor, worker: ManagedProcess, exit_code: int) -> None:
         self._lost += [self._failure(worker, exit_code, stopped=False)] if exit_code else []
+        (run.directory / "overlooked").touch()
 
     monkeypatch.setattr(Supervisor, "_worker_ended", takes_for_losses)
     with pytest.raises(AssertionError):
@@ -97,7 +103,9 @@ def test_a_real_worker_meets_at_the_launchers_store_and_reports_its_error(run: R
         world = gossamer.init()
         print(world.rank, world.size, os.environ["LOCAL_RANK"], flush=True)
         if rank == 0:
+            wait_for("met")
             raise ValueError("bad data")
+        tell("met")
         time.sleep(60)
         """,
         worker_module="gossamer.launch.worker",
@@ -128,24 +136,26 @@ def test_a_lost_worker_is_started_again_alone_as_often_as_allowed(run: Run) -> N
 
 @pytest.mark.parametrize("first", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
 def test_a_signal_ends_everyone(run: Run, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.3)
-    waiting = iter([signal.SIGINT])
+    monkeypatch.setattr(process, "FAILURE_GRACE_SECONDS", 0.3)
+    waiting = iter([signal.SIGTERM])
 
     def tick() -> None:
-        if run.lines:
+        if len(run.lines) == 2:  # who is asked before it ignores is not killed
             os.kill(os.getpid(), next(waiting, 0))
 
     run.tick = tick
-    outcome = run(f"{first}\nprint('here', flush=True)\ntime.sleep(60)", server=first)
-    assert (outcome.exit_code, outcome.failure) == (130, None)
-    assert not run.notes
+    grace_seconds = 0.3 if first else 60.0
+    outcome = run(f"{first}\nprint('here', flush=True)\ntime.sleep(60)", server=first, grace_seconds=grace_seconds)
+    assert (outcome.exit_code, outcome.failure) == (143, None)
+    assert run.notes == (["killed, since they had not ended by then: rank 0, rank 1"] if first else [])
 
 
-def test_who_asks_twice_does_not_wait_for_the_patient(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 60.0)
+def test_who_asks_twice_does_not_wait_for_the_patient(run: Run) -> None:
     run.tick = lambda: os.kill(os.getpid(), signal.SIGTERM if run.lines else 0)
     began = time.monotonic()
-    outcome = run("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(60)")
+    outcome = run(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(60)", grace_seconds=60.0
+    )
     assert outcome.exit_code == 143
     assert time.monotonic() - began < 30
 

@@ -8,6 +8,7 @@ import pytest
 from support.processes import free_port
 from torch.distributed import TCPStore
 
+from gossamer.environment import listening
 from gossamer.errors import ConnectError
 from gossamer.launch import rendezvous
 from gossamer.launch.ports import PORTS, free_endpoints
@@ -21,6 +22,17 @@ def listen(endpoint: str | None, several_machines: bool = False) -> socket.socke
 def test_on_one_machine_only_that_machine_can_reach_the_workers_meeting() -> None:
     with listen(None) as anywhere, listen(f"127.0.0.1:{free_port()}") as named:
         assert anywhere.getsockname()[0] == named.getsockname()[0] == "127.0.0.1"
+
+
+def test_loopback_is_meant_where_it_is_written_and_not_where_a_name_leads_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two machines' commands on one machine are how a trial begins; Debian lets a machine's own name mean loopback."""
+    with listen(f"127.0.0.1:{free_port()}", several_machines=True) as trial:
+        assert trial.getsockname()[0] == "127.0.0.1"
+    monkeypatch.setattr(listening, "_addresses", lambda host: ["127.0.1.1"])
+    with listen(f"my-machine:{free_port()}", several_machines=True) as named:
+        assert named.getsockname()[0] != "127.0.1.1"
 
 
 def test_a_port_in_use_is_named_with_the_next_one() -> None:
@@ -48,7 +60,7 @@ def test_an_address_of_another_machine_is_refused_on_the_first(monkeypatch: pyte
 
 def test_who_comes_late_finds_the_first_machine() -> None:
     with socket.create_server(("127.0.0.1", 0)) as first:
-        reach(f"127.0.0.1:{first.getsockname()[1]}", seconds=5.0)
+        reach(f"127.0.0.1:{first.getsockname()[1]}", 5.0, print)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +75,27 @@ def test_who_comes_late_finds_the_first_machine() -> None:
 def test_in_vain_it_says_where_how_and_why(monkeypatch: pytest.MonkeyPatch, problem: OSError, cause: str) -> None:
     monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: problem)
     with pytest.raises(ConnectError, match=f"machine 0 at 127.0.0.1:9, interface .+: {problem}.*{cause}"):
-        reach("127.0.0.1:9", seconds=0.0)
+        reach("127.0.0.1:9", 0.0, print)
 
 
 def test_a_first_machine_that_is_not_up_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([ConnectionRefusedError(), ConnectionRefusedError(), None])
     monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: next(answers))
-    reach("127.0.0.1:9", seconds=5.0)
+    reach("127.0.0.1:9", 5.0, print)
     assert next(answers, "all asked") == "all asked"
+
+
+def test_a_first_machine_that_is_long_in_coming_is_told_of_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, told = iter(range(0, 100, 3)), list[str]()
+    answers = iter([ConnectionRefusedError("refused")] * 10 + [None])
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: next(answers))
+    monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.0)
+    reach("127.0.0.1:9", 1800.0, told.append, clock=lambda: float(next(moments)))
+    waited = [int(text.split()[2]) for text in told]
+    assert [seconds // 10 for seconds in waited] == [1, 2, 3, 4, 5, 6]
+    assert (
+        "machine 0 to listen at 127.0.0.1:9 (refused), and waits for 30 min at most (GOSSAMER_TIMEOUT=1800)" in told[0]
+    )
 
 
 def test_places_for_servers_differ_and_are_not_handed_out_to_who_dials() -> None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import pytest
+from support.processes import eventually
 
 from gossamer.launch import standby
 from gossamer.launch.parent_watchdog import OrphanReaper
@@ -56,7 +56,7 @@ class Waiting:
 
     def pid(self) -> int:
         """Of the one that waits, once it does."""
-        await_(lambda: self.said("spare.txt")[:1] == ["waits"])
+        assert eventually(lambda: len(self.said("spare.txt")) == 2)
         return int(self.said("spare.txt")[1])
 
     def said(self, name: str) -> list[str]:
@@ -68,13 +68,6 @@ class Waiting:
         process = kept.take((*PYTHON, BEGINS), MINE, self.directory / "out.txt", self.directory / "boot.txt")
         assert process.wait(20) == 0
         return self.said("out.txt")
-
-
-def await_(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 @pytest.fixture

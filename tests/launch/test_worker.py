@@ -58,7 +58,7 @@ def test_sessions_that_the_script_left_open_are_closed_at_its_end(
     close = worker._close_sessions
     monkeypatch.setattr(worker, "_close_sessions", lambda: (gc.collect(), close()))  # garbage is gone by then
     reporter = worker.FailureReporter(RunFiles(tmp_path), 0)
-    worker._run(str(script), [], reporter)
+    worker._run([str(script)], reporter)
     assert capsys.readouterr().out.split() == ["closed"] * closed
     for session in open_sessions.open_sessions():
         open_sessions.unregister(session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -158,16 +159,29 @@ def perform_together(compressor: Compressor, world: int) -> list[Any]:
 
 
 def in_threads(work: Callable[[int], Any], world: int) -> list[Any]:
-    """Run work(rank) in a thread per rank; raise the first failure that is not merely somebody else's."""
-    from concurrent.futures import ThreadPoolExecutor
+    """Run work(rank) in a thread per rank; raise the first failure that is not merely somebody else's.
 
-    with ThreadPoolExecutor(world) as pool:
-        futures = [pool.submit(work, rank) for rank in range(world)]
-        failures = [future.exception() for future in futures]
-    real = [failure for failure in failures if failure is not None]
-    if real:
-        raise next((failure for failure in real if type(failure).__name__ != "PeerLost"), real[0])
-    return [future.result() for future in futures]
+    Threads of their own, no executor's: a process that is forked in one of those, as a DataLoader's worker is, would
+    join its own thread when it ends, and end with an error.
+    """
+    results: list[Any] = [None] * world
+    failures: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as failure:
+            failures[rank] = failure
+
+    threads = [Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        by_rank = [failure for _, failure in sorted(failures.items())]
+        raise next((failure for failure in by_rank if type(failure).__name__ != "PeerLost"), by_rank[0])
+    return results
 
 
 def check_untouched(compressor: Compressor) -> None:

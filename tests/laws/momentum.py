@@ -7,7 +7,19 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes, sparse
 
-from gossamer.compressors import DGC, Compressor, Dense, Feedback, OneBit, OneBitAdam, Route
+from gossamer.compressors import (
+    DGC,
+    AdamUpdate,
+    CompressedAdam,
+    Compressor,
+    Dense,
+    Feedback,
+    MicroAdam,
+    OneBit,
+    OneBitAdam,
+    Route,
+    TopK,
+)
 from gossamer.compressors.int8 import Int8
 
 EXACT: list[Compressor] = [
@@ -21,6 +33,13 @@ EXACT: list[Compressor] = [
     OneBitAdam(warmup=2, inner=Dense(), clip=0.5),
     OneBitAdam(warmup=1, inner=Feedback(OneBit(block=16))),
     Route(OneBitAdam(warmup=2, inner=Feedback(Int8(block=16)))),
+    CompressedAdam(inner=Feedback(TopK(density=0.1))),
+    CompressedAdam(inner=Dense(), variance="rows", warmup=2, clip=0.5),
+    MicroAdam(inner=Feedback(TopK(density=0.1)), window=3),
+    MicroAdam(inner=Dense(), clip=0.5),
+    AdamUpdate(inner=Dense()),  # what it conserves is no gradient: see tests/compressors/test_adam_update.py
+    AdamUpdate(inner=TopK(density=0.1), clip=0.5),
+    Route(AdamUpdate(inner=Int8(block=16))),
 ]
 ROUNDED: list[Compressor] = []
 
@@ -47,4 +66,7 @@ FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
         lambda n: (n - 1) * (sparse([270, 528]) + sum(s + 4 * math.ceil(s / 16) for s in (240, 20, 48, 1))),
     ),
     (OneBitAdam(warmup=2), lambda n: ring(n, 4 * sum(sizes()))),
+    (CompressedAdam(inner=TopK(density=0.1)), lambda n: (n - 1) * sparse(sizes())),
+    (MicroAdam(inner=TopK(density=0.1)), lambda n: (n - 1) * sparse(sizes())),
+    (AdamUpdate(inner=TopK(density=0.1)), lambda n: (n - 1) * sparse(sizes())),
 ]

@@ -35,6 +35,9 @@ EXACT: list[Compressor] = [
     Feedback(Warmup(TopK(density=0.1), steps=2)),
     Feedback(Warmup(Chain(TopK(density=0.1), Int8()), steps=2)),
     Warmup(Feedback(PowerSGD(rank=2)), steps=2),
+    Feedback(Warmup(TopK(density=0.05))),
+    Feedback(Warmup(Chain(TopK(density=0.05), Int8()))),
+    Feedback(Warmup(RandomK(density=0.01))),
     Route(Feedback(TopK(density=0.1)), names="k*"),
 ]
 ROUNDED: list[Compressor] = []

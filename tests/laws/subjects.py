@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laws import hierarchical, momentum, quantisers, sharded, sparse, sparse_sum
+from laws import differences, hierarchical, momentum, quantisers, rotated, same_places, sharded, sparse, sparse_sum
 
 from gossamer.compressors import Dense, Feedback, PowerSGD, Route, TopK
 from gossamer.compressors.int8 import Int8
@@ -24,7 +24,7 @@ EXACT = [
     Feedback(Route(TopK(density=0.1))),
 ]
 ROUNDED = [Dense(dtype="bfloat16"), Dense(dtype="float16"), Feedback(Dense(dtype="bfloat16"))]
-FAMILIES = (quantisers, sparse, momentum, sharded, hierarchical, sparse_sum)
+FAMILIES = (quantisers, sparse, momentum, sharded, hierarchical, sparse_sum, same_places, rotated, differences)
 for family in FAMILIES:
     EXACT += family.EXACT
     ROUNDED += family.ROUNDED

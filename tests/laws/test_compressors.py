@@ -9,6 +9,7 @@ from inspect import isabstract
 
 import pytest
 import torch
+from laws import differences
 from laws.formulas import low_rank_elements, ring, sizes, sparse
 from laws.laws import (
     LAYOUT,
@@ -53,7 +54,9 @@ def test_own_of_half_precision_is_right_to_half_a_unit(compressor: Compressor) -
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("compressor", [c for c in EXACT if "Feedback" in repr(c) or c == Dense()], ids=repr)
+@pytest.mark.parametrize(
+    "compressor", [c for c in EXACT if ("Feedback" in repr(c) and c not in differences.EXACT) or c == Dense()], ids=repr
+)
 def test_conservation(compressor: Compressor, world: int) -> None:
     check_conservation(compressor, world)
 

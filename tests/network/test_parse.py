@@ -131,15 +131,24 @@ def test_what_cannot_be_read(text: str, ops: list[str]) -> None:
     [
         (f"a={'[' * 5000}{']' * 5000}", "cannot be read as a network"),
         (f"a={'9' * 5000}", "cannot be read as a network"),
+        (f"a{'.b' * 5000} = 1", "more than 200 dots"),
+        ("#" * (2**22 + 1), "more than 4194304 bytes"),
         ('[[hosts]]\nrate="1mbit"\ncount=10000000000', "a count of at least 1, at most"),
         ('[[hosts]]\nrate="1mbit"\ncount=true', "a count of at least 1, at most"),
     ],
-    ids=["deep", "long", "many", "true"],
+    ids=["deep", "long", "dotted", "large", "many", "true"],
 )
 def test_a_file_that_asks_too_much_of_its_reader_is_refused(tmp_path: File, content: str, reason: str) -> None:
     (tmp_path / "bad.toml").write_text(content)
     with pytest.raises(NetworkError, match=reason):
         read_network(str(tmp_path / "bad.toml"), 1)
+
+
+@pytest.mark.parametrize("spec", ["1mbit,{}", "{}", "1mbit,loss={}", "1mbit,{}=1"])
+def test_long_texts_are_shown_in_part(spec: str) -> None:
+    with pytest.raises(NetworkError) as refusal:
+        read_network(spec.format("(" * 10**5), 2)
+    assert len(str(refusal.value)) < 400
 
 
 def test_more_workers_than_hosts(tmp_path: File) -> None:

@@ -30,6 +30,14 @@ SLOW = record("Dense()", 2.0, 4, 1e9, [4.0, 3.0, 2.0, 1.0])
 FAST = record("TopK(density=0.01)", 0.5, 20, 1e7, [4 - 0.15 * i for i in range(20)])
 
 
+def test_the_rate_that_hides_a_step_sends_its_bytes_while_it_computes() -> None:
+    slow, fast = compare([SLOW, FAST]).rows
+    assert slow.bits_per_second_to_hide == 8 * 1e9 / 1.5
+    assert fast.bits_per_second_to_hide == 8 * 1e7 / 0.375
+    idle = {**SLOW, "compute_seconds_per_step": 0.0}
+    assert compare([idle]).rows[0].bits_per_second_to_hide is None
+
+
 def test_rows() -> None:
     found = compare([SLOW, FAST], unlimited=record("Dense()", 0.4, 9, 1e9, [1.0]), target=read_target("loss<2.5"))
     slow, fast = found.rows
@@ -49,6 +57,17 @@ def test_validation_loss_is_taken_as_it_is_and_wins() -> None:
     assert compare([record("Int8()", 0.5, 10, 1.0, [1.0], validation_loss=seen)]).rows[0].loss_at_equal_steps == 1.0
     assert value_until({"metrics": {"validation_loss": seen}}, "validation_loss", 0, 5) == 2.0
     assert value_until({"metrics": {"validation_loss": seen}}, "validation_loss", 1, 0.5) is None
+
+
+def test_a_validation_at_the_end_alone_leaves_the_training_loss_to_compare() -> None:
+    fast, slow = (
+        record("Int8()", step, 10, 1.0, [3.0] * 10, validation_loss=[[10, 10 * step, 1.0]]) for step in (0.5, 2.0)
+    )
+    found = compare([fast, slow])
+    assert (found.metric, [row.loss_at_equal_time for row in found.rows]) == ("loss", [3.0, 3.0])
+    assert compare([fast, fast]).metric == "validation_loss"
+    unlogged = slow | {"metrics": {"validation_loss": [[10, 20.0, 1.0]]}}
+    assert compare([fast, unlogged]).metric == "validation_loss"  # there is no other
 
 
 def test_money() -> None:

@@ -34,11 +34,39 @@ def said(*lines: dict[str, Any]) -> str:
 
 def test_one_line_says_where_the_run_is() -> None:
     assert said() == "starting"
-    assert said(ATTACHED) == "attached, before the first step"
+    assert said(ATTACHED) == "starting"
     assert said(ATTACHED, step(1, 0.5)) == "step 1 · 40.1 kB/step · 25 % waiting · 0 s"
     lines = [step(10, 1.0, loss=2.0), step(30, 3.0, loss=1.5)]
     assert said(ATTACHED, *lines) == "step 30 · 10.0 steps/s · loss 1.50 · 40.1 kB/step · 25 % waiting · 3 s"
     assert "loss nan" in said(ATTACHED, step(1, 1.0, loss="nan"))
+
+
+def test_where_workers_come_and_go_the_line_says_how_many_are_there(tmp_path: Path) -> None:
+    view = LiveView(tmp_path, range(1))
+    live_path(tmp_path, 2).write_text(json.dumps(step(7, 1.0)) + "\n")
+    view.look()
+    assert str(view.progress) == "starting"
+    view.staff(2, 3)
+    view.look()
+    assert str(view.progress).startswith("2 workers · step 7 · ")
+    view.staff(1, 3)
+    assert str(view.progress).startswith("1 worker · step 7 · ")
+
+
+def test_before_the_first_step_the_line_says_what_is_awaited(tmp_path: Path) -> None:
+    where = ["1 of 2 joined"]
+
+    class Starting:
+        def __str__(self) -> str:
+            return where[-1]
+
+    view = LiveView(tmp_path, [0], Starting())
+    assert str(view.progress) == "1 of 2 joined"
+    view.progress.take(ATTACHED)
+    where.append("2 of 2 attached")
+    assert str(view.progress) == "2 of 2 attached"
+    view.progress.take(step(1, 0.5))
+    assert str(view.progress).startswith("step 1")
 
 
 def check_somebody_who_trains_is_shown(silent_seconds: float) -> None:

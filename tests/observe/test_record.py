@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gossamer.observe.record import RankRecord, merge, read_ranks, write, write_rank
-from gossamer.observe.recorder import live_path
+from gossamer.events import Ended
+from gossamer.observe.rank_record import RankRecord
+from gossamer.observe.record import merge, read_ranks, write
 
 
 def ranked(rank: int, **changes: Any) -> RankRecord:
@@ -22,10 +24,10 @@ def ranked(rank: int, **changes: Any) -> RankRecord:
 def test_the_record_has_exactly_the_promised_fields() -> None:
     merged = merge([ranked(0), ranked(1)])
     assert set(merged) == {
-        "gossamer", "recipe", "workers", "lost", "network", "emulation", "parameters", "steps", "skipped_steps",
-        "seconds", "seconds_per_step", "compute_seconds_per_step", "waiting_seconds_per_step",
-        "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes", "metrics", "final", "checkpoints",
-        "collectives", "servers", "workers_agree", "workers_hold_merged",
+        "gossamer", "recipe", "workers", "ended", "lost", "left", "network", "emulation", "parameters", "steps",
+        "resumed_at", "skipped_steps", "seconds", "seconds_per_step", "compute_seconds_per_step",
+        "waiting_seconds_per_step", "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes",
+        "metrics", "final", "checkpoints", "collectives", "servers", "workers_agree", "workers_hold_merged",
     }  # fmt: skip
     assert merged["communication_seconds_per_step"] == {"encode": 0.1, "wire": 0.2, "decode": 0.3}
     assert merged["network"] is merged["emulation"] is merged["servers"] is None
@@ -71,22 +73,54 @@ def test_one_machine_of_several_knows_only_of_disagreement() -> None:
     assert merge([ranked(0, digest="a", world=3), ranked(1, digest="b", world=3)])["workers_agree"] is False
 
 
-def test_whoever_was_lost_is_named_and_need_not_agree(tmp_path: Path) -> None:
-    def left(*, lost: int, digests: tuple[str, str] = ("a", "a")) -> dict[str, Any]:
-        live_path(tmp_path, lost).touch()
-        for rank, digest in zip({0, 1, 2} - {lost}, digests, strict=True):
-            live_path(tmp_path, rank).touch()
-            write_rank(tmp_path, ranked(rank, world=3, digest=digest))
-        return merge(read_ranks(tmp_path))
+def test_whoever_a_finished_run_has_lost_is_named_and_left_out() -> None:
+    def left(*digests: str, lost: tuple[int, ...]) -> dict[str, Any]:
+        ranks = [ranked(rank, world=3, complete=rank not in lost, lost=lost, digest=digests[rank]) for rank in range(3)]
+        return merge([replace(rank, bytes_sent=1e9) if rank.rank in lost else rank for rank in ranks])
 
-    survived = left(lost=0)
+    survived = left("lost", "a", "a", lost=(0,))
     assert (survived["lost"], survived["workers"], survived["workers_agree"]) == ([0], 3, True)
-    assert left(lost=0, digests=("a", "b"))["workers_agree"] is False
-    live_path(tmp_path, 0).unlink()  # of a worker on another machine nobody knows here
-    elsewhere = merge(read_ranks(tmp_path))
-    assert (elsewhere["lost"], elsewhere["workers_agree"]) == ([], False)
-    write_rank(tmp_path, ranked(2, world=3, digest="a"))
-    assert merge(read_ranks(tmp_path))["workers_agree"] is None
+    assert survived["bytes_sent_per_step"]["accounted"] == 40.0
+    assert left("lost", "a", "b", lost=(0,))["workers_agree"] is False
+
+
+def test_a_rank_that_was_lost_before_it_attached_is_named() -> None:
+    survived = merge([ranked(rank, world=3, lost=(2,)) for rank in (0, 1)])
+    assert (survived["lost"], survived["workers_agree"]) == ([2], True)
+
+
+def test_who_left_a_finished_run_is_named_and_neither_disagrees_nor_counts() -> None:
+    def merged(**changes: Any) -> dict[str, Any]:
+        left = ranked(0, world=3, steps=2, digest=None, bytes_sent=1e9, **changes)
+        return merge([left, ranked(1, world=3), ranked(2, world=3)])
+
+    record = merged(left=True)
+    assert (record["left"], record["lost"], record["workers_agree"], record["steps"]) == ([0], [], True, 4)
+    assert record["bytes_sent_per_step"]["accounted"] == 40.0
+    assert merged(left=False)["workers_agree"] is False
+    alone = merge([ranked(0, left=True)])
+    assert (alone["left"], alone["steps"]) == ([0], 4)
+
+
+def test_the_run_began_with_whoever_was_there_first() -> None:
+    """Rank 0 was lost and began again at step 3, so its seconds say nothing of the run's."""
+    again = ranked(0, resumed_at=2, seconds=1.0, metrics={"loss": [(3, 0.1, 6.0), (4, 0.2, 8.0)]})
+    first = ranked(1, seconds=8.0, metrics={"loss": [(2, 5.0, 1.0), (3, 6.0, 2.0), (4, 7.0, 4.0)]})
+    merged = merge([again, first])
+    assert (merged["resumed_at"], merged["seconds"]) == (0, 8.0)
+    assert merged["metrics"]["loss"] == [(2, 5.0, 1.0), (3, 6.0, 4.0), (4, 7.0, 6.0)]
+    both = merge([replace(again, resumed_at=0), first])
+    assert both["metrics"]["loss"][1] == (3, pytest.approx(3.05), 4.0), "means of seconds where both began together"
+
+
+@pytest.mark.parametrize("ended", ["failed", "interrupted"])
+def test_of_a_run_that_did_not_finish_all_that_was_logged_is_there(ended: Ended) -> None:
+    """One rank raised and wrote its end; the other was killed for it."""
+    raised = ranked(1, lost=(0,), digest=None, metrics={"loss": [(50, 1.0, 3.0)]})
+    killed = ranked(0, lost=(0,), digest=None, complete=False, metrics={"loss": [(50, 1.0, 5.0)]})
+    merged = merge([killed, raised], ended=ended)
+    assert (merged["ended"], merged["lost"], merged["workers_agree"]) == (ended, [], None)
+    assert merged["metrics"] == {"loss": [(50, 1.0, 4.0)]}
 
 
 def test_metrics_are_means_over_whoever_logged_them_in_the_order_of_steps() -> None:
@@ -103,11 +137,9 @@ def test_a_checkpoint_that_every_rank_reports_is_listed_once() -> None:
 
 
 def test_what_is_not_a_number_is_null_in_the_file(tmp_path: Path) -> None:
-    metrics = {"loss": [(1, 0.1, 1.0), (2, 0.2, float("nan"))]}
-    for rank in range(2):
-        write_rank(tmp_path, ranked(rank, metrics=metrics))
-    assert "NaN" not in (tmp_path / "record-0.json").read_text()
-    write(tmp_path / "all.json", merge(read_ranks(tmp_path)))
+    metrics = {"loss": [(1, 0.1, 1.0), (2, 0.2, None)]}
+    write(tmp_path / "all.json", merge([ranked(rank, metrics=metrics) for rank in range(2)]))
+    assert "NaN" not in (tmp_path / "all.json").read_text()
     record = json.loads((tmp_path / "all.json").read_text())
     assert record["metrics"]["loss"] == [[1, pytest.approx(0.1), 1.0], [2, pytest.approx(0.2), None]]
     assert record["final"] == {"loss": None}

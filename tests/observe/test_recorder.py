@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gossamer.events import Attached, Closed, CollectivePicked, Event, Logged, Noticed, Saved, Skipped, StepEnded
-from gossamer.observe.record import RankRecord, read_ranks
-from gossamer.observe.recorder import Recorder, live_path, warm_up
+from gossamer.observe.rank_record import RankRecord
+from gossamer.observe.record import read_ranks
+from gossamer.observe.recorder import Recorder, live_path
 
 
 def attached(moment: float = 100.0) -> Attached:
@@ -39,7 +40,7 @@ def record(directory: Path, *events: Event) -> RankRecord:
     recorder = Recorder(directory, 0)
     for event in events:
         recorder(event)
-    recorder.write()
+    recorder.close()
     (written,) = read_ranks(directory)
     return written
 
@@ -62,14 +63,9 @@ def test_times_leave_out_the_warm_up_and_bytes_do_not(tmp_path: Path) -> None:
     assert written.peak_resident_bytes > 1e6
 
 
-@pytest.mark.parametrize(("steps", "left_out"), [(0, 0), (4, 0), (5, 1), (49, 9), (50, 10), (1000, 10)])
-def test_warm_up(steps: int, left_out: int) -> None:
-    assert warm_up(steps) == left_out
-
-
 def test_metrics_carry_seconds_since_attach(tmp_path: Path) -> None:
     written = record(tmp_path, attached(), Logged(moment=103.5, step=2, values={"loss": 0.5}))
-    assert written.metrics == {"loss": [[2, 3.5, 0.5]]}
+    assert written.metrics == {"loss": [(2, 3.5, 0.5)]}
     assert written.digest is written.holds_merged is None
 
 
@@ -81,7 +77,7 @@ def test_skipped_steps_and_checkpoints_are_counted(tmp_path: Path) -> None:
         Skipped(moment=101.0, step=0, rank=1, tensor="w"),
         Saved(moment=102.0, step=0, directory="there"),
     )
-    assert (written.skipped_steps, written.checkpoints) == (1, [[0, "there"]])
+    assert (written.skipped_steps, written.checkpoints) == (1, [(0, "there")])
     assert [line["kind"] for line in live(tmp_path)] == ["attached", "step", "skipped", "saved"]
 
 
@@ -98,7 +94,7 @@ def test_only_who_is_told_to_tells_of_steps(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, 0, steps_live=False)
     for event in (attached(), ended(1, 101.0), Noticed(message="x")):
         recorder(event)
-    recorder.write()
+    recorder.close()
     assert [line["kind"] for line in live(tmp_path)] == ["attached", "noticed"]
 
 
@@ -111,7 +107,7 @@ def test_without_a_session_there_is_no_record(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, 0)
     recorder(Logged(step=1, values={"loss": 1.0}))
     recorder(ended(1, 1.0))
-    recorder.write()
+    recorder.close()
     assert read_ranks(tmp_path) == []
 
 
@@ -119,7 +115,7 @@ def test_who_came_back_too_late_remains_lost(tmp_path: Path) -> None:
     """A session that raised Stopped as it began was neither closed nor made a step."""
     late = Recorder(tmp_path, 1)
     late(attached())
-    late.write()
+    late.close()
     assert record(tmp_path, attached(), ended(1, 101.0), closed(102.0, 1)).lost == (1,)
 
 

@@ -71,6 +71,45 @@ def test_without_a_terminal_a_line_every_few_seconds(plain: Shown) -> None:
     assert plain.out.getvalue() == ""
 
 
+def test_nothing_that_a_worker_prints_steers_the_terminal(tmp_path: Path, plain: Shown) -> None:
+    shown = Shown(tmp_path, is_terminal=True)
+    for each in (shown, plain):
+        each.terminal.line(0, "\x1b[31mred\x1b[0m\x1b[2J\x1b]0;title\x07\x08 text")
+        each.terminal.note("server 0: \x1b[2Jcleared")
+    assert "title" not in shown.out.getvalue() + plain.out.getvalue()
+    assert "\x1b[2J" not in shown.out.getvalue() + plain.err.getvalue()
+    assert "\x1b[31mred" in shown.out.getvalue()
+    assert plain.out.getvalue() == "[rank 0] red text\n"
+    assert plain.err.getvalue() == "gossamer: server 0: cleared\n"
+
+
+def test_a_bar_of_the_first_rank_moves_above_the_line_of_progress(tmp_path: Path) -> None:
+    shown = Shown(tmp_path, is_terminal=True)
+    with shown.terminal.progress():
+        shown.terminal.line(1, " 30% of rank 1\r")
+        shown.terminal.line(0, " 40% of rank 0\r")
+    text = shown.out.getvalue()
+    assert "[rank 0]" in text
+    assert text.index("40% of rank 0") < text.index("starting")
+    assert "30%" not in text
+    shown.terminal.line(0, "100% of rank 0")
+    with shown.terminal.progress():
+        pass
+    after = shown.out.getvalue().removeprefix(text)
+    assert after.count("100% of rank 0") == 1
+    assert "30% of rank 1" in after
+    shown.terminal.line(1, "      \r")  # as a bar that leaves nothing behind
+    assert shown.terminal._bar is None
+
+
+def test_without_a_terminal_the_bar_stands_below_the_line_of_progress(plain: Shown) -> None:
+    plain.terminal.line(0, " 40% of all\r")
+    plain.seconds = PLAIN_SECONDS
+    plain.terminal.tick()
+    assert plain.out.getvalue() == ""
+    assert plain.err.getvalue() == "gossamer: starting\n[rank 0]  40% of all\n"
+
+
 def test_notes_stand_beside_the_output(plain: Shown) -> None:
     plain.tell(kind="noticed", message="several workers [began] with the very same batch, " * 3)
     plain.terminal.tick()
@@ -89,6 +128,8 @@ def test_the_closing_table_without_a_terminal_is_one_line_a_row(plain: Shown) ->
     assert (values["final loss"], values["final accuracy"]) == ("0.500", "not a number")
     assert (values["workers agree"], values["record"]) == ("yes", "runs/x/record.json")
     assert values["picture"] == "loss.png"
+    plain.terminal.table({**RECORD, "resumed_at": 200}, {})
+    assert "300 (2 skipped), from 200 on, in 71.2 s" in plain.out.getvalue()
 
 
 def test_on_a_terminal_long_values_stay_in_their_column(tmp_path: Path) -> None:
@@ -110,6 +151,13 @@ def test_agreement_on_a_merged_model_is_not_said_of_each_worker_s_own(plain: Sho
 def test_one_machine_of_several_does_not_claim_to_know_the_others(plain: Shown) -> None:
     plain.terminal.table(RECORD | {"workers_agree": None}, {})
     assert "workers agree             unknown" in plain.out.getvalue()
+
+
+def test_of_a_run_that_did_not_finish_it_says_so_and_nothing_of_agreement(plain: Shown) -> None:
+    plain.terminal.table({**RECORD, "ended": "interrupted", "workers_agree": None}, {})
+    said = plain.out.getvalue()
+    assert "ended                     interrupted" in said
+    assert "workers agree" not in said
 
 
 def test_on_a_terminal_everything_goes_above_the_line_of_progress(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.observe.units import bytes_text, count_text, seconds_text, share_text, short
+from gossamer.observe.units import bytes_text, count_text, rate_text, seconds_text, share_text, short
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,15 @@ def test_seconds(seconds: float, text: str) -> None:
 )  # fmt: skip
 def test_short(value: float, text: str) -> None:
     assert short(value) == text
+
+
+def test_rates() -> None:
+    assert [rate_text(rate) for rate in (0, 999, 12.34e6, 1.5e9)] == [
+        "0 bit/s",
+        "999 bit/s",
+        "12.3 Mbit/s",
+        "1.5 Gbit/s",
+    ]
 
 
 def test_shares_and_counts() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer import compressors, topologies
 from gossamer import strategies as whens
-from gossamer.compressors import Dense, Feedback, PowerSGD, Route, TopK
+from gossamer.compressors import Dense, Feedback, Float4, PowerSGD, Route, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.errors import RecipeError
 from gossamer.recipes.catalog import NOUNS, PRESETS, describe
@@ -80,10 +80,9 @@ def test_any_text_is_a_recipe_or_refused(text):
         ("Dense", "Dense()"),
         ("Dense('float16')", "Dense(dtype='float16')"),
         ("EveryStep", "Dense()"),
-        ("lan", "Dense(dtype='bfloat16')"),
-        ("wan", "Route(Feedback(PowerSGD()))"),
-        ("home", "Route(Feedback(TopK(density=0.01)))"),
-        ("home + EveryStep()", "Route(Feedback(TopK(density=0.01)))"),
+        ("lan", "Route(Feedback(Int8()))"),
+        ("wan", "Route(Feedback(Float4()))"),
+        ("wan + EveryStep()", "Route(Feedback(Float4()))"),
     ],
 )
 def test_resolution(text, resolved):
@@ -97,11 +96,10 @@ def test_every_way_to_write_a_recipe_gives_the_same():
         TopK(density=0.01) + EveryStep(),
         Complete() + TopK(0.01) + EveryStep(),
         Recipe(compressor=TopK(0.01)),
-        PRESETS["home"],
         expected,
-        "home",
     ):
         assert resolve(written) == expected
+    assert resolve(PRESETS["wan"]) == resolve("wan") == resolve(Float4())
     assert resolve(None) == Recipe() == Recipe(EveryStep(), Dense(), Complete())
 
 
@@ -110,11 +108,11 @@ ALWAYS_WRONG = [
     ("  \n", ["empty text"]),
     ("Topk(0.01)", ["no Topk", "TopK(density, feedback=True)", "^ character 1"]),
     ("hom", ["no hom", "Write one of: home."]),
-    ("xyzzy()", ["no xyzzy", "EveryStep, Exponential, Feedback", "`gossamer recipes`"]),
+    ("xyzzy()", ["no xyzzy", "LocalSGD(period=8)", "`gossamer recipes`"]),
     ("Codec", ["no Codec"]),
     ("Compressor()", ["no Compressor"]),
     ("TopK", ["needs density", "Write TopK(density=0.01)"]),
-    ("EveryStep + Feedback", ["Feedback(inner) needs inner", "^ character 13"]),
+    ("EveryStep + Feedback", ["Feedback(inner, rule='classic', momentum=None) needs inner", "^ character 13"]),
     ("TopK(dense=0.1)", ["no argument dense", "TopK(density, feedback=True)"]),
     ("TopK(0.1, density=0.2)", ["density twice", "^ character 19"]),
     ("TopK(density=0.1, density=0.2)", ["density twice"]),
@@ -138,7 +136,7 @@ ALWAYS_WRONG = [
     ("Dense(16)", ["a text in quotes or None, not 16"]),
     ("Feedback(EveryStep)", ["a compressor, not EveryStep()"]),
     ("Feedback(TopK(0.1) + Int8)", ["no term", "^ character 10"]),
-    ("Feedback(home)", ["preset home", "top of a recipe", "TopK(density=0.01)"]),
+    ("Feedback(home)", ["preset home", "top of a recipe", "DiLoCo(period=20"]),
     ("home(0.1)", ["preset home takes no arguments"]),
     ("Sharded(Dense)", ["a codec, not Dense()", "Write Sharded(Int8())"]),
     ("Sharded(Feedback(Int8))", ["a codec, not Feedback(Int8())"]),
@@ -209,7 +207,6 @@ def test_a_codec_is_sharded_where_that_sends_less(text, sharded):
     ("text", "summed"),
     [
         ("TopK(0.01)", "Route(Feedback(SparseSum(TopK(density=0.01))))"),
-        ("home", "Route(Feedback(SparseSum(TopK(density=0.01))))"),
         ("TopK(0.001)", "Route(Feedback(SparseSum(TopK(density=0.001))))"),
         ("Route(TopK(0.1), smallest=5)", "Route(Feedback(SparseSum(TopK(density=0.1))), smallest=5)"),
         ("SparseSum(TopK(0.01))", "Route(Feedback(SparseSum(TopK(density=0.01))))"),
@@ -296,6 +293,7 @@ def test_text_too_deep_for_python_itself_is_refused(monkeypatch):
         (PowerSGD(rank=1.5), ["a whole number, not 1.5"]),
         (Int8(block=2**63), ["too large"]),
         (Feedback(3), ["a compressor, not 3"]),
+        (Feedback(3, rule="ef21"), ["a compressor, not 3"]),
         (Route(TopK(0.1), rest=Int8(feedback="no")), ["True or False, not 'no'"]),
         (Feedback(Feedback(Int8())), ["Feedback inside Feedback"]),
         (Route(routes(8)), ["more than 8"]),
@@ -327,9 +325,12 @@ def test_the_nouns_are_every_concrete_class():
     rules = {
         "AGREED",
         "AVERAGE",
+        "FROM",
         "KEEP",
+        "NEVER",
         "RESET",
         "Memory",
+        "MomentRounds",
         "AveragingStage",
         "AveragingStrategy",
         "GossipStage",

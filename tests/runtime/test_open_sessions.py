@@ -57,7 +57,7 @@ def closed_by_the_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     closed: list[events.Closed] = []
     end = events.subscribe(lambda event: closed.append(event) if isinstance(event, events.Closed) else None)
     try:
-        worker._run(str(script), [], worker.FailureReporter(RunFiles(folder), 0))
+        worker._run([str(script)], worker.FailureReporter(RunFiles(folder), 0))
     finally:
         end()
     return len(closed)
@@ -69,7 +69,6 @@ def test_the_worker_closes_what_a_script_left_open(tmp_path: Path, monkeypatch: 
 
 def test_a_registry_that_forgets_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "register", lambda session: None)
-    monkeypatch.setattr("gossamer.session.session.register", lambda session: None)
     assert closed_by_the_worker(tmp_path, monkeypatch) == 0
     with pytest.raises(AssertionError):
         test_a_session_is_there_until_it_is_closed()

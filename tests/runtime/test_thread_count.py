@@ -13,6 +13,7 @@ import torch
 
 from gossamer.core.peer_ops import Await, PeerOp, PeerScript
 from gossamer.errors import PeerLost
+from gossamer.kernels.library import Count, Function, KernelsError
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.peer_thread import PeerThread
 from gossamer.runtime.thread_count import count_of_caller
@@ -88,6 +89,43 @@ def test_the_communication_thread_follows_the_caller() -> None:
         torch.set_num_threads(count)
         assert comm_thread.submit(torch.get_num_threads).wait() == count
     comm_thread.close()
+
+
+def test_compiled_loops_use_as_many_unless_the_variable_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm_thread = CommThread(torch.device("cpu"))
+    monkeypatch.delenv("GOSSAMER_THREADS", raising=False)
+    assert comm_thread.submit(lambda: sharing()).wait() == COUNT
+    monkeypatch.setenv("GOSSAMER_THREADS", "2")
+    assert comm_thread.submit(lambda: sharing()).wait() == 2
+    comm_thread.close()
+
+
+def sharing() -> int:
+    """How many threads share the work of the calling thread's compiled loops."""
+    count = Function("gossamer_use_threads", Count)(1)
+    Function("gossamer_use_threads", Count)(count)
+    return count
+
+
+def test_the_caller_hears_of_a_count_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_THREADS", "abc")
+    with pytest.raises(KernelsError, match="GOSSAMER_THREADS=abc"):
+        elsewhere_raising(lambda: CommThread(torch.device("cpu")))
+
+
+def elsewhere_raising(action: Callable[[], Any]) -> Any:
+    """As `elsewhere`; what is raised there is raised here."""
+
+    def caught() -> Any:
+        try:
+            return action()
+        except KernelsError as error:
+            return error
+
+    result = elsewhere(caught)
+    if isinstance(result, KernelsError):
+        raise result
+    return result
 
 
 def test_what_another_thread_counts_says_nothing() -> None:

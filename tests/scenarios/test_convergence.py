@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from benchmarks import picture
 from benchmarks.closing import closing_part
 from benchmarks.convergence import PARTS, jobs, main, options
+from benchmarks.dot_plot import Dot, Panel, draw
+from benchmarks.markdown_tables import Loss, loss, rows
 from benchmarks.page import PAGE, around, put_between, read, rules
 from benchmarks.picture import plot
 from benchmarks.report import Table, page_part, verdict
@@ -39,7 +44,7 @@ PLAIN = Task(
     seeds=2,
     dense_seeds=2,
     batch=4,
-    without="OneBitAdam",
+    trained_by=torch.optim.SGD,
     build=lambda: nn.Linear(12, 24, bias=False).double(),
     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     loss=lambda model, x, y: mse_loss(model(x), y),
@@ -310,16 +315,43 @@ def test_where_nothing_closes_a_gap_it_says_so() -> None:
     assert "Nothing that was tried closes the gap" in closing_part(closing_runs(2.05), [])
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    plot([run for runs in table(0.35, 0.6).runs.values() for run in runs], tmp_path / "found.png")
+def test_a_picture_is_drawn_from_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(picture, "draw", lambda panels, names, path, **_: drawn.extend([panels, names]))
+    runs = [run for runs in table(0.35, 0.6).runs.values() for run in runs]
+    text = page_part(runs, [])
+    plot(text, tmp_path / "found.png")
+    (panel,), names = drawn
+    lines = {line["compressor"]: line for line in rows(text)}
+    assert set(names) == set(lines) - {DENSE}
+    assert {name: f"{dot.loss:.3f}" for name, dot in panel.dots.items()} == {
+        name: lines[name]["training loss"].partition(" ")[0] for name in names
+    }
+    assert f"{panel.dense.loss:.3f} ± {panel.dense.spread:.3f}" == lines[DENSE]["training loss"]
+
+
+def test_compressors_that_send_most_stand_at_the_top() -> None:
+    part = "### a\n\n| compressor | training loss | of Dense() |\n| --- | ---: | ---: |\n"
+    part += "| `Dense()` | 1.0 ± 0.1 | 1/1.0 |\n| `B()` | diverged (1 of 2) | 1/20.0 |\n| `A()` | 1.1 | 1/3.0 |\n"
+    tasks = {"a": {line["compressor"]: line for line in rows(part)}}
+    assert picture._order(tasks) == ["A()", "B()"]
+    assert (loss("diverged (1 of 2)").mean, loss("-0.5 ± 0.25")) == (inf, Loss(-0.5, 0.25))
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_a_picture_has_room_for_all_names(tmp_path: Path, count: int) -> None:
+    names = [f"TopK(density=0.{number:02})" + " + more" * number for number in range(count)]
+    dots = {name: Dot(inf if number == 3 else 1.0 + number, 0.1, "3x", 2.0) for number, name in enumerate(names)}
+    panels = [Panel("one", dots, Dot(1.0, 0.1, ""), {"apart": 2.0}), Panel("other", {}, Dot(1.0, 0.0, ""))]
+    draw(panels, names, tmp_path / "found.png", across="loss", says="what it says", log=True)
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_has_room_for_more_compressors_and_tasks_than_colours_and_columns(tmp_path: Path) -> None:
-    many = [f"TopK(density=0.{number:02})" for number in range(1, 30)]
-    runs = [run_of(text, 0, [2.0, 1.0], 60.0, task) for task in ("a", "b", "c") for text in many]
-    plot(runs, tmp_path / "found.png")
-    assert (tmp_path / "found.png").exists()
+def test_the_pages_own_tables_can_be_drawn(tmp_path: Path) -> None:
+    page = tmp_path / "compressors.md"
+    page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    main(options().parse_args(["--redraw", str(page)]))
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

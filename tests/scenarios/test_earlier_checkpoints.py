@@ -23,6 +23,8 @@ from support.virtual_workers import Worker, cluster, parameters
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from gossamer.kernels import Factoring, back_project, expand, project
+
 FOLDER = TESTS / "golden" / "checkpoints"
 EXPECTED = "expected.safetensors"  # the parameters RESUMED_STEPS later, by rank
 WORLD, RESUMED_STEPS = 2, 6
@@ -129,9 +131,13 @@ def resume(name: str, directory: Path) -> list[Tensor]:
 
 
 def products() -> Tensor:
-    """Matrix products whose last digits show in which order this machine adds up."""
+    """PowerSGD's matrix products, whose last digits show in which order they are added up here."""
     wide, thin = targets(0, 0)[0] / 3, targets(1, 0)[0][:, :2] / 3
-    return torch.cat([wide @ thin, wide.T @ thin, thin @ thin.T], 1)
+    factoring = Factoring.of(2, [(tuple(wide.shape), wide.stride(), 0)], [True])
+    x, factor, whole = wide.reshape(-1), thin.reshape(-1), torch.empty(wide.numel())
+    ahead, back = project(x, factoring, factor, 1.0), back_project(x, factoring, factor)
+    expand(factoring, factor, factor, whole)
+    return torch.cat([ahead.view(thin.shape), back.view(thin.shape), whole.view(wide.shape)], 1)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

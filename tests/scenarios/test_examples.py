@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from examples import bytelm
 from support.paths import ROOT
+from support.processes import free_port
 
 # Runs a script as `python SCRIPT ...` would and prints what it logged and the digest of its parameters.
 LISTEN = """
@@ -56,9 +56,7 @@ def alone(script: str, *arguments: str) -> dict[str, Any]:
 
 
 def together(world: int, script: str, *arguments: str) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     workers = [start(script, *arguments, rank=rank, world=world, port=port) for rank in range(world)]
     try:
         return [finish(worker) for worker in workers]
@@ -127,8 +125,11 @@ def test_bytelm_ends_alike_on_all_workers(recipe: str) -> None:
 
 
 @pytest.mark.processes
-def test_bytelm_ends_alike_when_time_runs_out() -> None:
-    first, second = together(2, "bytelm.py", "--steps", "100000", "--batch", "1", "--seconds", "3")
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=3)"])
+def test_bytelm_ends_alike_when_time_runs_out(recipe: str) -> None:
+    """Also between evaluations, to which all come."""
+    limits = ["--steps", "100000", "--batch", "1", "--seconds", "2", "--evaluate-every", "2"]
+    first, second = together(2, "bytelm.py", *limits, "--recipe", recipe)
     assert 0 < first["steps"] < 100_000
     assert first["digest"] == second["digest"]
 

@@ -14,7 +14,7 @@ def recorded(directory: Path, counter: list[int] | None, steps: int) -> None:
     recorder(Attached(recipe="Dense()", layouts=(), parameters=1, buffer_bytes=0, control_bytes=0, rank=0, world=1))
     for step in range(1, steps + 1):
         recorder(StepEnded(step=step, seconds=0.1, bytes_sent=40))
-    recorder.write()
+    recorder.close()
 
 
 def test_bytes_are_counted_from_the_end_of_the_first_step_to_that_of_the_last(tmp_path: Path) -> None:

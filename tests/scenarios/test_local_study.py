@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from benchmarks import local
+from benchmarks import local, local_picture
 from benchmarks.local import STUDY, main, options
-from benchmarks.local_report import Study, page_part, plot, sentences, study
+from benchmarks.local_picture import plot
+from benchmarks.local_report import Study, page_part, sentences, study
 from benchmarks.losses import Losses
 from benchmarks.tasks import TASKS, Task
 from benchmarks.virtual_workers import APART, Run, train
 from support.linear_regression import samples
+from support.paths import ROOT
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -186,9 +189,21 @@ def test_a_table_tells_who_diverged() -> None:
     assert "| four that never talk, on average | 1.800 ± 0.020 | +15.0 | 3 | 0 B |  |" in page
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    plot(made_up(), tmp_path / "found.png")
-    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+def test_a_picture_holds_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(local_picture, "draw", lambda panels, names, path, **_: drawn.extend([panels, names]))
+    plot(page_part(made_up(), []), tmp_path / "found.png")
+    (panel,), names = drawn
+    assert names == ["DiLoCo(period=20)", "LocalSGD(period=4)"]
+    assert (panel.dense.loss, panel.dense.spread, panel.lines) == (1.5, 0.02, {"never talking": 1.8})
+    assert panel.dots["DiLoCo(period=20)"].note == "1.0 MB"
+
+
+def test_a_picture_is_drawn_again_from_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "local.md"
+    page.write_text((ROOT / "docs" / "local.md").read_text(encoding="utf-8"), encoding="utf-8")
+    main(options().parse_args(["--redraw", str(page)]))
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_is_trained_twice(
@@ -207,7 +222,7 @@ def test_nothing_is_trained_twice(
     main(options().parse_args(asked))
     second = capsys.readouterr()
     assert (second.err, second.out) == ("", first.out)
-    assert "![held-out loss over bytes sent](page.png)" in page.read_text()
+    assert f"![{local.PICTURED}](page.png)" in page.read_text()
     assert (tmp_path / "page.png").exists()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +60,13 @@ def started(directory: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def kill_after_first_checkpoint(directory: Path, launcher: subprocess.Popen[str]) -> None:
+    """Of both: who is ended while it saves has none."""
     assert launcher.stdout is not None
-    while (line := launcher.stdout.readline()) != "[rank 1] saved 4\n":
+    missing = {f"[rank {rank}] saved 4\n" for rank in range(2)}
+    while missing:
+        line = launcher.stdout.readline()
         assert line, "the run ended before its first checkpoint"
+        missing.discard(line)
     (directory / "victim").unlink()
     header = (directory / "logs" / "rank-1.log").read_text().splitlines()[0]
     found = re.match(r"# rank 1 host \S+ pid (\d+) started ", header)
@@ -114,9 +118,7 @@ def test_the_command_that_a_killed_run_prints_resumes_it(
     directory = tmp_path / "killed"
     with started(directory) as launcher:
         kill_after_first_checkpoint(directory, launcher)
-        killed = time.monotonic()
-        _, said = launcher.communicate(timeout=30)
-        assert time.monotonic() - killed < 5
+        _, said = launcher.communicate(timeout=20)
     assert launcher.returncode == 137
     assert "rank 1 failed: it ended with signal SIGKILL" in said
     assert "A checkpoint of step 4 is in kept." in said
@@ -136,5 +138,57 @@ def test_a_run_that_may_restart_resumes_by_itself(tmp_path: Path, undisturbed: t
     assert launcher.returncode == 0, said
     assert "rank 1 failed: it ended with signal SIGKILL" in said
     assert "Restarting all workers (1 of at most 1)" in said
-    assert "saved 4" not in resumed.replace("[rank 0] saved 4", "", 1)  # which may be heard after rank 1's
+    assert "saved 4" not in resumed
     assert (digests(resumed), checkpoint(directory, 12)) == undisturbed
+
+
+# A worker whose directory is its own machine's; what it ends with is printed
+OWN_DIRECTORY = """
+import os, sys, torch
+import gossamer
+from gossamer import events
+
+world = gossamer.init()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+events.subscribe(lambda event: print("digest", event.digest) if isinstance(event, events.Closed) else None)
+with gossamer.attach(model, optimizer, sys.argv[1]) as session:
+    session.load(f"machine-{world.rank}")
+    print("began at", session.steps)
+    for step in range(session.steps, int(sys.argv[2])):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + world.rank))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 2:
+            session.save(f"machine-{world.rank}", replicas=1, asynchronous=True)
+"""
+
+
+def test_a_machine_that_is_lost_with_its_disk_is_made_up_for(tmp_path: Path) -> None:
+    """Three processes, three directories; one is gone when the run is started again."""
+
+    def trained(directory: Path, steps: int) -> str:
+        directory.mkdir(exist_ok=True)
+        (directory / "train.py").write_text(OWN_DIRECTORY)
+        return run(directory, ["run", "--workers", "3", "train.py", "TopK(density=0.2)", str(steps)])
+
+    whole = digests(trained(tmp_path / "whole", 8))
+    trained(tmp_path / "lost", 4)
+    shutil.rmtree(tmp_path / "lost" / "machine-1")
+    resumed = trained(tmp_path / "lost", 8)
+    assert resumed.count("began at 4") == 3
+    assert digests(resumed) == whole
+
+
+def test_dedicated_servers_are_given_back_what_they_had(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OWN_DIRECTORY)
+    arguments = ["run", "--workers", "2", "--servers", "1", "train.py", "ParameterServer(mode='sync')"]
+    whole = digests(run(tmp_path, [*arguments, "8"]))
+    for machine in range(2):
+        shutil.rmtree(tmp_path / f"machine-{machine}")
+    run(tmp_path, [*arguments, "4"])
+    resumed = run(tmp_path, [*arguments, "8"])
+    assert resumed.count("began at 4") == 2
+    assert digests(resumed) == whole

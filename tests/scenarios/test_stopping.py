@@ -1,4 +1,4 @@
-"""Stop requests: every rank leaves the block, and the script goes on below it; without a block, all scripts end."""
+"""Stop requests: loops end themselves, or every rank leaves its epoch, its block or, without one, the script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from support.processes import environment, succeed
 from support.sessions import sgd
-from support.virtual_workers import Worker, cluster, loss_of, network, notices, parameters
+from support.virtual_workers import Worker, agree, cluster, loss_of, network, notices, parameters
+from torch import Tensor
 
 from gossamer.errors import Stopped
 from gossamer.session.session import Session
@@ -46,7 +47,7 @@ def test_the_script_goes_on_below_the_block(recipe: str, world: int, monkeypatch
     check_all_go_on(recipe, world)
 
     def leaves_it_to_others(self: Session, kind: Any, *_: object) -> None:
-        self._end(well=True)
+        self._end("finished")
 
     monkeypatch.setattr(Session, "__exit__", leaves_it_to_others)
     with pytest.raises(Stopped):
@@ -60,8 +61,9 @@ def test_another_sessions_end_is_not_taken_for_ones_own() -> None:
         with worker.attach(outer, sgd(outer)) as first:
             with worker.attach(inner, sgd(inner)):
                 first.ask_to_stop()
-                loss_of(outer, 0, worker.rank).backward()
-                first.optimizer.step()
+                for step in range(2):
+                    loss_of(outer, step, worker.rank).backward()
+                    first.optimizer.step()
                 said.append("within")
             said.append("between")
         said.append("below")
@@ -70,25 +72,77 @@ def test_another_sessions_end_is_not_taken_for_ones_own() -> None:
     assert cluster(work, 2) == [["below"], ["below"]]
 
 
-def test_an_epoch_that_ends_so_ends_the_block() -> None:
-    """A rank without data hears of it, too."""
+def epochs(worker: Worker, session: Session, steps: int, below: list[str], folder: Path | None = None) -> None:
+    """As README has it: epochs, with what is saved below each. Rank 1 asks for the end in the first one's step 4."""
+    for epoch in range(3):
+        with session.epoch():
+            for step in range(steps):
+                if step == 4 and worker.rank == 1:
+                    session.ask_to_stop()
+                loss_of(session.model, step, worker.rank).backward()
+                session.optimizer.step()
+                session.optimizer.zero_grad()
+        below.append(f"epoch {epoch}")
+        if folder is not None:
+            session.save(folder, epoch=epoch)
+
+
+@pytest.mark.parametrize("block", [True, False])
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.3)", "EveryStep(delay=1)", "LocalSGD(period=2)"])
+def test_what_stands_below_the_epoch_runs_and_no_other_epoch_begins(recipe: str, block: bool, tmp_path: Path) -> None:
+    """A rank without data hears of it, too, and has the others' parameters; the last save is not lost."""
 
     def work(worker: Worker) -> Any:
-        model = network(0)
-        with worker.attach(model, sgd(model)) as session:
-            with session.epoch():
-                for step in range(20 if worker.rank else 1):
-                    if step == 4:
-                        session.ask_to_stop()
-                    loss_of(model, step, worker.rank).backward()
-                    session.optimizer.step()
-                    session.optimizer.zero_grad()
-            pytest.fail("nobody stopped")
-        return session.steps, parameters(model)
+        model, below = network(worker.rank), []
+        session = worker.attach(model, sgd(model), recipe)
+        with session if block else pytest.raises(Stopped):
+            epochs(worker, session, 20 if worker.rank else 1, below, tmp_path)
+        return session.steps, below, parameters(model)
+
+    def resumed(worker: Worker) -> Tensor:
+        model = network(5)
+        assert worker.attach(model, sgd(model), recipe).load(tmp_path) == {"epoch": 0}
+        return parameters(model)
 
     results = cluster(work, 2)
-    assert len({steps for steps, _ in results}) == 1
-    assert results[0][0] <= 6
+    assert [below for _, below, _ in results] == [["epoch 0"]] * 2
+    assert len({steps for steps, *_ in results}) == 1
+    assert results[0][0] <= 8
+    agree([ended for *_, ended in results])
+    agree([results[0][2], *cluster(resumed, 2)])
+
+
+def broken_off(worker: Worker, recipe: str) -> tuple[int, int, Tensor]:
+    """Steps that were made where a loop ends itself, and parameters."""
+    model = network(0)
+    session = worker.attach(model, sgd(model), recipe)
+    made = 0
+    while not session.stopping:
+        if worker.rank == worker.world - 1 and made == 3:
+            session.ask_to_stop()
+        loss_of(model, made, worker.rank).backward()
+        assert not session.stopping, "the step of this pass would be left out"
+        session.optimizer.step()
+        session.optimizer.zero_grad()
+        made += 1
+    return made, session.steps, parameters(model)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_loop_that_asks_ends_itself_on_every_rank_after_the_same_step(recipe: str, world: int) -> None:
+    results = cluster(lambda worker: broken_off(worker, recipe), world)
+    assert len({made for made, *_ in results}) == 1
+    assert all(made == steps for made, steps, _ in results)
+    if "Every" in recipe or "(" not in recipe:
+        agree([ended for *_, ended in results])
+
+
+def test_a_step_that_is_given_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin knows of the end in the pass before the step."""
+    monkeypatch.setattr(Session, "stopping", property(lambda self: self._synchronizer.stopping))
+    with pytest.raises(AssertionError, match="left out"):
+        cluster(lambda worker: broken_off(worker, "Dense()"), 2)
 
 
 # -- without a block ---------------------------------------------------------------------------------------------------
@@ -127,11 +181,11 @@ def stop(worker: Worker, *, block: bool) -> None:
 
 
 @pytest.mark.parametrize("block", [False, True])
-def test_who_asks_without_a_block_hears_what_follows(block: bool) -> None:
+def test_a_script_that_ends_here_says_so_once(block: bool) -> None:
     with notices() as said, pytest.raises(Stopped) as stopped:
         cluster(lambda worker: stop(worker, block=block), 2)
     assert stopped.value.code is None, "the interpreter would not end well"
-    assert ["Write `with gossamer.attach(...) as session:`" in line for line in said] == [True] * (not block)
+    assert ["Write `if session.stopping: break`" in line for line in said] == [True] * (not block)
 
 
 def ended(text: str) -> bool:

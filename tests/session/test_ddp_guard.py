@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -33,6 +35,23 @@ def group_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+    assert DistributedDataParallel._active_ddp_module is None, "later tests of this process would take it for theirs"
+
+
+@pytest.fixture(autouse=True)
+def passes_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP keeps the pass in progress in one variable of the process: where threads overlap, it would stay set for good.
+
+    Virtual workers are threads; real ones, processes, have a variable each.
+    """
+    inside, one_at_a_time = DistributedDataParallel._inside_ddp_forward, threading.Lock()
+
+    @contextmanager
+    def in_turn(self: DistributedDataParallel) -> Iterator[None]:
+        with one_at_a_time, inside(self):
+            yield
+
+    monkeypatch.setattr(DistributedDataParallel, "_inside_ddp_forward", torch._disable_dynamo(in_turn, recursive=False))
 
 
 def hooks_of(model: nn.Module) -> int:

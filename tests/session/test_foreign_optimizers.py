@@ -37,7 +37,7 @@ AROUND = [
     "Gossip() + Ring()",
     "Gossip(mixing='pairwise')",
 ]
-OWN_MOMENTUM = ["DGC(density=0.1)", "OneBitAdam(warmup=10)"]
+OWN_MOMENTUM = ["DGC(density=0.1)", "OneBitAdam(warmup=10)", "AdamUpdate()"]
 IN_BACKWARD = ["Dense()", "TopK(0.1)", "PowerSGD(rank=2)", "EveryStep(accumulate=2)", "EveryStep(delay=1)", "Int8()"]
 
 

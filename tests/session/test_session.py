@@ -144,20 +144,23 @@ def test_everyone_stops_after_the_same_step(world: int) -> None:
     def work(worker: Worker) -> tuple[int, Tensor]:
         model = network(0)
         session = worker.attach(model, sgd(model))
-        with pytest.raises(Stopped):
-            loop(worker, session)
+        loop(worker, session)
+        assert session.stopping
+        with pytest.raises(Stopped), session.epoch():
+            pytest.fail("another epoch began")
         return session.steps, parameters(model)
 
     results = cluster(work, world)
     assert len({steps for steps, _ in results}) == 1
     assert 6 <= results[0][0] <= 7
+    agree([ended for _, ended in results])
 
 
 def test_a_forked_child_is_inert() -> None:
     def work(worker: Worker) -> Tensor:
         model, optimizer, session = worker.start(network(0), sgd)
         session._group.pid += 1
-        session._synchronizer._pid += 1
+        session._synchronizer._backward._pid += 1
         loss_of(model, 0, worker.rank).backward()
         optimizer.step()
         assert session.steps == 0

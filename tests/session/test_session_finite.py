@@ -94,7 +94,7 @@ def scaled(worker: Worker, recipe: str, scale: float, overflow: bool) -> tuple[T
     return parameters(model), scaler.get_scale(), session.steps
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()"])
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()", "Feedback(Int8(), rule='ef21')"])
 def test_grad_scaler_decides_alike_everywhere(recipe: str) -> None:
     results = cluster(lambda worker: scaled(worker, recipe, 1024.0, overflow=True), 3)
     agree([ended for ended, _, _ in results])
@@ -102,7 +102,7 @@ def test_grad_scaler_decides_alike_everywhere(recipe: str) -> None:
     assert {steps for *_, steps in results} == {4}
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()"])
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()", "Feedback(Int8(), rule='ef21')"])
 def test_residuals_do_not_depend_on_the_loss_scale(recipe: str) -> None:
     one = cluster(lambda worker: scaled(worker, recipe, 1.0, overflow=False), 2)[0][0]
     many = cluster(lambda worker: scaled(worker, recipe, 4096.0, overflow=False), 2)[0][0]

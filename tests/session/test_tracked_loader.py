@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -217,3 +218,77 @@ def test_a_resumed_run_is_resumed_once_more() -> None:
     steps = again.steps()
     assert [next(steps) for _ in range(2)] == done[1:3]
     assert resumed(LOADERS["no workers"], again.state()) == done[3:]
+
+
+# -- workers that come and go ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_was_fetched_before_a_change_is_dealt_out_anew(name: str) -> None:
+    """Rank 1 of 3 is lost after two batches, and another comes; all that was not trained on is, once."""
+    options = LOADERS[name]
+    worlds = [world(rank, 3) for rank in range(3)]
+    loaders = [TrackedLoader(DataLoader(DATA, sampler=there.shard(DATA), **options)) for there in worlds]
+    loops = [iter(loader) for loader in loaders]
+    seen = [next(loop) for loop in loops for _ in range(2)]
+    positions = list(zip(*(there.state_dict()["shards"] for there in worlds), strict=True))
+    newcomer = world(2, 3)
+    arriving = TrackedLoader(DataLoader(DATA, sampler=newcomer.shard(DATA), **options))
+    before = torch.get_rng_state()
+    for rank, there in enumerate((worlds[0], worlds[2], newcomer)):
+        there.move(rank, 3, positions, stayed=[0, 2])
+    seen += [batch for loop in (loops[0], loops[2]) for batch in loop]
+    assert torch.equal(torch.get_rng_state(), before), "new iterators drew seeds"
+    seen += [*arriving]
+    samples = torch.cat([batch.reshape(-1) for batch in seen]).tolist()
+    assert len(samples) == len({*samples})
+    left_out = 37 - len(samples)
+    assert left_out <= (9 if options.get("drop_last") else 0), "less than a batch each"
+
+
+def test_a_change_is_taken_up_while_the_loop_waits_in_another_thread() -> None:
+    """The loop stands in its step while the thread that hears of the change deals out anew."""
+    there, other = world(0, 2), world(1, 2)
+    loader = TrackedLoader(DataLoader(DATA, 4, sampler=there.shard(DATA), num_workers=1))
+    kept = other.shard(DATA)
+    in_step, moved = threading.Event(), threading.Event()
+
+    def hear() -> None:
+        assert in_step.wait(60)
+        states = [there.state_dict()["shards"][0], kept.state_dict()]
+        there.move(0, 1, [states], stayed=[0])
+        moved.set()
+
+    listener = threading.Thread(target=hear)
+    listener.start()
+    seen: list[int] = []
+    for count, batch in enumerate(loader):
+        seen += batch.tolist()
+        if count == 1:
+            in_step.set()
+            assert moved.wait(60)
+    listener.join()
+    assert (there.rank, there.size) == (0, 1)
+    assert sorted(seen) == list(range(37)), "the lost worker had drawn nothing"
+
+
+class Counting:
+    """A dataset that counts what is fetched of it."""
+
+    def __init__(self) -> None:
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        self.fetched.append(index)
+        return index
+
+
+def test_nothing_is_fetched_twice_where_nobody_comes_or_goes() -> None:
+    data = Counting()
+    loader = TrackedLoader(DataLoader(data, 4, sampler=world(0, 2).shard(data)))  # type: ignore[arg-type]
+    for epoch in range(3):
+        taken = torch.cat([*loader]).tolist()
+        assert taken == data.fetched[10 * epoch :]

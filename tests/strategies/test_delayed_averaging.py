@@ -7,7 +7,20 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.training_loops import LR, START, agree, close, gradient, mean_of, owed_and_in_flight, run, sgd, spread
+from support.training_loops import (
+    LR,
+    START,
+    Trace,
+    agree,
+    close,
+    gradient,
+    mean_of,
+    owed_and_in_flight,
+    run,
+    sgd,
+    spread,
+    told,
+)
 from torch import Tensor
 
 from gossamer.compressors import TopK
@@ -107,13 +120,17 @@ def test_the_mean_over_workers_makes_synchronous_steps() -> None:
 # -- conservation -----------------------------------------------------------------------------------------------------
 
 
+def told_and_kept(trace: Trace) -> tuple[Tensor, Tensor]:
+    return told(trace).clone(), owed_and_in_flight(trace)
+
+
 def check_conserved(recipe: object, **options: object) -> None:
-    traces = run(recipe, 9, note=owed_and_in_flight, **options)
+    traces = run(recipe, 9, note=told_and_kept, **options)
     for step in range(9):
-        agreed = agree([trace.merged[step] for trace in traces])
+        agreed = agree([trace.notes[step][0] for trace in traces])
         for trace in traces:
-            close(trace.path[step], agreed - trace.notes[step])
-    assert any(bool(trace.notes[-1].any()) for trace in traces)
+            close(trace.path[step], agreed - trace.notes[step][1])
+    assert any(bool(trace.notes[-1][1].any()) for trace in traces)
 
 
 ADAM = {"rule": lambda model: torch.optim.Adam(model.parameters(), 0.01)}

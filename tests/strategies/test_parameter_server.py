@@ -70,6 +70,7 @@ def test_what_it_refuses(given: dict[str, Any], line: str) -> None:
     [
         ("ParameterServer() + DGC(0.001)", r"ParameterServer\(push=Route\(DGC"),
         ("ParameterServer(push=OneBitAdam())", "momentum"),
+        ("ParameterServer(push=AdamUpdate())", "momentum"),
         ("ParameterServer(pull=TernGrad())", r"pull=Int8\(\)"),
         ("ParameterServer(pull=RandomK(0.1, feedback=False))", r"loses [0-9.]+ times"),
         ("ParameterServer(pull=QSGD(levels=1))", "grow without end"),

@@ -249,7 +249,7 @@ def keeps_its_port() -> None:
         for result in run_workers(["-c", SECOND_JOB], 2, extra={"MASTER_PORT": port}, timeout_seconds=40):
             assert result.returncode == 1, result.stdout
             (heard,) = findings(result.stdout)
-            assert heard["seconds"] < 5, heard
+            assert heard["seconds"] < 20, heard
             assert f"127.0.0.1:{port}" in heard["message"]
             assert "MASTER_PORT=<a free port>" in heard["message"]
     for _ in range(2):

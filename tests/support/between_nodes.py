@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gossamer.compressors import (
+    ARCTopK,
     Compressor,
     Dense,
     Feedback,
@@ -12,6 +13,7 @@ from gossamer.compressors import (
     RandomK,
     Route,
     Sharded,
+    SharedMask,
     TopK,
     Warmup,
 )
@@ -27,6 +29,8 @@ BETWEEN: list[Compressor] = [
     Feedback(OneBit(block=16)),
     Feedback(PowerSGD(rank=2)),
     RandomK(density=0.1),
+    Feedback(ARCTopK(density=0.1, row=8)),
+    Feedback(SharedMask(density=0.1)),
     QSGD(),
     Sharded(Int8(block=16)),
     Warmup(FED_BACK, steps=2),

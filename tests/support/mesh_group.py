@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -11,8 +12,10 @@ from gossamer.transports.mesh.collective_selector import CollectiveSelector
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.link_measurement import Links
 from gossamer.transports.mesh.native_mesh import Mesh
+from gossamer.transports.mesh.operations import MeshOperations
+from gossamer.transports.mesh.sealing import AES, LinkKeys
 from gossamer.transports.mesh.shared_memory import share
-from gossamer.transports.mesh.transport import MeshTransport, mesh_transport
+from gossamer.transports.mesh.transport import EngineFallback, MeshTransport, advice, mesh_transport
 from gossamer.transports.simulated import SimulatedGroup
 
 MESSAGE = 2**18  # bytes
@@ -36,7 +39,7 @@ class Group:
         picker = Always(collective or DirectAllReduce(), world)
         self.meshes = self.all(self.mesh)
         self.transports = [
-            MeshTransport(engine, mine, picker, mesh_transport)
+            MeshTransport(MeshOperations(mine, picker, advice(mine.rank)), EngineFallback(engine, mesh_transport))
             for engine, mine in zip(self.engines, self.meshes, strict=True)
         ]
 
@@ -65,6 +68,31 @@ class SharedGroup(Group):
         return Mesh(
             rank, self.sockets[rank], shared=share(rank, self.sockets[rank], self.engines[rank].all_gather_text)
         )
+
+
+def link_keys(rank, peer, cipher=AES):
+    """Without a handshake: a key for each way."""
+    told, heard = (hashlib.sha256(f"{a} to {b}".encode()).digest() for a, b in ((rank, peer), (peer, rank)))
+    return LinkKeys(cipher, told, heard)
+
+
+def keys_of(rank, sockets, cipher=AES):
+    return {peer: link_keys(rank, peer, cipher) for peer, each in enumerate(sockets) if each is not None}
+
+
+class SealedGroup(Group):
+    """As with --tls, with keys that were not agreed."""
+
+    def mesh(self, rank):
+        return Mesh(rank, self.sockets[rank], keys=keys_of(rank, self.sockets[rank]))
+
+
+class SealedSharedGroup(SharedGroup):
+    """As with --tls on one machine: only headers go through sockets, and are sealed."""
+
+    def mesh(self, rank):
+        shared = share(rank, self.sockets[rank], self.engines[rank].all_gather_text)
+        return Mesh(rank, self.sockets[rank], shared=shared, keys=keys_of(rank, self.sockets[rank]))
 
 
 def whole_numbers(world, numel, dtype=torch.float32):

@@ -5,23 +5,35 @@ from __future__ import annotations
 import gc
 import json
 import os
+import secrets
+import select
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 TESTS = Path(__file__).parents[1]
 
 
+SOON_SECONDS = 20  # of a busy machine: less than any patience, and than the processes of tests last
+watched = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs file descriptors of processes (Linux)")
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for a server that starts later: none that kernels hand out by themselves, to whoever asks meanwhile."""
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
@@ -39,6 +51,7 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
             [*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS), str(TESTS.parent / "src")]
         ),
         "PYTHONWARNINGS": "error::FutureWarning",
+        "GOSSAMER_QUIET": "1",  # what they say is the test's
     }
 
 
@@ -99,6 +112,35 @@ def engine_files_left_open() -> Iterator[None]:
         warnings.simplefilter("ignore", ResourceWarning)
         yield
         gc.collect()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = SOON_SECONDS) -> bool:
+    """Whether it comes to hold, for what happens soon and tells nobody; the time is a busy machine's."""
+    deadline = time.monotonic() + seconds
+    while not (held := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return held
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, be it that nobody has taken notice yet (Linux)."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+def all_end_soon(opened: Iterable[int], seconds: float = SOON_SECONDS) -> bool:
+    """Whether these processes end in time; a file descriptor of a process is readable once it has ended. Closes them.
+
+    For tests that are `watched`.
+    """
+    deadline = time.monotonic() + seconds
+    ended = []
+    for file in opened:
+        ended.append(bool(select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]))
+        os.close(file)
+    return all(ended)
 
 
 def findings(text: str) -> list[dict[str, Any]]:

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.virtual_workers import Worker, cluster, loss_of, network, parameters
-from torch import Tensor
+from support.virtual_workers import Rule, Worker, cluster, loss_of, network, parameters
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gossamer.recipes.recipe import resolve
 
 Snapshot = Mapping[str, Any]
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def train(
@@ -26,10 +31,11 @@ def train(
     keep: Sequence[int] = (),
     load: Path | None = None,
     save: Path | None = None,
+    rule: Rule = adamw,
 ) -> tuple[list[Tensor], list[Tensor], dict[int, Snapshot]]:
     """(parameters, merged parameters by step; what was kept after the steps in `keep`)."""
     model = network(worker.rank)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = rule(model)
     session = worker.attach(model, optimizer, resolve(recipe))
     if snapshot is not None:
         model.load_state_dict(snapshot["model"])
@@ -56,15 +62,21 @@ def train(
 
 
 def check_resume(
-    recipe: str, after: Sequence[int], spoil: Callable[[Any], None] = lambda state: None, world: int = 3
+    recipe: str,
+    after: Sequence[int],
+    spoil: Callable[[Any], None] = lambda state: None,
+    world: int = 3,
+    rule: Rule = adamw,
 ) -> None:
     """What goes on from each snapshot goes where the run that was never interrupted went."""
-    whole = cluster(lambda worker: train(worker, recipe, 0, 12, keep=after), world)
+    whole = cluster(lambda worker: train(worker, recipe, 0, 12, keep=after, rule=rule), world)
     for made in after:
         kept = [snapshots[made] for *_, snapshots in whole]
         for each in kept:
             spoil(each["session"])
-        resumed = cluster(lambda worker, k=kept, m=made: train(worker, recipe, m, 12, snapshot=k[worker.rank]), world)
+        resumed = cluster(
+            lambda worker, k=kept, m=made: train(worker, recipe, m, 12, snapshot=k[worker.rank], rule=rule), world
+        )
         for (path, merged, _), (path_after, merged_after, _) in zip(whole, resumed, strict=True):
             for a, b in zip((*path[made:], *merged[made:]), (*path_after, *merged_after), strict=True):
                 assert torch.equal(a, b), f"resumed after step {made}, training went another way"

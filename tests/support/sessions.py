@@ -14,7 +14,11 @@ RECIPES = [
     "TopK(0.1)",
     "Int8()",
     "PowerSGD(rank=2)",
+    "ARCTopK(density=0.1, row=8)",
+    "SharedMask(density=0.1)",
     "Route(Feedback(PowerSGD(2)), rest=Feedback(Int8()))",
+    "Feedback(TopK(0.1), rule='ef21', momentum=0.5)",
+    "Warmup(TopK(0.05))",
 ]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from gossamer.emulation import EmulatedNetwork
@@ -213,10 +212,3 @@ def inhabitants(names: Iterable[str]) -> str:
         subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True) for name in names
     ]
     return "".join(each.stdout for each in listing)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (held := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return held

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
+from gossamer.checkpoint.state import AGREED_KEY
 from gossamer.core.layout import FlatTensors
 from gossamer.core.op_semantics import rank_order_mean as mean_of
 from gossamer.recipes.recipe import Recipe
@@ -31,6 +32,7 @@ __all__ = [
     "run",
     "sgd",
     "spread",
+    "told",
     "train",
 ]
 
@@ -110,6 +112,12 @@ def gradient(x: Tensor, step: int, rank: int, size: int = 4) -> Tensor:
 def _gradients(model: nn.Module) -> Tensor:
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return torch.cat([part.detach().flatten() for part in parts])
+
+
+def told(trace: Trace) -> Tensor:
+    """What all workers know of each other's parameters: (n,), in the model's order."""
+    kept = trace.session.state_dict()["state"]
+    return torch.cat([kept[name][AGREED_KEY].detach().flatten() for name, _ in trace.model.named_parameters()])
 
 
 def owed_and_in_flight(trace: Trace) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 
 from gossamer import events
 from gossamer.recipes.recipe import resolve
+from gossamer.runtime.open_sessions import unregister
 from gossamer.runtime.transport import Transport
 from gossamer.session.session import Session
 from gossamer.transports.simulated import SimulatedGroup
@@ -26,6 +27,12 @@ Started = tuple[nn.Module, torch.optim.Optimizer, Session]
 
 class Nothing:
     """A world without shards."""
+
+    def move(self, rank: int, size: int, positions: Any, *, stayed: Any = ()) -> None:
+        """There are none to be dealt out again."""
+
+    def note_trained(self) -> None:
+        """There is nothing to be drawn."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -44,7 +51,8 @@ class Worker:
     sessions: list[Session] = field(default_factory=list)
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any = None, **options: Any) -> Session:
-        session = Session(model, optimizer, resolve(recipe), self.transport, world=Nothing(), **options)
+        options = {"world": Nothing(), **options}
+        session = Session(model, optimizer, resolve(recipe), self.transport, **options)
         self.sessions.append(session)
         return session
 
@@ -73,6 +81,7 @@ def cluster(
                     hook.remove()
                 session._synchronizer.close()
                 session._group.comm_thread.close()
+                unregister(session)  # or the interpreter would end its run, with others who are gone
         return result
 
     return in_threads(run, world)

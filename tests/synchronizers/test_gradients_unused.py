@@ -21,6 +21,8 @@ RECIPES = [
     "Int8(stochastic=True)",
     "PowerSGD(rank=2)",
     "RandomK(0.2)",
+    "ARCTopK(density=0.1, row=8)",
+    "SharedMask(density=0.1)",
     "DGC(density=0.1)",
     "Route(Feedback(PowerSGD(2)), rest=Feedback(Int8()))",
     "EveryStep() + TopK(0.1) + Ring()",

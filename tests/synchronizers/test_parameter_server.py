@@ -76,16 +76,19 @@ def test_a_fast_worker_does_not_wait_for_a_slow_one() -> None:
 def test_the_fast_worker_waits_at_the_bound() -> None:
     """That the bound is exact is shown in virtual time; here, that the session asks for it."""
     bound, begun_steps = 2, [0, 0]
-    slow_may_go, ahead = threading.Event(), [0]
+    fast_is_there, slow_may_go, ahead = threading.Event(), threading.Event(), [0]
 
     def run(worker: Worker) -> None:
         model, optimizer, session = begun(worker, f"ParameterServer('stale', staleness={bound})")
         for number in range(12):
-            if worker.rank == 1:
-                slow_may_go.wait(0.2 if number == 0 else 0.0)  # the fast one comes to the bound meanwhile
+            if worker.rank == 1 and number == 0:
+                assert fast_is_there.wait(20)
+                slow_may_go.wait(0.2)  # the time in which it would go beyond the bound
             begun_steps[worker.rank] += 1
             if worker.rank == 0:
                 ahead[0] = max(ahead[0], begun_steps[0] - begun_steps[1])
+                if begun_steps[0] == bound + 1:
+                    fast_is_there.set()
                 if begun_steps[1] == 0 and begun_steps[0] > bound + 1:
                     slow_may_go.set()
             before = parameters(model)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.served_training import ROUNDS, begun, check_joined, trained
+from support.served_training import ROUNDS, check_joined, trained
 from support.virtual_workers import Worker, cluster, heard, network
 
 from gossamer import events, parameter_server
 from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.environment.run_token import run_token
-from gossamer.errors import AttachError, ConnectError, LoopError, PeerLost, RecipeError
+from gossamer.errors import AttachError, ConnectError, PeerLost, RecipeError
 from gossamer.parameter_server.shard import ServerShard
 from gossamer.recipes.recipe import resolve
 from gossamer.synchronizers import parameter_server as served
@@ -27,14 +25,6 @@ from gossamer.transports.wire.authentication import Credentials
 
 
 def test_what_cannot_be_served_is_refused() -> None:
-    def saves(worker: Worker) -> None:
-        *_, session = begun(worker, ROUNDS["sync"])
-        with pytest.raises(LoopError, match="journal"):
-            session.save("nowhere")
-        session.close()
-
-    cluster(saves, 2)
-
     def scales(worker: Worker) -> None:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -110,7 +100,7 @@ def absent(monkeypatch: pytest.MonkeyPatch, folder: Path, late_seconds: float) -
     with dedicated(monkeypatch, folder):
         pass  # its port is known, and it has ended
     monkeypatch.setattr(peer_endpoints, "LATE_SECONDS", late_seconds)
-    monkeypatch.setattr(peer_endpoints, "MEETING_SECONDS", 0.3)
+    monkeypatch.setenv("GOSSAMER_TIMEOUT", "0.3")
 
 
 def test_a_server_that_never_comes_is_waited_for_aloud_and_not_for_ever(
@@ -160,23 +150,3 @@ def test_what_is_refused_leaves_no_endpoint_open() -> None:
     before = threads()
     cluster(run, 2)
     assert threads() == before
-
-
-@pytest.mark.processes
-def test_without_msgspec_all_but_endpoints_is_there() -> None:
-    program = """
-import sys
-sys.modules["msgspec"] = None
-import gossamer
-from gossamer.synchronizers.peer_endpoints import connect_to_servers, connect_workers
-from gossamer.errors import AttachError
-for open_endpoints in (lambda: connect_to_servers(0, 2, None, 8, lambda text: [text] * 2),
-                       lambda: connect_workers(0, 8, lambda text: [text] * 2)):
-    try:
-        open_endpoints()
-    except AttachError as error:
-        assert "pip install 'gossamer[wire]'" in str(error), error
-    else:
-        raise AssertionError("an endpoint was opened")
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

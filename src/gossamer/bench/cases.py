@@ -19,15 +19,22 @@ KERNELS: Variants = {
     "TwoBit": ["TwoBit()", "TwoBit(adaptive=True)"],
     "TopK": ["TopK(density=0.01)", "TopK(density=0.001)"],
     "RandomK": ["RandomK(density=0.01)"],
+    "ARCTopK": ["ARCTopK(density=0.01)"],
+    "SharedMask": ["SharedMask(density=0.01)"],
     "Threshold": ["Threshold(value=4.0, capacity=0.01)"],
     "Chain": ["Chain(TopK(density=0.01), Int8())", "Chain(TopK(density=0.01), SignMagnitude())"],
     "Feedback": [],
     "Hierarchical": [],
+    "Rotated": [],
     "Route": [],
     "Sharded": ["Sharded(TopK(density=0.01))", "Sharded(Int8())"],
     "SparseSum": ["SparseSum(TopK(density=0.01))"],
     "Warmup": [],
+    "AdamUpdate": [],
+    "CompressedAdam": [],
+    "MicroAdam": [],
     "OneBitAdam": [],
+    "DeMo": [],
 }
 
 

@@ -11,12 +11,16 @@ from typing import Any
 
 from gossamer import checkpoint
 from gossamer.checkpoint import reshard, runs
-from gossamer.checkpoint.files import MALFORMED
+from gossamer.checkpoint.agreement import AllGatherText, on_all_ranks
+from gossamer.checkpoint.background import BackgroundSave
+from gossamer.checkpoint.files import MALFORMED, nbytes_of
+from gossamer.checkpoint.snapshot import Flat, SnapshotBuffers
 from gossamer.checkpoint.state import AGREED_KEY, Stateful, random_state, refuse_other_tree, set_random_state
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 
-AllGatherText = Callable[[str], list[str]]
+Copies = Callable[[Any, Sequence[int]], dict[int, list[bytes]]]  # of a tree and all ranks' sizes: others' files
+PLACES = (checkpoint.REPLACED, "")  # where a step may lie in a directory, the better one last
 
 
 def save(
@@ -26,19 +30,93 @@ def save(
     tree: Mapping[str, Any],
     about: Mapping[str, str],
     all_gather_text: AllGatherText,
+    keep: int = 2,
+    copies: Copies | None = None,
 ) -> None:
     """Write this rank's part, and declare the step complete once all ranks have written theirs.
 
     about: with the name of the "run"; steps of another run are set aside first. all_gather_text: returns every rank's
-    text, by rank. Where one rank fails, all raise CheckpointError.
+    text, by rank. keep: checkpoints that stay, this one among them. copies: exchanges parts that others keep, too.
+    Where one rank fails, all raise CheckpointError.
     """
+    held: dict[int, list[bytes]] = {}
     try:
         _set_aside(directory, step, rank, about["run"], all_gather_text)
-        digests = _on_all_ranks(all_gather_text, step, lambda: checkpoint.stage(directory, step, rank, tree))
-        _on_all_ranks(all_gather_text, step, partial(_complete, directory, step, rank, digests, about))
+        held = _exchanged(step, tree, all_gather_text, copies)
+        staged = partial(_stage, directory, step, rank, tree, held)
+        digests = on_all_ranks(all_gather_text, step, staged)
+        on_all_ranks(all_gather_text, step, partial(_complete, directory, step, (rank, *held), digests, about))
     except CheckpointError:
-        checkpoint.abandon(directory, step, rank)
+        for each in (rank, *held):
+            checkpoint.abandon(directory, step, each)
         raise
+    for each in (rank, *held):
+        checkpoint.prune(directory, step, each, len(digests), keep)  # not before all ranks have the new one
+
+
+def _exchanged(step: int, tree: Any, all_gather_text: AllGatherText, copies: Copies | None) -> dict[int, list[bytes]]:
+    """The files of others that this rank keeps, too."""
+    if copies is None:
+        return {}
+    sizes = on_all_ranks(all_gather_text, step, lambda: str(nbytes_of(tree)))
+    return copies(tree, [int(size) for size in sizes])
+
+
+def begin_in_background(
+    directory: str | os.PathLike[str],
+    step: int,
+    rank: int,
+    tree: Mapping[str, Any],
+    about: Mapping[str, str],
+    all_gather_text: AllGatherText,
+    keep: int,
+    copies: Copies | None,
+    buffers: SnapshotBuffers,
+) -> BackgroundSave:
+    """As `save`, but return once this rank's tree was copied into `buffers`: `conclude` what is returned."""
+    where = os.fspath(directory)
+    taken: list[Flat] = []
+
+    def copy() -> str:
+        taken.append(buffers.copy(tree))
+        return ""
+
+    def keep_replaced() -> str:
+        for each in parts:
+            checkpoint.keep_replaced(where, step, each)
+        return ""
+
+    _set_aside(directory, step, rank, about["run"], all_gather_text)
+    world = len(on_all_ranks(all_gather_text, step, copy))
+    parts: dict[int, Any] = {rank: taken[0], **_exchanged(step, taken[0], all_gather_text, copies)}
+    on_all_ranks(all_gather_text, step, keep_replaced)
+    named = {**about, "save": runs.agree_on_name(all_gather_text)}
+    return BackgroundSave(where, step, rank, world, keep, parts, named)
+
+
+def conclude(pending: BackgroundSave | None, all_gather_text: AllGatherText) -> bool:
+    """Wait until what was begun is written, on all ranks, and remove older checkpoints; every rank must call it.
+
+    Returns whether it is complete: not where nothing was begun, or a writer has left meanwhile. Where one rank failed,
+    all raise CheckpointError, with the cause on that one.
+    """
+    told = "nothing"
+    if pending is not None:
+        pending.wait()
+        told = f"lost {pending.step} {pending.error}" if pending.error else "complete"
+    answers = all_gather_text(told)
+    lost = [f"rank {who}: {text.split(' ', 2)[2]}" for who, text in enumerate(answers) if text.startswith("lost ")]
+    if lost:
+        step = next(text.split(" ")[1] for text in answers if text.startswith("lost "))
+        raise CheckpointError(
+            f"the checkpoint of step {step}, which was written beside training, was given up, since not every rank's "
+            f"part could be written: {'; '.join(lost)} The one before is kept, and nothing else was written: call "
+            "session.save() again to save the step that is now."
+        ) from (pending.error if pending is not None else None)
+    if pending is None or answers.count("complete") < pending.world:
+        return False
+    pending.prune()
+    return True
 
 
 def _set_aside(
@@ -47,7 +125,7 @@ def _set_aside(
     def act() -> str:
         return "\n".join(runs.set_aside(directory, run))
 
-    answers = _on_all_ranks(all_gather_text, step, act, "could be told from another run's")
+    answers = on_all_ranks(all_gather_text, step, act, "could be told from another run's")
     moved = sorted({place for text in answers for place in text.splitlines()})
     if moved and rank == 0:
         notice(
@@ -57,29 +135,22 @@ def _set_aside(
         )
 
 
-def _complete(
-    directory: str | os.PathLike[str], step: int, rank: int, digests: list[str], about: Mapping[str, str]
+def _stage(
+    directory: str | os.PathLike[str], step: int, rank: int, tree: Mapping[str, Any], held: Mapping[int, list[bytes]]
 ) -> str:
-    checkpoint.complete(directory, step, rank, digests, dict(about))
+    for each in (rank, *held):
+        checkpoint.keep_replaced(directory, step, each)
+    for each, pieces in held.items():
+        checkpoint.stage_pieces(directory, step, each, pieces)
+    return checkpoint.stage(directory, step, rank, tree)
+
+
+def _complete(
+    directory: str | os.PathLike[str], step: int, ranks: Sequence[int], digests: list[str], about: Mapping[str, str]
+) -> str:
+    for rank in ranks:
+        checkpoint.complete(directory, step, rank, digests, dict(about), keep=None)
     return "complete"
-
-
-def _on_all_ranks(
-    all_gather_text: AllGatherText, step: int, act: Callable[[], str], failing: str = "could be written"
-) -> list[str]:
-    """Act on every rank; returns the results by rank, or raises on all ranks where one failed."""
-    try:
-        told = "done " + act()
-    except (CheckpointError, OSError, RuntimeError) as failure:
-        told = f"lost {failure}"
-    answers = all_gather_text(told)
-    lost = [f"rank {who}: {text[5:]}" for who, text in enumerate(answers) if text.startswith("lost ")]
-    if lost:
-        raise CheckpointError(
-            f"the checkpoint of step {step} was given up, since not every rank's part {failing}: {'; '.join(lost)}. "
-            "Others in the same directory are as they were."
-        )
-    return [text[5:] for text in answers]
 
 
 @dataclass(frozen=True)
@@ -101,7 +172,7 @@ def load(
     """
     usable, others = _usable(directory, rank, world)
     answers = [json.loads(text) for text in all_gather_text(json.dumps([usable, others]))]
-    steps = [{(step, writers) for step, writers in usable} for usable, _ in answers]
+    steps = [{tuple(each) for each in usable} for usable, _ in answers]
     if any(steps) and not all(steps):
         without = ", ".join(str(who) for who, theirs in enumerate(steps) if not theirs)
         raise CheckpointError(
@@ -117,10 +188,10 @@ def load(
             f"parts into it on every machine, run {strange[0]} workers, or begin in an empty directory."
         )
     passed_over: list[str] = []
-    for step, writers in sorted(set.intersection(*steps), reverse=True):
+    for step, place, writers in sorted(set.intersection(*steps), reverse=True):
         found: list[LoadedCheckpoint] = []
-        read = partial(_read, directory, step, rank, world, writers, found)
-        damages = _on_all_ranks(all_gather_text, step, partial(_damage, read), "could be read")
+        read = partial(_read, os.path.join(directory, PLACES[place]), step, rank, world, writers, found)
+        damages = on_all_ranks(all_gather_text, step, partial(_damage, read), "could be read")
         why = "; ".join(
             f"rank {who}: {text.removeprefix('damaged ')}"
             for who, text in enumerate(damages)
@@ -153,35 +224,40 @@ def _damage(read: Callable[[], str]) -> str:
         return f"damaged {type(error).__name__}: {error}"
 
 
-def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """([(step, its number of writers)] that this rank could go on from, other numbers of writers in here)."""
-    complete = {each: set(checkpoint.complete_steps(directory, each)) for each in (0, rank)}
-    usable: list[tuple[int, int]] = []
+def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """([(step, index in PLACES, number of writers)] that this rank could go on from, other numbers of writers in here).
+
+    What was replaced counts where the new one of the same step does not.
+    """
+    usable: list[tuple[int, int, int]] = []
     others: list[int] = []
-    for step in sorted(complete[0] | complete[rank]):
-        writers = checkpoint.writers(directory, step) or world
-        needed = [rank] if writers == world else list(range(writers))
-        if all(step in checkpoint.complete_steps(directory, each) for each in needed):
-            usable.append((step, writers))
-        if writers != world:
-            others.append(writers)
+    for place, name in enumerate(PLACES):
+        here = os.path.join(directory, name)
+        complete = {each: set(checkpoint.complete_steps(here, each)) for each in (0, rank)}
+        for step in sorted(complete[0] | complete[rank]):
+            writers = checkpoint.writers(here, step) or world
+            needed = [rank] if writers == world else list(range(writers))
+            if all(step in checkpoint.complete_steps(here, each) for each in needed):
+                usable.append((step, place, writers))
+            if writers != world:
+                others.append(writers)
     return usable, others
 
 
 def _read(
     directory: str | os.PathLike[str], step: int, rank: int, world: int, writers: int, found: list[LoadedCheckpoint]
 ) -> str:
-    """Append a checkpoint to `found`; returns the digests of all parts, or "" where the parts read differ in them."""
+    """Append a checkpoint to `found`; returns which save it is of, or "" where the parts read are of several."""
     if writers == world:
         tree, manifest = _read_part(directory, step, rank)
         found.append(LoadedCheckpoint(tree, [tree["session"]], runs.run_of(manifest)))
-        return json.dumps(manifest["digests"])
+        return runs.save_of(manifest)
     kept: dict[str, Any] = {}
     parts: list[Any] = []
-    digests: set[str] = set()
+    saves: set[str] = set()
     for each in range(writers):
         tree, manifest = _read_part(directory, step, each)
-        digests.add(json.dumps(manifest["digests"]))
+        saves.add(runs.save_of(manifest))
         parts.append({part: tree[part] for part in ("session", "world")})  # one model in memory is enough
         if each == rank % writers:
             kept = tree
@@ -193,7 +269,7 @@ def _read(
     recipe = sessions[0]["recipe"]
     news = reshard.describe(os.fspath(directory), step, writers, world, recipe=recipe, apart=apart)
     found.append(LoadedCheckpoint(kept, sessions, runs.run_of(manifest), news))
-    return digests.pop() if len(digests) == 1 else ""
+    return saves.pop() if len(saves) == 1 else ""
 
 
 def _read_part(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:

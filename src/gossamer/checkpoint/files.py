@@ -14,12 +14,17 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gossamer.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, flatten, unflatten
+from gossamer.checkpoint.disk_space import room_text
+from gossamer.checkpoint.durable import link_file, make_folder, sync_folder, write_file
+from gossamer.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, unflatten
+from gossamer.checkpoint.snapshot import Flat
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 
 # What parsing raises where a file holds something else than was written
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError)
+
+REPLACED = "replaced"  # a folder beside the steps: the step that is being written anew, as it was
 
 
 def _header(text: str, tensors: dict[str, Tensor]) -> bytes:
@@ -36,42 +41,27 @@ def _header(text: str, tensors: dict[str, Tensor]) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def _file_bytes(tree: Any) -> Iterator[bytes | memoryview]:
+def pieces_of(tree: Any) -> Iterator[bytes | memoryview]:
     """A safetensors file, piece by piece.
 
     Not the library's own writer: that one refuses tensors that share memory, and cannot be hashed and synced on the
     way. Its reader reads what this writes.
     """
-    text, found = flatten(tree)
-    # Widest elements first, so that each tensor begins at a multiple of its element's size.
-    tensors = dict(sorted(found.items(), key=lambda item: -item[1].itemsize))
-    yield _header(text, tensors)
-    for tensor in tensors.values():
+    flat = Flat.of(tree)
+    yield _header(flat.text, _in_order(flat))
+    for tensor in _in_order(flat).values():
         yield from chunks(tensor)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _in_order(flat: Flat) -> dict[str, Tensor]:
+    """Widest elements first, so that each tensor begins at a multiple of its element's size."""
+    return dict(sorted(flat.tensors.items(), key=lambda item: -item[1].itemsize))
 
 
-def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write and sync a new file; returns its digest."""
-    running = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        for piece in pieces:
-            running.update(piece)
-            rest = memoryview(piece)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    return running.hexdigest()
+def nbytes_of(tree: Any) -> int:
+    """The size of the file that a tree makes."""
+    flat = Flat.of(tree)
+    return len(_header(flat.text, _in_order(flat))) + sum(tensor.nbytes for tensor in flat.tensors.values())
 
 
 def _folder(directory: str | os.PathLike[str], step: int) -> Path:
@@ -84,6 +74,22 @@ def _data(folder: Path, rank: int) -> Path:
 
 def _manifest(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.json"
+
+
+def part_files(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[Path, Path]:
+    """(data, manifest) of one rank's part."""
+    folder = _folder(directory, step)
+    return _data(folder, rank), _manifest(folder, rank)
+
+
+def parts_of(directory: str | os.PathLike[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """(step, rank, manifest) of every part in a directory, of whatever rank."""
+    for step, folder in step_folders(Path(directory)).items():
+        for rank in _ranks_from(0, folder):
+            data, manifest = part_files(directory, step, rank)
+            if data.is_file() and manifest.is_file():
+                with contextlib.suppress(CheckpointError, FileNotFoundError):
+                    yield step, rank, _read_manifest(manifest)
 
 
 def _temporary(path: Path) -> Path:
@@ -102,19 +108,24 @@ def _all_or_nothing(directory: str | os.PathLike[str], step: int, rank: int) -> 
         abandon(directory, step, rank)
         raise CheckpointError(
             f"Writing the checkpoint of step {step} to {directory} failed: {error.strerror or error}. Earlier "
-            "checkpoints are untouched. Free some space or choose another directory, and save again."
+            f"checkpoints are untouched. {room_text(directory, error)}"
         ) from error
 
 
 def stage(directory: str | os.PathLike[str], step: int, rank: int, tree: Any) -> str:
-    """Write this rank's tree (see `flatten`) under a temporary name, synced to disk; returns the file's digest.
+    """Write this rank's tree (see `flatten`), or a `Flat`, under a temporary name and sync it; returns its digest.
 
     A complete checkpoint of the same step stays what it is until `complete` replaces it.
     """
+    return stage_pieces(directory, step, rank, pieces_of(tree))
+
+
+def stage_pieces(directory: str | os.PathLike[str], step: int, rank: int, pieces: Iterable[bytes | memoryview]) -> str:
+    """As `stage`, a file as it was on another machine."""
     folder = _folder(directory, step)
     with _all_or_nothing(directory, step, rank):
-        folder.mkdir(parents=True, exist_ok=True)
-        return _write(_temporary(_data(folder, rank)), _file_bytes(tree))
+        make_folder(folder)
+        return write_file(_temporary(_data(folder, rank)), pieces)
 
 
 def abandon(directory: str | os.PathLike[str], step: int, rank: int) -> None:
@@ -124,46 +135,87 @@ def abandon(directory: str | os.PathLike[str], step: int, rank: int) -> None:
     _remove_if_empty(folder)
 
 
-def complete(
-    directory: str | os.PathLike[str], step: int, rank: int, digests: list[str], about: dict[str, Any], keep: int = 2
-) -> None:
-    """Make the staged file this rank's checkpoint of `step`, then remove older ones: the newest `keep` stay.
+def keep_replaced(directory: str | os.PathLike[str], step: int, rank: int) -> None:
+    """Let a complete checkpoint of this step be found in `directory`/replaced while it is written anew.
 
-    digests: every rank's, by rank; about: what describes the run, kept in the manifest.
+    Where one lies there already, a save was cut short, and what is there may be all that the ranks have in common.
     """
-    folder = _folder(directory, step)
-    data, manifest = _data(folder, rank), _manifest(folder, rank)
+    aside = Path(directory) / REPLACED
+    if step not in complete_steps(directory, rank) or step in complete_steps(aside, rank):
+        return
+    folder, place = _folder(directory, step), _folder(aside, step)
+    with _all_or_nothing(directory, step, rank):
+        make_folder(place)
+        for path in (_data, _manifest):  # in this order: no manifest without what it describes
+            link_file(path(folder, rank), path(place, rank))
+            sync_folder(place)
+
+
+def complete(
+    directory: str | os.PathLike[str],
+    step: int,
+    rank: int,
+    digests: list[str],
+    about: dict[str, Any],
+    keep: int | None = 2,
+) -> None:
+    """Make the staged file this rank's checkpoint of `step`, on disk when this returns; then `prune`.
+
+    digests: every rank's, by rank; about: what describes the run, kept in the manifest. keep: None removes nothing.
+    """
     content = {"step": step, "rank": rank, "world": len(digests), "digests": digests, "about": about}
+    put_in_place(directory, step, rank, json.dumps(content, indent=1).encode())
+    if keep is not None:
+        prune(directory, step, rank, len(digests), keep)
+
+
+def put_in_place(directory: str | os.PathLike[str], step: int, rank: int, description: bytes) -> None:
+    """Give the staged file its name, with a manifest of this content."""
+    folder = _folder(directory, step)
+    data, manifest = part_files(directory, step, rank)
     with _all_or_nothing(directory, step, rank):
         # All that needs space comes before the old files of this step, if any, are replaced. In between there is no
         # manifest, so at no moment does one describe a file that is not its own.
-        _write(_temporary(manifest), [json.dumps(content, indent=1).encode()])
-        manifest.unlink(missing_ok=True)
+        write_file(_temporary(manifest), [description])
+        if manifest.exists():
+            manifest.unlink()
+            sync_folder(folder)
         _temporary(data).replace(data)
-        _sync_folder(folder)
+        sync_folder(folder)
         _temporary(manifest).replace(manifest)
-        _sync_folder(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder)
+        sync_folder(folder.parent)
+
+
+def prune(directory: str | os.PathLike[str], step: int, rank: int, world: int, keep: int) -> None:
+    """Remove this rank's older checkpoints, once `step` is complete on all ranks: its newest `keep` stay.
+
+    Rank 0 also removes the files of ranks beyond the world size. What cannot be removed is said.
+    """
     try:
-        _prune(Path(directory), step, rank, len(digests), keep)
+        _prune(Path(directory), step, rank, world, keep)
     except OSError as error:
         notice(f"Step {step} is saved, but older checkpoints in {directory} could not be removed: {error}")
 
 
 def _prune(directory: Path, step: int, rank: int, world: int, keep: int) -> None:
-    """Remove this rank's temporary files, and all but its `keep` newest complete steps up to this one.
-
-    Rank 0 also removes the files of ranks beyond the world size.
-    """
+    """Remove temporary files, what was replaced, and all but the `keep` newest complete steps up to this one."""
     kept = [other for other in complete_steps(directory, rank) if other <= step][-keep:]
     for other in step_folders(directory):
         folder = _folder(directory, other)
         _remove_temporaries(folder, rank)
         if other < step and other not in kept:
-            for each in (rank, *(_ranks_from(world, folder) if rank == 0 else ())):
-                _manifest(folder, each).unlink(missing_ok=True)
-                _data(folder, each).unlink(missing_ok=True)
-            _remove_if_empty(folder)
+            _remove_part(folder, rank, world)
+    for folder in step_folders(directory / REPLACED).values():
+        _remove_part(folder, rank, world)
+    _remove_if_empty(directory / REPLACED)
+
+
+def _remove_part(folder: Path, rank: int, world: int) -> None:
+    for each in (rank, *(_ranks_from(world, folder) if rank == 0 else ())):
+        _manifest(folder, each).unlink(missing_ok=True)
+        _data(folder, each).unlink(missing_ok=True)
+    _remove_if_empty(folder)
 
 
 def _ranks_from(first: int, folder: Path) -> list[int]:
@@ -173,7 +225,8 @@ def _ranks_from(first: int, folder: Path) -> list[int]:
 
 def _remove_temporaries(folder: Path, rank: int) -> None:
     for path in (_data(folder, rank), _manifest(folder, rank)):
-        _temporary(path).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            _temporary(path).unlink()
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -210,6 +263,15 @@ def writers(directory: str | os.PathLike[str], step: int) -> int | None:
 def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).hexdigest()
+
+
+def intact(directory: str | os.PathLike[str], step: int, rank: int) -> bool:
+    """Whether a part is what its manifest tells, which takes reading all of it."""
+    data, manifest = part_files(directory, step, rank)
+    try:
+        return bool(_read_manifest(manifest)["digests"][rank] == _file_digest(data))
+    except (CheckpointError, OSError, IndexError):
+        return False
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,11 +76,14 @@ class _Writer:
                 return {"tuple": self._items(value, path)}
             case list():
                 return self._items(value, path)
+            case np.generic():
+                return self.encode(value.item(), path)
             case _ if callable(getattr(value, "state_dict", None)):
                 return self.encode(value.state_dict(), path)
         raise CheckpointError(
             f"{path or 'The tree'} is a {type(value).__qualname__}, which cannot be stored without pickle. Save "
-            "numbers, text, tensors, lists, tuples, dicts, or objects with state_dict(); leave the rest out."
+            "numbers, text, tensors, lists, tuples, dicts, or objects with state_dict(), NumPy's arrays as "
+            "torch.from_numpy(array); leave the rest out."
         )
 
     def _items(self, values: Iterable[Any], path: str) -> list[Any]:
@@ -137,7 +141,13 @@ def flatten(tree: Any) -> tuple[str, dict[str, Tensor]]:
     state_dict() is replaced by it. Anything else is a CheckpointError that names its place.
     """
     writer = _Writer()
-    text = json.dumps(writer.encode(tree, ""))
+    try:
+        text = json.dumps(writer.encode(tree, ""))
+    except RecursionError:
+        raise CheckpointError(
+            "The tree holds itself, or is nested too deeply to be written. Save flat lists and dicts of numbers, text "
+            "and tensors."
+        ) from None
     return text, writer.tensors
 
 

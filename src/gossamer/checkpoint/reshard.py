@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from gossamer import events
-from gossamer.checkpoint.state import AGREED_KEY
-from gossamer.compressors.error_feedback import RESIDUAL, Feedback
+from gossamer.checkpoint.state import AGREED_KEY, FROM_KEY
+from gossamer.compressors.error_feedback import Feedback
+from gossamer.compressors.feedback_rules import begins_from, debtor
 from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.compressors.sharded import OWED, Sharded, is_owed
 from gossamer.compressors.sparse_allreduce import SparseSum
 from gossamer.core.term import Term
 from gossamer.errors import CheckpointError, RecipeError
 from gossamer.recipes.recipe import resolve
-from gossamer.strategies import GossipStage
+from gossamer.sampler import taken_up as taken_up_position
+from gossamer.strategies import AveragingStage, GossipStage
 
 State = Mapping[str, Any]  # a Session.state_dict
 Remembered = dict[str, Tensor]  # one parameter's state, by key
@@ -32,7 +34,8 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
     """The state that a new worker, whose own is `mine`, begins with; `states`: of the workers before, by rank.
 
     residual' = mean over workers of residual + sum over workers of owed, the same on every new worker; owed' = 0
-    law:    mean residual + owed stays what it was
+    known' = the last answer, to which all differences add up
+    law:    mean residual + owed stays what it was; the mean of what is known is the last answer
     Anything else is averaged, too, unless it was the same everywhere.
     """
     first = states[0]
@@ -84,9 +87,17 @@ def taken_up(own: State, mine: State) -> State:
 
 
 def agreed(states: Sequence[State]) -> Remembered:
-    """Parameters, by name, to begin with after local training: the mean over `states` of the agreed ones."""
-    names = [name for name, remembered in states[0]["state"].items() if AGREED_KEY in remembered]
-    return {name: _mean([state["state"][name][AGREED_KEY] for state in states]) for name in names}
+    """Parameters, by name, to begin with after local training: the mean over `states` of the agreed ones, or of what
+    each worker held after its last round, where own ones are merged."""
+    key = FROM_KEY if _merges_own(states[0]["recipe"]) else AGREED_KEY
+    names = [name for name, remembered in states[0]["state"].items() if key in remembered]
+    return {name: _mean([state["state"][name][key] for state in states]) for name in names}
+
+
+def _merges_own(recipe: str) -> bool:
+    resolved = resolve(recipe)
+    stage = resolved.strategy.steady_stage
+    return isinstance(stage, AveragingStage) and stage.strategy.merges_own(resolved.compressor)
 
 
 def _grounded(progress: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,11 +109,10 @@ def _grounded(progress: Mapping[str, Any]) -> dict[str, Any]:
 def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:
     """Positions at which a worker's shards go on after those of `worlds`, the states of worlds by rank.
 
-    n workers draw the first entries of one common order in turns, so that what they drew together is its beginning,
-    whatever n. Not so where world.shard was told to stratify, in the middle of an epoch: only the number is right then.
+    What was drawn is in them, and what is left is dealt out anew, as where workers come and go.
     """
     return {
-        kind: [_position(same, rank, world) for same in zip(*(each[kind] for each in worlds), strict=True)]
+        kind: [taken_up_position(same, rank, world) for same in zip(*(each[kind] for each in worlds), strict=True)]
         for kind in worlds[0]
     }
 
@@ -119,6 +129,8 @@ def describe(directory: str, step: int, writers: int, world: int, *, recipe: str
         fate = f"each begins with the mean of what {them} still had to send"
     if apart and isinstance(resolve(recipe).strategy.steady_stage, GossipStage):
         fate += "; parameters are the mean of theirs"
+    elif apart and _merges_own(recipe):
+        fate = f"parameters are the mean of theirs after the last round, in which is all that {them} still had to send"
     elif apart:
         fate += "; parameters are those last agreed on, and what each worker did since then is dropped"
     return (
@@ -164,12 +176,14 @@ def _begun(mine: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) ->
     """One parameter's state to begin with; `mine`: in its new shapes."""
     begun: Remembered = {}
     for key, tensor in mine.items():
-        theirs = [part[key] for part in parts if key in part]
+        theirs = [part[begins_from(key)] for part in parts if key in part]
         begun[key] = torch.zeros_like(tensor) if is_owed(key) else _mean(theirs) if theirs else tensor
     for key in {key: None for part in parts for key in part if is_owed(key)} if mine else ():
-        residual = key.removesuffix(OWED) + RESIDUAL
+        place, sign = debtor(key.removesuffix(OWED), begun)
+        if sign < 0:
+            continue  # it began from an answer, which had come out without what is owed
         pieces = torch.cat([part[key] for part in parts if key in part])  # later ranks hold later places in memory
-        begun[residual] = begun[residual] + pieces.as_strided(mine[residual].shape, mine[residual].stride())
+        begun[place] = begun[place] + pieces.as_strided(mine[place].shape, mine[place].stride())
     return begun
 
 
@@ -182,11 +196,3 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total.add_(tensor)
     return total.div_(len(tensors))
-
-
-def _position(positions: Sequence[Mapping[str, int]], rank: int, world: int) -> dict[str, int]:
-    epoch = max(position["epoch"] for position in positions)
-    drawn = sum(position["drawn"] for position in positions if position["epoch"] == epoch)
-    over = [position["over"] for position in positions if position["epoch"] == epoch and "over" in position]
-    position = {"epoch": epoch, "drawn": len(range(rank, drawn, world))}
-    return {**position, "over": all(over)} if over else position

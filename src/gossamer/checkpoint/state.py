@@ -1,4 +1,4 @@
-"""Checkpoint state: the protocol of parts that have one, global random generators, keys, and the tree's form."""
+"""Checkpoint state: the protocol of parts that have one, global random generators, names, and the tree's form."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from gossamer.errors import CheckpointError
-from gossamer.strategies import AGREED
+from gossamer.strategies import AGREED, FROM
 
 
 class Stateful(Protocol):
@@ -51,6 +53,14 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 MERGING_PREFIX = "merging."  # of the keys of a strategy's state, beside the compressor's
 AGREED_KEY = MERGING_PREFIX + AGREED
+FROM_KEY = MERGING_PREFIX + FROM
+
+
+def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """The names of the parameters in each group of an optimizer, in its order."""
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [[known.get(id(p), f"unnamed.{at}.{place}") for place, p in enumerate(g)] for at, g in enumerate(groups)]
 
 
 SESSION_FORM = {
@@ -64,6 +74,16 @@ SESSION_FORM = {
     "progress": dict,
 }
 TREE_FORM = {"session": SESSION_FORM, "model": dict, "optimizer": dict, "world": dict, "random": dict, "mine": dict}
+
+
+def refuse_other_state(state: Any) -> None:
+    """Raise CheckpointError for what is no Session.state_dict()."""
+    problem = _misfit(state, SESSION_FORM, "the state")
+    if problem:
+        raise CheckpointError(
+            f"session.load_state_dict takes what session.state_dict() gave: {problem}. Write "
+            "session.load_state_dict(state); what session.save wrote is loaded by session.load(directory)."
+        )
 
 
 def refuse_other_tree(tree: Any, where: str) -> None:

@@ -2,12 +2,16 @@
 
 main.py               the entry point
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
+elastic.py            the options of a run whose workers come and go; resize.py: how many it may have from now on
+record.py             shows a run's record again, or makes it of what a killed run left
+checkpoint.py         lists a directory of checkpoints, and exports one
 compare.py            the same training with several recipes
 explain.py, rehearse.py  predictions: of a recipe, of a model and machines that are elsewhere
 doctor.py, bench.py   measurements: of hosts and links, of compressors
 recipes.py            lists the parts of recipes
+program.py            the script or module of a command, as one gives it to python
 options.py            options that several commands share
-console.py            progress lines and tables that several commands print
+console.py            text that breaks at words, progress lines and tables that several commands print
 servers.py            dedicated parameter servers of a run
 emulation.py          a run on an emulated network, with faults
 terminal_encoding.py  output where the terminal's encoding lacks a character

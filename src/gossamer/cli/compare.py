@@ -28,10 +28,12 @@ from gossamer.observe.page import write_page
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.record import Record, write
 from gossamer.observe.target import Target, read_target
-from gossamer.observe.units import bytes_text, seconds_text, share_text, short
+from gossamer.observe.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.recipes.recipe import resolve
 
 WIDTH = 140  # of a table that goes into a file
+PROGRESS = ("gossamer: starting", "gossamer: step ")  # not what went wrong
+CAUSES = ("rank ", "server ", "Error: ")  # that lines begin with which say what did
 NO_LOSS = "The script logged no loss, so columns about it are empty. Add session.log(loss=loss.item()) to its loop."
 
 
@@ -91,27 +93,38 @@ def compare_command(
 ) -> None:
     """Train SCRIPT with every --recipe in turn, on the same network and from the same seed. What follows SCRIPT belongs
     to it. All ranks of a run end after the same step."""
-    if plot_file or page_file:
-        check_matplotlib()
+    if plot_file is not None:
+        _check_plot(plot_file)
     console = wide_console(WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
     training = [str(script), *arguments]
     foretold: list[StepTimeEstimate | None] = []
     records: list[Record] = []
-    for recipe in recipes:
-        foretold.append(_foretell(recipe, workers, network, script, arguments, console) if foretelling else None)
-        records.append(_train(recipe, workers, network, limits, training, console))
+    failed: click.ClickException | None = None
     floor = None
-    if unlimited and network is not None:
-        floor = _train("Dense()", workers, None, limits, training, console)
+    try:
+        for recipe in recipes:
+            told = _foretell(recipe, workers, network, script, arguments, console) if foretelling else None
+            records.append(_train(recipe, workers, network, limits, training, console))
+            foretold.append(told)
+        if unlimited and network is not None:
+            floor = _train("Dense()", workers, None, limits, training, console)
+    except click.ClickException as failure:
+        if not records:
+            raise
+        failed = failure  # those before it took their time, and are shown
+    recipes = recipes[: len(records)]
     prices = Prices(per_hour=price_per_hour, per_gigabyte=egress_price_per_gb)
-    told = [each.step_seconds if each else None for each in foretold]
-    found = compare(records, unlimited=floor, target=target, prices=prices, foretold=told)
+    steps = [each.step_seconds if each else None for each in foretold]
+    found = compare(records, unlimited=floor, target=target, prices=prices, foretold=steps)
     _show(found, recipes, console)
     if json_file:
         forecasts = [asdict(each) if each else None for each in foretold]
         write(json_file, {"comparison": asdict(found), "foretold": forecasts, "records": records, "unlimited": floor})
     _draw(found, recipes, records, workers, network, plot_file, page_file)
+    if failed is not None:
+        console.print()
+        raise failed
 
 
 def _foretell(
@@ -131,7 +144,8 @@ def _foretell(
         except GossamerError as error:
             console.print(f"{recipe}: nothing could be foretold: {error}", markup=False)
             return None
-    console.print(f"{recipe} over {network}: foretold {seconds_text(found.step_seconds)} a step", markup=False)
+    unsure = f" ({found.caution})" if found.caution else ""
+    console.print(f"{recipe} over {network}: foretold {seconds_text(found.step_seconds)} a step{unsure}", markup=False)
     return found
 
 
@@ -153,11 +167,22 @@ def _train(
                 tail = [*tail[-40:], line]
                 status.update(f"{recipe}{where}  [dim]{line.strip()[:100]}")
         if run.returncode or not file.exists():
-            raise click.ClickException(f"{shlex.join(command)} ended with {run.returncode}:\n{''.join(tail)}")
+            by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
+            told = [line.rstrip() for line in tail if folder not in line]  # its logs are gone when this is read
+            raise click.ClickException(failure_text(recipe, by_hand, told))
         record: Record = json.loads(file.read_text())
     step = record["seconds_per_step"]["median"]
     console.print(f"{recipe}{where}: {record['steps']} steps, {seconds_text(step)} each", markup=False)
     return record
+
+
+def failure_text(recipe: str, command: Sequence[str], told: Sequence[str]) -> str:
+    """What failed and what to try, then what the run told of it."""
+    said = [line for line in told if line.strip() and not line.startswith(PROGRESS)]
+    causes = [line for line in said if line.startswith(CAUSES)] or said[-1:] or ["it said nothing"]
+    sentence = f"the run with {recipe} has no record, so it cannot be compared: {causes[0].removeprefix('Error: ')}"
+    rest = [line for line in said if line != causes[0]]
+    return "\n".join([sentence, f"To see it by itself: {shlex.join(command)}", *(["", *rest] if rest else [])])
 
 
 def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str | None]:
@@ -172,6 +197,7 @@ def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str 
         "foretold": text(row.foretold_step_seconds, seconds_text),
         "waiting": share_text(row.waiting_share),
         "sent a step": bytes_text(row.bytes_per_step),
+        "rate to hide": text(row.bits_per_second_to_hide, rate_text),
         "steps": str(row.steps),
         f"loss at {seconds_text(found.equal_seconds)}": text(row.loss_at_equal_time, short),
         f"loss at {found.equal_steps} steps": text(row.loss_at_equal_steps, short),
@@ -196,9 +222,12 @@ def _show(found: Comparison, recipes: Sequence[str], console: Console) -> None:
         shown.add_row(*line)
     console.print()
     console.print(shown)
+    console.print(
+        "\nrate to hide: what a worker's line has to send, at least, for a step's bytes to leave while it computes"
+    )
     if found.unlimited_step_seconds is not None:
         floor = seconds_text(found.unlimited_step_seconds)
-        console.print(f"\nover unlimited: of Dense() without a network limit, {floor} a step in this comparison")
+        console.print(f"over unlimited: of Dense() without a network limit, {floor} a step in this comparison")
     console.print(f"\n{NO_LOSS}" if found.metric is None else f"loss: {found.metric} as the script logged it")
 
 
@@ -211,21 +240,26 @@ def _draw(
     plot_file: Path | None,
     page_file: Path | None,
 ) -> None:
-    if not (plot_file or page_file):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        picture = plot_file or Path(folder) / "curves.png"
-        plot([{**record, "recipe": recipe} for record, recipe in zip(records, recipes, strict=True)], picture)
-        if page_file:
-            header, lines = table_text(found, recipes)
-            where = f"on {network}" if network else "without a network limit"
-            write_page(
-                page_file,
-                title=f"{len(recipes)} recipes, {workers} workers, {where}",
-                about="The same training from the same seed, one run after the other. Losses at equal time and equal "
-                "steps are those of the shortest run.",
-                header=header,
-                rows=lines,
-                picture=picture,
-                command=shlex.join(["gossamer", *sys.argv[1:]]),
-            )
+    named = [{**record, "recipe": recipe} for record, recipe in zip(records, recipes, strict=True)]
+    if plot_file is not None:
+        plot(named, plot_file)
+    if page_file is not None:
+        header, lines = table_text(found, recipes)
+        where = f"on {network}" if network else "without a network limit"
+        write_page(
+            page_file,
+            title=f"{len(recipes)} recipes, {workers} workers, {where}",
+            about="The same training from the same seed, one run after the other. Losses at equal time and equal "
+            "steps are those of the shortest run.",
+            header=header,
+            rows=lines,
+            records=named,
+            command=shlex.join(["gossamer", *sys.argv[1:]]),
+        )
+
+
+def _check_plot(path: Path) -> None:
+    try:
+        check_matplotlib()
+    except GossamerError as error:
+        raise click.ClickException(f"{error}; or, without it, --page {path.with_suffix('.html')}") from None

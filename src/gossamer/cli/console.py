@@ -1,22 +1,75 @@
-"""Console output that commands share: progress on standard error, and tables without lines."""
+"""Console output that commands share: text that breaks at words, progress on standard error, tables without lines."""
 
 from __future__ import annotations
 
+import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 Say = Callable[[str], None]
+FILE_COLUMNS = 240  # of text that goes into a file or a pipe
+NARROWEST = 24  # columns for a sentence beside a term; where there are fewer it stands below
 
 
 def wide_console(width: int) -> Console:
     """Standard output; `width` is a table's that goes into a file."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def columns(stream: TextIO) -> int:
+    """The width of what is shown there: $COLUMNS, or the terminal's; FILE_COLUMNS where it is none."""
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isdigit() and int(chosen) > 0:
+        return int(chosen)
+    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else FILE_COLUMNS
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with lines of at most `width` columns, broken between words; each goes on below its own beginning.
+
+    A word that is longer, such as a path, stays whole.
+    """
+    return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
+
+
+def beside(terms: Sequence[tuple[str, str]], width: int, indent: str = "  ") -> Iterator[str]:
+    """Lines of terms and a sentence each: the sentences stand in a column of their own, or below where it is narrow."""
+    column = len(indent) + max(len(term) for term, _ in terms) + 2
+    for term, sentence in terms:
+        if column + NARROWEST > width:
+            yield f"{_wrapped_line(indent + term, width)}\n{_wrapped_line(f'{indent}    {sentence}', width)}"
+        else:
+            first = f"{indent}{term}".ljust(column)
+            yield first + _wrapped_line(" " * column + sentence, width)[column:]
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print to standard error, broken between words. error: what went wrong, in red where there are colors."""
+    lines = wrapped(text, columns(sys.stderr))
+    click.secho(lines, fg="red" if error else None, bold=error, err=True)
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line  # as it is, so that a mark below a letter stays there
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.strip(),
+        max(width, len(indent) + 1),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ import click
 
 from gossamer.cli.options import output_option
 from gossamer.errors import GossamerError
-from gossamer.estimate.profile_runs import assume_profile, profile_script
+from gossamer.estimate.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
-from gossamer.estimate.traffic import TrafficEstimate, estimate_traffic
+from gossamer.estimate.traffic import TrafficEstimate, bits_per_second_to_hide, estimate_traffic
 from gossamer.estimate.user_script import attached_by
 from gossamer.events import Attached
 from gossamer.network import read_network
+from gossamer.observe.units import rate_text, seconds_text
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.strategies import AveragingStage, PeriodicSchedule
 from gossamer.transports.mesh.collective_selector import AUTO
@@ -68,7 +69,7 @@ def _first_positional(args: list[str], start: int) -> int:
 @click.option(
     "--step-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="How long a worker computes in a step, if no SCRIPT shows it.",
+    help="How long a worker computes in a step; with a SCRIPT, instead of timing it here.",
 )
 @click.option(
     "--own-machines",
@@ -89,32 +90,27 @@ def explain(
 ) -> None:
     """Show what RECIPE means, when it talks, what it sends, and what it remembers.
 
-    SCRIPT is run with its ARGS until it calls gossamer.attach: its model is then priced, and nothing is sent. With
-    --network it also makes some steps, alone, and how long they will take on that network is foretold.
+    SCRIPT is run with its ARGS until it calls gossamer.attach: its model is then priced, and nothing is sent. It also
+    makes some steps, alone, which say what line hides them; with --network their time on that network is foretold.
     """
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     try:
         resolved = resolve(recipe, workers)
         model, attached = _model(resolved, script, arguments, parameters)
         traffic = estimate_traffic(resolved, attached, workers=workers)
-        foretold = None
-        if network is not None and is_predictable(resolved):
-            there = read_network(network, workers)  # before anything is measured, since it may be misspelt
-            if script is not None:
-                measured = profile_script(script, arguments, resolved, workers, copies=1 if own_machines else workers)
-            else:
-                measured = assume_profile(attached, resolved, step_seconds or 0.0, workers)
-            foretold = estimate_step_time(resolved, measured, there, workers)
+        step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
     for line in _lines(resolved, model, traffic):
         click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
-    for line in _time_lines(traffic, foretold) if foretold is not None else ():
+    for line in _hiding_lines(resolved, traffic, step):
         click.echo(line, file=sys.stdout)
-    if network is not None and foretold is None:
+    for line in _time_lines(traffic, step.foretold) if step.foretold is not None else ():
+        click.echo(line, file=sys.stdout)
+    if network is not None and step.foretold is None:
         click.echo(f"\n{NOT_PREDICTABLE}")
     if json_file is not None:
-        json_file.write_text(json.dumps(_record(resolved, model, traffic, foretold), indent=2) + "\n")
+        json_file.write_text(json.dumps(_record(resolved, model, traffic, step), indent=2) + "\n")
 
 
 def _refuse_contradictions(
@@ -125,17 +121,48 @@ def _refuse_contradictions(
             "SCRIPT has a model, so --parameters would contradict it. Leave out one of the two: "
             f"gossamer explain '{recipe}' {script}"
         )
-    if script is not None and step_seconds is not None:
-        raise click.UsageError(
-            "SCRIPT shows how long a step takes, so --step-seconds would contradict it. Leave it out."
-        )
     if network is not None and script is None and step_seconds is None:
         raise click.UsageError(
             "how long a worker computes in a step is not known, and the time of a step follows from it. Name a SCRIPT, "
             f"or say it: gossamer explain '{recipe}' --network {network} --step-seconds 0.2"
         )
-    if network is None and step_seconds is not None:
-        raise click.UsageError("--step-seconds is for foretelling a step on a network: add --network 100mbit,20ms.")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is known of a step's time."""
+
+    compute_seconds: float | None
+    foretold: StepTimeEstimate | None = None  # on the network, if there is one
+    unknown: str | None = None  # why a script's step could not be timed
+
+
+def _step(
+    recipe: Recipe,
+    model: Attached,
+    script: Path | None,
+    arguments: tuple[str, ...],
+    workers: int,
+    network: str | None,
+    step_seconds: float | None,
+    own_machines: bool,
+) -> _Step:
+    """As given, or as the script takes; on a network, foretold from that."""
+    there = read_network(network, workers) if network is not None else None  # first, since it may be misspelt
+    copies = 1 if own_machines or there is None else workers
+    if there is None or not is_predictable(recipe):
+        if script is None or step_seconds is not None:
+            return _Step(step_seconds)
+        try:  # how long it computes does not depend on the recipe
+            return _Step(profile_script(script, arguments, resolve(None), workers, copies).compute_seconds)
+        except ProfileError as error:
+            return _Step(None, unknown=str(error))
+    if step_seconds is not None:
+        measured = assume_profile(model, recipe, step_seconds, workers)
+    else:
+        assert script is not None  # or the options would have been refused
+        measured = profile_script(script, arguments, recipe, workers, copies)
+    return _Step(measured.compute_seconds, estimate_step_time(recipe, measured, there, workers))
 
 
 def _model(
@@ -171,6 +198,31 @@ def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str
     yield f"  {'other state':<28}{traffic.other_state_bytes:>20,}"
     if traffic.strategy_bytes:
         yield f"  {'for the strategy':<28}{traffic.strategy_bytes:>20,}"
+
+
+def _hiding_lines(recipe: Recipe, traffic: TrafficEstimate, step: _Step) -> Iterator[str]:
+    """The rate that a worker's line needs so that sending hides behind computing."""
+    if not traffic.bytes_sent:
+        return
+    yield ""
+    if step.compute_seconds is None:
+        yield f"To hide, the {8 * traffic.bytes_sent_per_pass:,.0f} bits of a backward pass have to leave while a step"
+        yield "computes. For the rate that this takes, name a SCRIPT, or say the time: --step-seconds 0.2"
+        if step.unknown is not None:
+            yield f"({step.unknown})"
+        return
+    computing = seconds_text(step.compute_seconds)
+    yield f"To hide behind the {computing} that a step computes, each worker has to send at least:"
+    for name, rate in _rates_to_hide(traffic, step.compute_seconds).items():
+        yield f"  {name:<28}{rate_text(rate):>20}"
+    stage = recipe.strategy.steady_stage
+    if isinstance(stage, AveragingStage) and not stage.schedule.delay:
+        yield "on average: its rounds come all at once, and without a delay workers wait for each, over any line"
+
+
+def _rates_to_hide(traffic: TrafficEstimate, compute_seconds: float) -> dict[str, float]:
+    sent = {"this recipe": traffic.bytes_sent_per_pass, "dense float32 ring": traffic.dense_bytes_sent}
+    return {name: bits_per_second_to_hide(nbytes, compute_seconds) for name, nbytes in sent.items()}
 
 
 def _cycle(traffic: TrafficEstimate) -> str:
@@ -251,6 +303,8 @@ def _time_lines(traffic: TrafficEstimate, foretold: StepTimeEstimate) -> Iterato
         f"{foretold.codec_seconds:.4f} compressing "
         f"{inputs['buckets']} bucket{'s' * (inputs['buckets'] != 1)}"
     )
+    if foretold.caution is not None:
+        yield foretold.caution
 
 
 def _table(traffic: TrafficEstimate) -> Iterator[tuple[str, str, float]]:
@@ -270,7 +324,8 @@ def _comparison(traffic: TrafficEstimate) -> str:
     return f"   {traffic.share_of_dense:.2%} of the ring's"
 
 
-def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, foretold: StepTimeEstimate | None) -> dict[str, Any]:
+def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, step: _Step) -> dict[str, Any]:
+    foretold, seconds = step.foretold, step.compute_seconds
     batches = _batches(recipe, traffic.workers)
     return {
         "recipe": repr(recipe),
@@ -289,6 +344,8 @@ def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, foretold: Step
         "bytes_sent_per_step": traffic.bytes_sent,
         "dense_bytes_sent_per_step": traffic.dense_bytes_sent,
         "share_of_dense": traffic.share_of_dense,
+        "compute_seconds": seconds,
+        "bits_per_second_to_hide": None if seconds is None else _rates_to_hide(traffic, seconds),
         "memory_bytes": {
             "residuals": traffic.residual_bytes,
             "other_state": traffic.other_state_bytes,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from io import StringIO
 
 import click
 
 from gossamer.cli.bench import bench
+from gossamer.cli.checkpoint import checkpoint_command
 from gossamer.cli.compare import compare_command
+from gossamer.cli.console import say
 from gossamer.cli.doctor import doctor
 from gossamer.cli.explain import explain
 from gossamer.cli.recipes import recipes
+from gossamer.cli.record import record_command
 from gossamer.cli.rehearse import rehearse
+from gossamer.cli.resize import resize_command
 from gossamer.cli.run import run
 from gossamer.cli.terminal_encoding import write_plainly
 from gossamer.errors import GossamerError
@@ -24,14 +29,32 @@ def gossamer() -> None:
     """Train PyTorch models across machines that talk less."""
 
 
-for command in (run, compare_command, explain, rehearse, doctor, recipes, bench):
+for command in (
+    run,
+    resize_command,
+    compare_command,
+    record_command,
+    checkpoint_command,
+    explain,
+    rehearse,
+    doctor,
+    recipes,
+    bench,
+):
     gossamer.add_command(command)
 
 
 def main() -> None:
     write_plainly(sys.stdout, sys.stderr)
     try:
-        gossamer(prog_name="gossamer")
+        sys.exit(gossamer.main(prog_name="gossamer", standalone_mode=False))
+    except click.ClickException as refusal:
+        said = StringIO()
+        refusal.show(said)
+        say(said.getvalue().rstrip())
+        sys.exit(refusal.exit_code)
+    except click.Abort:
+        sys.exit("Aborted!")
     except GossamerError as error:
-        click.echo(f"Error: {error}", err=True)
+        say(f"Error: {error}")
         sys.exit(1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,15 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     if path is not None and not os.access(path.parent, os.W_OK):
         raise click.BadParameter(f"{path.parent} cannot be written, so there would be no {path.name}: name another")
     return path
+
+
+def check_installed(*packages: str) -> None:
+    """Refuse to start processes that would fail over a package that is not there, each with a traceback of its own."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise click.ClickException(
+            f"{' and '.join(missing)} cannot be found by {sys.executable}, and no worker could start without. "
+            f"Write: {sys.executable} -m pip install {' '.join(missing)}"
+        )
 
 
 def output_option(name: str, help_text: str) -> Callable[[Command], Command]:

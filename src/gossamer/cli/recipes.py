@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
+from gossamer.cli.console import beside, columns, wrapped
 from gossamer.recipes.catalog import PRESETS, describe
 from gossamer.recipes.recipe import KINDS, resolve
 
@@ -20,7 +23,7 @@ def recipes() -> None:
 
 
 def _print_group(title: str, lines: list[tuple[str, str]]) -> None:
-    width = max(len(example) for example, _ in lines)
-    click.secho(title, bold=True)
-    for example, sentence in lines:
-        click.echo(f"  {example:{width}}  {sentence}")
+    width = columns(sys.stdout)
+    click.secho(wrapped(title, width), bold=True)
+    for line in beside(lines, width):
+        click.echo(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -16,36 +15,68 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from gossamer.cli.console import say
+from gossamer.cli.elastic import (
+    WorkerCount,
+    check_emulation,
+    elastic_starter,
+    first_workers,
+    join_option,
+    listen_option,
+    most_workers,
+    read_elasticity,
+)
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.options import (
     Machines,
     check_collective,
+    check_installed,
     check_recipe,
     emulation_option,
     machine_options,
     output_option,
 )
+from gossamer.cli.program import TrainingProgram, program_argument
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
+from gossamer.events import Ended
+from gossamer.launch import parent_watchdog
 from gossamer.launch.failure import Failure, Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.follow import log_path
+from gossamer.launch.logs.run_files import RunFiles
+from gossamer.launch.member_launcher import Elasticity
+from gossamer.launch.startup import Startup
+from gossamer.launch.worker_range import WorkerRange
 from gossamer.network import Network
 from gossamer.observe import record as records
+from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
 from gossamer.transports.mesh.collective_selector import WISHES
 
+WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
 NEVER_ATTACHED = (
     "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
     "training loop: session = gossamer.attach(model, optimizer)"
 )
+NOT_WRITTEN = (
+    "the record could not be written to {file} ({reason}), so this table is all there is of it yet. What was logged is "
+    "kept beside the logs; once there is room, `gossamer record {logs}` makes the record of it."
+)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Workers on this machine.")
+@click.option(
+    "--workers",
+    type=WorkerCount(),
+    default=2,
+    show_default=True,
+    metavar="N|MIN:MAX[:FIRST]",
+    help="Workers on this machine. MIN:MAX: an elastic run, whose workers come and go; it begins with FIRST, or MAX.",
+)
 @click.option(
     "--servers",
     type=click.IntRange(0),
@@ -68,7 +99,14 @@ NEVER_ATTACHED = (
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Restart all workers so often; with --servers or Gossip('pairwise'), each lost one alone.",
+    help="Restart all workers so often; in elastic runs, with --servers or Gossip('pairwise'), each lost one alone.",
+)
+@click.option(
+    "--grace-seconds",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="How long workers may save after Ctrl-C (KeyboardInterrupt in SCRIPT) or SIGTERM.",
 )
 @click.option(
     "--token-file",
@@ -80,15 +118,16 @@ NEVER_ATTACHED = (
     "--tls",
     type=click.Path(path_type=Path),
     callback=check_certificates,
-    help="Encrypt talks with servers and single neighbours: a folder with cert.pem, key.pem, ca.pem.",
+    help="Encrypt what workers and servers tell each other: a folder with cert.pem, key.pem, ca.pem.",
 )
 @emulation_option
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
+@join_option
+@listen_option
 @machine_options
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@program_argument
 def run(
-    workers: int,
+    workers: int | WorkerRange,
     servers: int,
     recipe: str | None,
     collective: str | None,
@@ -96,71 +135,93 @@ def run(
     plot_file: Path | None,
     logs: Path | None,
     max_restarts: int,
+    grace_seconds: float,
     token_file: Path | None,
     tls: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
+    join: tuple[str, int] | None,
+    listen: tuple[str, int] | None,
     machines: Machines,
-    script: Path,
-    arguments: tuple[str, ...],
+    program: TrainingProgram,
 ) -> None:
-    """Run SCRIPT on several workers. What follows SCRIPT belongs to it.
+    """Run SCRIPT on several workers. What follows SCRIPT belongs to it. For a module write -m package.train.
 
     With --network each worker and server has a host of its own on an emulated network. Faults (cut, slow, stop, kill)
     happen to hosts and workers by number, servers after the workers, in seconds after training began.
+
+    With --workers MIN:MAX workers may be lost and join while the others train on: from other machines by --join.
+    `gossamer resize` changes MAX. Fewer than MIN wait for others as long as GOSSAMER_TIMEOUT says; then the run ends
+    with exit code 75, and may be resumed.
     """
+    elasticity = read_elasticity(
+        workers,
+        machines,
+        join=join,
+        listen=listen,
+        token_file=token_file,
+        servers=servers,
+        network_text=network_text,
+    )
     serving = read_serving(servers, machines)
-    faults = tuple(read_fault(text, workers + servers) for text in fault_texts)
-    network = machines.emulated(network_text, workers + servers)
+    faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
+    network = machines.emulated(network_text, most_workers(workers) + servers)
+    check_installed(*WORKERS_NEED)
     if plot_file is not None:
         check_matplotlib()
     planned = enter(network, faults)
+    check_emulation(elasticity, planned)
     job = Job(
-        script=script,
-        arguments=arguments,
-        workers=workers,
+        **vars(program),
+        workers=first_workers(workers),
         **vars(machines),
         recipe=recipe,
         token_file=token_file,
         max_restarts=max_restarts,
+        grace_seconds=grace_seconds,
         logs=logs or _new_logs(),
         worker_module="gossamer.cli.worker",
         settings={
             name: str(value) for name, value in (("GOSSAMER_COLLECTIVE", collective), ("GOSSAMER_TLS", tls)) if value
         },
     )
-    sys.exit(_run(job, Surroundings(network, planned, faults, serving), json_file, plot_file))
+    sys.exit(_run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file))
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Network, faults and servers of a run."""
+    """Network, faults, servers and elasticity of a run."""
 
     network: Network | None  # to emulate, if any
     planned: EmulationPlan | None  # how
     faults: tuple[Fault, ...]
     serving: Serving | None  # dedicated servers, if any
+    elasticity: Elasticity | None  # how workers come and go, if they do
 
 
 def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
     console, aside = Console(highlight=False), Console(stderr=True, highlight=False)
     with _private_directory(job.logs) as directory:
-        live = LiveView(directory, job.local_ranks)
+        live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
         terminal = Terminal(live, console, aside)
         try:
             with emulate(around.network, around.planned, terminal.note) as emulation:
                 faults = schedule(around.faults, emulation, directory, terminal.note)
-                start = starter(job, around.serving, emulation)
+                start = (
+                    elastic_starter(job, around.elasticity, emulation, live)
+                    if around.elasticity is not None
+                    else starter(job, around.serving, emulation)
+                )
                 outcome = _launch(start, directory, terminal, live, emulation, faults)
                 network = emulation.record()
         except PeerLost as lost:  # a server that no restart brings back
-            click.secho(f"\n{lost}", fg="red", bold=True, err=True)
+            _report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
+            say(f"\n{lost}", error=True)
             _say_how_to_go_on(live.progress.checkpoint)
             return 1
+        _report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
         if outcome.exit_code:
             _explain_end(job, outcome, live.progress.checkpoint)
-        else:
-            _report(job, directory, network, terminal, json_file, plot_file)
     return outcome.exit_code
 
 
@@ -180,23 +241,36 @@ def _launch(
     return outcome
 
 
+def _ended(outcome: Outcome) -> Ended:
+    if outcome.signal is not None or outcome.resumable:
+        return "interrupted"
+    return "failed" if outcome.exit_code else "finished"
+
+
 def _report(
     job: Job,
     directory: Path,
     network: records.Record,
+    ended: Ended,
     terminal: Terminal,
     json_file: Path | None,
     plot_file: Path | None,
 ) -> None:
     ranks = records.read_ranks(directory)
     if not ranks:
-        terminal.note(NEVER_ATTACHED.format(script=job.script))
+        if ended == "finished":
+            terminal.note(NEVER_ATTACHED.format(script=job.script))
+        records.discard_logs(directory)
         return
-    record = records.merge(ranks, network)
+    record = records.merge(ranks, network, ended)
     kept = job.logs / "record.json"
-    for file in {kept, json_file or kept}:
-        records.write(file, record)
     files = {"record": str(json_file or kept), "logs": str(job.logs)}
+    try:
+        for file in {kept, json_file or kept}:
+            records.write(file, record)
+        records.discard_logs(directory)
+    except OSError as error:
+        terminal.note(NOT_WRITTEN.format(file=files.pop("record"), reason=error.strerror, logs=job.logs))
     if plot_file is not None:
         plot([record], plot_file)
         files["picture"] = str(plot_file)
@@ -207,30 +281,30 @@ def _explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | Non
     if outcome.failure is not None:
         _explain_failure(job, outcome.failure)
     elif outcome.signal is not None:
-        click.echo(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.", err=True)
-        click.echo(f"Logs: {job.logs}", err=True)
+        say(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.\nLogs: {job.logs}")
+    elif outcome.resumable:
+        say(f"\n{outcome.resumable}. The workers that were left have ended.\nLogs: {job.logs}", error=True)
+        if checkpoint is None:
+            say("No checkpoint was saved, so the same command begins anew: session.save(DIRECTORY) saves one.")
     _say_how_to_go_on(checkpoint)
 
 
 def _say_how_to_go_on(checkpoint: dict[str, object] | None) -> None:
     if checkpoint is not None:
         where, step = checkpoint["directory"], checkpoint["step"]
-        click.echo(
-            f"A checkpoint of step {step} is in {where}. To go on from it, run the same command again:",
-            err=True,
-        )
+        say(f"A checkpoint of step {step} is in {where}. To go on from it, run the same command again:")
         click.echo(f"  {shlex.join(['gossamer', *sys.argv[1:]])}", err=True)
 
 
 def _explain_failure(job: Job, failure: Failure) -> None:
-    click.secho(f"\n{failure}", fg="red", bold=True, err=True)
+    say(f"\n{without_controls(str(failure))}", error=True)
     if failure.traceback:
-        click.echo(f"\n{failure.traceback}", err=True)
+        click.echo(f"\n{without_controls(failure.traceback)}", err=True)
     others = job.workers - 1
     if others:
         text = f"The other {others} workers were" if others > 1 else "The other worker was"
-        click.echo(f"{text} stopped, where still at work.", err=True)
-    click.echo(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}", err=True)
+        say(f"{text} stopped, where still at work.")
+    say(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}")
 
 
 def _new_logs() -> Path:
@@ -257,7 +331,7 @@ def _nowhere(logs: Path, error: OSError) -> click.UsageError:
 
 @contextmanager
 def _private_directory(logs: Path) -> Iterator[Path]:
-    """On the same disk as the logs, because it holds as much; gone at the end."""
+    """On the same disk as the logs, because it holds as much; gone at the end, but for event logs without a record."""
     try:
         logs.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=".run-", dir=logs)).resolve()
@@ -266,4 +340,4 @@ def _private_directory(logs: Path) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        parent_watchdog.remove(directory)

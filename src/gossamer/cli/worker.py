@@ -11,7 +11,8 @@ from gossamer import events
 from gossamer.emulation.interface_counters import sent_bytes
 from gossamer.environment.run_settings import restarts_alone
 from gossamer.launch import worker
-from gossamer.launch.logs.run_files import RUN_DIRECTORY
+from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles
+from gossamer.launch.startup import StageMarks
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target
 from gossamer.runtime.open_sessions import open_sessions
@@ -21,15 +22,22 @@ UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"
 
 
 def main() -> None:
+    directory, rank = Path(os.environ[RUN_DIRECTORY]), int(os.environ["RANK"])
     recorder = Recorder(
-        Path(os.environ[RUN_DIRECTORY]),
-        int(os.environ["RANK"]),
-        steps_live=os.environ["LOCAL_RANK"] == "0" or restarts_alone(),  # where rank 0 may be lost, others report
+        directory,
+        rank,
+        steps_live=os.environ["LOCAL_RANK"] == "0" or _others_report(),
         interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
     )
     events.subscribe(recorder)
-    _watch_for_the_end(int(os.environ["RANK"]))
-    worker.main(finish=recorder.write)
+    events.subscribe(StageMarks(RunFiles(directory), rank, worker.current_attempt()))
+    _watch_for_the_end(rank)
+    worker.main(finish=recorder.close)
+
+
+def _others_report() -> bool:
+    """Whether rank 0 may be lost while others train on."""
+    return restarts_alone() or "GOSSAMER_ELASTIC" in os.environ
 
 
 def _counter(header_bytes: str | None) -> Callable[[], int] | None:

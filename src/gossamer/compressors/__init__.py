@@ -1,32 +1,48 @@
 """Compressors: rules for what travels when a group agrees on the mean of many tensors. A file for each algorithm.
 
 base            Compressor (any script of collective operations) and Codec (an encoder and a decoder)
-wrapper         compressors around another: error_feedback, route, sharded, hierarchical, warmup, chain
+wrapper         compressors around another: error_feedback, route, sharded, hierarchical, warmup, chain, rotated
 dense           everything, in full or half precision
 int8, float4, sign_magnitude, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize: what they share
-topk, threshold, randomk, dgc, sparse_allreduce                few entries; index_regions: who adds up which of them
+topk, threshold, dgc, sparse_allreduce                         few entries; index_regions: who adds up which of them
+arc_topk, shared_mask, randomk  few entries at the same places on all ranks; shared_places: their mean; row_blocks,
+                mask_parts: how places are found, by rows or by parts
 powersgd        two thin factors of a matrix
-onebit_adam     Adam's momentum, once its variance is frozen
+momentum_wrapper  compressors that do a part of the optimizer's work around another:
+adam_momentum   Adam's momentum travels: onebit_adam (its variance is frozen), compressed_adam (which follows by a rule)
+adam_update     Adam's update travels, of moments that each worker has for itself
+micro_adam      gradients travel, and Adam's moments are those of the last few that arrived
+demo            momentum of one's own, of which the largest coefficients travel
+settling        when a warm-up without a number of steps goes on
+feedback_rules  what Feedback remembers: losses, or what the others know
 point_to_point  any compressor between two peers: encode and decode one message
+ownership       which part of an optimizer's work a compressor takes, and the rule by which parameters then move
 decoding        what a group sent: sums that leave their range, and who sent what nobody can read
 distortion      how much of a random input a compressor loses
 """
 
+from gossamer.compressors.adam_update import AdamUpdate
+from gossamer.compressors.arc_topk import ARCTopK
 from gossamer.compressors.base import Codec, Compressor
 from gossamer.compressors.chain import Chain
+from gossamer.compressors.compressed_adam import CompressedAdam
+from gossamer.compressors.demo import DeMo
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.dgc import DGC
 from gossamer.compressors.error_feedback import Feedback
 from gossamer.compressors.float4 import Float4
 from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.compressors.int8 import Int8
+from gossamer.compressors.micro_adam import MicroAdam
 from gossamer.compressors.onebit import OneBit
 from gossamer.compressors.onebit_adam import OneBitAdam
 from gossamer.compressors.powersgd import PowerSGD
 from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.randomk import RandomK
+from gossamer.compressors.rotated import Rotated
 from gossamer.compressors.route import Route
 from gossamer.compressors.sharded import Sharded
+from gossamer.compressors.shared_mask import SharedMask
 from gossamer.compressors.sign_magnitude import SignMagnitude
 from gossamer.compressors.sparse_allreduce import SparseSum
 from gossamer.compressors.terngrad import TernGrad
@@ -38,20 +54,27 @@ from gossamer.compressors.warmup import Warmup
 __all__ = [
     "DGC",
     "QSGD",
+    "ARCTopK",
+    "AdamUpdate",
     "Chain",
     "Codec",
+    "CompressedAdam",
     "Compressor",
+    "DeMo",
     "Dense",
     "Feedback",
     "Float4",
     "Hierarchical",
     "Int8",
+    "MicroAdam",
     "OneBit",
     "OneBitAdam",
     "PowerSGD",
     "RandomK",
+    "Rotated",
     "Route",
     "Sharded",
+    "SharedMask",
     "SignMagnitude",
     "SparseSum",
     "TernGrad",

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from gossamer.compressors.decoding import decode_heard, decoded_by
-from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.compressors.ownership import Ownership
+from gossamer.core.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.core.ops import AllGather, Payload
 from gossamer.core.term import Term
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, scratch_for, scratch_like
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ownership:
-    """A compressor applies the momentum of such an `optimizer` in its place, once `start` exchanges were committed."""
-
-    optimizer: type[Optimizer]
-    start: int = 0
 
 
 class Decoder(Protocol):
@@ -63,6 +55,22 @@ class Compressor(Term, ABC):
         """The decoders of one worker's message over such a layout, part by part in the order of its tensors; None where
         only the whole script can decode it."""
         return None
+
+    @property
+    def incremental(self) -> bool:
+        """Whether a message is a change to those before it, so that it means nothing to who has not heard them all."""
+        return False
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the form of a message follows from those before it, so that who has not heard them all cannot tell
+        what it is."""
+        return False
+
+    def denser(self) -> Sequence[Compressor]:
+        """The same with more entries, from a quarter of all downwards: what a warm-up may pass through, since they
+        remember the same. Empty where it has no number of entries to choose."""
+        return ()
 
     @property
     def must_be_outermost(self) -> bool:
@@ -211,6 +219,9 @@ def aggregate_finite(
     except NotFinite:
         lost()
         x.flat.zero_()
-    # What is still owed may be what cannot be sent; nothing of this attempt will be remembered.
+    # What is still owed may be what cannot be sent; nothing of this attempt will be remembered. What it looks like to
+    # the others must be what they look for.
+    blank = compressor.init(x, at)
+    blank.update({key: state[key] for key in blank if key.rpartition(".")[2] == FORM})
     with decoded_by(compressor):
-        return (yield from compressor.aggregate(x, compressor.init(x, at), at, out))
+        return (yield from compressor.aggregate(x, blank, at, out))

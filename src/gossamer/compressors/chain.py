@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,9 @@ class Chain(Codec):
     @property
     def wants_feedback(self) -> bool:
         return self.first.wants_feedback
+
+    def denser(self) -> Sequence[Chain]:
+        return [replace(self, first=first) for first in self.first.denser()]
 
     def chosen(self, layout: Layout) -> Layout:
         """The layout of the values that `first` chooses: k in one dimension per tensor."""

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from gossamer.compressors.base import Codec, Compressor, Ownership, mean_buffer_like, with_mean_in
+from gossamer.compressors.base import Codec, Compressor, mean_buffer_like, with_mean_in
 from gossamer.compressors.decoding import decode_heard, expect_tensors
 from gossamer.compressors.dense import Dense
 from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.ownership import Ownership, UpdateRule
 from gossamer.compressors.topk import (
     chosen,
     dearer_than_dense,
@@ -78,7 +79,7 @@ class DGC(Compressor):
         return True
 
     def owns_momentum(self, slot: Slot) -> Ownership:
-        return Ownership(optimizer=SGD)
+        return Ownership(optimizers=(SGD,), rule=UpdateRule.VELOCITY)
 
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
         zeros = torch.zeros_like(like.flat, dtype=accumulation_dtype(like.flat.dtype))

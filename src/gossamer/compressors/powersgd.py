@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor
+from gossamer.compressors.base import Compressor, mean_buffer_like, with_mean_in
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
+from gossamer.core.identity import Itself
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import AllReduceMean
-from gossamer.errors import NotFinite, require
-from gossamer.kernels import HEADROOM, all_finite, orthonormal, within_range
+from gossamer.errors import require
+from gossamer.kernels import (
+    HEADROOM,
+    Factoring,
+    Residual,
+    all_finite,
+    back_project,
+    expand,
+    orthonormalize,
+    project,
+    scratch_like,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,56 +71,48 @@ class PowerSGD(Compressor):
         return State({"q": q})
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
-        if not within_range(x.flat, HEADROOM * at.world):
-            raise NotFinite("a number is not finite, or too large for sums over the group")
-        q = state["q"]
-        matrices = [slot for slot in x.layout if slot.name in q.layout.by_name]
-        others = [slot for slot in x.layout if slot.name not in q.layout.by_name]
-        xs = {slot.name: _matrix(slot, x.flat).to(q.flat.dtype) for slot in matrices}
+        return self._aggregate(x, None, state["q"], at, out)
 
-        first = torch.cat(
-            [(xs[slot.name] @ q[slot.name]).view(-1) for slot in matrices]
-            + [slot.flat_view(x.flat).to(q.flat.dtype) for slot in others]
-        )
-        plain = {slot.name: slot.flat_view(x.flat).to(q.flat.dtype, copy=True) for slot in others}
-        first = yield AllReduceMean(first, first)
-        parts = first.split([slot.shape[0] * self.rank for slot in matrices] + [slot.numel for slot in others])
+    def aggregate_compensated(
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
+    ) -> Aggregation:
+        return self._aggregate(x, residual, state["q"], at, out)
+
+    def _aggregate(
+        self, x: FlatTensors, residual: Residual | None, q: FlatTensors, at: AggregationContext, out: Tensor | None
+    ) -> Aggregation:
+        factoring = _factoring(Itself(x.layout), self.rank, q.layout.names)
+        first = project(x.flat, factoring, q.flat, HEADROOM * at.world, residual)
+        others = first[factoring.left_numel :].clone()  # of this worker
+        first = (yield AllReduceMean(first, first)).clone()  # what was sent may be kept as a message
         finite = all_finite(first)  # of the mean, so every rank comes to the same conclusion
         if not finite:
             first.zero_()
-        thin = [part.view(-1, self.rank) for part in parts[: len(matrices)]]
-        ps = dict(zip((slot.name for slot in matrices), orthonormal(thin) if thin else [], strict=True))
-
-        mine = FlatTensors(torch.empty_like(q.flat), q.layout)
-        for name, p in ps.items():
-            torch.mm(xs[name].T, p, out=mine[name])
+        orthonormalize(factoring, first)
+        wanted, left = (x.flat, None) if residual is None else (residual.after, residual.after)
+        mine = back_project(wanted, factoring, first, left)
 
         def own() -> Tensor:
-            whole = torch.empty_like(x.flat, dtype=q.flat.dtype)
-            for slot in matrices:
-                _write(slot, whole, ps[slot.name] @ mine[slot.name].T)
-            for slot in others:
-                slot.flat_view(whole).copy_(plain[slot.name])
+            whole = scratch_like(x.flat, q.flat.dtype)
+            expand(factoring, torch.cat([first[: factoring.left_numel], others]), mine, whole)
             return whole
 
-        following = FlatTensors((yield AllReduceMean(mine.flat)), q.layout)
+        following = FlatTensors((yield AllReduceMean(mine)), q.layout)
 
-        mean = torch.empty_like(x.flat) if out is None else out
-        for slot in matrices:
-            _write(slot, mean, ps[slot.name] @ following[slot.name].T)
-        for slot, part in zip(others, parts[len(matrices) :], strict=True):
-            slot.flat_view(mean).copy_(part)
-        return AggregationResult(
+        mean = mean_buffer_like(x.flat, out)
+        expand(factoring, first, following.flat, mean)
+        staged = AggregationResult(
             mean=mean,
             own_contribution=own,
             next_state=State({"q": following}),
             finite=finite and all_finite(following.flat),
         )
+        return with_mean_in(staged, out)
 
 
-def _matrix(slot: Slot, flat: Tensor) -> Tensor:
-    return slot.view(flat).reshape(slot.shape[0], -1)
-
-
-def _write(slot: Slot, flat: Tensor, matrix: Tensor) -> None:
-    slot.view(flat).copy_(matrix.view(slot.shape))
+@lru_cache(maxsize=256)
+def _factoring(layout: Itself[Layout], rank: int, cut: tuple[str, ...]) -> Factoring:
+    """Found once: the same layout comes again at every step."""
+    slots, names = layout.item.slots, set(cut)
+    tensors = [(slot.shape, slot.stride, slot.offset) for slot in slots]
+    return Factoring.of(rank, tensors, [slot.name in names for slot in slots])

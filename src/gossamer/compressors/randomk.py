@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gossamer.compressors.base import Compressor
-from gossamer.compressors.topk import require_density, share
+from gossamer.compressors.shared_places import mean_at, refuse_large, refuse_nonsense
+from gossamer.compressors.topk import densities, require_density, shares
 from gossamer.core import rng
-from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.aggregation import Aggregation, AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
-from gossamer.core.ops import AllReduceMean
-from gossamer.errors import NotFinite
-from gossamer.kernels import Residual, all_finite, within_range
+from gossamer.kernels import Residual
 from gossamer.kernels.reference.counter_rng import uniform
+
+MOST_KEPT = 2**16  # places whose runs are remembered from step to step
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,31 +43,36 @@ class RandomK(Compressor):
     def wants_feedback(self) -> bool:
         return self.feedback
 
+    def denser(self) -> Sequence[RandomK]:
+        return [replace(self, density=density) for density in densities(self.density)]
+
     def places(self, layout: Layout, at: AggregationContext, device: torch.device | str = "cpu") -> Tensor:
         """(k,) int64: the places drawn for this step, the same on every rank, ascending in the whole buffer."""
         key = rng.address(at.seed, at.step, layout.names[0], "places")
         return draw(layout.sizes, self._counts(layout), key, device)
 
-    def _counts(self, layout: Layout) -> list[int]:
-        return [share(self.density, size) for size in layout.sizes]
+    def _counts(self, layout: Layout) -> tuple[int, ...]:
+        return shares(self.density, layout.sizes)
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
-        _refuse_nonsense(x.flat)
+        refuse_nonsense(x.flat)
         places = self.places(x.layout, at, x.flat.device)
-        values = x.flat[places].to(accumulation_dtype(x.flat.dtype))
+        values = x.flat.index_select(0, places).to(accumulation_dtype(x.flat.dtype))
         if not self.feedback:
             values *= self._scales(x.layout, values)
-        return (yield from _agree(values, places, x.flat, at, out))
+        refuse_large(values, at)
+        return (yield from mean_at(values, places, x.flat, out))
 
     def aggregate_compensated(
         self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         wanted = torch.add(x.flat, residual.before, out=residual.after)
-        _refuse_nonsense(wanted)
+        refuse_nonsense(wanted)
         places = self.places(x.layout, at, x.flat.device)
-        values = wanted[places]
+        values = wanted.index_select(0, places)
         wanted.index_fill_(0, places, 0)
-        return (yield from _agree(values, places, x.flat, at, out))
+        refuse_large(values, at)
+        return (yield from mean_at(values, places, x.flat, out))
 
     def _scales(self, layout: Layout, values: Tensor) -> Tensor:
         """n/k of the tensor that each value came from: (k,)."""
@@ -74,28 +81,6 @@ class RandomK(Compressor):
         return torch.tensor(scales, dtype=values.dtype, device=values.device).repeat_interleave(
             torch.tensor(counts, device=values.device), output_size=len(values)
         )
-
-
-def _refuse_nonsense(x: Tensor) -> None:
-    if not all_finite(x):
-        raise NotFinite("a number is not finite, or too large to be added to what is still owed")
-
-
-def _agree(values: Tensor, places: Tensor, x: Tensor, at: AggregationContext, out: Tensor | None) -> Aggregation:
-    """Agree on the mean of values that stand at the same places of x on every rank."""
-    if not within_range(values, at.world):
-        raise NotFinite("a number is too large for the sum over the group")
-    told = yield AllReduceMean(values)
-
-    def spread(numbers: Tensor, whole: Tensor) -> Tensor:
-        return whole.zero_().index_copy_(0, places, numbers.to(whole.dtype))
-
-    blank = x.new_empty(0, dtype=values.dtype)
-    mean = spread(told, blank.new_empty(len(x)) if out is None else out)
-    finite = all_finite(told) and (mean.dtype == told.dtype or all_finite(mean))
-    return AggregationResult(
-        mean=mean, own_contribution=lambda: spread(values, blank.new_empty(mean.shape)), finite=finite
-    )
 
 
 def draw(sizes: Sequence[int], counts: Sequence[int], key: int, device: torch.device | str = "cpu") -> Tensor:
@@ -109,12 +94,30 @@ def draw(sizes: Sequence[int], counts: Sequence[int], key: int, device: torch.de
     if torch.device(device).type == "meta":
         return torch.empty(total, dtype=torch.int64, device=device)
     bits = (uniform(key, total + 2 * len(counts), device) * 2.0**24).long()
-    size, count = torch.tensor([list(sizes), list(counts)], dtype=torch.int64, device=device)
-    tensor = torch.arange(len(counts), device=device).repeat_interleave(count, output_size=total)
+    runs = (_runs if total <= MOST_KEPT else _runs.__wrapped__)(tuple(sizes), tuple(counts), torch.device(device))
     begin = bits[total:].view(2, -1)[0] * 2**24 + bits[total:].view(2, -1)[1]  # 48 bits: even for any tensor
+    place = runs.low + (runs.length * bits[:total] >> 24)
+    turned = (place + begin[runs.tensor]) % runs.size + runs.offset
+    return torch.sort(turned).values
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What each place is drawn from: (k,) int64 each. The same at every step."""
+
+    tensor: Tensor  # its number
+    size: Tensor  # its entries
+    offset: Tensor  # where it begins in the buffer
+    low: Tensor  # where the run begins in the tensor
+    length: Tensor  # the run's
+
+
+@lru_cache(maxsize=64)
+def _runs(sizes: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> _Runs:
+    total = sum(counts)
+    size, count = torch.tensor([sizes, counts], dtype=torch.int64, device=device)
+    tensor = torch.arange(len(counts), device=device).repeat_interleave(count, output_size=total)
     run = torch.arange(total, device=device) - (count.cumsum(0) - count)[tensor]
     n, k = size[tensor], count[tensor]
     low, high = run * n // k, (run + 1) * n // k
-    place = low + ((high - low) * bits[:total] >> 24)
-    turned = (place + begin[tensor]) % n + (size.cumsum(0) - size)[tensor]
-    return torch.sort(turned).values
+    return _Runs(tensor, n, (size.cumsum(0) - size)[tensor], low, high - low)

@@ -9,8 +9,9 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor, Decoder, Ownership
+from gossamer.compressors.base import Compressor, Decoder
 from gossamer.compressors.dense import Dense
+from gossamer.compressors.ownership import Ownership
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.coalesce import coalesce
 from gossamer.core.identity import Itself

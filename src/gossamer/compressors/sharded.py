@@ -13,10 +13,11 @@ from torch.nn.functional import pad
 
 from gossamer.compressors.base import Codec, mean_buffer_like, with_mean_in
 from gossamer.compressors.decoding import decode_heard, expect_tensors
-from gossamer.compressors.error_feedback import RESIDUAL
+from gossamer.compressors.feedback_rules import RESIDUAL, debtor
 from gossamer.compressors.wrapper import Wrapper
 from gossamer.core import rng
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.core.identity import Itself
 from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.core.ops import AllGather, AllToAll, Payload
 from gossamer.errors import NotFinite
@@ -31,15 +32,21 @@ def is_owed(key: str) -> bool:
     return key.rpartition(".")[2] == OWED
 
 
-def settle(state: State, at: AggregationContext) -> None:
-    """Move what the group owes itself into this worker's residuals, so that no memory depends on where parts lie.
+def is_unsent(key: str) -> bool:
+    """Whether a state's key is that of something still to be sent: a residual or a debt."""
+    return key.rpartition(".")[2] in (RESIDUAL, OWED)
 
-    A residual counts once in `workers`, so it takes `workers` times as much.
+
+def settle(state: State, at: AggregationContext) -> None:
+    """Move what the group owes itself into this worker's own memory, so that no memory depends on where parts lie.
+
+    A worker's counts once in `workers`, so it takes `workers` times as much.
     """
     for key in filter(is_owed, state):
-        owed, residual = state[key].flat, state[key.removesuffix(OWED) + RESIDUAL].flat
-        start = min(at.rank * -(-len(residual) // at.world), len(residual))
-        residual[start : start + len(owed)].add_(owed, alpha=at.world)
+        place, sign = debtor(key.removesuffix(OWED), state)
+        owed, whole = state[key].flat, state[place].flat
+        start = min(at.rank * -(-len(whole) // at.world), len(whole))
+        whole[start : start + len(owed)].add_(owed, alpha=sign * at.world)
         owed.zero_()
 
 
@@ -63,7 +70,7 @@ class Sharded(Wrapper):
         return self.inner.wants_feedback
 
     def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
-        part = _parts(self.inner, like.layout, at.world, like.flat.dtype)[at.rank]
+        part = _parts(self.inner, Itself(like.layout), at.world, like.flat.dtype)[at.rank]
         return State(
             {OWED: FlatTensors.zeros(part.layout, dtype=accumulation_dtype(like.flat.dtype), device=like.flat.device)}
         )
@@ -76,7 +83,7 @@ class Sharded(Wrapper):
     ) -> Aggregation:
         left = state.scratch(OWED)
         staged = yield from self._in_parts(x, residual, Residual(state[OWED].flat, left.flat), at, out)
-        start = _parts(self.inner, x.layout, at.world, x.flat.dtype)[at.rank].start
+        start = _parts(self.inner, Itself(x.layout), at.world, x.flat.dtype)[at.rank].start
 
         def share() -> Tensor:
             whole = left.flat.new_zeros(x.layout.numel)
@@ -93,7 +100,7 @@ class Sharded(Wrapper):
         at: AggregationContext,
         out: Tensor | None,
     ) -> Aggregation:
-        parts = _parts(self.inner, x.layout, at.world, x.flat.dtype)
+        parts = _parts(self.inner, Itself(x.layout), at.world, x.flat.dtype)
         mine = parts[at.rank]
         sent = tuple(
             self._encode(part, part.of(x.flat), part.of_residual(residual), _at(at, "part", number))
@@ -102,7 +109,10 @@ class Sharded(Wrapper):
         heard = yield AllToAll(sent)
         agreed = scratch_like(mine.of(x.flat), accumulation_dtype(x.flat.dtype))
         finite = decode_heard(partial(self._decode, mine, divisor=at.world), heard, mine.layout, agreed, at)
-        answers = yield AllGather(self._encode_mean(mine, agreed, finite, owed, _at(at, "mean", at.rank)))
+        told = self._encode_mean(mine, agreed, finite, owed, _at(at, "mean", at.rank))
+        like, lost = agreed.new_empty(0), agreed if owed is None else None
+        del heard, agreed  # as large as the bucket together, and not needed while the answers travel
+        answers = yield AllGather(told)
         mean = mean_buffer_like(x.flat, out)
         finite = True
         for rank, (part, payload) in enumerate(zip(parts, answers, strict=True)):
@@ -110,8 +120,8 @@ class Sharded(Wrapper):
             if not decode_heard(partial(self._decode, part), [payload], part.layout, into, at, rank):
                 into.fill_(inf)
                 finite = False
-        lost = agreed.sub_(mine.of(mean)) if owed is None else None
-        like = agreed.new_empty(0)
+        if lost is not None:
+            lost.sub_(mine.of(mean))
         own = partial(self._own, parts, sent, like, lost, at)
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
@@ -188,8 +198,9 @@ class OwnedPart:
 
 
 @lru_cache(maxsize=256)
-def _parts(codec: Codec, layout: Layout, world: int, dtype: torch.dtype) -> tuple[OwnedPart, ...]:
+def _parts(codec: Codec, same: Itself[Layout], world: int, dtype: torch.dtype) -> tuple[OwnedPart, ...]:
     """Where each worker's part lies, and what its messages look like. All parts but the last ones are equally large."""
+    layout = same.item
     size = -(-layout.numel // world)
     parts = [
         _cut(layout, min(rank * size, layout.numel), min((rank + 1) * size, layout.numel)) for rank in range(world)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf, sqrt
 
@@ -66,6 +66,9 @@ class SparseSum(Wrapper):
     @property
     def wants_feedback(self) -> bool:
         return self.inner.wants_feedback
+
+    def denser(self) -> Sequence[SparseSum]:
+        return [replace(self, inner=inner) for inner in self.inner.denser()]
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if self._dearer_than_dense(x, at):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import CollectiveOp
+
+FORM = "form"  # the key of what a message looks like at this step, the same on every rank
 
 
 class State(dict[str, FlatTensors]):
@@ -32,10 +34,10 @@ class State(dict[str, FlatTensors]):
             self._scratch[place] = FlatTensors(torch.empty_like(now.flat), now.layout)
         return self._scratch[place]
 
-    def part(self, prefix: str, without: str = "") -> State:
+    def part(self, prefix: str, *without: str) -> State:
         """The entries that begin with `prefix`, under the rest of their names, except `without`."""
         found = State(
-            {key.removeprefix(prefix): self[key] for key in self if key.startswith(prefix) and key != without}
+            {key.removeprefix(prefix): self[key] for key in self if key.startswith(prefix) and key not in without}
         )
         found._scratch, found._prefix = self._scratch, self._prefix + prefix
         return found
@@ -48,6 +50,18 @@ class State(dict[str, FlatTensors]):
             if key in self and self[key].flat.data_ptr() != packed.flat.data_ptr()
         }
         return self
+
+
+class Moments(NamedTuple):
+    """An optimizer's settings, for compressors that apply its momentum in its place."""
+
+    momentum: float = 0.0  # Adam's first beta
+    nesterov: bool = False
+    second_beta: float = 0.0
+    epsilon: float = 1e-8
+
+
+NO_MOMENTS = Moments()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +77,8 @@ class AggregationContext:
     world: int = 1
     momentum: float = 0.0  # the optimizer's now (Adam's first beta), for compressors that apply it in its place
     nesterov: bool = False  # likewise
+    second_beta: float = 0.0  # likewise, of Adam
+    epsilon: float = 1e-8  # likewise, of Adam
 
 
 @dataclass(frozen=True, kw_only=True)

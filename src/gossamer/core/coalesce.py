@@ -39,8 +39,9 @@ def coalesce(scripts: Sequence[Script]) -> CoalescedScript:
             for places, (_, split), answer in zip(together.values(), joined, answers, strict=True)
             for place, part in zip(places, split(answer), strict=True)
         }
+        del answers
         for place in sorted(parts):
-            advance(place, parts[place])
+            advance(place, parts.pop(place))  # whoever has read an answer is the last to hold it
     return results
 
 

@@ -73,7 +73,7 @@ def _joined(job: environment.JobEnvironment, report: DoctorReport) -> DoctorRepo
     """Join the process group that training would use, as it would be made."""
     began = time.monotonic()
     try:
-        backend = environment.join(job)
+        backend = environment.join(job, RENDEZVOUS_SECONDS)
     except ConnectError as error:
         return replace(report, join_problem=str(error))
     return replace(report, backend=backend, join_seconds=time.monotonic() - began)

@@ -8,19 +8,20 @@ import ipaddress
 import socket
 
 ANYWHERE = ""
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOCALHOST = "127.0.0.1", "localhost"
 
 
 def listen_as(host: str, port: int, *, several_machines: bool, interface_address: str | None) -> socket.socket:
     """Listen at the address of this machine that `host` names, at `port` (0 for any free one).
 
     interface_address: where to listen instead if `host` is no address of this machine's, as behind a forwarded port,
-    or if several_machines and it is one that only this machine can reach (Debian resolves a machine's own name to
-    127.0.1.1); None for every address. Raises OSError, with EADDRINUSE where the port is taken.
+    or if several_machines and it is a name for an address that only this machine can reach (Debian resolves a machine's
+    own name to 127.0.1.1); None for every address. Who writes 127.0.0.1 or localhost means it: all are on one machine,
+    for a trial. Raises OSError, with EADDRINUSE where the port is taken.
     """
     candidates = [LOOPBACK] if host == ANYWHERE and not several_machines else _addresses(host)
     for address in candidates:
-        if several_machines and _is_loopback(address):
+        if several_machines and _is_loopback(address) and host not in (address, LOCALHOST):
             continue
         try:
             return _listen(address, port)

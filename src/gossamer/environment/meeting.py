@@ -5,6 +5,7 @@
     meeting -> rank      proof, or refusal         proof = HMAC-SHA256(token, b"meeting", challenge, nonce, hello)
     rank    -> meeting   said: a text on a topic
     meeting -> all       heard: what all ranks said on it; or failed: who has left, or never came
+    meeting -> all       gone: who has left since the group stands, for those that wait for all at a later place
 
 The token itself never travels. A run without one has an empty token: then the proofs keep out other programs and other
 runs by accident, and nobody who means harm. What follows the proofs is not authenticated message by message.
@@ -23,6 +24,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gossamer.environment.wait_progress import named_ranks
+from gossamer.environment.wait_timeout import duration
 from gossamer.errors import MalformedError
 
 HEADER = struct.Struct("!4sI")
@@ -178,11 +181,13 @@ class Meeting:
         return self._hear(guest.hello.rank, topic, text_in(message, "text"))
 
     def left(self, guest: Guest) -> Replies:
-        """Tell all others, unless the group stands already."""
-        if guest.hello is None or self._over or self._members.get(guest.hello.rank) is not guest:
+        """Tell all others: the meeting has failed, or, where the group stands already, this rank waits for nothing."""
+        if guest.hello is None or self._members.get(guest.hello.rank) is not guest:
             return []
-        what = f"rank {guest.hello.rank} ({guest.hello.who}) left while the workers were joining"
-        return self._fail(what, LEFT)
+        who = f"rank {guest.hello.rank} ({guest.hello.who})"
+        if self._over:
+            return self._to_all({"gone": who})
+        return self._fail(f"{who} left while the workers were joining", LEFT)
 
     def _admit(self, guest: Guest, message: Message) -> Replies:
         said, nonce = text_in(message, "hello"), text_in(message, "nonce")
@@ -229,12 +234,16 @@ class Meeting:
         return self._to_all({"heard": topic, "texts": [said[rank] for rank in range(self._identity.world)]})
 
     def _give_up(self, topic: str, seconds: float) -> Replies:
-        missing = [rank for rank in range(self._identity.world) if rank not in self._said[topic]]
+        missing = self.missing(topic)
         if not missing or self._failed:
             return []  # the answer is on its way
         return self._fail(
-            f"{len(missing)} of {self._identity.world} workers are missing after {seconds:g} s, ranks {missing}", FEW
+            f"{named_ranks(missing)} of {self._identity.world} did not come within {duration(seconds)}", FEW
         )
+
+    def missing(self, topic: str) -> list[int]:
+        """The ranks that have said nothing on it so far. May be asked by any thread."""
+        return [rank for rank in range(self._identity.world) if rank not in self._said[topic]]
 
     def _fail(self, what: str, cause: str) -> Replies:
         if self._failed:

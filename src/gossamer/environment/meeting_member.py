@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import select
 import socket
@@ -23,9 +24,12 @@ from gossamer.environment.meeting import (
 from gossamer.errors import GossamerError, MalformedError
 
 GREETING_SECONDS = 2.0  # from the first accepted connection on: a meeting speaks first, and at once
-POLL_SECONDS = 0.02
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 0.5
+DIAL_SECONDS = 5.0  # of one attempt: two lost first packets are sent again
 RECEIVED_BYTES = 2**16
 TAIL_SECONDS = 1.0  # for the meeting to say who is missing
+# Said by this machine and not by the network, so that no waiting helps
+HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT}
 
 Locate = Callable[[], tuple[str, int]]
 
@@ -58,13 +62,14 @@ class Failed(GossamerError):
         self.left = left
 
 
-class Member:
-    """A rank that the meeting has taken. Close it once the group stands, or nothing comes of it any more."""
+class MeetingMember:
+    """A rank that the meeting has taken. Kept open once the group stands, it hears who leaves."""
 
     def __init__(self, link: socket.socket, inbox: Inbox, messages: list[Message]) -> None:
         self._link, self._inbox = link, inbox
         self._heard: dict[str, list[str]] = {}
         self._failed: Failed | None = None
+        self._gone: list[str] = []
         self._take(messages)
 
     @property
@@ -73,8 +78,13 @@ class Member:
         address: str = self._link.getpeername()[0]
         return address
 
-    def everyone(self, topic: str, seconds: float, text: str | None = None) -> list[str]:
-        """All ranks' texts on this topic, by rank; text: this one's, if the hello has not said it. Raises Failed."""
+    def everyone(
+        self, topic: str, seconds: float, text: str | None = None, look: Callable[[], None] = lambda: None
+    ) -> list[str]:
+        """All ranks' texts on this topic, by rank; text: this one's, if the hello has not said it. Raises Failed.
+
+        look: called again and again meanwhile.
+        """
         if text is not None:
             self._send({"topic": topic, "text": text})
         deadline = time.monotonic() + seconds
@@ -86,7 +96,8 @@ class Member:
             if left <= 0:
                 self._send({"topic": topic, "seconds": round(1000 * seconds)})
                 deadline, gave_up = deadline + TAIL_SECONDS, True
-            self.watch(max(left, POLL_SECONDS), topic)
+            look()
+            self.watch(min(max(left, POLL_SECONDS), LONGEST_POLL_SECONDS), topic)
         return self._heard[topic]
 
     def watch(self, seconds: float, topic: str | None = None) -> None:
@@ -96,6 +107,13 @@ class Member:
             self._listen()
         if self._failed is not None and topic not in self._heard:
             raise self._failed
+
+    @property
+    def gone(self) -> str:
+        """Who was first to leave after the group stood, as far as is heard by now; empty where nobody has."""
+        while not self._gone and self._failed is None and select.select([self._link], [], [], 0.0)[0]:
+            self._listen()
+        return next(iter(self._gone), "" if self._failed is None else "rank 0")
 
     def _listen(self) -> None:
         try:
@@ -122,26 +140,38 @@ class Member:
             if "failed" in message:
                 self._failed = Failed(text_in(message, "failed"), left=message.get("cause") == LEFT)
                 return
+            if "gone" in message:
+                self._gone.append(text_in(message, "gone"))
+                continue
             topic, texts = message.get("heard"), message.get("texts")
             if topic not in TOPICS or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise MalformedError("it is none of a meeting's messages")
             self._heard[topic] = texts
 
 
-def attend(locate: Locate, identity: RunIdentity, hello: Hello, seconds: float) -> Member:
+def attend(
+    locate: Locate,
+    identity: RunIdentity,
+    hello: Hello,
+    seconds: float,
+    look: Callable[[OSError], None] = lambda problem: None,
+) -> MeetingMember:
     """Come to the meeting that `locate` finds, within `seconds`. locate: raises OSError while there is none.
 
-    Raises Unreachable, Foreign, Refused or Failed.
+    look: called after each attempt in vain, since what is not there yet may come. Raises Unreachable, at once where
+    this machine itself refuses; Foreign, Refused or Failed.
     """
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, POLL_SECONDS
     accepted = None
     while True:
         try:
-            link = _dial(locate(), max(deadline - time.monotonic(), POLL_SECONDS))
+            link = _dial(locate(), min(max(deadline - time.monotonic(), POLL_SECONDS), DIAL_SECONDS))
         except OSError as problem:
-            if time.monotonic() + POLL_SECONDS >= deadline:
+            if problem.errno in HOPELESS or time.monotonic() + POLL_SECONDS >= deadline:
                 raise Unreachable(problem) from None
-            time.sleep(POLL_SECONDS)
+            look(problem)  # nothing tells when another machine begins to listen
+            time.sleep(min(pause, max(deadline - time.monotonic(), POLL_SECONDS)))
+            accepted, pause = None, min(2 * pause, LONGEST_POLL_SECONDS)
             continue
         accepted = accepted or time.monotonic()
         try:
@@ -164,7 +194,7 @@ def _dial(address: tuple[str, int], seconds: float) -> socket.socket:
     return link
 
 
-def _introduce(link: socket.socket, identity: RunIdentity, hello: Hello, deadline: float) -> Member:
+def _introduce(link: socket.socket, identity: RunIdentity, hello: Hello, deadline: float) -> MeetingMember:
     """Prove to each other that both belong to the run. Raises ConnectionError where the other end is gone."""
     inbox = Inbox(FROM_MEETING_BYTES)
     try:
@@ -180,7 +210,7 @@ def _introduce(link: socket.socket, identity: RunIdentity, hello: Hello, deadlin
         ):
             raise Foreign("whoever listens there cannot prove that it belongs to this run")
         link.settimeout(None)
-        return Member(link, inbox, more)
+        return MeetingMember(link, inbox, more)
     except MalformedError as problem:
         raise Foreign(f"whoever listens there is no meeting of workers: {problem}") from None
 

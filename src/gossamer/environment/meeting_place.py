@@ -13,6 +13,11 @@ from gossamer.environment.launcher_env import JobEnvironment
 from gossamer.environment.listening import dialable, listen_as
 
 Address = tuple[str, int]
+AGENT_SECONDS = 10.0  # for the launcher's store to answer: it is there before any worker
+
+
+class NotAnnounced(ConnectionRefusedError):
+    """Rank 0 has not said where it listens."""
 
 
 class MeetingPlace(ABC):
@@ -79,12 +84,12 @@ class AtRankZero(MeetingPlace):
 class ByAgentStore(MeetingPlace):
     """A launcher's store, which has no secret, says where rank 0 listens. Raises OSError where it does not answer."""
 
-    def __init__(self, job: JobEnvironment, address: str | None, seconds: float) -> None:
+    def __init__(self, job: JobEnvironment, address: str | None) -> None:
         super().__init__(job, address)
         host, port = job.master_address or "", job.master_port or 0
-        socket.create_connection((host, port), seconds).close()  # torch's own client prints stack traces
+        socket.create_connection((host, port), AGENT_SECONDS).close()  # torch's own client prints stack traces
         try:
-            self._agent = TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=seconds))
+            self._agent = TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=AGENT_SECONDS))
         except RuntimeError as problem:
             raise OSError(str(problem).splitlines()[0]) from problem
         # The store outlives a restart of the workers
@@ -114,7 +119,7 @@ class ByAgentStore(MeetingPlace):
     def locate(self) -> Address:
         try:
             if not self._agent.check([self._pin]):
-                raise ConnectionRefusedError("it has not said where it listens")
+                raise NotAnnounced("it has not come to the meeting")
             return _address(self._agent.get(self._pin).decode(errors="replace"))
         except RuntimeError as problem:
             raise ConnectionRefusedError(str(problem).splitlines()[0]) from None
@@ -133,8 +138,8 @@ def _address(text: str) -> Address:
     return host, int(port)
 
 
-def meeting_place(job: JobEnvironment, address: str | None, seconds: float) -> MeetingPlace:
+def meeting_place(job: JobEnvironment, address: str | None) -> MeetingPlace:
     """Raises OSError where the launcher's store does not answer."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return ByAgentStore(job, address, seconds)
+        return ByAgentStore(job, address)
     return AtRankZero(job, address)

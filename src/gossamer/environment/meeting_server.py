@@ -74,6 +74,10 @@ class MeetingServer:
         self._thread = threading.Thread(target=self._run, name="gossamer-meeting", daemon=True)
         self._thread.start()
 
+    def missing(self, topic: str) -> list[int]:
+        """The ranks that have said nothing on it so far."""
+        return self._meeting.missing(topic)
+
     def close(self) -> None:
         """Send what is still to be said, and end."""
         self._closing.set()
@@ -177,4 +181,4 @@ class MeetingServer:
         while time.monotonic() < deadline and any(each.unsent for each in self._connections.values()):
             for connection in tuple(self._connections.values()):
                 self._flush(connection)
-            time.sleep(0.01)
+            time.sleep(0.01)  # for whom, may change: the others hear of a connection that is dropped

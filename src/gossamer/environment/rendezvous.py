@@ -1,132 +1,53 @@
-"""Rendezvous: joins the process group, or raises within seconds, naming the missing ranks and the cause."""
+"""Rendezvous: joins the process group once all ranks have come, or raises, naming the missing ranks and the cause."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
-import multiprocessing
 import os
 import secrets
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
+from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from gossamer.environment.interruptible_call import interruptible
+from gossamer.environment.join_errors import BLOCKED, check_address, explained, join_error
+from gossamer.environment.join_progress import JoinProgress
 from gossamer.environment.launcher_env import JobEnvironment, run_identity
 from gossamer.environment.meeting import COMING, REACHING, STANDING, Hello, RunIdentity
-from gossamer.environment.meeting_member import Failed, Foreign, Member, Refused, Unreachable, attend
+from gossamer.environment.meeting_member import MeetingMember, attend
 from gossamer.environment.meeting_place import MeetingPlace, meeting_place
 from gossamer.environment.meeting_server import MeetingServer
 from gossamer.environment.network_interfaces import choose_interface, interfaces
+from gossamer.environment.reachability import listening, unreachable
 from gossamer.environment.run_settings import returns
 from gossamer.environment.run_token import run_token
-from gossamer.errors import ConnectError, LeftWhileJoining
+from gossamer.environment.wait_timeout import engine_timeout, timeout_seconds
 
-JOIN_SECONDS = 10.0  # in which all workers must have come
-POLL_SECONDS = 0.02
 SETTLING_SECONDS = 1.5  # at exit, for a thread that forms a group of which a rank has left
 STORE_TIMEOUT = timedelta(minutes=30)
+MOST_NAMED = 8  # of the ranks that one rank cannot reach
 NO_GROUP = "none"
 _server: MeetingServer | None = None  # rank 0's, which refuses latecomers as long as the group is there
-
-
-def _failure(job: JobEnvironment, what: str, cause: str, kind: type[ConnectError] = ConnectError) -> ConnectError:
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "the system's choice")
-    return kind(
-        f"Rank {job.rank} of {job.world} could not join: {what} (meeting point "
-        f"{job.master_address}:{job.master_port}, interface {interface}). {cause}".rstrip()
-    )
-
-
-REFUSED = (
-    "Nothing listens there: rank 0 was not started or has failed, or MASTER_ADDR or MASTER_PORT is not rank "
-    "0's. Start all workers within the same few seconds, and look at rank 0's own message."
-)
-SILENT = (
-    "The address does not answer: it is wrong, its machine is off, or a firewall drops the packets. "
-    "Open the port on rank 0's machine, or name another network with `--interface`."
-)
-NAMELESS = "The name cannot be resolved here. Use rank 0's IP address: MASTER_ADDR=<address>."
-TAKEN = (
-    "Another program, perhaps an earlier run of yours, already uses this port. Stop it, or choose another: "
-    "MASTER_PORT=<a free port>, the same for every worker. Workers that share a name, GOSSAMER_RUN=<a name>, take none "
-    "of an earlier run for theirs."
-)
-FOREIGN = (
-    "Another program uses this port: stop it, or choose another, the same for every worker: MASTER_PORT=<a free port>. "
-    "If rank 0 was started, it has said the same."
-)
-GONE = (
-    "Its own output says why, unless it was killed from outside: look there first. All workers were told; start all of "
-    "them again."
-)
-STRAY = "This worker was not taken, and the others go on waiting for the one that belongs to them."
-SPAWNED = (
-    "That is the worker which starts this process: a DataLoader's worker, like any process that is spawned, imports "
-    'the script again, which then joins again. Put the program under `if __name__ == "__main__":`'
-)
-FEW = (
-    "Too few workers were started, or some failed before joining: look at their output, and start all of them together."
-)
-BLOCKED = (
-    "A firewall blocks connections between the workers, or the interface is not the one that joins the "
-    "machines. Open the ports between them, or name the interface: `gossamer run --interface NAME ...`."
-)
-
-
-def _taken() -> str:
-    """Why this rank is taken already. `_inheriting` is how multiprocessing knows that it imports the script again; its
-    parent_process() is set only after that."""
-    return SPAWNED if getattr(multiprocessing.current_process(), "_inheriting", False) else TAKEN
-
-
-@contextmanager
-def _explained(job: JobEnvironment) -> Iterator[None]:
-    """Turn what goes wrong at the meeting into a ConnectError that says what to do."""
-    try:
-        yield
-    except Failed as failed:
-        if failed.left:
-            raise _failure(job, str(failed), GONE, LeftWhileJoining) from None
-        raise _failure(job, str(failed), FEW) from None
-    except Refused as refused:
-        raise _failure(job, f"rank 0 refused it: {refused}", _taken() if refused.taken else STRAY) from None
-    except Foreign as foreign:
-        raise _failure(job, str(foreign), FOREIGN) from None
-    except FileExistsError as held:
-        raise _failure(job, str(held), _taken()) from None
-    except Unreachable as unreachable:
-        raise _unreachable(job, unreachable.problem) from unreachable.problem
-    except OSError as problem:
-        if problem.errno == errno.EADDRINUSE:
-            raise _failure(job, f"the meeting point cannot be opened ({problem})", _taken()) from problem
-        raise _unreachable(job, problem) from problem
-
-
-def _unreachable(job: JobEnvironment, problem: OSError) -> ConnectError:
-    causes = {socket.gaierror: NAMELESS, ConnectionRefusedError: REFUSED}
-    return _failure(job, f"no connection to rank 0 ({problem})", causes.get(type(problem), SILENT))
+_member: MeetingMember | None = None  # hears who leaves, as long as the group is there
 
 
 def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
     """Meet, form the process group, and part when it stands for all. Returns its backend."""
-    global _server
-    if job.master_address is None or job.master_port is None:
-        raise _failure(job, "no meeting point is known", "Set MASTER_ADDR and MASTER_PORT for every worker.")
+    global _server, _member
+    check_address(job)
     identity = RunIdentity(run=run_identity(os.environ), world=job.world, token=run_token() or b"")
-    place = meeting_place(job, address, seconds)
+    place = meeting_place(job, address)
     store = ""
     if job.rank == 0:
         leave_meeting()
         _server = MeetingServer(place.listen(), identity)
         store = f"{place.store_port()}/{secrets.token_hex(16)}"
-    with _listener(address) as port:
+    with listening(address, callers=job.world) as port:
         hello = Hello(
             run=identity.run,
             world=job.world,
@@ -137,43 +58,41 @@ def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
             port=port,
             store=store,
         )
-        with contextlib.closing(attend(place.locate, identity, hello, seconds)) as member:
-            hellos = [Hello.read(text) for text in member.everyone(COMING, seconds)]
-            _check_reach(job, member, hellos, seconds)
+        wait = JoinProgress(job, seconds, _server)
+        with contextlib.ExitStack() as failing:
+            member = attend(place.locate, identity, hello, seconds, wait.for_rank_0)
+            failing.callback(member.close)
+            hellos = [Hello.read(text) for text in member.everyone(COMING, seconds, look=wait.for_all(COMING))]
+            problems = member.everyone(REACHING, seconds, _out_of_reach(job, hellos), wait.for_all(REACHING))
+            if any(problems):
+                raise join_error(job, "; ".join(filter(None, problems)), BLOCKED)
             # The same on every rank: NCCL needs a GPU for each, and Gloo moves what lies on some.
             backend = "cpu:gloo,cuda:nccl" if {each.device for each in hellos} == {"cuda"} else "gloo"
-            _form_group(job, backend, place, hellos[0], member)
+            _form_group(job, backend, place, hellos[0], member, wait)
+            member.everyone(STANDING, seconds, "", wait.for_all(STANDING))
+            failing.pop_all()
+            if _member is not None:  # of a group that is no more
+                _member.close()
+            _member = member
+    wait.end()
     return backend
 
 
-@contextmanager
-def _listener(address: str | None) -> Iterator[int]:
-    """The port where this rank can be dialed; 0 where its address is not known."""
-    with socket.socket() as listener:
-        if address is not None:
-            listener.bind((address, 0))
-            listener.listen()  # the kernel completes the handshake without accept
-        yield listener.getsockname()[1] if address else 0
+def _out_of_reach(job: JobEnvironment, hellos: list[Hello]) -> str:
+    """Which ranks this one cannot dial, of all: torch connects every two, and would wait for those without a word."""
+    others = {each.rank: (each.address, each.port) for each in hellos if each.address and each.rank != job.rank}
+    problems = unreachable(others)
+    named = [f"rank {rank} at {others[rank][0]} ({problem})" for rank, problem in islice(problems.items(), MOST_NAMED)]
+    if len(problems) > MOST_NAMED:
+        named.append(f"{len(problems) - MOST_NAMED} more")
+    return f"rank {job.rank} cannot reach {', '.join(named)}" if problems else ""
 
 
-def _check_reach(job: JobEnvironment, member: Member, hellos: list[Hello], seconds: float) -> None:
-    """Dial the next rank: a blocked network shows here, not as a hang later."""
-    following = hellos[(job.rank + 1) % job.world]
-    outcome = ""
-    if following.address:
-        try:
-            socket.create_connection((following.address, following.port), seconds / 2).close()
-        except OSError as error:
-            outcome = f"rank {job.rank} cannot reach rank {following.rank} at {following.address} ({error})"
-    problems = [said for said in member.everyone(REACHING, seconds, outcome) if said]
-    if problems:
-        raise _failure(job, "; ".join(problems), BLOCKED)
-
-
-def _form_group(job: JobEnvironment, backend: str, place: MeetingPlace, rank_0: Hello, member: Member) -> None:
-    """Form torch's process group in a thread, while this one listens for who leaves: torch would wait half an hour."""
+def _form_group(
+    job: JobEnvironment, backend: str, place: MeetingPlace, rank_0: Hello, member: MeetingMember, wait: JoinProgress
+) -> None:
+    """Form torch's process group, and listen meanwhile for who leaves: torch would wait half an hour."""
     port, prefix = rank_0.store.split("/")
-    problems: list[BaseException] = []
 
     def form() -> None:
         try:
@@ -181,32 +100,33 @@ def _form_group(job: JobEnvironment, backend: str, place: MeetingPlace, rank_0: 
             found.set_timeout(STORE_TIMEOUT)
             # A name of this meeting's own: what another has left in a launcher's store must not be read again
             store: Store = PrefixStore(f"gossamer/{prefix}", found)
-            dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world)
-        except BaseException as problem:
-            problems.append(problem)
+            dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world, timeout=engine_timeout())
+        except Exception as problem:  # of whatever class an engine raises
+            said = (str(problem).splitlines() or [type(problem).__name__])[0]
+            raise join_error(job, f"{backend} refused ({said})", BLOCKED) from problem
 
-    thread = threading.Thread(target=form, name="gossamer-join", daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            member.watch(POLL_SECONDS)
-    except BaseException:
-        # One that comes back from torch while the interpreter ends aborts the process, and they come back when rank 0's
-        # store ends: rank 0 goes first
-        atexit.register(thread.join, SETTLING_SECONDS if job.rank else 0.0)
-        raise
-    if problems:
-        said = (str(problems[0]).splitlines() or [type(problems[0]).__name__])[0]
-        raise _failure(job, f"{backend} refused ({said})", BLOCKED) from problems[0]
-    member.everyone(STANDING, STORE_TIMEOUT.total_seconds(), "")
+    def look() -> None:
+        wait.for_all(STANDING)()
+        member.watch(0.0)
+
+    # Those that wait for rank 0's store come back when it ends: rank 0 goes first
+    interruptible(form, look, SETTLING_SECONDS if job.rank else 0.0)
 
 
 def leave_meeting() -> None:
-    """End rank 0's meeting, if this process has it."""
-    global _server
+    """Leave the meeting; at rank 0, end it."""
+    global _server, _member
+    if _member is not None:
+        _member.close()
+        _member = None
     if _server is not None:
         _server.close()
         _server = None
+
+
+def gone() -> str:
+    """Who has left since the group stands, as `rank 2 (host, process 17)`; empty where nobody has, or is heard of."""
+    return "" if _member is None else _member.gone
 
 
 def device_for(job: JobEnvironment) -> torch.device:
@@ -215,15 +135,18 @@ def device_for(job: JobEnvironment) -> torch.device:
     return torch.device("cuda", job.local_rank) if has_own else torch.device("cpu")
 
 
-def join(job: JobEnvironment, seconds: float = JOIN_SECONDS) -> str:
+def join(job: JobEnvironment, seconds: float | None = None) -> str:
     """Join this job's process group and return its backend; a group that exists already is used as it is.
 
-    Ranks missing or unreachable within `seconds` are a ConnectError, and one that leaves before the group stands is a
-    LeftWhileJoining, at every rank. Collectives keep torch's timeouts. A restarted worker finds no group to join, since
-    the others have formed theirs, and has NO_GROUP.
+    seconds: to wait for all ranks; None: as long as GOSSAMER_TIMEOUT says, which the group's collectives have, too.
+
+    Ranks that do not come in time are a ConnectError, and one that leaves before the group stands is a
+    LeftWhileJoining, at every rank; so are, within seconds, ranks that have come and do not reach each other. A
+    restarted worker finds no group to join, since the others have formed theirs, and has NO_GROUP.
     """
     if dist.is_initialized():
         return dist.get_backend()
+    seconds = timeout_seconds() if seconds is None else seconds
     interface = os.environ.get("GLOO_SOCKET_IFNAME") or choose_interface(job)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -232,7 +155,7 @@ def join(job: JobEnvironment, seconds: float = JOIN_SECONDS) -> str:
         return NO_GROUP
     address = interfaces().get(interface.split(",")[0]) if interface else None
     try:
-        with _explained(job):
+        with explained(job):
             backend = _join(job, address, seconds)
     except BaseException:
         leave_meeting()

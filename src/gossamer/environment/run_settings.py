@@ -29,14 +29,23 @@ def dedicated_servers() -> tuple[Address, ...]:
         ) from None
 
 
+def encrypts() -> bool:
+    """Whether this run was told to encrypt: GOSSAMER_TLS, which `gossamer run --tls FOLDER` sets."""
+    return bool(os.environ.get("GOSSAMER_TLS"))
+
+
 def run_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """TLS contexts of connections to servers and gossip neighbors: for dialing and for accepting.
+    """TLS contexts of this run's connections: for dialing and for accepting.
 
     None unless GOSSAMER_TLS names a folder with cert.pem, key.pem and ca.pem. Both ends show a certificate of that
     authority; their identity is proved by the run's token, so names in certificates do not count. Raises ConnectError.
     """
-    if not (name := os.environ.get("GOSSAMER_TLS")):
-        return None
+    name = os.environ.get("GOSSAMER_TLS")
+    return tls_contexts(name) if name else None
+
+
+def tls_contexts(name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The same of the folder of this name. Raises ConnectError."""
     folder = Path(name)
     dialling, accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     dialling.check_hostname = False

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
+from gossamer.core.aggregation import Moments
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_check import ParameterCheck
-from gossamer.reducer.reduction import StepContext
+from gossamer.reducer.pending_reduction import StepContext
 from gossamer.runtime.comm_thread import CommThread, Work
+from gossamer.runtime.transaction import Transaction
 from gossamer.strategies import AveragingStage, GossipStage, Stage
 from gossamer.synchronizers.base import LoopState, Synchronizer
 from gossamer.synchronizers.stages import Fragments, StageSequence
@@ -100,7 +102,7 @@ def _loop() -> LoopState:
 
     unchecked = ParameterCheck(nn.Module(), {}, "off", rank=0)
     return LoopState(
-        step_context=lambda: StepContext(1.0, "", (0.0, False), 0),
+        step_context=lambda: StepContext(1.0, "", Moments(), 0),
         scale=lambda: 1.0,
         settings=lambda: "",
         buffers=lambda: (),
@@ -119,7 +121,17 @@ class _InlineCommThread:
 
     def __init__(self, transport: ReplayTransport) -> None:
         self._transport = transport
+        self.recovery = None
         self.jobs: list[tuple[float, float]] = []  # (begin, end) of each
+
+    def transaction(self, **_: Any) -> Transaction:
+        return Transaction(None)
+
+    def exchange(self, job: Callable[[], T], **_: Any) -> Work[T]:
+        return self.submit(job)
+
+    def members(self, world: int) -> Sequence[int]:
+        return range(world)
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
         began, work = time.perf_counter(), Work(job, stream=None, on_failure=on_failure)

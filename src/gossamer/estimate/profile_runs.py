@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,9 +31,10 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
 from gossamer.strategies import Stage
 
-FEWEST_STEPS = 12
+FEWEST_STEPS = 2  # before the first one ends, nothing is watched
 LINES_OF_ERROR = 8
 MOST_ENTRIES = 2**29
+POLL_SECONDS = 0.02
 
 
 class ProfileError(GossamerError, RuntimeError):
@@ -75,13 +77,24 @@ def _run_copies(
                         [*command, str(script), *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=errors
                     )
                 )
-        for copy, process in enumerate(running):
-            process.wait()
-            _check(directory, copy, copies, process.returncode, script)
+        for copy, exit_code in _as_they_end(running):
+            _check(directory, copy, copies, exit_code, script)
     finally:
         for process in running:
             process.kill()
             process.wait()
+
+
+def _as_they_end(running: Sequence[subprocess.Popen[bytes]]) -> Iterator[tuple[int, int]]:
+    """(copy, exit code) of each, the first to end first: others may wait for one that failed."""
+    left = dict(enumerate(running))
+    while left:
+        ended = [(copy, code) for copy, process in left.items() if (code := process.poll()) is not None]
+        for copy, code in ended:
+            del left[copy]
+            yield copy, code
+        if not ended:
+            time.sleep(POLL_SECONDS)
 
 
 def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path) -> None:
@@ -91,8 +104,9 @@ def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path
         tail = (directory / f"errors-{copy}").read_text(errors="replace").splitlines()[-LINES_OF_ERROR:]
         raise ProfileError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
     raise ProfileError(
-        f"{script} ended too soon to be measured. It must attach a recipe and make at least {FEWEST_STEPS} steps: pass "
-        "the arguments with which it trains, or leave it out and say --step-seconds 0.2."
+        f"{script} ended before one of its steps could be timed. It must attach a recipe and make at least "
+        f"{FEWEST_STEPS} steps: pass the arguments with which it trains, or say how long a step takes: "
+        "--step-seconds 0.2"
     )
 
 
@@ -116,6 +130,7 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
         found[0],
         backward_seconds=fmean(each.backward_seconds for each in found),
         rest_seconds=fmean(each.rest_seconds for each in found),
+        timed_steps=[seconds for each in found for seconds in each.timed_steps],
         buckets=[joint(same) for same in zip(*(each.buckets for each in found), strict=True)],
         site_buckets=[joint(same) for same in zip(*(each.site_buckets for each in found), strict=True)],
     )

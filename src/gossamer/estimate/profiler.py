@@ -26,7 +26,7 @@ from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, dtype_name
 from gossamer.estimate.exchange_timer import Gradients, time_stage
 from gossamer.estimate.user_script import run_as_main
-from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
+from gossamer.estimate.workload_profile import ENOUGH_STEPS, STEADY, BucketProfile, WorkloadProfile
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.bucketing import assign_buckets
@@ -40,7 +40,8 @@ from gossamer.transports.simulated import SimulatedGroup
 
 AT_ONCE = GradientStage(0)
 WARM_UP_STEPS = 3
-STEPS = 6
+MEETING, WARM, TIMED, CODECS = STAGES = ("meeting", "warm", "timed", "codecs")  # of every copy, in this order
+POLL_SECONDS = 0.001
 
 
 def results(directory: Path, copies: int) -> list[Path]:
@@ -61,9 +62,23 @@ class _Barrier:
     directory: Path
     copy: int
     copies: int
+    parent: int = field(default_factory=os.getppid)  # the process that will read the profile
 
-    def arrive(self, stage: str) -> None:
-        (self.directory / f"{stage}-{self.copy}").touch()
+    def arrive(self, *stages: str) -> None:
+        for stage in stages:
+            (self.directory / f"{stage}-{self.copy}").touch()
+
+    def meet(self) -> None:
+        """Wait for the others before any step counts: a short script would be over before another had begun."""
+        self.arrive(MEETING)
+        while not self.all_at(MEETING):
+            self.check_parent()
+            time.sleep(POLL_SECONDS)
+
+    def check_parent(self) -> None:
+        """End this copy where nobody is left to read its profile."""
+        if os.getppid() != self.parent:
+            raise _Done
 
     def all_at(self, stage: str) -> bool:
         return all((self.directory / f"{stage}-{copy}").exists() for copy in range(self.copies))
@@ -85,14 +100,14 @@ class _StepProfiler:
 
     barrier: _Barrier
     workers: int
-    parent: int = field(default_factory=os.getppid)  # the process that will read the profile
     session: Session | None = None  # the first that made a step
     stage: Stage = AT_ONCE  # of its recipe, the one that lasts
     fragments: Fragments = ()  # of that stage
     site: Sequence[Bucket] = ()  # of the gradients that a site averages, if there are sites
     buckets: Sequence[Bucket] = ()  # whose gradients are watched: the site's, or all fragments'
     steps: int = 0  # so far
-    kept: list[_StepMoments] = field(default_factory=list)  # after warming up
+    kept: list[_StepMoments] = field(default_factory=list)  # after all copies had warmed up
+    early: list[_StepMoments] = field(default_factory=list)  # before that
     now: _StepMoments | None = None  # of the step that goes on
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -101,18 +116,27 @@ class _StepProfiler:
         )
         if session is None:
             return
-        if os.getppid() != self.parent:
-            raise _Done  # there is no reader any more
+        self.barrier.check_parent()
         if self.session is None:
             self._watch(session)
+            self.barrier.meet()
         _synchronize()
         moment = time.perf_counter()
         self._count(moment)
-        if len(self.kept) >= STEPS:
-            self.barrier.arrive("steps")
-            if self.barrier.all_at("steps"):
+        if len(self.kept) >= ENOUGH_STEPS:
+            self.barrier.arrive(TIMED)
+            if self.barrier.all_at(TIMED):
                 self._finish(session)
+                raise _Done
         self.now = _StepMoments(time.perf_counter(), [0.0] * len(self.buckets))
+
+    def after_script(self) -> None:
+        """The script is over: make do with as many steps as it made, if it made any that could be timed."""
+        if not self.kept:
+            self.kept = self.early[min(WARM_UP_STEPS, len(self.early) // 2) :]
+        if self.session is not None and self.kept:
+            self.barrier.arrive(*STAGES[: STAGES.index(CODECS)])
+            self._finish(self.session)
 
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.steady_stage
@@ -141,25 +165,29 @@ class _StepProfiler:
             return
         self.steps += 1
         if self.steps >= WARM_UP_STEPS:
-            self.barrier.arrive("warm")
-        if self.steps > WARM_UP_STEPS and self.now.backward and self.barrier.all_at("warm") and len(self.kept) < STEPS:
-            self.now.end = moment
-            self.kept.append(self.now)
+            self.barrier.arrive(WARM)
+        if not self.now.backward or len(self.kept) >= ENOUGH_STEPS:
+            return
+        self.now.end = moment
+        warm = self.steps > WARM_UP_STEPS and self.barrier.all_at(WARM)
+        (self.kept if warm else self.early).append(self.now)
 
     def _finish(self, session: Session) -> None:
         """Time the codecs on this step's gradients, beside copies that do the same."""
-        fresh = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-            for bucket in self.buckets
-            for name, parameter in bucket.parameters.items()
-        }
+        fresh = self._gradients()
         measured = self._measured(session, fresh)
-        self.barrier.arrive("codecs")
-        while not self.barrier.all_at("codecs"):
+        self.barrier.arrive(CODECS)
+        while not self.barrier.all_at(CODECS):
             self._buckets(session, fresh)
         path = results(self.barrier.directory, self.barrier.copies)[self.barrier.copy]
         path.write_text(json.dumps(measured.to_json()))
-        raise _Done
+
+    def _gradients(self) -> Gradients:
+        """This step's, or random numbers where the loop has cleared all of them."""
+        found = {name: parameter for bucket in self.buckets for name, parameter in bucket.parameters.items()}
+        if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in found.values()):
+            return {name: _zeros_or_gradient(parameter) for name, parameter in found.items()}
+        return {name: torch.randn_like(parameter).detach() for name, parameter in found.items()}
 
     def _buckets(self, session: Session, fresh: Gradients) -> tuple[list[BucketProfile], list[BucketProfile]]:
         """The buckets of the recipe's stage, and those within a site."""
@@ -197,7 +225,12 @@ class _StepProfiler:
             site_control_bytes=said.site_control_bytes,
             crowded=not self.buckets[0].flat.is_cuda and busy >= (os.cpu_count() or 1),
             copies=self.barrier.copies,
+            timed_steps=[step.end - step.begin for step in self.kept],
         )
+
+
+def _zeros_or_gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
 
 
 def measured_bucket(
@@ -226,14 +259,23 @@ def _synchronize() -> None:
 def main() -> None:
     directory, copy, copies, workers, script, *arguments = sys.argv[1:]
     barrier = _Barrier(Path(directory), int(copy), int(copies))
-    register_optimizer_step_post_hook(_StepProfiler(barrier, int(workers)).after_step)
+    profiler = _StepProfiler(barrier, int(workers))
+    register_optimizer_step_post_hook(profiler.after_step)
     try:
-        run_as_main(Path(script), arguments, resolve(os.environ["GOSSAMER_RECIPE"]))
+        _run_to_its_end(Path(script), arguments)
+        profiler.after_script()
     except _Done:
         pass
     finally:
-        for stage in ("warm", "steps", "codecs"):  # or the others would wait for a copy that has ended
-            barrier.arrive(stage)
+        barrier.arrive(*STAGES)  # or the others would wait for a copy that has ended
+
+
+def _run_to_its_end(script: Path, arguments: Sequence[str]) -> None:
+    try:
+        run_as_main(script, arguments, resolve(os.environ["GOSSAMER_RECIPE"]))
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.schedule_simulator import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
 from gossamer.estimate.step_simulator import BucketJob, run_step
 from gossamer.estimate.traffic import mean_neighbors, neighbor_payload
-from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.estimate.workload_profile import ENOUGH_STEPS, BucketProfile, WorkloadProfile
 from gossamer.network import Network
 from gossamer.network.cost.op_cost import NetworkCost
 from gossamer.network.tcp_model import ETHERNET, Tcp
@@ -45,6 +45,17 @@ class StepTimeEstimate:
     @property
     def waiting_share(self) -> float:
         return self.waiting_seconds / self.step_seconds
+
+    @property
+    def caution(self) -> str | None:
+        """What to know of an estimate that follows from few steps; None where there were enough."""
+        timed, copies = self.inputs["timed_steps"], self.inputs["copies_measured_side_by_side"]
+        if not timed or len(timed) >= ENOUGH_STEPS * copies:
+            return None
+        return (
+            f"only {len(timed)} step{'s' * (len(timed) != 1)} could be timed, of {min(timed):.2g} to {max(timed):.2g} "
+            "seconds: let the script make more for a surer estimate"
+        )
 
 
 def is_predictable(recipe: Recipe) -> bool:
@@ -78,6 +89,7 @@ def estimate_step_time(
             "buckets": len(measured.buckets),
             "backward_passes": recipe.strategy.steady_stage.schedule.period,
             "copies_measured_side_by_side": measured.copies,
+            "timed_steps": measured.timed_steps,
         },
     )
 
@@ -198,8 +210,8 @@ def _gossip_round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Tr
     return Trip(jobs=[job])
 
 
-def _floats(nbytes: int) -> torch.Tensor:
-    return torch.empty(nbytes // 4, device="meta")
+def _floats(nbytes: float) -> torch.Tensor:
+    return torch.empty(int(nbytes) // 4, device="meta")
 
 
 def _op_alone(op: AllGather | AllReduceMean) -> BucketJob:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.compressors.error_feedback import RESIDUAL
-from gossamer.compressors.sharded import OWED
+from gossamer.compressors.sharded import is_unsent
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype, dtype_of
 from gossamer.core.ops import Payload, payload_bytes
@@ -75,12 +74,17 @@ class TrafficEstimate:
         return self.bytes_sent_per_pass / self.dense_bytes_sent if self.dense_bytes_sent else None
 
 
+def bits_per_second_to_hide(bytes_per_pass: float, compute_seconds: float) -> float:
+    """The rate at which a backward pass's bytes leave while a worker computes; over a slower line workers wait."""
+    return 8 * bytes_per_pass / compute_seconds
+
+
 def estimate_traffic(recipe: Recipe, model: Attached, *, workers: int) -> TrafficEstimate:
     """Price one cycle of a resolved recipe over the buckets of a model that is attached with it."""
     stage = recipe.strategy.steady_stage
     found = _cycle(recipe, model, workers)
     parameters = sum(layout.numel for _, layout in model.layouts)
-    residual_bytes = sum(nbytes for key, nbytes in found.memory if _is_residual(key))
+    residual_bytes = sum(nbytes for key, nbytes in found.memory if is_unsent(key))
     return TrafficEstimate(
         workers=workers,
         parameters=parameters,
@@ -223,7 +227,7 @@ def _of_a_round(
     """A header goes before the numbers; all workers hear of each other in some of the rounds."""
     state_bytes = 0
     if nbytes := sum(model.rider_bytes):
-        numbers = torch.empty(nbytes // 4, device="meta")
+        numbers = torch.empty(int(nbytes) // 4, device="meta")
         rule, packed = strategy.rule(compressor).along, FlatTensors(numbers, Layout.of({"buffers": numbers}))
         offer = rule.offer(packed, rule.begin(numbers), State(), AggregationContext(), told=1)
         state_bytes = payload_bytes(offer.payload)
@@ -287,14 +291,9 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _mean_bytes(nbytes: int, workers: int) -> float:
+def _mean_bytes(nbytes: float, workers: int) -> float:
     return 2 * (workers - 1) * nbytes / workers
 
 
 def _remembered(state: State) -> list[tuple[str, int]]:
     return [(key, packed.flat.nbytes) for key, packed in state.items()]
-
-
-def _is_residual(key: str) -> bool:
-    """Wrappers put prefixes before the keys of what they wrap: "0.residual"."""
-    return key.rpartition(".")[2] in (RESIDUAL, OWED)

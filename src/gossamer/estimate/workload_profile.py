@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 STEADY = 2**40  # a step after any warm-up, as most of a training's are
+ENOUGH_STEPS = 6  # timed in each copy, if its script makes as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +34,12 @@ class WorkloadProfile:
     buckets: Sequence[BucketProfile]
     control_bytes: int = 0  # of a step's report
     buffer_bytes: Sequence[int] = ()  # of each tensor that one rank broadcasts in every step
-    rider_bytes: Sequence[int] = ()  # of the averaged state, by fragment
+    rider_bytes: Sequence[float] = ()  # of the averaged state, by fragment, on average over rounds
     site_buckets: Sequence[BucketProfile] = field(default_factory=list)  # averaged within sites in every step
     site_control_bytes: int = 0
     crowded: bool = False  # the workers keep all cores busy, so that compressing slows the backward pass
     copies: int = 1  # profiled side by side; 0 where the step's length was given
+    timed_steps: Sequence[float] = ()  # seconds of each step that was timed, of all copies
 
     @property
     def compute_seconds(self) -> float:

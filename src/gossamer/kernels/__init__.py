@@ -9,9 +9,12 @@ library      the compiled loops: whether there are any, and how they are called
 quantize     8 bits, levels, signs, ternary and 2-bit codes, compiled
 float4       sign-and-exponent and sign-and-magnitude codes, compiled
 half         16-bit numbers and their sums, compiled
+hadamard     a rotation made of sums and differences, compiled
+low_rank     matrices as two thin factors, compiled; its products of one worker's own numbers are rounded differently
 select       selection of entries and coding of their places, compiled
 crc, finite  checksums; whether numbers can be added up
 polyval      a keyed hash of what travels, compiled
+threads      how many threads share a call's work
 blocks       checks of buffers before a compiled loop runs
 buffer_pool  large buffers whose memory is kept from step to step
 """
@@ -19,7 +22,9 @@ buffer_pool  large buffers whose memory is kept from step to step
 from gossamer.kernels.buffer_pool import scratch_for, scratch_like
 from gossamer.kernels.finite import summable, within_range
 from gossamer.kernels.float4 import float4_decode, float4_encode, sign_magnitude_decode, sign_magnitude_encode
+from gossamer.kernels.hadamard import hadamard
 from gossamer.kernels.half import half_decode, half_encode
+from gossamer.kernels.low_rank import back_project, expand, orthonormalize, project
 from gossamer.kernels.quantize import (
     int8_decode,
     int8_encode,
@@ -36,10 +41,11 @@ from gossamer.kernels.quantize import (
     twobit_measured_encode,
 )
 from gossamer.kernels.reference.bits import packed_bytes
+from gossamer.kernels.reference.dct import dct
 from gossamer.kernels.reference.finite import HEADROOM, all_finite, expect_summable
-from gossamer.kernels.reference.gram_schmidt import orthonormal
 from gossamer.kernels.reference.index_coding import coded_bytes
 from gossamer.kernels.reference.levels import level_bytes
+from gossamer.kernels.reference.low_rank import Factoring
 from gossamer.kernels.reference.residual import Residual
 from gossamer.kernels.select import (
     above,
@@ -50,18 +56,24 @@ from gossamer.kernels.select import (
     scatter,
     sparse_decode,
 )
+from gossamer.kernels.threads import share_among, thread_limit
 
 __all__ = [
     "HEADROOM",
+    "Factoring",
     "Residual",
     "above",
     "all_finite",
+    "back_project",
     "coded_bytes",
+    "dct",
     "decode_places",
     "encode_places",
+    "expand",
     "expect_summable",
     "float4_decode",
     "float4_encode",
+    "hadamard",
     "half_decode",
     "half_encode",
     "int8_decode",
@@ -74,11 +86,13 @@ __all__ = [
     "magnitudes",
     "onebit_decode",
     "onebit_encode",
-    "orthonormal",
+    "orthonormalize",
     "packed_bytes",
+    "project",
     "scatter",
     "scratch_for",
     "scratch_like",
+    "share_among",
     "sign_magnitude_decode",
     "sign_magnitude_encode",
     "sparse_decode",
@@ -86,6 +100,7 @@ __all__ = [
     "summable",
     "ternary_decode",
     "ternary_encode",
+    "thread_limit",
     "twobit_decode",
     "twobit_encode",
     "twobit_measured_encode",

@@ -9,17 +9,16 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
-    rendezvous_handler_registry,
 )
 
+from gossamer.environment.interruptible_call import interruptible
 from gossamer.environment.listening import LOOPBACK, dialable
+from gossamer.environment.wait_timeout import USUAL_SECONDS, engine_timeout
 from gossamer.launch.job import Job
 from gossamer.launch.rendezvous import listen_at, split_endpoint
 
 BACKEND = "gossamer"
-RENDEZVOUS_SECONDS = 300
 
 
 class AgentRendezvous(RendezvousHandler):
@@ -49,18 +48,21 @@ class AgentRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         if self._store is None:
-            self._store = TCPStore(
-                self._host,
-                self._port,
-                self._job.nodes,
-                is_master=self._listener is not None,
-                timeout=timedelta(seconds=RENDEZVOUS_SECONDS),
-                # From here on the descriptor is the store's
-                master_listen_fd=None if self._listener is None else self._listener.detach(),
-            )
+            self._store = interruptible(self._meet, look=lambda: None)
             self.run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
         place = RendezvousStoreInfo(self._host, self._port)
         return RendezvousInfo(PrefixStore(BACKEND, self._store), self._job.node_rank, self._job.nodes, place)
+
+    def _meet(self) -> TCPStore:
+        return TCPStore(
+            self._host,
+            self._port,
+            self._job.nodes,
+            is_master=self._listener is not None,
+            timeout=engine_timeout() or timedelta(seconds=USUAL_SECONDS),
+            # From here on the descriptor is the store's
+            master_listen_fd=None if self._listener is None else self._listener.detach(),
+        )
 
     def is_closed(self) -> bool:
         return False
@@ -76,11 +78,3 @@ class AgentRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         return True
-
-
-def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    handler: RendezvousHandler = parameters.config["handler"]
-    return handler
-
-
-rendezvous_handler_registry.register(BACKEND, _handler)

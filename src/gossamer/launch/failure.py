@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class Failure:
         if self.exit_code >= 0:
             return f"exit code {self.exit_code}"
         return f"signal {_signal_name(-self.exit_code)}"
+
+    @property
+    def is_mismatch(self) -> bool:
+        """Whether the worker is not like the others, which no restart heals."""
+        return self.summary.startswith("gossamer.errors.MismatchError")
 
     def __str__(self) -> str:
         if self.origin is Origin.STOPPED:
@@ -110,18 +116,22 @@ def cause(failures: Iterable[Failure]) -> Failure:
 
 
 LOOK_SECONDS = 0.05  # between looks at what workers print
+RESUMABLE = os.EX_TEMPFAIL  # 75: schedulers may start the same again
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run: well, by a failure, or by a signal to the launcher."""
+    """The end of a run: well, by a failure, by a signal to the launcher, or for want of workers."""
 
     failure: Failure | None = None
     signal: int | None = None  # its number
     restarts: int = 0
+    resumable: str = ""  # why it ended though nothing is wrong with it; the same command may go on
 
     @property
     def exit_code(self) -> int:
         if self.signal is not None:
             return 128 + self.signal
+        if self.resumable:
+            return RESUMABLE
         return self.failure.shell_code if self.failure else 0

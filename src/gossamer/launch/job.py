@@ -20,7 +20,8 @@ from gossamer.strategies import GossipStage
 class Job:
     """`workers` processes on each of `nodes` machines run `script`; this is machine `node_rank` of them."""
 
-    script: Path
+    script: Path  # a file, or the dotted name of a module
+    as_module: bool = False
     arguments: tuple[str, ...] = ()  # the script's
     workers: int = 2  # on this machine
     nodes: int = 1
@@ -30,6 +31,7 @@ class Job:
     interface: str | None = None  # the network interface to use; None for the default
     recipe: str | None = None  # the command line's
     max_restarts: int = 0
+    grace_seconds: float = 30.0  # for workers to save, once the launcher was asked to stop
     logs: Path  # a directory for one log file a rank
     worker_module: str = "gossamer.launch.worker"  # `python -m` runs it
     prefix: tuple[str, ...] = ()  # before every worker's command, with ${local_rank} for its number here
@@ -64,16 +66,24 @@ class Job:
 
     @property
     def command(self) -> str:
-        return shlex.join([str(self.script), *self.arguments])
+        return shlex.join(self._program)
 
     @property
     def worker_arguments(self) -> tuple[str, ...]:
         """Unbuffered, so that what was printed is in the file whatever ends the process."""
-        return ("-u", "-m", self.worker_module, str(self.script), *self.arguments)
+        return ("-u", "-m", self.worker_module, *self._program)
+
+    @property
+    def _program(self) -> tuple[str, ...]:
+        return (*(("-m",) if self.as_module else ()), str(self.script), *self.arguments)
 
     def environment(self, directory: Path, given: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Variables to add to the `given` environment for every worker."""
-        added = {RUN_DIRECTORY: str(directory), "GOSSAMER_LAUNCHER_PID": str(os.getpid())}
+        added = {
+            RUN_DIRECTORY: str(directory),
+            "GOSSAMER_LAUNCHER_PID": str(os.getpid()),
+            "GOSSAMER_GRACE_SECONDS": str(self.grace_seconds),
+        }
         if self.recipe is not None:
             added["GOSSAMER_RECIPE"] = self.recipe
         if self.interface is not None:

@@ -2,8 +2,9 @@
 
 This file is also the program: `python -I -S parent_watchdog.py` reads +PID and -PID, a line each, and kills the process
 groups that are left at the end of its input; then it removes the directory of the last line =DIRECTORY (in JSON; empty
-for none), which holds the run's secret. SIGKILL, because a process that is stopped or stuck in native code
-handles no other signal; a process of its own, because the killed launcher cannot.
+for none), which holds the run's secret, all but the workers' event logs, which no record was made of. SIGKILL, because
+a process that is stopped or stuck in native code handles no other signal; a process of its own, because the killed
+launcher cannot.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
+KEPT = "events-*.jsonl"
 REMOVING_SECONDS = 5.0  # in which those that were killed are gone, and write nothing more
 
 
@@ -89,9 +91,22 @@ def main() -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + REMOVING_SECONDS
-    while directory and os.path.exists(directory) and time.monotonic() < deadline:
-        shutil.rmtree(directory, ignore_errors=True)
+    while directory and not remove(Path(directory)) and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def remove(directory: Path) -> bool:
+    """Remove all but event logs that hold something; False where there was something else."""
+    left = [path for path in directory.glob("*") if not (path.match(KEPT) and path.stat().st_size)]
+    for path in left:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    with contextlib.suppress(OSError):  # there are event logs in it
+        directory.rmdir()
+    return not left
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.ports import free_endpoints
 from gossamer.launch.process import on_stop_signals
 from gossamer.launch.rendezvous import serve_store
+from gossamer.launch.stop_request import StopRequest
 from gossamer.launch.supervisor import Supervisor
 
 LOOPBACK = "127.0.0.1"
@@ -50,8 +51,8 @@ def launch_peers(
     that does not help.
     """
     require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
-    signals: list[int] = []  # polled, so that none interrupts a start or an end
-    with on_stop_signals(lambda number, frame: signals.append(number)), OrphanReaper(directory) as orphan_reaper:
+    stop = StopRequest()
+    with on_stop_signals(stop), OrphanReaper(directory) as orphan_reaper:
         store, store_endpoint = serve_store(serving.store_endpoint or f"{_host(job)}:0", serving.network)
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
         token = check_token_file(job.token_file) if job.token_file else make_token_file(directory)
@@ -67,7 +68,7 @@ def launch_peers(
 
         try:
             with PeriodicTask(LOOK_SECONDS, look):
-                return supervisor.run(signals)
+                return supervisor.run(stop)
         finally:
             supervisor.close()
             del store, trains  # no process is left to ask it

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from gossamer.launch.logs.run_files import RunFiles
+from gossamer.launch.logs.run_files import RunFiles, Stage
 from gossamer.launch.parent_watchdog import OrphanReaper
 
 POLL_SECONDS = 0.02
+# For those that are left when one has failed: nothing to save in lock step, but a handler of SIGTERM gets its time
+FAILURE_GRACE_SECONDS = 5.0
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], subprocess.Popen[bytes]]
 
@@ -89,6 +91,11 @@ class ManagedProcess:
         return self._process is not None
 
     @property
+    def entered(self) -> bool:
+        """Whether it has imported everything and runs a script."""
+        return self._files.has_reached(Stage.ENTERED, self.number)
+
+    @property
     def age_seconds(self) -> float:
         """Since the latest start."""
         return time.monotonic() - self._began
@@ -110,8 +117,10 @@ class ManagedProcess:
         self._process = None
         return exit_code
 
-    def ask_to_end(self) -> None:
-        self._signal(signal.SIGTERM)
+    def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Signal the process alone: while it saves it needs its helpers, which end with it."""
+        if self._process is not None:
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -127,13 +136,22 @@ class ManagedProcess:
             signal_group(self._process.pid, number)
 
 
-def end_all(processes: Sequence[ManagedProcess], grace_seconds: float, hurried: Callable[[], bool]) -> dict[int, int]:
-    """Send SIGTERM, kill what is left after `patience_seconds` or when `hurried()`; exit codes by number."""
+def end_all(
+    processes: Sequence[ManagedProcess],
+    grace_seconds: float | None = None,
+    number: signal.Signals = signal.SIGTERM,
+    hurried: Callable[[], bool] = lambda: False,
+) -> dict[int, int]:
+    """Ask all to end, by a signal, and kill what is left after `grace_seconds` (FAILURE_GRACE_SECONDS) or when
+    `hurried()`; exit codes by number.
+
+    SIGINT is for those that run a script, which it interrupts; in one that still imports it would be a traceback.
+    """
     alive = [process for process in processes if process.lives]
     for process in alive:
-        process.ask_to_end()
+        process.ask_to_end(number if process.entered else signal.SIGTERM)
     exit_codes: dict[int, int] = {}
-    deadline = time.monotonic() + grace_seconds
+    deadline = time.monotonic() + (FAILURE_GRACE_SECONDS if grace_seconds is None else grace_seconds)
     while alive and time.monotonic() < deadline and not hurried():
         ended = {process.number: exit_code for process in alive if (exit_code := process.ended()) is not None}
         alive = [process for process in alive if process.lives]

@@ -18,9 +18,11 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from gossamer.environment import interface_towards, interfaces
 from gossamer.environment.listening import listen_as, names_this_machine
+from gossamer.environment.wait_timeout import VARIABLE, duration, waiting_for
 from gossamer.errors import ConnectError
 
-REACH_SECONDS = 10.0
+DIAL_SECONDS = 5.0  # of one attempt, where nobody answers
+NOTICE_SECONDS = 10.0
 SELF_REACH_SECONDS = 2.0
 POLL_SECONDS = 0.1
 NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET
@@ -78,16 +80,30 @@ def _outward_address(interface: str | None) -> str | None:
     return outward[0] if len(outward) == 1 else None
 
 
-def reach(endpoint: str, seconds: float = REACH_SECONDS) -> None:
-    """Wait until the first machine listens; the error says where it was sought, by which interface, and why in vain."""
+def reach(
+    endpoint: str, seconds: float, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Wait until the first machine listens, for at most `seconds`, and say every ten why it does not seem to.
+
+    The error says where it was sought, by which interface, and why in vain. A name that means nothing is one at once.
+    """
     host, port = split_endpoint(endpoint)
-    deadline = time.monotonic() + seconds
-    while (problem := _dial(host, port, deadline - time.monotonic())) is not None:
-        if isinstance(problem, socket.gaierror) or time.monotonic() + POLL_SECONDS >= deadline:
+    began = clock()
+    notice_at = began + NOTICE_SECONDS
+    while (problem := _dial(host, port, min(DIAL_SECONDS, began + seconds - clock()))) is not None:
+        now = clock()
+        if isinstance(problem, socket.gaierror) or now + POLL_SECONDS >= began + seconds:
             interface = interface_towards(host) or "the system's choice"
             raise ConnectError(
                 f"No connection to machine 0 at {endpoint}, interface {interface}: {problem}. {_likely_cause(problem)} "
-                "Machine 0 starts first, with --node-rank 0 and the same --rendezvous; it then waits for the others."
+                "It is started with --node-rank 0 and the same --rendezvous, and waits for the others, as they for it: "
+                f"{VARIABLE}=7200, in seconds, waits longer."
+            )
+        if now >= notice_at:
+            notice_at += NOTICE_SECONDS * (1 + (now - notice_at) // NOTICE_SECONDS)
+            note(
+                f"has waited {duration(round(now - began))} for machine 0 to listen at {endpoint} ({problem}), and "
+                f"waits {waiting_for(seconds)}. {_likely_cause(problem)}"
             )
         time.sleep(POLL_SECONDS)
 
@@ -117,7 +133,7 @@ def serve_store(endpoint: str, network: Path | None = None) -> tuple[Store, str]
     if network is None:
         return _serve(host, int(port))
     _silence_store()
-    return _in_namespace(network, lambda: _serve(host, int(port)))
+    return in_namespace(network, lambda: _serve(host, int(port)))
 
 
 def _serve(host: str, port: int) -> tuple[Store, str]:
@@ -146,7 +162,7 @@ def _silence_store() -> None:
             ctypes.c_int.in_dll(engine, "FLAGS_caffe2_log_level").value = ERRORS_ONLY
 
 
-def _in_namespace(network: Path, action: Callable[[], T]) -> T:
+def in_namespace(network: Path, action: Callable[[], T]) -> T:
     """Act in a network namespace, in a short-lived thread: sockets belong to the namespace of their thread."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_enter_namespace, network, action).result()

@@ -15,8 +15,8 @@ from gossamer.launch.logs.run_files import RunFiles, read_json
 from gossamer.launch.logs.streams import ProcessLog, ServerLog, server_log_path
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all, placed
-from gossamer.launch.reaper import GRACE_SECONDS
 from gossamer.launch.standby import StandbyProcess
+from gossamer.launch.stop_request import StopRequest, end_by_request
 
 SERVER_RESTARTS = 10
 # An error sooner than this is one that the next start would meet again
@@ -57,22 +57,25 @@ class Supervisor:
         self._lost: list[Failure] = []
         self._failed: list[Failure] = []
 
-    def run(self, signals: Sequence[int]) -> Outcome:
-        """Run until no process is left. signals: grows by each request to stop; the second kills at once."""
+    def run(self, stop: StopRequest) -> Outcome:
+        """Run until no process is left."""
         try:
             for process in (*self._servers, *self._workers):
                 self._start(process)
-            while not signals and not self._failed and self._any_worker_lives():
+            while not stop and not self._failed and self._any_worker_lives():
                 for standby in self._standbys:
                     standby.look()
                 time.sleep(POLL_SECONDS)
+            if stop:
+                end_by_request(self._workers, stop, self._files, self._job.grace_seconds, self._note)
         finally:
-            stopped = end_all([*self._workers, *self._servers], GRACE_SECONDS, lambda: len(signals) > 1)
+            stopped = end_all(self._workers, hurried=stop.hurried)
+            end_all(self._servers, hurried=stop.hurried)  # which workers that save may have asked
             for standby in self._standbys:
                 standby.close()
         restarts = sum(worker.attempt for worker in self._workers)
-        if signals and not self._failed:
-            return Outcome(signal=signals[0], restarts=restarts)
+        if stop and not self._failed:
+            return Outcome(signal=stop.number, restarts=restarts)
         return Outcome(failure=self._cause(stopped), restarts=restarts)
 
     def look(self) -> None:

@@ -1,6 +1,6 @@
 """Worker: runs the user's script as `python script.py` would, and reports its failure to the launcher.
 
-Started as `python -u -m gossamer.launch.worker SCRIPT ARGS...`.
+Started as `python -u -m gossamer.launch.worker SCRIPT ARGS...`, or with `-m MODULE` in the script's place.
 """
 
 from __future__ import annotations
@@ -20,23 +20,30 @@ from typing import Any
 import torch.distributed as dist
 
 from gossamer.launch.failure import Origin, is_echo
-from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles, write_json
+from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles, Stage, write_json
+from gossamer.runtime import interruption
 from gossamer.runtime.open_sessions import open_sessions
+from gossamer.runtime.uncaught_errors import is_users, shortened
 
 Finish = Callable[[], None]
 
 
 def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) -> None:
     """Run the script; `finish` writes this rank's record, whether it ended well or not."""
-    script, *rest = arguments or sys.argv[1:]
-    reporter = FailureReporter(RunFiles(Path(os.environ[RUN_DIRECTORY])), int(os.environ["RANK"]))
+    program = arguments or sys.argv[1:]
+    files = RunFiles(Path(os.environ[RUN_DIRECTORY]))
+    reporter = FailureReporter(files, int(os.environ["RANK"]))
     os.dup2(1, 2)  # one file for both streams, so that their order is kept
     reporter.started()
     _end_with_launcher(int(os.environ["GOSSAMER_LAUNCHER_PID"]))
+    patience_seconds = float(os.environ.get("GOSSAMER_GRACE_SECONDS", "30")) / 3  # the rest is for saving
+    interruption.current.install(patience_seconds, files.interrupted.exists)
     try:
-        exit_code = _run(script, rest, reporter)
+        reporter.entered()  # from here on Ctrl-C interrupts the script
+        exit_code = _run(program, reporter)
     except BaseException as error:
-        exit_code = reporter.raised(error, script)
+        exit_code = reporter.raised(error)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is short
     finish()
     if exit_code:
         raise SystemExit(exit_code)
@@ -45,16 +52,24 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) 
         dist.destroy_process_group()
 
 
+def current_attempt() -> int:
+    """How often this worker was started before."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 class FailureReporter:
     """Writes one worker's start, end and failure reports for its launcher."""
 
     def __init__(self, files: RunFiles, rank: int) -> None:
         self._rank = rank
-        self._attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self._attempt = current_attempt()
         self._files = files
 
     def started(self) -> None:
         self._files.report_start(self._rank, self._attempt, os.getpid())
+
+    def entered(self) -> None:
+        self._files.mark(Stage.ENTERED, self._rank, self._attempt)
 
     def finished(self) -> None:
         write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
@@ -69,8 +84,8 @@ class FailureReporter:
         self._failed(exit_code, Origin.ENDED, "the script called sys.exit", "")
         return exit_code
 
-    def raised(self, error: BaseException, script: str) -> int:
-        lines = traceback.format_exception(type(error), error, _from_script(error, script))
+    def raised(self, error: BaseException) -> int:
+        lines = traceback.format_exception(type(error), error, shortened(error, _from_script(error)))
         summary = traceback.format_exception_only(error)[-1].strip()
         self._failed(1, Origin.ECHO if is_echo(error) else Origin.RAISED, summary, "".join(lines))
         return 1
@@ -87,10 +102,10 @@ class FailureReporter:
         write_json(self._files.failure(self._rank, self._attempt), report)
 
 
-def _run(script: str, arguments: Sequence[str], reporter: FailureReporter) -> int:
+def _run(program: Sequence[str], reporter: FailureReporter) -> int:
     """Sessions are closed while the script's variables are still there: nothing else holds a session."""
     try:
-        variables = _run_script(script, arguments)
+        variables = _run_program(program)
         _close_sessions()
         del variables
     except SystemExit as end:
@@ -101,12 +116,15 @@ def _run(script: str, arguments: Sequence[str], reporter: FailureReporter) -> in
     return 0
 
 
-def _run_script(script: str, arguments: Sequence[str]) -> Mapping[str, object]:
-    """The script's global variables at its end."""
-    sys.argv = [script, *arguments]
+def _run_program(program: Sequence[str]) -> Mapping[str, object]:
+    """The global variables of the script or module at its end."""
+    if program[0] == "-m":
+        sys.argv = list(program[1:])
+        return runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    sys.argv = list(program)
     if not sys.flags.safe_path:
-        sys.path[0] = str(Path(script).resolve().parent)
-    return runpy.run_path(script, run_name="__main__")
+        sys.path[0] = str(Path(program[0]).resolve().parent)
+    return runpy.run_path(program[0], run_name="__main__")
 
 
 def _close_sessions() -> None:
@@ -115,10 +133,10 @@ def _close_sessions() -> None:
         session.close()
 
 
-def _from_script(error: BaseException, script: str) -> TracebackType | None:
+def _from_script(error: BaseException) -> TracebackType | None:
     """The part of a traceback that is the user's: from the script's own first frame on."""
     at = error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_filename != script:
+    while at is not None and not is_users(at):
         at = at.tb_next
     unread = isinstance(error, SyntaxError)  # a script that cannot be read has no frame, and none of ours says more
     return at if at is not None or unread else error.__traceback__

@@ -15,6 +15,8 @@ from gossamer.network.model import Host, Network, Path
 BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 MOST_HOSTS = 100_000  # with one description
+MOST_BYTES, MOST_DOTS = 2**22, 200  # of a file, and in a line of it
+SHOWN_CHARACTERS = 100  # of what cannot be read
 UNLIMITED_BITS_PER_SECOND = 100e9
 HOST_KEYS = {"count", "site", "rate", "up", "down"}
 DEFAULT_KEYS = {"round_trip", "jitter", "loss"}
@@ -47,9 +49,10 @@ def _from_spec(text: str, workers: int) -> Network:
         key, equals, value = part.partition("=")
         options[key if equals else "round_trip"] = value if equals else part
     if unknown := options.keys() - {"round_trip", "jitter", "loss"}:
+        named = ", ".join(sorted(unknown))[:SHOWN_CHARACTERS]
         raise NetworkError(
-            f"{', '.join(sorted(unknown))} is not part of a network: RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE], "
-            "such as 20mbit,80ms,loss=0.1%."
+            f"{named} is not part of a network: RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE], such as "
+            "20mbit,80ms,loss=0.1%."
         )
     bits = _rate(rate)
     host = _checked(Host, up_bits_per_second=bits, down_bits_per_second=bits)
@@ -58,9 +61,10 @@ def _from_spec(text: str, workers: int) -> Network:
 
 def _from_toml(file: File) -> Network:
     try:
-        table = tomllib.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: of text, TOML and numbers
-        raise NetworkError(f"{file} cannot be read as a network: {error}") from error
+        table = tomllib.loads(_read_text(file))
+    except (OSError, ValueError, RecursionError, MemoryError) as error:  # ValueError: of text, TOML and numbers
+        what = str(error)[:SHOWN_CHARACTERS] or type(error).__name__
+        raise NetworkError(f"{str(file)[:SHOWN_CHARACTERS]} cannot be read as a network: {what}") from error
     if unknown := table.keys() - {"hosts", "paths", "default"}:
         raise NetworkError(f"{file} has {sorted(unknown)}; a network has [[hosts]], [[paths]] and [default].")
     default = _table(table.get("default", {}), "[default]", file)
@@ -75,6 +79,16 @@ def _from_toml(file: File) -> Network:
         paths[ends] = path
     network: Network = _checked(Network, hosts=tuple(hosts), default=_path(default), paths=paths)
     return network
+
+
+def _read_text(file: File) -> str:
+    """A file's text. What a TOML parser keeps of a key grows with the square of its dots."""
+    if file.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes. Say how many hosts are alike: count = 100")
+    text = file.read_text()
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MOST_DOTS} dots. Write hosts and paths on lines of their own")
+    return text
 
 
 def _tables(table: Mapping[str, Any], name: str, file: File) -> Sequence[Mapping[str, Any]]:
@@ -138,18 +152,26 @@ def _rate(text: str) -> float:
 def _share(text: str) -> float:
     number = str(text).removesuffix("%")
     if not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", number):
-        raise NetworkError(f"{text!r} is no share of packets. Write loss=0.1%.")
+        raise NetworkError(f"{_shown(text)} is no share of packets. Write loss=0.1%.")
     return float(number) / (100 if str(text).endswith("%") else 1)
 
 
 def _quantity(text: str, units: Mapping[str, float], what: str, example: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(text).strip().lower())
     if not found or found[2] not in units:
-        raise NetworkError(f"{text!r} is not {what}. Write a number and one of {', '.join(units)}, such as {example}.")
+        raise NetworkError(
+            f"{_shown(text)} is not {what}. Write a number and one of {', '.join(units)}, such as {example}."
+        )
     quantity = float(found[1]) * units[found[2]]
     if not isfinite(quantity):
-        raise NetworkError(f"{str(text)[:40]!r}... is more than any network has. Write {what} such as {example}.")
+        raise NetworkError(f"{_shown(text)} is more than any network has. Write {what} such as {example}.")
     return quantity
+
+
+def _shown(value: object) -> str:
+    """A value as it was written, in part where it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _checked(noun: Any, **fields: Any) -> Any:

@@ -1,11 +1,18 @@
 """Observing a run: event listeners that write live progress, the record at the end, and pictures of records.
 
-recorder    listens to one rank's events: keeps its numbers, writes live lines
-live        reads the live lines of this machine's ranks
-terminal    shows a run: worker lines, progress, closing table
-record      rank records, and the run's record made from them
-comparison  records side by side: speed, loss at equal time and steps, money
-plot, page  a comparison as a picture, and as one HTML file
-target      ends a run once a metric is good enough or time is up
-units       numbers as text: 1.2 MB, 34 ms, 12 %
+recorder           listens to one rank's events: logs them, writes live lines
+event_log          one rank's numbers as lines of JSON, appended while training goes on
+rank_record        one rank's numbers, added up from its event log
+live               reads the live lines of this machine's ranks
+terminal           shows a run: worker lines, progress, closing table
+control_sequences  what workers print, without what would steer the terminal
+reporter           progress and record of rank 0's session, where no launcher makes them
+status_line        one line of progress on standard error
+record             the run's record, merged from those of its ranks
+comparison         records side by side: speed, loss at equal time and steps, money
+plot, page         a comparison as a picture (matplotlib), and as one HTML file
+panels             what both show: curves, their names' places, bars of a step
+svg                the page's pictures, without a library
+target             ends a run once a metric is good enough or time is up
+units              numbers as text: 1.2 MB, 34 ms, 12 %
 """

@@ -10,6 +10,7 @@ from typing import Any
 from gossamer.observe.record import Record
 from gossamer.observe.target import Target
 
+LOSSES = ("validation_loss", "loss")  # the first one counts
 SMOOTHED_POINTS = 10  # of a training loss, which is of single batches; a validation loss is taken as it is
 
 
@@ -38,6 +39,7 @@ class ComparisonRow:
     step_seconds: float
     waiting_share: float
     bytes_per_step: float
+    bits_per_second_to_hide: float | None  # a step's bytes, sent while it computes; None where it took no time
     steps: int
     seconds: float
     loss_at_equal_time: float | None
@@ -70,9 +72,9 @@ def compare(
     foretold: Sequence[float | None] | None = None,
 ) -> Comparison:
     """Compare records; `unlimited` is the run without a network limit, where one was made."""
-    metric = next((name for name in ("validation_loss", "loss") if all(name in r["metrics"] for r in records)), None)
     seconds = min(record["seconds"] for record in records)
     steps = min(record["steps"] for record in records)
+    metric = _metric(records, seconds, steps)
     first = records[0]["seconds_per_step"]["median"]
     floor = unlimited["seconds_per_step"]["median"] if unlimited else None
     rows = [
@@ -102,12 +104,14 @@ def _row(
 ) -> ComparisonRow:
     step_seconds = record["seconds_per_step"]["median"]
     reached = seconds_to(record, target)
-    total = record["compute_seconds_per_step"] + record["waiting_seconds_per_step"]
+    computing, sent = record["compute_seconds_per_step"], record["bytes_sent_per_step"]["accounted"]
+    total = computing + record["waiting_seconds_per_step"]
     return ComparisonRow(
         recipe=record["recipe"],
         step_seconds=step_seconds,
         waiting_share=record["waiting_seconds_per_step"] / total if total else 0.0,
-        bytes_per_step=record["bytes_sent_per_step"]["accounted"],
+        bytes_per_step=sent,
+        bits_per_second_to_hide=8 * sent / computing if computing else None,
         steps=record["steps"],
         seconds=record["seconds"],
         loss_at_equal_time=value_until(record, metric, 1, seconds),
@@ -118,6 +122,18 @@ def _row(
         foretold_step_seconds=told,
         money=prices.of(record, reached if reached is not None else record["seconds"]),
     )
+
+
+def _metric(records: Sequence[Record], seconds: float, steps: int) -> str | None:
+    """The loss that all logged early enough to be compared; a validation at a run's end alone comes after the others'
+    limits. Else the one that all logged at all."""
+    logged = [name for name in LOSSES if all(name in record["metrics"] for record in records)]
+    limits = ((1, seconds), (0, steps))
+
+    def in_time(name: str) -> bool:
+        return all(value_until(record, name, *limit) is not None for record in records for limit in limits)
+
+    return next(filter(in_time, logged), logged[0] if logged else None)
 
 
 def value_until(record: Record, metric: str | None, column: int, limit: float) -> float | None:

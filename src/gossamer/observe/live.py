@@ -69,6 +69,8 @@ class Progress:
     """Steps of the worker that is furthest ahead, of those that still write; sentences of all workers, each once."""
 
     clock: Callable[[], float] = time.monotonic
+    starting: object = "starting"  # its text is the line before the first step
+    workers: int | None = None  # now, where they come and go
     attached: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None
     _windows: dict[int, Window] = field(default_factory=dict)
@@ -111,10 +113,9 @@ class Progress:
 
     def __str__(self) -> str:
         """One line: where the run is and how fast."""
-        if self.attached is None:
-            return "starting"
         window = self.window
-        return " · ".join(_parts(window)) if window else "attached, before the first step"
+        count = () if self.workers is None else (f"{self.workers} worker{'s' * (self.workers != 1)}",)
+        return " · ".join((*count, *_parts(window))) if window else str(self.starting)
 
 
 def _parts(window: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -135,11 +136,19 @@ def _mean(lines: Iterable[dict[str, Any]], name: str) -> float:
 
 
 class LiveView:
-    """Follows the live files of the ranks on this machine."""
+    """Follows the live files of the ranks on this machine. starting: its text is the progress before the first step."""
 
-    def __init__(self, directory: Path, ranks: Iterable[int]) -> None:
+    def __init__(self, directory: Path, ranks: Iterable[int], starting: object = "starting") -> None:
+        self._directory = directory
         self._files = {rank: LiveFile(live_path(directory, rank)) for rank in ranks}
-        self.progress = Progress()
+        self.progress = Progress(starting=starting)
+
+    def staff(self, workers: int, places: int) -> None:
+        """Show so many workers from now on, and follow the first `places` ranks: some began late."""
+        self.progress.workers = workers
+        late = [rank for rank in range(places) if rank not in self._files]
+        # Made anew, since another thread may be looking
+        self._files = {**self._files, **{rank: LiveFile(live_path(self._directory, rank)) for rank in late}}
 
     def look(self) -> list[str]:
         """The sentences that came up since the last look."""

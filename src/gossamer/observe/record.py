@@ -1,74 +1,53 @@
-"""Run record: each rank's numbers, and one JSON record merged from them."""
+"""Run record: one JSON record, merged from the records of a run's ranks."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gossamer.events import Ended
+from gossamer.observe.event_log import read_entries
+from gossamer.observe.rank_record import Point, RankRecord, replay
 from gossamer.version import __version__
 
-Point = tuple[int, float, float]
 Record = dict[str, Any]
 NO_NETWORK: Record = {"network": None, "emulation": None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankRecord:
-    """One rank's numbers over one session; seconds and bytes per step are means unless they say otherwise.
-
-    Times per step leave out the warm-up (recorder.warm_up); bytes and totals count every step.
-    """
-
-    rank: int
-    world: int
-    recipe: str
-    parameters: int
-    steps: int
-    skipped_steps: int
-    seconds: float  # in all
-    median_seconds: float  # a step, of the means over whole periods of a schedule
-    p90_seconds: float
-    compute_seconds: float
-    waiting_seconds: float  # of the training thread, for the communication thread
-    encode_seconds: float
-    wire_seconds: float
-    decode_seconds: float
-    bytes_sent: float
-    bytes_pulled: float = 0.0  # from parameter servers
-    interface_bytes: float | None = None  # that the kernel counted, of all processes; None where it was not asked
-    residual_bytes: int = 0  # of compressors' states
-    bucket_bytes: int = 0
-    peak_resident_bytes: int = 0
-    digest: str | None = None  # of the parameters that all agree on; None where the session was not closed
-    holds_merged: bool | None = None  # whether the rank's own model is what was merged; None as above
-    metrics: dict[str, list[Point]] = field(default_factory=dict)  # (step, seconds since the session began, value)
-    checkpoints: list[tuple[int, str]] = field(default_factory=list)  # (step, directory)
-    servers: dict[str, Any] | None = None  # what parameter servers told at the end
-    lost: tuple[int, ...] = ()  # ranks that began on this machine and left no record
-    collectives: dict[str, str] = field(default_factory=dict)  # by bytes of a mean: which collective took it
-
-
-def rank_path(directory: Path, rank: int) -> Path:
-    return directory / f"record-{rank}.json"
-
-
-def write_rank(directory: Path, record: RankRecord) -> None:
-    write(rank_path(directory, record.rank), asdict(record))
-
-
 def read_ranks(directory: Path) -> list[RankRecord]:
-    """The records of this machine's ranks, in order, each with the ranks that began here and left none; empty where
-    none had a session."""
-    records = [RankRecord(**json.loads(path.read_text())) for path in directory.glob("record-*.json")]
-    begun = {int(path.stem.split("-")[1]) for path in directory.glob("live-*.jsonl")}
-    lost = tuple(sorted(begun - {record.rank for record in records}))
-    return [replace(record, lost=lost) for record in sorted(records, key=lambda record: record.rank)]
+    """The records of this machine's ranks, in order, however they ended, each with the ranks that began here and are
+    not complete; empty where none had a session."""
+    found = {path: replay(read_entries(path)) for path in directory.glob("events-*.jsonl")}
+    lost = tuple(sorted(_rank(path) for path, record in found.items() if record is None or not record.complete))
+    records = [replace(record, lost=lost) for record in found.values() if record is not None]
+    return sorted(records, key=lambda record: record.rank)
+
+
+def discard_logs(directory: Path) -> None:
+    """Remove event logs: there is a record of them, or nothing in them to record."""
+    for path in directory.glob("events-*.jsonl"):
+        path.unlink(missing_ok=True)
+
+
+def recover(path: Path) -> Record | None:
+    """The record of a run whose end nobody was left to write: of the event logs that it left in its folder of logs,
+    newest run first, or of one event log; None where no session took part in training."""
+    if not path.is_dir():
+        record = replay(read_entries(path))
+        return None if record is None else merge([record], ended="interrupted")
+    places = sorted((path, *path.glob(".run-*")), key=lambda place: place.stat().st_mtime, reverse=True)
+    found = next((ranks for place in places if (ranks := read_ranks(place))), None)
+    return None if found is None else merge(found, ended="interrupted")
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.split("-")[1])
 
 
 def write(path: Path, record: Record) -> None:
@@ -79,13 +58,22 @@ def write(path: Path, record: Record) -> None:
     os.replace(draft, path)
 
 
-def merge(ranks: Sequence[RankRecord], network: Record | None = None) -> Record:
+def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: Ended = "finished") -> Record:
     """The run's record from its ranks' records: means over workers, the largest of memory.
 
     The times per step leave out the first ten steps, or a fifth of fewer than fifty, as warm-up; `seconds`,
-    `steps` and bytes do not. network: the record's fields about the emulated network, where there is one.
+    `steps` and bytes do not. network: the record's fields about the emulated network, where there is one. ended: how
+    the run did. A worker that a finished run has lost, or that has left it, is named and left out; after any other end
+    all count that there are, up to the last second or so. Where workers began late, or again, the run's times are those
+    of who was there first; of who began again the last beginning counts.
     """
-    first = ranks[0]
+    complete = [rank for rank in ranks if rank.complete]
+    lost = ranks[0].lost if ended == "finished" and complete else ()
+    ranks = complete if lost else ranks
+    gone = [rank.rank for rank in ranks if rank.left]
+    if ended == "finished" and len(gone) < len(ranks):
+        ranks = [rank for rank in ranks if not rank.left]
+    first = min(ranks, key=lambda rank: (rank.resumed_at, rank.rank))
     metrics = _merge_metrics(ranks)
 
     def mean(name: str) -> float:
@@ -98,10 +86,13 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None) -> Record:
         "gossamer": __version__,
         "recipe": first.recipe,
         "workers": first.world,
-        "lost": list(first.lost),
+        "ended": ended,
+        "lost": list(lost),
+        "left": gone,
         **(network or NO_NETWORK),
         "parameters": first.parameters,
         "steps": first.steps,
+        "resumed_at": first.resumed_at,
         "skipped_steps": first.skipped_steps,
         "seconds": max(rank.seconds for rank in ranks),
         "seconds_per_step": {"median": mean("median_seconds"), "p90": mean("p90_seconds")},
@@ -119,7 +110,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None) -> Record:
         "checkpoints": [{"step": step, "directory": where} for step, where in _saved(ranks)],
         "collectives": dict(sorted(first.collectives.items(), key=lambda item: int(item[0]))),
         "servers": _servers(ranks, mean("bytes_pulled")),
-        "workers_agree": _agree(ranks),
+        "workers_agree": _agree(ranks, len(lost) + len(gone), ended),
         "workers_hold_merged": _hold_merged(ranks),
     }
 
@@ -129,14 +120,16 @@ def _interface(ranks: Iterable[RankRecord]) -> float | None:
     return None if None in counted else fmean(bytes_ for bytes_ in counted if bytes_ is not None)
 
 
-def _agree(ranks: Sequence[RankRecord]) -> bool | None:
-    """Whether the ranks that were not lost agree bitwise at the end; a session that was not closed has no digest.
+def _agree(ranks: Sequence[RankRecord], lost: int, ended: Ended) -> bool | None:
+    """Whether the ranks that neither were lost nor left agree bitwise at the end; a session not closed has no digest.
 
-    None, for unknown, where the ranks given do agree but others are on other machines.
+    None, for unknown, where the ranks given do agree but others are on other machines, or the run did not finish.
     """
     digests = {rank.digest for rank in ranks}
+    if ended != "finished":
+        return None
     agree = len(digests) == 1 and None not in digests
-    return None if agree and len(ranks) + len(ranks[0].lost) < ranks[0].world else agree
+    return None if agree and len(ranks) + lost < ranks[0].world else agree
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:
@@ -158,19 +151,23 @@ def _saved(ranks: Iterable[RankRecord]) -> list[tuple[int, str]]:
 
 
 def _merge_metrics(ranks: Iterable[RankRecord]) -> dict[str, list[Point]]:
-    """For each name and step, the mean over the ranks that logged it."""
-    logged: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    """For each name and step, the mean over the ranks that logged it.
+
+    Seconds count from each rank's own beginning, so those of who began late are left out where others logged the step.
+    """
+    ranks = sorted(ranks, key=lambda rank: rank.resumed_at)
+    logged: dict[str, dict[int, list[tuple[float, float, int]]]] = {}
     for rank in ranks:
         for name, points in rank.metrics.items():
             for step, seconds, value in points:
                 number = float("nan") if value is None else value
-                logged.setdefault(name, {}).setdefault(step, []).append((seconds, number))
+                logged.setdefault(name, {}).setdefault(step, []).append((seconds, number, rank.resumed_at))
     return {name: [_mean_point(*item) for item in sorted(steps.items())] for name, steps in logged.items()}
 
 
-def _mean_point(step: int, heard: list[tuple[float, float]]) -> Point:
-    seconds, values = zip(*heard, strict=True)
-    return step, fmean(seconds), fmean(values)
+def _mean_point(step: int, heard: list[tuple[float, float, int]]) -> Point:
+    began = heard[0][2]
+    return step, fmean(each[0] for each in heard if each[2] == began), fmean(each[1] for each in heard)
 
 
 def _plain(value: Any) -> Any:

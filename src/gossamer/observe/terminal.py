@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.record import Record
 from gossamer.observe.units import bytes_text, count_text, seconds_text, share_text, short
@@ -41,6 +42,7 @@ class Terminal:
         self._aside = console if console.is_terminal else aside
         self._clock = clock
         self._next_plain = clock() + PLAIN_SECONDS
+        self._rewritten: dict[int, str] = {}  # by rank: an unfinished line that is written anew
         self._spinner = Spinner("dots", style="cyan")
 
     @contextmanager
@@ -53,12 +55,15 @@ class Terminal:
             yield
 
     def line(self, rank: int, text: str) -> None:
-        """One line that a worker printed, colours included."""
-        prefix = f"[rank {rank}] ", RANK_STYLES[rank % len(RANK_STYLES)]
-        self._console.print(Text.assemble(prefix, Text.from_ansi(text, end="")), soft_wrap=True)
+        """One line that a worker printed, colors included; one that ends in a carriage return it will write anew."""
+        if text.endswith("\r"):
+            self._rewritten[rank] = without_controls(text)
+            return
+        self._rewritten.pop(rank, None)
+        self._console.print(_of_rank(rank, without_controls(text, colors=True)), soft_wrap=True)
 
     def note(self, sentence: str) -> None:
-        text = Text.assemble(("gossamer: ", "bold yellow"), (sentence, "yellow"))
+        text = Text.assemble(("gossamer: ", "bold yellow"), (without_controls(sentence), "yellow"))
         self._aside.print(text, soft_wrap=not self._aside.is_terminal)
 
     def tick(self) -> None:
@@ -68,9 +73,11 @@ class Terminal:
         if not self._console.is_terminal and self._clock() >= self._next_plain:
             self._next_plain = self._clock() + PLAIN_SECONDS
             self._aside.print(f"gossamer: {self._live.progress}", soft_wrap=True, markup=False, highlight=False)
+            if self._bar is not None:
+                self._aside.print(self._bar, soft_wrap=True)
 
     def table(self, record: Record, files: Mapping[str, str]) -> None:
-        """The closing table of a run that went well. files: written ones, by what is in them."""
+        """The closing table, however the run ended. files: written ones, by what is in them."""
         self._console.print()
         if self._console.is_terminal:
             self._console.print(_grid(record, files))
@@ -78,12 +85,26 @@ class Terminal:
         for name, value in rows(record, files):
             self._console.print(f"{name:<26}{value}", soft_wrap=True, markup=False)
 
-    def _status(self) -> Spinner:
+    @property
+    def _bar(self) -> Text | None:
+        """The line that the first of the workers that have one writes again and again, such as a progress bar."""
+        shown = {rank: text for rank, text in self._rewritten.items() if text.strip()}
+        return _of_rank(min(shown), shown[min(shown)]) if shown else None
+
+    def _status(self) -> Group:
         width = max(self._console.width - 4, 10)
         status = Text(str(self._live.progress), style="dim", no_wrap=True, overflow="ellipsis")
         status.truncate(width, overflow="ellipsis")
         self._spinner.update(text=status)
-        return self._spinner
+        if (bar := self._bar) is None:
+            return Group(self._spinner)
+        bar.truncate(self._console.width - 1, overflow="ellipsis")
+        return Group(bar, self._spinner)
+
+
+def _of_rank(rank: int, text: str) -> Text:
+    prefix = f"[rank {rank}] ", RANK_STYLES[rank % len(RANK_STYLES)]
+    return Text.assemble(prefix, Text.from_ansi(text, end=""))
 
 
 def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -91,14 +112,19 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     times, memory = record["seconds_per_step"], record["memory_bytes"]
     busy = record["compute_seconds_per_step"] + record["waiting_seconds_per_step"]
     skipped = f" ({record['skipped_steps']} skipped)" if record["skipped_steps"] else ""
+    finished = record.get("ended", "finished") == "finished"
+    if not finished:
+        yield "ended", record["ended"]
     yield "recipe", record["recipe"]
     yield "workers", str(record["workers"])
-    if record.get("lost"):
-        yield "of them lost", f"rank{'s' * (len(record['lost']) > 1)} {', '.join(map(str, record['lost']))}"
+    for name, what in (("lost", "of them lost"), ("left", "of them left")):
+        if ranks := record.get(name):
+            yield what, f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
     if record.get("network"):
         yield "network", f"{record['network']} (emulated: {record['emulation']})"
     yield "parameters", count_text(record["parameters"])
-    yield "steps", f"{record['steps']}{skipped} in {seconds_text(record['seconds'])}"
+    resumed = f", from {record['resumed_at']} on," if record.get("resumed_at") else ""
+    yield "steps", f"{record['steps']}{skipped}{resumed} in {seconds_text(record['seconds'])}"
     yield "time per step", f"median {seconds_text(times['median'])}, 90 % within {seconds_text(times['p90'])}"
     yield "waiting", share_text(record["waiting_seconds_per_step"] / busy if busy else 0.0)
     yield "sent per step and worker", bytes_text(record["bytes_sent_per_step"]["accounted"])
@@ -108,7 +134,8 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in record["final"].items():
         yield f"final {name}", short(value) if value is not None else "not a number"
     apart = APART if record["workers_agree"] is True and record.get("workers_hold_merged") is False else ""
-    yield "workers agree", AGREE[record["workers_agree"]] + apart
+    if finished:
+        yield "workers agree", AGREE[record["workers_agree"]] + apart
     yield from files.items()
 
 

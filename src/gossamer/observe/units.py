@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
+RATE_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 COUNT_UNITS = ("", "thousand", "million", "billion", "trillion")
 SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -32,6 +33,11 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
 def bytes_text(count: float) -> str:
     """Decimal units, as networks count: 1.2 MB is 1,200,000 bytes."""
     return _scaled(count, BYTE_UNITS)
+
+
+def rate_text(bits_per_second: float) -> str:
+    """Decimal units of bits, as lines are sold: 12.3 Mbit/s."""
+    return _scaled(bits_per_second, RATE_UNITS)
 
 
 def count_text(count: float) -> str:

@@ -13,6 +13,7 @@ A push to a server and back:
 10  client/client           pull: replicas follow the deltas; apply_pull writes them to the parameters
 
 shard_spec describes a shard as text, from_recipe makes one of it; standby is a server process that waits for its turn.
+shard_state carries a shard's state into a checkpoint and back, in pieces.
 """
 
 from gossamer.parameter_server.client.client import Client, StepResult

@@ -103,6 +103,13 @@ class FileJournal:
             if path != _open_log(self._folder, number):
                 path.unlink()
 
+    def begin_anew(self) -> None:
+        """The shard's state was replaced: write it. Where that fails, as in `write`."""
+        try:
+            self.save()
+        except (OSError, CheckpointError) as error:
+            self.give_up(error)
+
     def give_up(self, error: Exception) -> None:
         """Go on without a journal."""
         if not self._failed:

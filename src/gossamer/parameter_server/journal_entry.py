@@ -42,6 +42,9 @@ class Journal(Protocol):
     def write(self, entry: Entry) -> None:
         """Append an entry. Raises nothing: a journal that cannot write gives notice once."""
 
+    def begin_anew(self) -> None:
+        """The state was replaced by another. Raises nothing, as `write`."""
+
     def close(self) -> None:
         """Release files."""
 
@@ -50,6 +53,9 @@ class NullJournal:
     """A journal that keeps nothing."""
 
     def write(self, entry: Entry) -> None:
+        pass
+
+    def begin_anew(self) -> None:
         pass
 
     def close(self) -> None:

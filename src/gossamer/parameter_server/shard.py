@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from gossamer.checkpoint.files import MALFORMED
 from gossamer.compressors import Compressor
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
@@ -22,6 +23,7 @@ from gossamer.parameter_server.delta_chain import DeltaChain, PublicParameters, 
 from gossamer.parameter_server.flat_optimizer import FlatOptimizer
 from gossamer.parameter_server.journal_entry import Entry, Journal, NullJournal
 from gossamer.parameter_server.shard_spec import Options, ShardSpec, check_taken, checked_options
+from gossamer.parameter_server.shard_state import ReceivedPieces
 
 
 class Contribution(NamedTuple):
@@ -80,6 +82,8 @@ class ServerShard:
         self.missed: set[int] = set()  # those that were not heard when the others ended
         self.lost: set[Peer] = set()  # peers not heard of
         self.journal: Journal = NullJournal()
+        self.received = ReceivedPieces(sum(block.flat.nbytes for block in self.blocks))
+        self.told = b""  # the state that is being pulled
         seed = rng.address(spec.seed, spec.number)
         self.public: PublicParameters = Snapshot(self.blocks) if pull is None else DeltaChain(pull, self.blocks, seed)
         self._push, self._seed = push, seed
@@ -200,6 +204,18 @@ class ServerShard:
                     f"a journal of shard {self.spec.number} holds {entry.command!r}, which is no command: another "
                     "version of Gossamer wrote it. Install that one, or start with an empty directory"
                 )
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from the state of another run's shard. Raises MalformedError where it does not fit."""
+        try:
+            self.load_state_dict(state)
+        except MALFORMED as error:
+            raise MalformedError(
+                f"the state does not fit shard {self.spec.number} ({type(error).__name__}: {error}). Load it with the "
+                "model, the optimizer, the recipe and the number of servers that it was saved with"
+            ) from error
+        self.stopping = False
+        self.journal.begin_anew()
 
     # -- reading
 

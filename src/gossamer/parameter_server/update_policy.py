@@ -29,11 +29,13 @@ from gossamer.errors import MalformedError
 from gossamer.parameter_server.deduplication import LATE
 from gossamer.parameter_server.shard import PendingPull, ServerShard
 from gossamer.parameter_server.shard_spec import ShardSpec
+from gossamer.parameter_server.shard_state import count_of, file_of, piece
 
 BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # keys of pushes
 ENDS = "ends"  # about a leave: for good
 PARAMETERS, EXACT = "parameters", "exact"  # keys of pulls: by the recipe's codec, uncompressed
 LEFT, END = "left", "end"  # uncompressed, once all have left, and once all have for good
+STATE = "state"  # of pushes and pulls: a piece of the shard's state; of pulls the one that `at_least` numbers
 AGREED, TOGETHER = "agreed", "together"  # the settings all workers share; once all workers that left are back
 
 FORGOT = json.dumps({"forgot": True})
@@ -94,6 +96,7 @@ class UpdatePolicy(ABC):
                 LEAVE: self.leave,
                 BEGIN: self.begin,
                 STOP: self.stop,
+                STATE: self.restore,
             }
             _check_stamp(shard, sender, push.stamp)
             if push.key not in answers:
@@ -163,6 +166,13 @@ class UpdatePolicy(ABC):
         shard.stopping = True
         return Receipt(version=shard.version)
 
+    def restore(self, shard: ServerShard, push: Push) -> Receipt:
+        """A piece of the state of another run's shard, which is taken up with the last one."""
+        state = shard.received.add(push.about, push.payload)
+        if state is not None:
+            shard.restore(state)
+        return Receipt(version=shard.version)
+
     def lose(self, shard: ServerShard, peer: Peer) -> None:
         """Rounds do not wait for a lost peer. Its asks are still answered: it may only have been silent."""
         shard.lost.add(peer)
@@ -206,6 +216,8 @@ class UpdatePolicy(ABC):
                 return each.sender.number in shard.left and not shard.members and not self._coming_back(shard)
             case "left":
                 return each.sender.number in shard.left
+            case "state":
+                return True
             case "together":
                 return not self._coming_back(shard)
             case _:
@@ -239,6 +251,8 @@ def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
         answer = shard.public.pulled_since(pull.known)
         told = {"stop": True} if shard.stopping or missed else {}
         return replace(answer, about=json.dumps({**json.loads(answer.about), **told})) if told else answer
+    if pull.key == STATE:
+        return _told(shard, pull.at_least)
     if pull.key in (AGREED, TOGETHER):
         return Pulled(version=shard.version, about=shard.spec.agreed_settings())
     about = {
@@ -246,6 +260,16 @@ def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
     }  # fmt: skip
     values = tuple(block.flat.clone() for block in shard.blocks)
     return Pulled(version=shard.version, payload=values, about=json.dumps(about))
+
+
+def _told(shard: ServerShard, index: int) -> Pulled:
+    """A piece of the shard's state, as it was when the first was asked for."""
+    if index <= 0 or not shard.told:
+        shard.told = file_of(shard.state_dict())
+    nbytes, told = len(shard.told), piece(shard.told, index)
+    if index + 1 >= count_of(nbytes):
+        shard.told = b""
+    return Pulled(version=shard.version, payload=(told,), about=json.dumps({"nbytes": nbytes}))
 
 
 def forgot(op: Push | Pull) -> Answer:

@@ -4,6 +4,7 @@ recipe              Recipe, and `resolve`, which completes what a user wrote
 parser              text to terms, by Python's syntax tree; nothing is evaluated
 nodes               compression between nodes, written in the topology, becomes the compressor
 catalog             every term there is by name, the presets, an example of each
+other_names         what other libraries and papers call a method, and the recipe that it is here
 fields              signatures and argument types, from a term's dataclass fields
 validation          refuses types, nesting and pairs that mean nothing
 compression_choice  Sharded or SparseSum around a compressor where so many workers then send less

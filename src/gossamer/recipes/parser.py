@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from gossamer.core.term import Term, Terms
 from gossamer.errors import RecipeError
 from gossamer.recipes.catalog import NOUNS, PRESETS, example_of
 from gossamer.recipes.fields import fields_of, positional_count, signature
+from gossamer.recipes.other_names import BY_NAME, normalized
 from gossamer.recipes.validation import DEEPEST_NESTING, LONGEST_TEXT, check_argument
 
 
@@ -45,6 +47,7 @@ class _Reader:
         for column, letter in enumerate(self.text):
             if letter in "#\\" or not letter.isprintable():
                 raise self.refusal(f"{letter!r} has no meaning in a recipe. Leave it out.", column=column)
+        self.refuse_names_with_marks()
         try:
             with _one_at_a_time, warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -56,6 +59,15 @@ class _Reader:
             ) from None
         except (RecursionError, MemoryError):
             raise self.refusal(f"This text nests too deeply to be read. Write {_SHAPE}.") from None
+
+    def refuse_names_with_marks(self) -> None:
+        """Names such as 1bit-adam are no Python, and would be refused without an answer."""
+        column = 0
+        for piece in self.text.split("+"):
+            name = piece.partition("(")[0].strip()
+            if _WITH_MARKS.fullmatch(name) and not name.isidentifier() and normalized(name) in KNOWN:
+                raise self.refusal(_no_such(name), column=column + len(piece) - len(piece.lstrip()))
+            column += len(piece) + 1
 
     def terms(self, tree: ast.expr) -> Iterator[Term]:
         """The terms of a sum from left to right; a preset gives all of its own."""
@@ -89,11 +101,7 @@ class _Reader:
                 f"Write {name}, or what it stands for: {PRESETS[name]}.",
                 node,
             )
-        known = {each.lower(): each for each in (*NOUNS, *PRESETS)}
-        near = [known[each] for each in get_close_matches(name.lower(), known)]
-        shown = ", ".join(signature(NOUNS[each]) if each in NOUNS else each for each in near)
-        others = f"{', '.join(sorted(NOUNS))}; `gossamer recipes` says what they do"
-        raise self.refusal(f"There is no {name}, so this recipe means nothing. Write one of: {shown or others}.", node)
+        raise self.refusal(_no_such(name), node)
 
     def arguments(self, call: ast.Call, noun: type[Term], depth: int) -> dict[str, object]:
         names = [item.name for item in fields_of(noun)]
@@ -135,5 +143,29 @@ class _Reader:
             raise self.refusal(str(error), node) from None
 
 
+KNOWN = {normalized(name): name for name in (*NOUNS, *PRESETS)} | {name: name for name in BY_NAME}
+
+
+def _no_such(name: str) -> str:
+    """What to write where there is no such term: by its name elsewhere, else by the names most like it."""
+    if normalized(name) in BY_NAME:
+        return BY_NAME[normalized(name)].answer(name)
+    same = [normalized(name)] if normalized(name) in KNOWN else []
+    near = [KNOWN[each] for each in same or get_close_matches(normalized(name), KNOWN)]
+    shown = ", ".join(dict.fromkeys(map(_shown, near)))
+    others = (
+        "a strategy such as LocalSGD(period=8), a compressor such as TopK(density=0.01); `gossamer recipes` has all"
+    )
+    return f"There is no {name}, so this recipe means nothing. Write one of: {shown or others}."
+
+
+def _shown(name: str) -> str:
+    """How to write a known name."""
+    if name in NOUNS:
+        return signature(NOUNS[name])
+    return BY_NAME[name].recipe if name in BY_NAME else name
+
+
 _SHAPE = "TopK(density=0.01) + EveryStep()"
+_WITH_MARKS = re.compile(r"[\w .!/-]+")
 _one_at_a_time = threading.Lock()  # Python 3.11 counts the depth of all threads' trees together, and raises SystemError

@@ -51,7 +51,9 @@ def check_term(term: Term, above: tuple[Term, ...]) -> None:
 
 
 def check_pair(strategy: Strategy, compressor: Compressor) -> None:
-    """Refuse a compressor that applies the optimizer's momentum where it would not get gradients at once."""
+    """Refuse a compressor that would not get what it is made for: all workers' gradients, and at once where it applies
+    the optimizer's momentum."""
+    _check_continued(strategy, compressor)
     owned = compressor.owns_momentum(WEIGHTS)
     if owned is None or not any(stage.scheduled for stage in strategy.stages):
         return
@@ -60,6 +62,27 @@ def check_pair(strategy: Strategy, compressor: Compressor) -> None:
         "gradients do not travel, or arrive a step too late for that. Write "
         f"{strategy!r} + TopK(density=0.01), or EveryStep() with this compressor."
     )
+
+
+def _check_continued(strategy: Strategy, compressor: Compressor) -> None:
+    """Refuse what goes on from messages that not everyone hears. And an answer that goes on from the last one is the
+    newest estimate of a gradient: steps of parameters add up, and what it repeats would be made twice."""
+    apart = any(stage.local_parameters or not stage.in_lock_step for stage in strategy.stages)
+    overheard = strategy.agrees_on_means and not strategy.resends_losses
+    fed_back = [inner for term in compressor.held() if isinstance(term, Feedback) for inner in term.held()]
+    for term in (*compressor.held(), *strategy.held()):
+        if isinstance(term, Compressor) and term.adapts and not (overheard and term in fed_back):
+            raise RecipeError(
+                f"{term!r} waits until what feedback owes has stopped growing, by what everyone tells of it, and with "
+                f"{strategy!r} + {compressor!r} nothing is owed, or not everyone hears it. Write a number of steps: "
+                "Warmup(..., steps=500)."
+            )
+        if isinstance(term, Compressor) and term.incremental and apart:
+            raise RecipeError(
+                f"{term!r} sends by how much a gradient differs from what everyone knows of it, and with {strategy!r} "
+                "what travels is a step that would be made again, or is not heard by everyone. Write "
+                f'EveryStep() + {term!r}, or leave rule="ef21" out.'
+            )
 
 
 def check_argument(noun: type[Term], name: str, value: object) -> None:

@@ -1,11 +1,14 @@
 """Reducer: averages flat buffers over all ranks as one transaction, and what it needs of gradients and models.
 
     bucket, bucketing    flat buffers per device and dtype; which parameters share one
-    reduction            StepReduction, on the communication thread; PendingReduction, in the training thread
+    reduction            StepReduction, on the communication thread; kept_inputs: what it would be made again from
+    pending_reduction    PendingReduction, in the training thread
     step_report          what a rank reports at a step's end, and what all ranks decide from all reports
     parameter_check      finds out whether parameters or steps of the ranks have parted, from those reports
     participation        poll before a sync round: which ranks take part, with what weight
+    sparse_gradients     gradients of embeddings, which travel as rows beside the buckets
     accumulation         sums of gradients over several backward passes; backward_hooks: when a pass is over
+    global_batch         how many passes each worker makes for a step of a fixed number of samples
     averaged_state       uncompressed state averaged along; model_buffers: BatchNorm's statistics and the like
     optimizer_settings   compares learning rates between ranks; parameter_views: parameters by name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +19,12 @@ SUM = "accumulated"
 class GradientAccumulator:
     """Sums of weighted gradients over the backward passes of one reduction before its last."""
 
-    def __init__(self, buckets: Sequence[Bucket], accumulate: int) -> None:
-        self._buckets, self._accumulate = buckets, accumulate
-        self._flats = [torch.zeros_like(bucket.flat) for bucket in buckets] if accumulate > 1 else []
+    def __init__(self, buckets: Sequence[Bucket], accumulate: int | Callable[[], int]) -> None:
+        """accumulate: backward passes of a reduction; of the one that is due, where their number changes."""
+        self._buckets = buckets
+        self._accumulate = accumulate if callable(accumulate) else lambda: accumulate
+        sums = callable(accumulate) or accumulate > 1
+        self._flats = [torch.zeros_like(bucket.flat) for bucket in buckets] if sums else []
         self.clear()
 
     def clear(self) -> None:
@@ -32,7 +35,7 @@ class GradientAccumulator:
     @property
     def complete(self) -> bool:
         """Whether the next pass is the one that is sent."""
-        return self.made == self._accumulate - 1
+        return self.made >= self._accumulate() - 1
 
     @torch.no_grad()
     def add(self, weight: float, scale: float) -> None:

@@ -13,6 +13,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.core.layout import accumulation_dtype
+from gossamer.errors import AttachError
+from gossamer.strategies import MomentRounds
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,42 @@ def optimizer_state_tensors(
     return [torch.zeros_like(p) if value is None else value for value, p in zip(kept, blank, strict=True)]
 
 
+MOMENTS = {"momentum_buffer": "first", "exp_avg": "first", "exp_avg_sq": "second"}  # by the keys of torch.optim
+
+
+def averaged_keys(optimizer: Optimizer, moments: MomentRounds) -> dict[str, int]:
+    """In every how many rounds the state under each key is averaged, of those that are. Raises AttachError where the
+    optimizer keeps something else than the moments that have periods of their own."""
+    if not moments.any:
+        return {}
+    keys, kind = optimizer_state_keys(optimizer), type(optimizer).__name__
+    strange = [key for key in keys if key not in MOMENTS]
+    if moments.named and strange:
+        raise AttachError(
+            f"{kind} keeps {', '.join(strange)}, and periods are known of a first and a second moment only. Use Adam, "
+            'AdamW or SGD, or average everything with the parameters: optimizer_state="average".'
+        )
+    for moment in moments.named:
+        if moment not in {MOMENTS[key] for key in keys}:
+            raise AttachError(
+                f"{kind} keeps no {moment} moment{_kept(keys)}, so there is nothing to average. Leave out "
+                f"{moment}_moment_period."
+            )
+    rounds = {key: getattr(moments, MOMENTS.get(key, "others")) for key in keys}
+    return {key: each for key, each in rounds.items() if each}
+
+
+def _kept(keys: Sequence[str]) -> str:
+    return f", but {' and '.join(keys)}" if keys else ""
+
+
 def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
     """Keys of the state that an optimizer of this kind and settings keeps about every entry of a parameter."""
+    if any(isinstance(part, Optimizer) for value in vars(optimizer).values() for part in _items(value)):
+        raise AttachError(
+            f"{type(optimizer).__name__} holds other optimizers, each with a state of its own, and to find out what it "
+            'keeps would make a step with them. Write optimizer_state="keep", without periods of moments.'
+        )
     parameter = Parameter(torch.zeros(2, 2))
     another = copy(optimizer)  # without its hooks; a constructor may not take all that a group holds
     vars(another).update({name: value for name, value in vars(optimizer).items() if name not in vars(another)})
@@ -55,6 +91,10 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
     another.step()
     kept = another.state[parameter].items()
     return [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def averaged_bytes(tensors: Sequence[Tensor]) -> int:

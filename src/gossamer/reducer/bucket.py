@@ -9,10 +9,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor
+from gossamer.compressors.feedback_rules import begins_from
+from gossamer.compressors.sharded import is_unsent
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, dense_stride, dtype_name
 from gossamer.errors import LayoutError, LoopError
 from gossamer.kernels import scratch_like
+
+EARLY_BYTES = 2**16  # of a gradient whose copy takes longer than the call; on a GPU one launch copies many
 
 
 class Bucket:
@@ -26,7 +30,10 @@ class Bucket:
         self.views = dict(self.packed.items())
         self.state: State = compressor.init(self.packed, at)
         self._before: State | None = None  # the state that the last commit replaced
-        self.missing = set(self.layout.names)
+        large = (name for name, view in self.views.items() if view.is_cpu and view.nbytes >= EARLY_BYTES)
+        self.early = frozenset(large)  # whose gradients do not wait until all are there
+        self.in_parts: set[str] = set()  # whose gradients came in several parts in some pass
+        self.expect_all()
         self._shown = self.flat._version
 
     @property
@@ -38,18 +45,51 @@ class Bucket:
         """Where a mean may be written: gradients are not needed once they were sent."""
         return self.flat
 
+    def expect_all(self) -> None:
+        """Another backward pass begins, or the next one is waited for."""
+        self.missing = set(self.layout.names)
+        self._taken: set[str] = set()  # whose gradients came to lie here in this pass
+
+    def arrive(self, name: str) -> None:
+        """A gradient is there: the whole of it, or one of its parts, as under reentrant activation checkpointing where
+        several segments share a parameter."""
+        if name in self.missing:
+            self.missing.discard(name)
+        else:
+            self.in_parts.add(name)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all gradients are there for certain before the pass is over."""
+        return not self.missing and not self.in_parts
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        """Put an early one's gradient of this pass here as soon as it is there: what was just written lies in a near
+        cache, and its memory serves the next gradient. All others are put here together when the bucket leaves, which
+        is also when one that does not fit is told of.
+
+        From now on the parameter's gradient is the place here, so that whoever still changes it changes what is sent.
+        """
+        gradient, view = parameter.grad, self.views[name]
+        if gradient is None or gradient is view or gradient.layout != torch.strided or gradient.shape != view.shape:
+            return
+        with torch.no_grad():  # the pass may record a graph of its own
+            view.copy_(gradient)
+        parameter.grad = view
+        self._taken.add(name)
+
     def new_gradients(self) -> tuple[list[tuple[Tensor, Tensor]], bool]:
         """(place, gradient) of those that do not lie here yet, since zero_grad() took them out as it does by default;
-        and whether some do lie here. Places without a gradient become zero."""
+        and whether some did before this pass. Places without a gradient become zero."""
         new: list[tuple[Tensor, Tensor]] = []
         held = False
         for name, parameter in self.parameters.items():
             gradient, view = parameter.grad, self.views[name]
             if gradient is view:
-                held = True
+                held = held or name not in self._taken
             elif gradient is None:
                 view.zero_()
-            elif gradient.shape != view.shape or gradient.is_sparse:
+            elif gradient.shape != view.shape or gradient.layout != torch.strided:
                 raise _misfit(name, view, gradient)
             else:
                 new.append((view, gradient))
@@ -71,6 +111,25 @@ class Bucket:
     @property
     def residual_bytes(self) -> int:
         return sum(packed.flat.nbytes for packed in self.state.values())
+
+    @property
+    def unsent(self) -> list[Tensor]:
+        """What the compressor has still to send."""
+        return [packed.flat for key, packed in self.state.items() if is_unsent(key)]
+
+    def rescale(self, factor: float) -> None:
+        """What is unsent will be divided by `factor` times as many workers. Where differences travel to what the others
+        know of this worker, all are taken to know the last answer: so it goes on, whoever is here."""
+        for state in filter(None, (self.state, self._before)):
+            for key, packed in state.items():
+                if is_unsent(key):
+                    packed.flat.mul_(factor)
+                elif (begins := begins_from(key)) != key:
+                    packed.flat.copy_(state[begins].flat)
+
+    def clear(self) -> None:
+        """Optimizers do nothing without gradients."""
+        self.point(set())
 
     def point(self, used: Set[str]) -> None:
         """Make the gradients of `used` parameters views of this buffer, and take away those of the others."""
@@ -109,6 +168,16 @@ class Bucket:
             self._before = State(copies)
 
     @property
+    def has_new(self) -> bool:
+        """Whether there are gradients that do not lie here."""
+        return any(p.grad is not None and p.grad is not self.views[name] for name, p in self.parameters.items())
+
+    @property
+    def still_shown(self) -> bool:
+        """Whether this is still some parameter's gradient."""
+        return any(parameter.grad is self.views[name] for name, parameter in self.parameters.items())
+
+    @property
     def zeroed(self) -> bool:
         """Whether gradients lie here that zero_grad(set_to_none=False) has cleared; a new one may have come since."""
         return sum(bool(view.any()) for view in self.views.values()) <= 1 < len(self.views)
@@ -125,7 +194,11 @@ class Bucket:
 
 def _misfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
     if gradient.layout != torch.strided:
-        return LoopError(f'"{name}" has a sparse gradient, which buckets cannot hold: build it with sparse=False.')
+        return LoopError(
+            f'"{name}" has a sparse gradient, and no module said so at attach, so that its rows have a place to travel '
+            f"in: set the attribute on the module that holds it, model.{name.rpartition('.')[0] or 'table'}.sparse = "
+            "True, before attach; or compute the gradient with sparse=False."
+        )
     return LayoutError(
         f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so what is remembered '
         f'about it no longer means anything. Call session.reset("{name}") after resizing.'

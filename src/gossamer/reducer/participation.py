@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,19 @@ class Participants:
     weights: tuple[float, ...]  # of samples since the last round
     passes: tuple[int, ...]  # steps of the optimizer so far, or backward passes of gradients that are delayed
     presences: tuple[Presence, ...]
+    members: tuple[int, ...] = ()  # by rank, numbers that stay when ranks change
+    awaited: bool = False  # newcomers wait to be let in
+
+    def among(self, members: Sequence[int]) -> Participants:
+        """Those of them that are among `members`; newcomers have nothing to give in the round that was polled."""
+        here = [rank for rank, member in enumerate(self.members) if member in members]
+        return Participants(
+            tuple(self.weights[rank] for rank in here),
+            tuple(self.passes[rank] for rank in here),
+            tuple(self.presences[rank] for rank in here),
+            tuple(self.members[rank] for rank in here),
+            self.awaited,
+        )
 
     @property
     def weight(self) -> float:
@@ -64,10 +77,11 @@ def refuse_apart(presences: Sequence[Presence]) -> None:
     if saving and len(saving) < len(presences):
         who = f"rank{'s' * (len(saving) > 1)} {', '.join(map(str, saving))}"
         raise LoopError(
-            f"call session.save() on every rank, not only where world.is_first: {who} called it, or session.load(), "
-            "while others went on training or had run out of data, and a checkpoint needs all of them at the same "
-            "step. Where ranks have different numbers of batches, write `with session.epoch():` around the loop over "
-            "batches and save after it, or let all draw equally many: DataLoader(..., drop_last=True)."
+            f"call session.save() on every rank, not only where world.is_first: {who} called it, or session.load(), or "
+            "session.merged() with DelayedAveraging and a compressor, while others went on training or had run out of "
+            "data, and a checkpoint or a mean needs all of them at the same step. Where ranks have different numbers "
+            "of batches, write `with session.epoch():` around the loop over batches and save after it, or let all draw "
+            "equally many: DataLoader(..., drop_last=True)."
         )
 
 
@@ -77,6 +91,7 @@ class ParticipationPoll:
     """
 
     def __init__(self, transport: Transport, comm_thread: CommThread, *, apart: bool) -> None:
+        apart = apart and comm_thread.recovery is None  # two groups would have to change together
         self._comm_thread = comm_thread.beside() if apart else comm_thread
         self._transport = transport.part(transport.world) if apart else transport
         self._apart = apart
@@ -84,17 +99,20 @@ class ParticipationPoll:
     def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
         """A function that waits for Participants on the rounds' communication thread, where it raises LoopError."""
         if not self._apart:
-            return partial(self._meet, weight, passes, presence)
+            transaction = self._comm_thread.transaction()
+            return partial(transaction.run, partial(self._meet, weight, passes, presence), last=True)
         return self._comm_thread.submit(partial(self._meet, weight, passes, presence)).wait
 
     def hear(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
         """Poll, and wait for Participants in this thread. Raises LoopError."""
-        return self._comm_thread.submit(partial(self._meet, weight, passes, presence)).wait()
+        return self._comm_thread.exchange(partial(self._meet, weight, passes, presence)).wait()
 
     def _meet(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
         met = run_script(gather_participants(weight, passes, presence), self._transport)
         refuse_apart(met.result.presences)
-        return met
+        members, recovery = tuple(self._comm_thread.members(self._transport.world)), self._comm_thread.recovery
+        awaited = recovery is not None and recovery.awaited
+        return replace(met, result=replace(met.result, members=members, awaited=awaited))
 
     def close(self) -> None:
         if self._apart:

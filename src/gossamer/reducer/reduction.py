@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -18,9 +16,11 @@ from gossamer.core.aggregation import AggregationContext, AggregationResult, Sta
 from gossamer.core.coalesce import coalesce
 from gossamer.core.layout import FlatTensors, Layout, Slot, first_nonfinite
 from gossamer.core.ops import AllGather, AllReduceMean, Script
-from gossamer.reducer.bucket import Bucket
+from gossamer.kernels import within_range
+from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.optimizer_settings import compare_settings
 from gossamer.reducer.parameter_check import ParameterCheck
+from gossamer.reducer.sparse_gradients import Rows, mean_rows
 from gossamer.reducer.step_report import (
     NOBODY,
     NonFiniteOrigin,
@@ -32,7 +32,6 @@ from gossamer.reducer.step_report import (
     gather_first_batches,
     gather_standings,
 )
-from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.pipeline import DEPTH, Pipeline
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.runtime.runner import ScriptCost, ScriptRun, broadcast, run_script
@@ -107,7 +106,7 @@ class StepReduction:
 
     compressor: Compressor
     transport: Transport
-    names: Sequence[str]  # of all parameters, in the buckets' order
+    names: Sequence[str]  # of all parameters, in the buckets' order; those of sparse gradients at the end
     at: AggregationContext
     reference: float | None  # the weight that counts as one; agreed upon in the very first reduction
     weight: float  # this worker's
@@ -115,17 +114,28 @@ class StepReduction:
     keep: Callable[[AggregationResult], AggregationResult] = without_own  # the part of results kept until commit
     window: int = DEPTH  # of the pipeline
     tuner: PipelineTuner | None = None  # chooses the window instead, over all reductions of a synchronizer
+    kept: KeptInputs | None = None  # copies of what goes in, where the group may change meanwhile
     spent: list[ScriptCost] = field(default_factory=list)
     agreed_step: int | None = None  # the step that all ranks make, where it had to be known before anything left
     first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here
+    rows: Mapping[str, Rows] = field(default_factory=dict)  # means of sparse gradients, after `close_with_rows`
     _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
     _left: list[ScriptRun] = field(init=False, default_factory=list)
     _pipeline: Pipeline = field(init=False)
     _began: float = field(init=False)
+    _given_total: float | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self._given_total = self.total
         self._pipeline = Pipeline(self.window if self.tuner is None else self.tuner.window)
         self._began = time.perf_counter()
+
+    def prepare(self) -> None:
+        """The reduction begins, or begins again, in the group as it is now: nothing has left, and nothing is staged."""
+        self.at = replace(self.at, rank=self.transport.rank, world=self.transport.world)
+        self.total, self.agreed_step, self.first_nonfinite = self._given_total, None, NOBODY
+        self._staged, self._left, self.rows = {}, [], {}
+        self._pipeline = Pipeline(self.window if self.tuner is None else self.tuner.window)
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
         """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
@@ -168,12 +178,21 @@ class StepReduction:
 
     def average(self, flat: Tensor) -> Tensor:
         """Begin to average numbers uncompressed; their weighted mean is written in place."""
+        if self.kept is not None:
+            self.kept.keep(-1 - len(self._left), flat)  # no bucket's place
         self._leave(_mean(flat, self.factor))
         return flat
 
     def close(self, bucket: Reducible, fresh: BucketInput, scale: float, trailer: StepTrailer) -> StepDecision:
         """Average the last bucket and finish all before it; the decision from all ranks' reports."""
-        last = self._leave(coalesce([self._aggregation(bucket, fresh, scale), self._conclude(trailer.report)]))
+        return self._close(self._aggregation(bucket, fresh, scale), trailer)
+
+    def close_with_rows(self, gradients: Mapping[str, Rows], trailer: StepTrailer) -> StepDecision:
+        """Average sparse gradients, which are whole at the end only, and finish all buckets."""
+        return self._close(self._sparse_mean(gradients), trailer)
+
+    def _close(self, closing: Script, trailer: StepTrailer) -> StepDecision:
+        last = self._leave(coalesce([closing, self._conclude(trailer.report)]))
         self._pipeline.finish()
         self._try(trailer.report.presence)
         self.spent += [each.performed for each in self._left]
@@ -212,19 +231,34 @@ class StepReduction:
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
         """The bucket's script, in units that do not change when the loss scale does. Nothing infinite is sent."""
         place = len(self._left)  # a script begins as soon as it is put in
-        fresh.put(bucket.flat)
+        if self.kept is None or not self.kept.restores(place, bucket.flat):
+            fresh.put(bucket.flat)
+        if self.kept is not None:
+            self.kept.keep(place, bucket.flat)
         factor = self.factor / scale
         if factor != 1.0:
             bucket.flat.mul_(factor)
 
         def lost() -> None:
-            if self.first_nonfinite == NOBODY:
-                self.first_nonfinite = self.names.index(nonfinite_tensor(bucket, bucket.flat))
+            self._note_nonfinite(nonfinite_tensor(bucket, bucket.flat))
 
         staged = yield from aggregate_finite(
             self.compressor, bucket.packed, bucket.state, self.at, bucket.mean_buffer, lost
         )
         self._staged[place] = self.keep(staged)
+
+    def _sparse_mean(self, gradients: Mapping[str, Rows]) -> Script:
+        """Nothing infinite is sent here either, nor anything whose sum might be."""
+        own, world = {name: rows.scaled(self.factor) for name, rows in gradients.items()}, self.transport.world
+        for name, rows in own.items():
+            if not within_range(rows.values, world if rows.values.dtype.itemsize >= 4 else 1):
+                self._note_nonfinite(name)
+                own[name] = rows.none()
+        self.rows = dict(zip(own, (yield from mean_rows(list(own.values()), world)), strict=True))
+
+    def _note_nonfinite(self, name: str) -> None:
+        if self.first_nonfinite == NOBODY:
+            self.first_nonfinite = self.names.index(name)
 
     def _conclude(self, report: StepReport) -> Generator[AllGather, Any, StepDecision]:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
@@ -243,82 +277,6 @@ class StepReduction:
 
     def costs(self) -> Mapping[str, float]:
         return sum_costs(self.spent)
-
-
-@dataclass(frozen=True)
-class StepContext:
-    """The training loop at the first gradient of a backward pass."""
-
-    scale: float | None  # the factor that a GradScaler put into the gradients, None without one
-    settings: str  # the optimizer's hyperparameters
-    momentum: tuple[float, bool]  # and whether it is Nesterov's, where the compressor applies it
-    first_batch: int  # a hash of this rank's
-
-    def scale_of(self, bucket: Bucket) -> float:
-        """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
-        return (self.scale or 1.0) if bucket.state else 1.0
-
-
-@dataclass
-class PendingReduction:
-    """One step's reduction of gradients as the training thread sees it: begin, send each bucket, wait, commit."""
-
-    reduction: StepReduction
-    buckets: Sequence[Bucket]
-    comm_thread: CommThread
-    taken: StepContext
-    sent: int = 0  # how many buckets have left
-    committed: bool = False
-    _work: list[Work[Any]] = field(default_factory=list)
-
-    def begin(
-        self, warn: Callable[[Sequence[tuple[int, float]]], None], trained: Sequence[int], check: ParameterCheck
-    ) -> None:
-        """Find out what must be known before the first bucket leaves. trained: the ranks that did in the exchange
-        before; where those were not all, the others do not know whether its averages were used."""
-        if self.reduction.reference is None:
-            self.comm_thread.submit(partial(self.reduction.open, self.taken.first_batch, warn))
-        if any(bucket.state for bucket in self.buckets) or len(trained) < self.reduction.transport.world:
-            self.comm_thread.submit(partial(self._weigh, trained, check))
-
-    def _weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
-        step = self.reduction.at.step
-        self.reduction.weigh(trained, check)
-        if self.reduction.at.step < step:
-            for bucket in self.buckets:
-                bucket.roll_back()
-
-    def send(self, fresh: BucketInput, trailer: StepTrailer | None) -> None:
-        """Hand the next bucket to the communication thread; the last one takes this rank's report along."""
-        bucket = self.buckets[self.sent]
-        scale = self.taken.scale_of(bucket)
-        job: Callable[[], Any] = partial(self.reduction.exchange, bucket, fresh, scale)
-        if trailer is not None:
-            job = partial(self.reduction.close, bucket, fresh, scale, trailer)
-        self._work.append(self.comm_thread.submit(job))
-        self.sent += 1
-
-    def wait(self) -> StepDecision:
-        """Once all buckets were sent: what all ranks decided together."""
-        *_, decision = [work.wait() for work in self._work]
-        return decision  # type: ignore[no-any-return]
-
-    def commit(self, decision: StepDecision) -> NonFiniteOrigin | None:
-        """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
-        not finite."""
-        blame, weight = self.reduction.blame(decision, self.buckets), decision.weight
-        self.committed = blame is None and weight > 0 and bool(decision.active) and decision.in_step
-        used = {name for name, flag in zip(self.reduction.names, decision.used, strict=True) if flag}
-        for bucket, staged in zip(self.buckets, self.reduction.staged, strict=True):
-            if self.committed:
-                correction = self.reduction.correction(weight) * self.taken.scale_of(bucket)
-                bucket.commit(staged.next_state, used, correction)
-            elif (blame or not decision.in_step) and self.taken.scale is not None:
-                bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
-                bucket.point(used)
-            else:
-                bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
-        return blame
 
 
 def sum_costs(spent: Sequence[ScriptCost]) -> Mapping[str, float]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from gossamer.moments.take_over import ownership
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_views import trainable
 from gossamer.rehearsal.model_shapes import Gradient
-from gossamer.session.momentum_transfer import ownership
 
 VARIANTS = 4  # steps after which a gradient is the same again
 SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool
@@ -155,7 +155,7 @@ def idle(model: SimulatedModel, recipe: Recipe) -> Optimizer:
     if stage.local_parameters:
         return Drifting(model, stage.schedule.period, averaged=stage.averages_optimizer_state)
     for owner in ownership(recipe.compressor, trainable(model)).values():
-        return IDLE[owner.optimizer](model.parameters())
+        return IDLE[owner.optimizers[0]](model.parameters())
     return Idle(model.parameters())
 
 

@@ -3,9 +3,12 @@
 transport       the Transport protocol: answers the operations of one worker in a lock-step group
 runner          runs a script over a transport, all workers' scripts in one process, or only its price
 comm_thread     the communication thread: a queue of jobs, executed in order
+transaction     operations that are finished or made again as a whole where the group changes
 pipeline        several scripts at once over one transport, in an order that is the same on every rank
 pipeline_tuner  auto-tuning of how many scripts go on at once
 peer_thread     scripts of peers that do not move in step, each in a thread of its own
 thread_count    the intra-op threads that the library's own threads may use
+uncaught_errors the traceback of an error that was raised on purpose, up to the user's line
+interruption    Ctrl-C, which takes effect after the same step on every rank
 open_sessions   the sessions of this process that are not closed
 """

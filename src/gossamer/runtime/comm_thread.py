@@ -7,7 +7,9 @@ queue keeps it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -16,9 +18,44 @@ from torch import Tensor
 
 from gossamer.errors import LoopError
 from gossamer.runtime.thread_count import count_of_caller
+from gossamer.runtime.transaction import Recovery, Transaction
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
+
+
+class Waiters:
+    """Who waits for a communication thread's jobs; lets that thread wait until somebody does."""
+
+    def __init__(self) -> None:
+        self._awaited: list[threading.Event] = []  # whether each is done
+        self._changed, self._closed = threading.Condition(), False
+
+    @contextmanager
+    def waiting(self, done: threading.Event) -> Iterator[None]:
+        """Within the block the caller waits for a job."""
+        with self._changed:
+            self._awaited.append(done)
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._awaited.remove(done)
+
+    def await_one(self) -> None:
+        """Wait until somebody waits for a job that is not done, and therefore changes nothing meanwhile. In the
+        communication thread, by which jobs get done. Raises LoopError where nobody will any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or any(not done.is_set() for done in self._awaited))
+            if self._closed:
+                raise LoopError("the session was closed while its group changed")
+
+    def close(self) -> None:
+        """Nobody will wait any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class Work(Generic[T]):
@@ -29,8 +66,10 @@ class Work(Generic[T]):
         job: Callable[[], T],
         stream: torch.cuda.Stream | None,
         on_failure: Callable[[BaseException], None] | None,
+        waiters: Waiters | None = None,
     ) -> None:
         self._job: Callable[[], T] | None = job
+        self._waiters = waiters or Waiters()
         self._stream, self._on_failure = stream, on_failure
         self._done = threading.Event()
         self._result: T
@@ -59,7 +98,9 @@ class Work(Generic[T]):
         self._done.set()
 
     def wait(self) -> T:
-        self._done.wait()
+        if not self._done.is_set():
+            with self._waiters.waiting(self._done):
+                self._done.wait()
         if self._failure is not None:
             raise self._failure
         if self._finished is not None and self._stream is not None:
@@ -80,9 +121,16 @@ class CommThread:
     After a job has failed every later one fails at once with the same error: the ranks are out of step.
     """
 
-    def __init__(self, device: torch.device, meanwhile: Callable[[], bool] = lambda: False) -> None:
-        """meanwhile: called again and again while nothing is queued, for a moment each, until it returns False."""
-        self.device, self._meanwhile = device, meanwhile
+    def __init__(
+        self,
+        device: torch.device,
+        meanwhile: Callable[[], bool] = lambda: False,
+        recovery: Recovery | None = None,
+    ) -> None:
+        """meanwhile: called again and again while nothing is queued, for a moment each, until it returns False.
+        recovery: of the group, where it outlives its members."""
+        self.device, self._meanwhile, self.recovery = device, meanwhile, recovery
+        self.waiters = Waiters()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._queue: SimpleQueue[Work[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
@@ -97,9 +145,21 @@ class CommThread:
         if self._closed:
             raise LoopError("the session is closed, so nothing can be sent any more. Call gossamer.attach(...) again.")
         self._thread_count.look()
-        ticket = Work(job, self._stream, on_failure)
+        ticket = Work(job, self._stream, on_failure, self.waiters)
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
+
+    def members(self, world: int) -> Sequence[int]:
+        """By rank, numbers that mean the same workers while ranks change."""
+        return range(world) if self.recovery is None else self.recovery.members
+
+    def transaction(self, *, admits: bool = False, prepare: Callable[[], object] = lambda: None) -> Transaction:
+        """Operations of several jobs that belong together."""
+        return Transaction(self.recovery, admits=admits, prepare=prepare)
+
+    def exchange(self, job: Callable[[], T], *, admits: bool = False) -> Work[T]:
+        """Queue a job whose operations are a transaction of their own."""
+        return self.submit(partial(self.transaction(admits=admits).run, job, last=True))
 
     def _work(self) -> None:
         torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is part of no graph
@@ -136,5 +196,6 @@ class CommThread:
         for comm_thread in self._beside:
             comm_thread.close()
         self._closed = True
+        self.waiters.close()
         self._queue.put(None)
         self._thread.join(PATIENCE_SECONDS)

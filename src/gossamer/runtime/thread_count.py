@@ -2,7 +2,8 @@
 
 OpenMP and MKL keep the count of each thread apart, and torch hands its own on to a new thread only when that thread
 first asks for it. A matrix product does not ask: without a word it runs on all cores, and on a busy machine waits for
-each of them in turn. Later changes reach no other thread at all.
+each of them in turn. Later changes reach no other thread at all. Compiled loops use as many, or what GOSSAMER_THREADS
+says.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import threading
 
 import torch
 
+from gossamer.kernels import share_among, thread_limit
+
 
 class ThreadCount:
     """The intra-op threads of one thread of the caller, for those that the library runs for it."""
@@ -18,6 +21,7 @@ class ThreadCount:
     def __init__(self) -> None:
         self._owner = threading.get_ident()
         self._count = torch.get_num_threads()
+        thread_limit(self._count)  # the caller hears of a wrong one, before there is a thread that could
 
     def look(self) -> None:
         """Learn the owner's count; in other threads, of which autograd has one for every device, nothing happens."""
@@ -29,6 +33,7 @@ class ThreadCount:
         _of_thread.count = self
         if torch.get_num_threads() != self._count:  # this question is what torch waits for
             torch.set_num_threads(self._count)
+        share_among(thread_limit(self._count))
 
 
 _of_thread = threading.local()

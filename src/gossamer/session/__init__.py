@@ -3,20 +3,33 @@
 attach.py              gossamer.attach: checks what it is given, then opens a session
 recipe_choice.py       the command line's recipe before the script's; a compressor alone
 session.py             Session: hooks around forward and step, epochs, weights, stopping, saving
+stop_blocks.py         what a loop leaves that goes on after training was stopped
+checkpointing.py       its saves and loads: options, the run's name, parts put back
 session_checkpoint.py  its part of a checkpoint; what a reset keeps
+group_changes.py       what a session does when workers of an elastic run are lost or come
+preemption.py          SIGTERM to one worker, which leaves an elastic run
+elastic_recipes.py     recipes whose workers cannot come and go
+layout_change.py       a synchronizer for parameters of other shapes
 tracked_parts.py       schedulers, further optimizers and whatever else checkpoints hold; notices of what they lack
 tracked_loader.py      a DataLoader whose position is what the loop took
 group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
 startup_checks.py      fingerprints compared before step one; rank 0's parameters handed out
+tensor_hash.py         hashes of tensors on all cores, for that comparison
 first_batch.py         notices ranks that begin with the same batch
 validation.py          models and optimizers that cannot be served
 transport_setup.py     which transport this job uses
 ddp_guard.py            refuses DistributedDataParallel around an attached model
 gradient_guards.py     clipping, and runs of non-finite gradients
+parameter_form.py      refuses a model that is cast, moved or resized after attach
+loop_scaler.py         the loop's GradScaler, given to attach or found
 scaler_hook.py         hears of optimizer steps that a GradScaler leaves out
-momentum_transfer.py   SGD's or Adam's momentum applied by the compressor
+untold_scaler.py       finds a GradScaler that attach was not given
 foreign_optimizers.py  other optimizers that step in the same parameters
 uneven_inputs.py       parameters and optimizer state for ranks that missed steps
-lifecycle_events.py    the events Attached and Closed, and logged numbers
+lifecycle_events.py    the events Attached and Closed
+session_status.py      the event StepEnded, what was sent so far, and what print(session) shows
+reporting.py           whether progress and record are this session's, its launcher's, or nobody's
+scalars.py             numbers that the loop tells: metrics and weights
 average.py, ddp_hook.py  gossamer.average_ and gossamer.ddp_hook, without a session
+metrics.py             gossamer.mean and gossamer.gather: numbers, texts and small tensors of all workers
 """

@@ -11,9 +11,19 @@ from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_check import Verify
 from gossamer.session.gradient_guards import Scaler, within_wrapper
 from gossamer.session.recipe_choice import Written, chosen_recipe
+from gossamer.session.reporting import RecordOption, begin_reporting
 from gossamer.session.session import Session
 from gossamer.session.transport_setup import transport_for
-from gossamer.session.validation import innermost, refuse, refuse_foreign_parameters
+from gossamer.session.validation import (
+    innermost,
+    refuse,
+    refuse_foreign_parameters,
+    refuse_other_kinds,
+    refuse_sharding,
+    refuse_sparse_gradients,
+    sessions_of,
+)
+from gossamer.transports.elastic.joined_run import is_elastic
 from gossamer.world import current
 
 
@@ -25,6 +35,8 @@ def attach(
     clip_norm: float | None = None,
     verify: Verify = "warn",
     scheduler: Stateful | None = None,
+    record: RecordOption = None,
+    replace: bool = False,
 ) -> Session:
     """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense().
 
@@ -39,20 +51,34 @@ def attach(
     and tensor once, "stop" raises MismatchError on every rank, "off" does not look. A difference is found within 100
     steps: reports carry a checksum of a part of all parameters, in turn.
 
+    record: a file for the run's record, JSON of rank 0's numbers and of all that it logs, which outlives whatever ends
+    the run; GOSSAMER_RECORD=FILE beats it. Without `gossamer run`, which shows more, rank 0 tells of its progress on
+    standard error every ten seconds and at the end; record=False or GOSSAMER_QUIET=1 turns that off, and a world of one
+    is quiet unless GOSSAMER_QUIET=0.
+    replace: close a session that is open on this model, as where a cell of a notebook runs again.
+
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
+    refuse_other_kinds(model, optimizer, scaler)
+    for session in sessions_of(model) if replace else ():
+        session.close()
     refuse(model)
     scaler = within_wrapper(optimizer) if scaler is None else scaler
     optimizer = innermost(optimizer)
+    refuse_sharding(optimizer)
     refuse_foreign_parameters(optimizer, model)
     world = current()
-    resolved = resolve(chosen_recipe(recipe, world), world.size)
+    # A recipe must not change when workers come and go, so none is chosen for their number there
+    resolved = resolve(chosen_recipe(recipe, world), None if is_elastic() else world.size)
+    refuse_sparse_gradients(model, resolved)
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)
     transport = transport_for(world, resolved)
+    recorded = begin_reporting(record, world)
     session = Session(
         model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify
     )
+    session.status.record = recorded
     if scheduler is not None:
         session.track(scheduler=scheduler)
     return session

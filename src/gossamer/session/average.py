@@ -17,6 +17,7 @@ from gossamer.core.aggregation import AggregationContext, AggregationResult, Sta
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import AllGather, CollectiveOp, Script
 from gossamer.errors import LayoutError, MismatchError
+from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
 from gossamer.session.group_calls import newest_group
@@ -31,21 +32,29 @@ class AverageState:
 
     def __init__(self, compressor: Compressor, transport: Transport) -> None:
         self.compressor, self.transport, self.step = compressor, transport, 0
-        self.run: Callable[[Script], Any] = self._run_here
+        self.run: Callable[[Callable[[], Script]], Any] = self._run_here
+        self.kept: KeptInputs | None = None  # where the group may change meanwhile
         self._states: dict[str, State] = {}  # by the layout's fingerprint
 
     def average_(self, x: FlatTensors) -> None:
         """Overwrite x with the mean over the group, or with NaN on every rank where one of them is not finite."""
-        at = AggregationContext(step=self.step, rank=self.transport.rank, world=self.transport.world)
-        state = self._state(x, at)
-        staged, agreed = self.run(_voted(self.compressor, x, state, at))
+        if self.kept is not None:
+            self.kept.clear()
+        (staged, agreed), state = self.run(lambda: self._script(x))
         if not agreed:
             x.flat.fill_(torch.nan)
         elif state:
             self._states[x.layout.fingerprint()] = staged.next_state.after(state)
 
-    def _run_here(self, script: Script) -> Any:
-        return run_script(script, self.transport).result
+    def _script(self, x: FlatTensors) -> Script:
+        if self.kept is not None:
+            self.kept.keep(0, x.flat)
+        at = AggregationContext(step=self.step, rank=self.transport.rank, world=self.transport.world)
+        state = self._state(x, at)
+        return (yield from _voted(self.compressor, x, state, at)), state
+
+    def _run_here(self, script: Callable[[], Script]) -> Any:
+        return run_script(script(), self.transport).result
 
     def _state(self, x: FlatTensors, at: AggregationContext) -> State:
         """The state for this layout; that of tensors which were in another layout before moves along."""
@@ -98,33 +107,35 @@ def _voted(
 
 @cache
 def _shared_transport() -> Transport:
-    """One group for all calls of average_ in this process while no session is open."""
+    """One group for all such calls in this process while no session is open."""
     return group_transport(current(), requested_collective())
 
 
 @dataclass(frozen=True)
-class _Lane:
-    """Where calls of average_ travel: among a session's operations, so that a rank that calls alone meets another
-    rank's step, and both are told at once; neither would ever be answered."""
+class CallLane:
+    """Where calls of average_, mean and gather travel: among a session's operations, so that a rank that calls alone
+    meets another rank's step, and both are told at once; neither would ever be answered."""
 
+    caller: str
     transport: Transport
-    perform: Callable[[Script], Any]
+    perform: Callable[[Callable[[], Script]], Any]
+    keeps: bool = False  # the group may change meanwhile
 
     @classmethod
-    def of_this_process(cls) -> _Lane:
+    def of_this_process(cls, caller: str) -> CallLane:
         group = newest_group()
         if group is None:
             transport = _shared_transport()
-            return cls(transport, lambda script: run_script(script, transport).result)
-        return cls(group.transport, group.run)
+            return cls(caller, transport, lambda script: run_script(script(), transport).result)
+        return cls(caller, group.transport, group.run, keeps=group.comm_thread.recovery is not None)
 
-    def run(self, script: Script) -> Any:
+    def run(self, script: Callable[[], Script]) -> Any:
         try:
             return self.perform(script)
         except MismatchError as failure:
             raise MismatchError(
-                "gossamer.average_ was called on this rank while another made a step or called something else. Call it "
-                f"on every rank at the same place of the loop, not only where world.is_first. ({failure})"
+                f"gossamer.{self.caller} was called on this rank while another made a step or called something else. "
+                f"Call it on every rank at the same place of the loop, not only where world.is_first. ({failure})"
             ) from failure
 
 
@@ -141,14 +152,14 @@ def average_(
     state as it was. Raises ValueError where a state is needed and missing, and RecipeError for a recipe with a strategy
     or a topology, which would be dropped.
     """
-    named = dict(tensors) if isinstance(tensors, Mapping) else {str(i): tensor for i, tensor in enumerate(tensors)}
+    named = _by_name(tensors)
     world = current()
     chosen = compressor if isinstance(compressor, Compressor) else compressor_alone(compressor, world, "average_")
     if world.size == 1 or not named:
         return
     if strange := {str(tensor.dtype) for tensor in named.values() if not _adds_up(tensor.dtype)}:
         raise TypeError(f"average_ averages real numbers, not {', '.join(strange)}: pass tensor.float() instead")
-    lane = _Lane.of_this_process()
+    lane = CallLane.of_this_process("average_")
     kinds: dict[str, dict[str, Tensor]] = {}
     for name, tensor in named.items():
         kinds.setdefault(f"{tensor.device} {tensor.dtype}", {})[name] = tensor.detach()
@@ -162,11 +173,26 @@ def average_(
         memory = (state if state is not None else {}).setdefault(kind, AverageState(chosen, lane.transport))
         if memory.compressor != chosen:
             raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
-        memory.run = lane.run
+        memory.run, memory.kept = lane.run, KeptInputs() if lane.keeps else None
         memory.average_(packed)
         memory.step += 1
         for name, view in packed.items():
             group[name].copy_(view)
+
+
+def _by_name(tensors: Iterable[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if isinstance(tensors, Mapping):
+        named = dict(tensors)
+    elif isinstance(tensors, Iterable):
+        named = {str(place): tensor for place, tensor in enumerate(tensors)}
+    else:
+        named = {"tensors": tensors}
+    if strange := [type(each).__name__ for each in named.values() if not isinstance(each, Tensor)]:
+        raise TypeError(
+            f"average_ overwrites tensors with their means, and was given {', '.join(sorted(set(strange)))}. Write "
+            "gossamer.average_([tensor], ...), and torch.tensor(value) for a number."
+        )
+    return named
 
 
 def _adds_up(dtype: torch.dtype) -> bool:

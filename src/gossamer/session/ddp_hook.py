@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
+from gossamer import events
 from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors, Layout
+from gossamer.environment.run_settings import encrypts
 from gossamer.errors import AttachError
+from gossamer.moments.take_over import ownership
 from gossamer.reducer.parameter_views import trainable
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.session.average import AverageState
-from gossamer.session.momentum_transfer import ownership
 from gossamer.session.recipe_choice import chosen_recipe, compressor_alone
 from gossamer.session.transport_setup import group_transport
 from gossamer.transports.mesh.collective_selector import requested_collective
@@ -45,6 +47,12 @@ def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, 
     averages in every step among all workers.
     """
     world = current()
+    if encrypts() and world.rank == 0:
+        events.notice(
+            "this run encrypts (--tls), and DDP's own traffic is not encrypted: it broadcasts parameters and buffers "
+            "by torch's process group; only the gradients that the hook averages are. Write gossamer.attach(model, "
+            "optimizer) in DDP's place, or keep to a network that you trust"
+        )
     alone = compressor_alone(chosen_recipe(compressor, world), world, "ddp_hook")
     # a lambda, since DDP compares annotations with the classes themselves, not with their names
     return DdpState(model, alone), lambda state, bucket: _ddp_average(state, bucket)

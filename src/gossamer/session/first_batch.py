@@ -28,6 +28,11 @@ class FirstBatch:
         self.hash, self._pid = NOT_SEEN, os.getpid()
         self.hook: RemovableHandle | None = None
 
+    def watch(self, model: nn.Module) -> RemovableHandle:
+        """Look at the first batch that `model` is given."""
+        self.hook = model.register_forward_pre_hook(self.see, with_kwargs=True)
+        return self.hook
+
     def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A forward pre-hook that looks at the first batch only.
 

@@ -18,9 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.errors import LoopError
+from gossamer.moments.take_over import ownership
 from gossamer.recipes.recipe import Recipe
 from gossamer.session.gradient_guards import has_closure
-from gossamer.session.momentum_transfer import ownership
 from gossamer.strategies import GradientStage, Stage
 
 LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
@@ -125,7 +125,9 @@ class ForeignOptimizerGuard:
             f"{type(other).__name__} is about to change parameters that are attached with another optimizer, "
             f"{type(self._attached).__name__}, and {why}. "
             "Call session.close() and gossamer.attach(model, new_optimizer, ...) before training goes on with a new "
-            "one. Two at a time can share gradients that are averaged in backward(), as by EveryStep() + Dense()."
+            "one. Two at a time, such as Muon for matrices and AdamW for the rest, can share gradients that are "
+            "averaged in backward(), as by EveryStep() + Dense(); else make one of both, whose step() makes theirs, "
+            "and attach it: class Both in examples/muon.py."
         )
 
     def _refuse_thawed(self, other: Optimizer, thawed: list[Parameter]) -> None:

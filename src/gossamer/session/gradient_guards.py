@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from gossamer.checkpoint.state import Stateful
 from gossamer.errors import LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
+from gossamer.reducer.sparse_gradients import entries
+from gossamer.session.scalars import number_in
 
 MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which needs more to find its scale
 
@@ -35,21 +37,19 @@ def within_wrapper(optimizer: object) -> Scaler | None:
 class GradientClip:
     """Scales all gradients together to a norm of at most `norm`, before the first optimizer uses them, whichever it is.
 
-    norm: None leaves them as they are.
+    norm: None leaves them as they are. scale: of a GradScaler, if any, in the gradients.
     """
 
-    def __init__(self, norm: float | None) -> None:
+    def __init__(self, norm: float | None, scale: Callable[[], float | None] = lambda: None) -> None:
         require(
-            norm is None or norm > 0,
-            f"clip_norm is a positive norm, not {norm}: attach(..., clip_norm=1.0), or leave it out",
+            norm is None or (number_in(norm) or 0) > 0,
+            f"clip_norm is a positive norm, not {norm!r}: attach(..., clip_norm=1.0), or leave it out",
         )
-        self.norm = norm
+        self.norm, self._scale = norm, scale
         self._clipped: list[tuple[weakref.ref[Tensor], int]] = []  # gradients and their versions as they were left
 
-    def before(
-        self, optimizer: Optimizer, parameters: Iterable[Parameter], *, closure: bool, scale: float | None
-    ) -> None:
-        """`optimizer`, which holds some of `parameters`, is about to make its step. scale: a GradScaler's, if any.
+    def before(self, optimizer: Optimizer, parameters: Iterable[Parameter], *, closure: bool) -> None:
+        """`optimizer`, which holds some of `parameters`, is about to make its step.
 
         What was clipped for one optimizer is not clipped again for another, also where the first one's zero_grad() has
         taken some gradients away since. Raises LoopError where gradients are not to be had, or are in two scales.
@@ -64,16 +64,33 @@ class GradientClip:
         graded = [parameter for parameter in parameters if parameter.grad is not None]
         if self._has_clipped(graded):
             return
-        if scale not in (None, 1.0):
+        if self._scale() not in (None, 1.0):
             _refuse_two_scales(optimizer, graded)
         left_in = getattr(optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
-        nn.utils.clip_grad_norm_(graded, self.norm if left_in is None else self.norm * float(left_in))
+        _clip(graded, self.norm if left_in is None else self.norm * float(left_in))
         self._clipped = [(weakref.ref(p.grad), p.grad._version) for p in graded if p.grad is not None]
 
     def _has_clipped(self, graded: Iterable[Parameter]) -> bool:
         """Whether all gradients are there as clipping left them. A new pass writes to them, or makes others."""
         known = {id(gradient): version for reference, version in self._clipped if (gradient := reference()) is not None}
         return bool(known) and all(p.grad is not None and known.get(id(p.grad)) == p.grad._version for p in graded)
+
+
+class _Graded(NamedTuple):
+    """What torch's clipping needs of a parameter."""
+
+    grad: Tensor
+
+
+def _clip(graded: Iterable[Parameter], norm: float) -> None:
+    """As nn.utils.clip_grad_norm_, which knows no sparse gradients: theirs are clipped in their rows, once summed."""
+    held: list[Any] = []
+    for parameter in graded:
+        assert parameter.grad is not None
+        if parameter.grad.is_sparse and not parameter.grad.is_coalesced():
+            parameter.grad = parameter.grad.coalesce()
+        held.append(_Graded(entries(parameter.grad)))
+    nn.utils.clip_grad_norm_(held, norm)
 
 
 def _refuse_two_scales(optimizer: Optimizer, graded: Iterable[Parameter]) -> None:

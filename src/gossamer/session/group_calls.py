@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
 from gossamer.core.ops import Script
-from gossamer.errors import LoopError
+from gossamer.errors import CheckpointError, LoopError
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
 
+T = TypeVar("T")
 _open: list[weakref.ref[GroupCalls]] = []  # of the sessions of this process, in the order of attach
 
 
@@ -36,23 +37,49 @@ class GroupCalls:
         """Whether this is a forked child of the process that attached, which has no part in the group."""
         return os.getpid() != self.pid
 
-    def run(self, script: Script) -> Any:
+    def run(self, script: Callable[[], Script]) -> Any:
         """The result of one worker's script. Where another rank makes a step meanwhile, both are told at once, since
         its operations come to the same place."""
-        self._refuse_fork()
-        return self.comm_thread.submit(partial(run_script, script, self.transport)).wait().result
+        return self.together(lambda: run_script(script(), self.transport)).result
 
     def all_gather_text(self, text: str) -> list[str]:
         """Every rank's text, by rank."""
-        if self.transport.world == 1:
+        if self.alone:
             return [text]
-        self._refuse_fork()
-        return self.comm_thread.submit(partial(self.transport.all_gather_text, text)).wait()
+        return self.together(partial(self.transport.all_gather_text, text))
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
         """Overwrite `tensors` with those of rank `source`."""
+        self.together(partial(self.transport.broadcast_, tensors, source))
+
+    def together(self, calls: Callable[[], T]) -> T:
+        """The result of several calls, which are made again from the first one where ranks change in between."""
         self._refuse_fork()
-        self.comm_thread.submit(partial(self.transport.broadcast_, tensors, source)).wait()
+        if self.comm_thread.is_here:
+            return calls()
+        return self.comm_thread.exchange(calls).wait()
+
+    def whole(self, calls: Callable[[], T]) -> T:
+        """As `together` where ranks may change; in a fixed group, in this thread. A CheckpointError is raised in this
+        thread either way, since the communication thread has more to do."""
+
+        def attempt() -> tuple[T | None, CheckpointError | None]:
+            try:
+                return calls(), None
+            except CheckpointError as failure:
+                return None, failure
+
+        if self.comm_thread.recovery is None:
+            return calls()
+        result, failed = self.together(attempt)
+        if failed is not None:
+            raise failed
+        return cast(T, result)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other worker is here, nor will come."""
+        return self.transport.world == 1 and self.comm_thread.recovery is None
 
     def _refuse_fork(self) -> None:
         if self.forked:

@@ -1,8 +1,9 @@
-"""Lifecycle events: builds Attached and Closed, which open and end a run's record, and checks logged numbers."""
+"""Lifecycle events: builds Attached, StepEnded and Closed, of which a run's record is made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import assert_never
 
 import torch
@@ -11,13 +12,13 @@ from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
 from gossamer.recipes.recipe import Recipe
-from gossamer.reducer.averaged_state import averaged_bytes, optimizer_state_keys
+from gossamer.reducer.averaged_state import averaged_bytes, averaged_keys
 from gossamer.reducer.bucket import Bucket, layouts
 from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
 from gossamer.reducer.parameter_views import trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import AveragingStage, GossipStage, GradientStage, ServerStage, Stage
+from gossamer.strategies import NEVER, AveragingStage, GossipStage, GradientStage, ServerStage, Stage
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.gossip_round import HEADER_BYTES
 
@@ -31,7 +32,7 @@ def begun(
 ) -> events.Attached:
     stage = recipe.strategy.steady_stage
     buckets = [bucket for each in fragments for bucket in each]
-    tensors = sum(len(bucket.parameters) for bucket in buckets)
+    tensors = len(trainable(model))
     groups = len(ModelBuffers(model))
     return events.Attached(
         recipe=repr(recipe),
@@ -65,20 +66,27 @@ def _control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> 
 
 def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
-) -> tuple[int, ...]:
-    """Bytes of the state averaged with each fragment, in float32 or wider."""
+) -> tuple[float, ...]:
+    """Bytes of the state averaged with each fragment, in float32 or wider: in a round, on average."""
     buffers = ModelBuffers(model).averaged()
-    kinds = 0 if optimizer is None or not stage.averages_optimizer_state else len(optimizer_state_keys(optimizer))
-    momenta = [kinds * [p for bucket in each for p in bucket.parameters.values()] for each in fragments]
-    return (averaged_bytes([*buffers, *momenta[0]]), *map(averaged_bytes, momenta[1:]))
+    moments = stage.strategy.moments if isinstance(stage, AveragingStage) and optimizer is not None else NEVER
+    rounds = averaged_keys(optimizer, moments) if optimizer is not None else {}
+
+    def mean_bytes(along: Sequence[Tensor], fragment: Sequence[Bucket]) -> float:
+        parameters = [p for bucket in fragment for p in bucket.parameters.values()]
+        due = [sum((turn + 1) % each == 0 for each in rounds.values()) for turn in range(moments.cycle)]
+        return fmean(averaged_bytes([*along, *(count * parameters)]) for count in due)
+
+    return tuple(mean_bytes(() if place else buffers, each) for place, each in enumerate(fragments))
 
 
-def ended(model: nn.Module, steps: int, synchronizer: Synchronizer) -> events.Closed:
+def ended(model: nn.Module, steps: int, synchronizer: Synchronizer, how: events.Ended = "finished") -> events.Closed:
     """The digest is of what the recipe merges, where that is not the model as it is."""
     agreed, buckets = synchronizer.agreed, synchronizer.buckets
     merged = model.parameters() if agreed is None else [agreed[name] for name in sorted(agreed)]
     return events.Closed(
         steps=steps,
+        ended=how,
         digest=checkpoint.digest(merged),
         holds_merged=_holds(model, agreed or {}),
         residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
@@ -90,22 +98,3 @@ def _holds(model: nn.Module, agreed: Mapping[str, Tensor]) -> bool:
     """Whether the model's own parameters are those that were agreed on, as it would hold them."""
     own = trainable(model)
     return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)
-
-
-def numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """Logged metrics as numbers by name. Raises TypeError for anything else."""
-    return {name: _number(name, value) for name, value in metrics.items()}
-
-
-def _number(name: str, value: float | Tensor) -> float:
-    try:
-        return float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"session.log({name}=...) was given {_shown(value)}, and records hold numbers. Write a number or a tensor "
-            f"of one entry, such as session.log({name}=loss.mean())."
-        ) from None
-
-
-def _shown(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

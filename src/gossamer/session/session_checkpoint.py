@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from gossamer import events
-from gossamer.checkpoint import coordinated, reshard
+from gossamer.checkpoint import reshard
 from gossamer.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.checkpoint.files import MALFORMED
-from gossamer.checkpoint.runs import agree_on_name
+from gossamer.checkpoint.state import refuse_other_state
 from gossamer.compressors.sharded import is_owed
-from gossamer.errors import AttachError, CheckpointError, GossamerError, LayoutError
+from gossamer.errors import CheckpointError, GossamerError
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import copy_state
 from gossamer.reducer.parameter_check import ParameterCheck
@@ -59,7 +59,9 @@ def restore(
 
 
 def own_state(states: Sequence[SessionState], transport: Transport) -> SessionState:
-    """This rank's state; the first where another number of workers wrote them."""
+    """This rank's state; the first where another number of workers wrote them. Raises CheckpointError for no state."""
+    for state in states or ({},):
+        refuse_other_state(state)
     return states[transport.rank if len(states) == transport.world else 0]
 
 
@@ -80,23 +82,26 @@ def compare_parameters(check: ParameterCheck, group: GroupCalls, step: int) -> N
         check.compare(dict(enumerate(texts)), f"in the checkpoint of step {step}", kind="saved")
 
 
-def save(
-    directory: str | os.PathLike[str], tree: Mapping[str, Any], tell: Callable[[str], list[str]], run: str | None
-) -> str:
-    """Write this rank's `tree`, in which "session" is a session_state, as a part of the coordinated checkpoint.
+def about(session: SessionState, run: str) -> dict[str, str]:
+    """What a manifest says of the run. session: a session_state."""
+    return {"gossamer": __version__, "recipe": session["recipe"], "layout": session["layout"], "run": run}
 
-    run: the name of the run, or None where it has none yet; returns the one that it has from now on.
-    """
-    session, run = tree["session"], run or agree_on_name(tell)
-    about = {"gossamer": __version__, "recipe": session["recipe"], "layout": session["layout"], "run": run}
-    coordinated.save(directory, session["step"], session["rank"], tree, about, tell)
-    events.emit(events.Saved(step=session["step"], directory=os.fspath(directory)))
-    return run
+
+def refuse_other_optimizer(tree: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Raise CheckpointError, before anything is loaded, for what another kind of optimizer remembered."""
+    written, mine = tree.get("optimizer_class"), type(optimizer).__name__
+    if written is not None and written != mine:
+        raise CheckpointError(
+            f"this checkpoint was written with {written}, and this session has {mine}, which remembers other things of "
+            f"each parameter. Build {written}(model.parameters(), ...) before gossamer.attach; or, to begin anew with "
+            f"{mine}, load the model alone and save into an empty directory."
+        )
 
 
 @contextmanager
-def taking_up(directory: str | os.PathLike[str]) -> Iterator[None]:
+def taking_up(directory: str | os.PathLike[str], tree: Mapping[str, Any], optimizer: Optimizer) -> Iterator[None]:
     """Raise CheckpointError where what a checkpoint holds cannot be put into this run's parts."""
+    refuse_other_optimizer(tree, optimizer)
     try:
         yield
     except GossamerError:
@@ -120,17 +125,6 @@ def restart_resharded(
     synchronizer.restart()
     if rank == 0:
         events.notice(found.news)
-
-
-def refuse_unnamed(
-    names: Collection[str], parameters: Mapping[str, Parameter], shapes: Mapping[str, torch.Size]
-) -> None:
-    """Raise where `names`, given to reset, are not all parameters whose shape is no longer the one in `shapes`."""
-    if unknown := [name for name in names if name not in parameters]:
-        raise AttachError(f"the model has no trainable parameters {unknown}")
-    changed = [name for name, p in parameters.items() if name not in names and p.shape != shapes.get(name)]
-    if changed:
-        raise LayoutError(f"{changed} have other shapes now, too. Name them in the same call: reset('a', 'b').")
 
 
 def copy_kept(old: Mapping[str, Mapping[str, Tensor]], new: NamedState, without: Collection[str]) -> None:

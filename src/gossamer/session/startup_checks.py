@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.checkpoint import digest
 from gossamer.core import rng
 from gossamer.errors import MismatchError
 from gossamer.reducer.optimizer_settings import by_value
 from gossamer.session.group_calls import GroupCalls
+from gossamer.session.tensor_hash import tensor_hashes
 from gossamer.version import __version__
 
 MEANING = {
@@ -91,7 +91,7 @@ def hand_out(
 def _described(tensors: Sequence[Tensor]) -> str:
     """A hash of all shapes and dtypes, then one of each tensor's values."""
     form = repr([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-    return " ".join([f"{rng.address(form):x}", *(digest([tensor]) for tensor in tensors)])
+    return " ".join([f"{rng.address(form):x}", *tensor_hashes(tensors)])
 
 
 def _once(tensor: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def optimizer_digest(optimizer: Optimizer) -> str:
             numbers.append(f"{path}:{tuple(value.shape)}")
         else:
             numbers.append(f"{path}={value!r}")
-    return hashlib.blake2b((digest(tensors) + ";".join(numbers)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(";".join([*tensor_hashes(tensors), *numbers]).encode(), digest_size=8).hexdigest()
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ class TrackedLoader:
     """A DataLoader over a shard whose position is what the loop was given; everything else is the loader's own.
 
     A resumed run is given the batches that the interrupted one was not, with any number of workers, persistent or not.
-    What a dataset draws at random in workers starts anew there: seed it by the index.
+    What a dataset draws at random in workers starts anew there: seed it by the index. Where workers of the group come
+    or go, batches that were fetched ahead are dropped, and those of the new deal are fetched.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -35,10 +36,25 @@ class TrackedLoader:
             torch.set_rng_state(as_loaded)
         elif resumed and self._loader.persistent_workers:
             torch.set_rng_state(before)
+        while (yield from self._taken(batches)):
+            shard.go_on()
+            before = torch.get_rng_state()
+            batches = iter(self._loader)
+            torch.set_rng_state(before)
+        shard.finish()
+
+    def _taken(self, batches: Iterator[Any]) -> Generator[Any, None, bool]:
+        """Batches until they end, or until workers came or went: then true. What was fetched ahead under the deal
+        before and not taken belongs to whoever has it now."""
+        shard, changes = self._shard, self._shard.changes
         for count, batch in enumerate(batches, 1):
+            if shard.changes != changes:  # while this batch was fetched
+                break
             shard.take(count * self._batch_size)
             yield batch
-        shard.finish()
+            if shard.changes != changes:
+                break
+        return shard.changes != changes
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -26,6 +26,7 @@ class TrackedParts:
         self._model, self._optimizer, self._says = model, optimizer, says
         self._parts: dict[str, Stateful] = {}
         self._loaded: frozenset[str] = frozenset()  # names in the checkpoint that was loaded
+        self._handed: dict[str, Any] = {}  # states that others gave at attach, of parts that are not tracked yet
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in this process, beside the attached one
         self._told: set[str] = set()
 
@@ -47,8 +48,9 @@ class TrackedParts:
 
     def _add(self, name: str, part: Any) -> None:
         if not _stateful(part):
+            what = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
             raise AttachError(
-                f"{name} is a {type(part).__name__}, which has no state_dict() and load_state_dict(), so it cannot be "
+                f"{name} is {what}, which has no state_dict() and load_state_dict(), so it cannot be "
                 "saved and loaded. Numbers and text go into session.save(directory, name=value)."
             )
         if name in self._parts:
@@ -61,6 +63,8 @@ class TrackedParts:
         if isinstance(part, DataLoader) and isinstance(part.sampler, Shard):
             part.sampler.tracked = True
         self._parts[name] = part
+        if name in self._handed:
+            self._put_in(part, self._handed.pop(name))
 
     def see(self, optimizer: Optimizer) -> None:
         """An optimizer makes a step."""
@@ -88,6 +92,24 @@ class TrackedParts:
             )
         for name in sorted(parts.keys() - saved.keys()):
             self._tell(f"the checkpoint holds no state of {name}, which begins as it is")
+
+    def take_up(self, handed: Mapping[str, Any]) -> None:
+        """Put in what the others' parts hold, of which some may be tracked only from now on."""
+        parts = self._all()
+        for name, state in handed.items():
+            if name in parts:
+                self._put_in(parts[name], state)
+            else:
+                self._handed[name] = state
+
+    def _put_in(self, part: Stateful, state: Any) -> None:
+        if isinstance(part, DataLoader):
+            return  # others' stand elsewhere; the world's shards have the position
+        part.load_state_dict(state)
+        if _schedules(part, self._optimizer) and isinstance(state, Mapping):
+            # A scheduler that was made after attach began with the first rate
+            for group, rate in zip(self._optimizer.param_groups, state.get("_last_lr", ()), strict=False):
+                group["lr"] = rate
 
     def tell_missing(self, mine: Mapping[str, Any]) -> None:
         """Say what trains this model and is neither tracked nor in `mine`, what the user saves along."""
@@ -135,7 +157,9 @@ class TrackedParts:
 
 
 def _stateful(part: Any) -> bool:
-    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+    """Whether it can be saved and loaded; a class cannot, until it is built."""
+    methods = (getattr(part, name, None) for name in ("state_dict", "load_state_dict"))
+    return not isinstance(part, type) and all(map(callable, methods))
 
 
 def _has_scheduler(optimizer: Optimizer) -> bool:
@@ -144,8 +168,9 @@ def _has_scheduler(optimizer: Optimizer) -> bool:
 
 
 def _schedules(part: Any, optimizer: Optimizer) -> bool:
-    """Whether this is a scheduler of `optimizer`, or the state of one."""
-    return getattr(part, "optimizer", None) is optimizer or (isinstance(part, Mapping) and "last_epoch" in part)
+    """Whether this is a scheduler of `optimizer`, also in a wrapper as AcceleratedScheduler is, or the state of one."""
+    inner = getattr(part, "scheduler", part)
+    return getattr(inner, "optimizer", None) is optimizer or (isinstance(part, Mapping) and "last_epoch" in part)
 
 
 def _keyword(name: str) -> str:
@@ -153,13 +178,12 @@ def _keyword(name: str) -> str:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """Every value in containers, and the dicts themselves."""
-    if isinstance(tree, Mapping):
-        yield tree
-        for value in tree.values():
-            yield from _leaves(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _leaves(value)
-    else:
-        yield tree
+    """Every value in containers, and the dicts themselves; of containers that hold themselves, too."""
+    waiting, seen = [tree], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(value.values() if isinstance(value, Mapping) else value)
+        if not isinstance(value, list | tuple):
+            yield value

@@ -10,9 +10,13 @@ from gossamer.errors import AttachError, ConnectError
 from gossamer.network import read_network
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
+from gossamer.session.elastic_recipes import refuse_inelastic
 from gossamer.strategies import GossipStage, ServerStage, Stage
 from gossamer.transports.detached import DetachedTransport
+from gossamer.transports.elastic.joined_run import is_elastic, join_run
 from gossamer.transports.mesh.collective_selector import ENGINE, requested_collective
+from gossamer.transports.mesh.encrypted import encrypted_mesh
+from gossamer.transports.mesh.sealing import mesh_tls
 from gossamer.transports.mesh.transport import mesh_transport
 from gossamer.transports.process_group import ProcessGroupTransport
 from gossamer.transports.simulated import SimulatedGroup
@@ -22,6 +26,9 @@ from gossamer.world import World
 
 def transport_for(world: World, recipe: Recipe) -> Transport:
     """The transport of a new session. Raises AttachError for a restarted worker whose recipe moves in step."""
+    if is_elastic():
+        refuse_inelastic(recipe)
+        return join_run().transport(requested_collective(recipe.topology.collective))
     if world.size == 1:
         return SimulatedGroup(1).transports[0]
     if returns():
@@ -47,7 +54,13 @@ def _takes_back(stage: Stage) -> bool:
 
 
 def group_transport(world: World, wish: str) -> Transport:
-    """The process group, with Gossamer's own TCP mesh where all tensors live on CPUs."""
+    """The process group, with Gossamer's own TCP mesh where all tensors live on CPUs.
+
+    In a run that encrypts (--tls) the mesh is sealed, and serves GPUs as well, through this machine's memory. Raises
+    ConnectError where it cannot be.
+    """
+    if (tls := mesh_tls()) is not None:
+        return encrypted_mesh(ProcessGroupTransport(), _listening_address(), tls, wish)
     return mesh_transport(
         ProcessGroupTransport(), _listening_address(), ENGINE if world.device.type == "cuda" else wish
     )

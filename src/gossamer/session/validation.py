@@ -12,9 +12,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from gossamer.errors import AttachError
-from gossamer.reducer.parameter_views import trainable
-from gossamer.runtime.open_sessions import open_sessions
+from gossamer.moments.take_over import ownership
+from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.parameter_views import refuse_no_module, sparse_names, trainable
+from gossamer.runtime.open_sessions import OpenSession, open_sessions
 from gossamer.session.ddp_guard import KEEP_DDP
+from gossamer.strategies import GradientStage, ServerStage, Stage
+
+SCALER_METHODS = ("step", "get_scale", "is_enabled", "state_dict", "load_state_dict")
 
 
 def refuse(model: nn.Module) -> None:
@@ -24,6 +29,23 @@ def refuse(model: nn.Module) -> None:
     for name, parameter in trainable(model).items():
         for check_parameter in PARAMETER_CHECKS:
             check_parameter(name, parameter)
+
+
+def refuse_other_kinds(model: object, optimizer: object, scaler: object) -> None:
+    """Raise AttachError for what is no model, no optimizer that was built, or no GradScaler."""
+    refuse_no_module(model)
+    if optimizer is None or isinstance(optimizer, (type, nn.Module)):
+        given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"this {type(optimizer).__name__}"
+        raise AttachError(
+            f"{given} is no optimizer whose steps could be followed. Write optimizer = "
+            "torch.optim.AdamW(model.parameters()), and then gossamer.attach(model, optimizer)."
+        )
+    methods = (getattr(scaler, name, None) for name in SCALER_METHODS)
+    if scaler is not None and (isinstance(scaler, type) or not all(map(callable, methods))):
+        raise AttachError(
+            f"scaler={scaler!r} is no GradScaler, which is asked for its scale in every step. Write scaler = "
+            "torch.amp.GradScaler(), and gossamer.attach(..., scaler=scaler) with the one that scales the loss."
+        )
 
 
 def refuse_unmade(model: nn.Module) -> None:
@@ -51,20 +73,11 @@ def _refuse_ddp(model: nn.Module) -> None:
             )
 
 
-def _refuse_sparse_gradients(model: nn.Module) -> None:
-    for module in model.modules():
-        if getattr(module, "sparse", False) is True:
-            raise AttachError(
-                f"{type(module).__name__} was built with sparse=True, and sparse gradients have no place in a bucket. "
-                "Build it with sparse=False; TopK() sends few entries anyway."
-            )
-
-
 def _refuse_untrainable(model: nn.Module) -> None:
-    if not trainable(model):
+    if not any(parameter.numel() for parameter in trainable(model).values()):
         raise AttachError(
-            "the model has no trainable parameter, so there is nothing to average. Call model.requires_grad_(True), or "
-            "thaw the part that you train, before attach."
+            "the model has no trainable parameter, or only empty ones, so there is nothing to average. Call "
+            "model.requires_grad_(True), or thaw the part that you train, before attach."
         )
 
 
@@ -79,12 +92,18 @@ def _refuse_odd_buffers(model: nn.Module) -> None:
 
 
 def _refuse_attached(model: nn.Module) -> None:
-    held = {id(parameter) for session in open_sessions() for parameter in session.model.parameters()}
-    if any(id(parameter) in held for parameter in trainable(model).values()):
+    if sessions_of(model):
         raise AttachError(
             "this model is attached already, and two sessions would average each gradient twice. Call session.close() "
-            "on the first, or go on with it."
+            "on the first, or go on with it; where a cell of a notebook runs again, write gossamer.attach(..., "
+            "replace=True)."
         )
+
+
+def sessions_of(model: nn.Module) -> list[OpenSession]:
+    """Open sessions that train some of the model's parameters."""
+    mine = {id(parameter) for parameter in trainable(model).values()}
+    return [session for session in open_sessions() if any(id(each) in mine for each in session.model.parameters())]
 
 
 def _refuse_sharded(name: str, parameter: nn.Parameter) -> None:
@@ -127,12 +146,59 @@ def _refuse_hooked(name: str, parameter: nn.Parameter) -> None:
 MODEL_CHECKS = (
     _refuse_ddp,
     refuse_unmade,
-    _refuse_sparse_gradients,
     _refuse_untrainable,
     _refuse_odd_buffers,
     _refuse_attached,
 )
 PARAMETER_CHECKS = (_refuse_sharded, _refuse_complex, _refuse_narrow, _refuse_hooked)
+
+
+def refuse_sparse_gradients(model: nn.Module, recipe: Recipe) -> None:
+    """Raise AttachError where the recipe needs gradients laid out in buckets, and some modules' are sparse."""
+    parameters = {name: parameter for name, parameter in trainable(model).items() if name in sparse_names(model)}
+    why = next(filter(None, map(_needs_dense, recipe.strategy.stages)), None)
+    if parameters and why is not None:
+        raise AttachError(f'"{next(iter(parameters))}" has sparse gradients (sparse=True), and {why}')
+    for name in ownership(recipe.compressor, parameters):
+        raise AttachError(
+            f'"{name}" has sparse gradients (sparse=True), which no compressor sees, and {recipe.compressor!r} applies '
+            "the optimizer's momentum in its place. Build the module with sparse=False, or use a compressor that "
+            "leaves momentum alone, such as TopK(density=0.01)."
+        )
+
+
+def _needs_dense(stage: Stage) -> str | None:
+    """Why a stage cannot let gradients travel as rows, and what to write."""
+    match stage:
+        case GradientStage(delay=delay) if delay:
+            return (
+                "those of an earlier step are added to a buffer as large as the table. Write EveryStep(), or build the "
+                "module with sparse=False."
+            )
+        case GradientStage(accumulate=accumulate) if accumulate > 1:
+            return (
+                f"EveryStep(accumulate={accumulate}) adds gradients up in a buffer as large as the table. Write "
+                f"EveryStep() and `with session.no_sync():` around all but the last of {accumulate} backward() calls, "
+                f"of loss / {accumulate}; or build the module with sparse=False."
+            )
+        case ServerStage():
+            return (
+                "servers hold what is pushed to them in buffers as large as the table. Write EveryStep(), or build the "
+                "module with sparse=False."
+            )
+        case _:
+            return None
+
+
+def refuse_sharding(optimizer: Optimizer) -> None:
+    """Raise AttachError for ZeRO's optimizer, whose steps send parameters themselves."""
+    module = sys.modules.get("torch.distributed.optim")  # takes a while to import; without it there is none
+    if module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer):
+        raise AttachError(
+            "ZeroRedundancyOptimizer keeps a part of the optimizer's state on each rank, and broadcasts all parameters "
+            "after every step, uncompressed: more than the gradients that a recipe saves. Attach the optimizer that it "
+            f"was built with: optimizer = torch.optim.{type(optimizer.optim).__name__}(model.parameters(), ...)."
+        )
 
 
 def innermost(optimizer: Any) -> Optimizer:

@@ -1,6 +1,7 @@
 """Strategies: when workers synchronize, and whether gradients, parameters or neither are averaged by all of them.
 
 base               Strategy, its families, and the stages of a training: gradient, averaging, gossip, server
+moment_rounds      in which rounds an optimizer's moments are averaged along
 schedule           tables of sync rounds: when a fragment leaves and lands
 every_step         EveryStep: synchronous data parallelism, accumulated or delayed
 local_sgd          LocalSGD, PostLocalSGD
@@ -12,9 +13,7 @@ parameter_server   ParameterServer: synchronous, asynchronous or stale-synchrono
 
 from gossamer.strategies.base import (
     AGREED,
-    AVERAGE,
-    KEEP,
-    RESET,
+    FROM,
     AveragingStage,
     AveragingStrategy,
     GossipStage,
@@ -31,13 +30,16 @@ from gossamer.strategies.diloco import DiLoCo
 from gossamer.strategies.every_step import EveryStep
 from gossamer.strategies.gossip import Gossip
 from gossamer.strategies.local_sgd import LocalSGD, PostLocalSGD
+from gossamer.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
 from gossamer.strategies.parameter_server import ParameterServer
 from gossamer.strategies.schedule import PeriodicSchedule, SyncRound
 
 __all__ = [
     "AGREED",
     "AVERAGE",
+    "FROM",
     "KEEP",
+    "NEVER",
     "RESET",
     "AveragingStage",
     "AveragingStrategy",
@@ -50,6 +52,7 @@ __all__ = [
     "GradientStage",
     "LocalSGD",
     "Memory",
+    "MomentRounds",
     "ParameterServer",
     "PeriodicSchedule",
     "PostLocalSGD",

@@ -14,11 +14,12 @@ from gossamer.core.term import Term
 from gossamer.errors import AttachError, RecipeError
 from gossamer.gossip.rules import Memory as Memory
 from gossamer.gossip.rules import MixingRule
+from gossamer.strategies.moment_rounds import ALWAYS, AVERAGE, KEEP, NEVER, MomentRounds
 from gossamer.strategies.schedule import PeriodicSchedule, SyncRound
 from gossamer.topologies import Topology
 
 AGREED = "agreed"  # the key of the parameters that all workers hold alike
-KEEP, AVERAGE, RESET = "keep", "average", "reset"
+FROM = "from"  # where this worker's parameters would be without the steps that it has not offered yet
 
 
 class Strategy(Term, ABC):
@@ -83,10 +84,20 @@ class AveragingStrategy(Strategy):
         """Whether `land` asks for this worker's own contribution."""
         return False
 
+    def merges_own(self, compressor: Compressor) -> bool:
+        """Whether what this compressor leaves out stays in the parameters of the worker that made it, so that what is
+        merged is the mean of their own: `AGREED` lags behind it by all that was never sent."""
+        return False
+
     @property
     def on_merge(self) -> str:
         """The fate of the optimizer's momenta when parameters land: KEEP, AVERAGE or RESET."""
         return KEEP
+
+    @property
+    def moments(self) -> MomentRounds:
+        """In which rounds momenta are averaged."""
+        return ALWAYS if self.on_merge == AVERAGE else NEVER
 
     @property
     def kept_share(self) -> float:
@@ -260,7 +271,7 @@ class AveragingStage(_AnyStage):
 
     @property
     def averages_optimizer_state(self) -> bool:
-        return self.strategy.on_merge == AVERAGE
+        return self.strategy.moments.any
 
     def site_size(self, world: int) -> int:
         """How many workers average their gradients. Raises AttachError where sites would have different sizes."""

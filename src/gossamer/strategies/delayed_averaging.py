@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gossamer.compressors import Compressor, Dense
 from gossamer.errors import require
-from gossamer.strategies.base import AGREED, AveragingStrategy, Memory
+from gossamer.strategies.base import AGREED, FROM, AveragingStrategy, Memory
 from gossamer.strategies.schedule import PeriodicSchedule
-
-FROM = "from"  # where this worker's parameters would be without the steps that it has not offered yet
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +28,10 @@ class DelayedAveraging(AveragingStrategy):
     the parameters travel, which is the same for SGD, also when its learning rate changes meanwhile, and is right for
     momentum and Adam, whose steps cannot be taken back by their gradients. Steps of all workers count alike, whatever
     session.weight says: what is taken back must be what was sent.
+
+    With a compressor workers keep for themselves what it left out, and `agreed` lags behind them by all of that: after
+    80 steps of a small language model with TopK(0.001) its loss was 4.26 where the mean of the workers had 2.57, as
+    without a compressor. So session.merged then gives that mean, exact and uncompressed, and every rank must call it.
     """
 
     delay: int  # steps of the optimizer
@@ -45,6 +48,9 @@ class DelayedAveraging(AveragingStrategy):
     @property
     def needs_own(self) -> bool:
         return True
+
+    def merges_own(self, compressor: Compressor) -> bool:
+        return not isinstance(compressor, Dense)
 
     def begin(self, parameters: Tensor) -> Memory:
         return {AGREED: parameters.clone(), FROM: parameters.clone()}

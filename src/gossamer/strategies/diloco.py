@@ -10,8 +10,8 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Feedback
 from gossamer.compressors.distortion import kept_share
 from gossamer.errors import require
-from gossamer.strategies.base import AGREED, KEEP, AveragingStrategy, Memory
-from gossamer.strategies.local_sgd import check_optimizer_state
+from gossamer.strategies.base import AGREED, AveragingStrategy, Memory
+from gossamer.strategies.moment_rounds import KEEP, MomentRounds, check_moments, moment_rounds
 from gossamer.strategies.schedule import PeriodicSchedule
 
 MOMENTUM = "momentum"
@@ -44,6 +44,8 @@ class DiLoCo(AveragingStrategy):
     delay: int = 0  # steps that a round may travel while training goes on
     mix: float = 0.0  # share of its own parameters that a worker keeps when a round lands
     optimizer_state: str = KEEP  # of each fragment: "keep" each worker's own, "average" it (dense), or "reset" it
+    first_moment_period: int | None = None  # steps between two means of it, a multiple of period; None: as above
+    second_moment_period: int | None = None  # likewise
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
@@ -62,7 +64,7 @@ class DiLoCo(AveragingStrategy):
             f"a period of {self.period}: write delay={self.period - 1} at most",
         )
         require(0 <= self.mix <= 1, f"mix is the share in [0, 1] of its own that a worker keeps, not {self.mix}")
-        check_optimizer_state(self.optimizer_state)
+        check_moments(self.period, self.optimizer_state, self.first_moment_period, self.second_moment_period)
 
     def caution(self, compressor: Compressor) -> str | None:
         if self.outer_momentum <= CALM_MOMENTUM:
@@ -82,6 +84,10 @@ class DiLoCo(AveragingStrategy):
     @property
     def on_merge(self) -> str:
         return self.optimizer_state
+
+    @property
+    def moments(self) -> MomentRounds:
+        return moment_rounds(self.period, self.optimizer_state, self.first_moment_period, self.second_moment_period)
 
     @property
     def schedule(self) -> PeriodicSchedule:

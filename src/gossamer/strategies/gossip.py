@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.compressors import Compressor, Dense, Feedback, Sharded, SparseSum
+from gossamer.compressors import Compressor, DeMo, Dense, Feedback, Sharded, SparseSum
 from gossamer.compressors.distortion import kept_share
 from gossamer.errors import RecipeError, require
 from gossamer.gossip.pairwise import refuse_loss
@@ -80,10 +80,10 @@ class Gossip(GossipStrategy):
                 f"push-sum gives whole shares of the parameters away, and what {compressor!r} leaves out of them would "
                 'be lost. Write Gossip("push-sum") + Dense(), or Gossip() with a compressor.'
             )
-        if any(isinstance(term, Feedback | Sharded | SparseSum) for term in compressor.held()):
+        if any(isinstance(term, Feedback | DeMo | Sharded | SparseSum) for term in compressor.held()):
             raise RecipeError(
                 f"with {self!r} differences to copies travel, in which whatever was left out is offered again, to each "
-                f"neighbour by itself: in {compressor!r}, Feedback would send it twice, and Sharded and "
+                f"neighbour by itself: in {compressor!r}, Feedback would send it twice, as would DeMo, and Sharded and "
                 "SparseSum have no group to divide among. Write Gossip() + TopK(density=0.01), without them."
             )
         if topology.rounds(MANY) > 1:

@@ -9,9 +9,6 @@ from torch import Tensor
 from gossamer.errors import require
 from gossamer.strategies.base import (
     AGREED,
-    AVERAGE,
-    KEEP,
-    RESET,
     AveragingStage,
     AveragingStrategy,
     GradientStage,
@@ -19,9 +16,8 @@ from gossamer.strategies.base import (
     Stage,
     Strategy,
 )
+from gossamer.strategies.moment_rounds import KEEP, MomentRounds, check_moments, moment_rounds
 from gossamer.strategies.schedule import PeriodicSchedule
-
-OPTIMIZER_STATES = (KEEP, AVERAGE, RESET)
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,14 +26,19 @@ class LocalSGD(AveragingStrategy):
 
     x_i <- agreed - mean over workers of (agreed - x_i);  agreed <- x_i
     law:    period 1 with a linear optimizer (SGD, momentum, Nesterov) is synchronous training; with Adam it is not
-    bytes:  the compressor's, once per period; memory: 2 N
-    source: Stich 2018, arXiv:1805.09767; Lin et al. 2020, ICLR (hierarchical: `per_site`)
+    bytes:  the compressor's, once per period; a moment that is averaged, dense, once per its own; memory: 2 N
+    source: Stich 2018, arXiv:1805.09767; Lin et al. 2020, ICLR (hierarchical: `per_site`); Iacob et al. 2026, ICLR,
+            arXiv:2505.22549 (periods of moments: theirs are 3 and 6 times the parameters')
 
+    A moment changes the more slowly the closer its beta is to one, so it may be averaged less often. What has a period
+    of its own here is SGD's or Muon's momentum and Adam's two moments; other optimizers are refused.
     """
 
     period: int  # steps of the optimizer
     per_site: int | None = None  # neighboring workers that average gradients in every step; None: hierarchy off
     optimizer_state: str = KEEP  # momenta at a merge: "keep" each worker's own, "average" them (dense), or "reset" them
+    first_moment_period: int | None = None  # steps between two means of it, a multiple of period; None: as above
+    second_moment_period: int | None = None  # likewise
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
@@ -45,7 +46,7 @@ class LocalSGD(AveragingStrategy):
             self.per_site is None or self.per_site >= 2,
             f"per_site is how many neighbours average gradients in every step, at least 2, not {self.per_site}",
         )
-        check_optimizer_state(self.optimizer_state)
+        check_moments(self.period, self.optimizer_state, self.first_moment_period, self.second_moment_period)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -54,6 +55,10 @@ class LocalSGD(AveragingStrategy):
     @property
     def on_merge(self) -> str:
         return self.optimizer_state
+
+    @property
+    def moments(self) -> MomentRounds:
+        return moment_rounds(self.period, self.optimizer_state, self.first_moment_period, self.second_moment_period)
 
     @property
     def schedule(self) -> PeriodicSchedule:
@@ -92,10 +97,3 @@ class PostLocalSGD(Strategy):
     @property
     def stages(self) -> tuple[Stage, ...]:
         return GradientStage(0), AveragingStage(self.start, self.local)
-
-
-def check_optimizer_state(value: str) -> None:
-    require(
-        value in OPTIMIZER_STATES,
-        f'optimizer_state is what becomes of momenta at a merge: "keep", "average" or "reset", not {value!r}',
-    )

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch.optim import SGD
 
-from gossamer.compressors import Compressor, Dense, Feedback
-from gossamer.compressors.base import Ownership
+from gossamer.compressors import Compressor, DeMo, Dense, Feedback
 from gossamer.compressors.distortion import relative_error
+from gossamer.compressors.ownership import Ownership, UpdateRule
 from gossamer.core.layout import Slot
 from gossamer.errors import RecipeError, require
 from gossamer.strategies.base import ServerStrategy
@@ -16,7 +16,9 @@ from gossamer.topologies import Complete, Topology
 
 SYNC, ASYNC, STALE = "sync", "async", "stale"
 MATRIX = Slot("weight", (64, 64), 0, (64, 1))
-VELOCITY = Ownership(optimizer=SGD)  # a momentum that servers leave to the workers from the first step on
+VELOCITY = Ownership(
+    optimizers=(SGD,), rule=UpdateRule.VELOCITY
+)  # a momentum that servers leave to the workers from the first step on
 MOST_LOST = 1.01  # of a difference's square, or the next difference would be larger
 
 
@@ -66,9 +68,9 @@ class ParameterServer(ServerStrategy):
             f'round share one learning rate: leave it out, or write mode="{ASYNC}"',
         )
         require(
-            not isinstance(self.pull, Feedback),
-            "pulls are differences to what workers already have, so what one loses is in the next, and Feedback would "
-            f"send it twice: write pull={getattr(self.pull, 'inner', None)!r}",
+            not isinstance(self.pull, Feedback | DeMo),
+            "pulls are differences to what workers already have, so what one loses is in the next; Feedback or DeMo "
+            f"would send it twice: write pull={getattr(self.pull, 'inner', None)!r}",
         )
 
     def _check_rounds(self) -> None:

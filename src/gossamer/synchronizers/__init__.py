@@ -20,5 +20,5 @@ reduces (see gossamer.reducer) and commits; when the round lands the task applie
 Verbs: `before_step`, `after_step` around the optimizer; `use`: another one's; `step_skipped`: by a GradScaler. `offer`,
 `apply`, `revert`: a round. `flush`: wait for rounds in flight and apply them. `end_epoch`, `end_run`: with all ranks.
 `continue_from`: the stage before; `take_over_from`: the same stage with another layout. `resume`: a checkpoint;
-`restart`: new parameters.
+`restart`: new parameters. `merge`: what all agree on, together where it is the mean of the workers' own.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,16 +11,27 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext
+from gossamer.compressors.sharded import is_unsent
+from gossamer.core.aggregation import NO_MOMENTS, AggregationContext, Moments
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_check import ParameterCheck
-from gossamer.reducer.reduction import StepContext
+from gossamer.reducer.pending_reduction import StepContext
 from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 
-StepCosts = Mapping[str, float]  # by the names of events.StepEnded
 NamedState = dict[str, dict[str, Tensor]]
+
+
+def without_unsent(state: NamedState) -> NamedState:
+    """What is remembered, but for what this worker alone has still to send."""
+    return {
+        name: {key: tensor for key, tensor in remembered.items() if not is_unsent(key)}
+        for name, remembered in state.items()
+    }
+
+
+StepCosts = Mapping[str, float]  # by the names of events.StepEnded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,8 @@ class LoopState:
     judged: Callable[[NonFiniteOrigin | None], None]  # an exchange ended: what was not finite in it, if anything
     check: Callable[[], ParameterCheck]  # of parameters and steps, among all ranks in lock step
     guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
+    sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse
+    begins: Callable[[], None] = lambda: None  # a pass whose gradients travel; raises where there must be none any more
     clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
 
 
@@ -51,17 +64,16 @@ class SyncContext:
     compressor: Compressor
     seed: int
 
-    def aggregation(self, step: int, momentum: tuple[float, bool] = (0.0, False)) -> AggregationContext:
-        """What a compressor is told of this rank at a step; momentum: and whether it is Nesterov's."""
+    def aggregation(self, step: int, moments: Moments = NO_MOMENTS) -> AggregationContext:
+        """What a compressor is told of this rank at a step."""
         rank, world = self.transport.rank, self.transport.world
-        amount, nesterov = momentum
-        return AggregationContext(step=step, seed=self.seed, rank=rank, world=world, momentum=amount, nesterov=nesterov)
+        return AggregationContext(step=step, seed=self.seed, rank=rank, world=world, **moments._asdict())
 
     def compare_parameters(self, ranks: Sequence[int], step: int) -> None:
         """Find out which tensors of which `ranks` differ, now that a step's reports have. On the training threads of
         all ranks, after the same step: another thread would see parameters that are being written."""
         check = self.loop.check()
-        texts = self.comm_thread.submit(partial(self.transport.all_gather_text, check.text())).wait()
+        texts = self.comm_thread.exchange(partial(self.transport.all_gather_text, check.text())).wait()
         check.compare({rank: texts[rank] for rank in ranks}, f"at step {step}")
 
 
@@ -161,6 +173,25 @@ class Synchronizer(ABC):
     def progress(self) -> dict[str, Any]:
         """What a checkpoint needs beside `remembered` to go on exactly from here."""
         return {"step": self.step}
+
+    def handed_over(self) -> dict[str, Any]:
+        """What a newcomer among the workers goes on from. On the communication thread, between two exchanges, while the
+        training thread waits."""
+        return {"progress": self.progress(), "state": without_unsent(self.remembered())}
+
+    def take_up(self, handed: Mapping[str, Any]) -> None:
+        """Begin with what `handed_over` gave elsewhere; nothing is still to be sent."""
+        theirs = handed["state"]
+        kept = {
+            name: {key: theirs.get(name, {}).get(key, tensor) for key, tensor in remembered.items()}
+            for name, remembered in self.remembered().items()
+        }
+        self.resume(handed["progress"], kept)
+
+    def rescale(self, factor: float) -> None:
+        """What is still to be sent will be divided by `factor` times as many workers."""
+        for bucket in self.buckets:
+            bucket.rescale(factor)
 
     @abstractmethod
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -27,6 +27,7 @@ class DelayedGradients(RoundTask):
         self._names = [name for bucket in buckets for name in bucket.layout.names]
 
     def check_pass(self, *, counted: bool) -> None:
+        self._loop.begins()
         if counted:
             raise LoopError(
                 "a second backward() before optimizer.step() would send once more, among its own gradients, the mean "
@@ -57,7 +58,7 @@ class DelayedGradients(RoundTask):
             torch._foreach_copy_(views, gradients)
         return flat.div_(self._loop.scale() or 1.0)
 
-    def averaged_state(self, fragment: int) -> AveragedState:
+    def averaged_state(self, number: int) -> AveragedState:
         return AveragedState(self._loop.averaged())
 
     def used(self, buckets: Sequence[Bucket], presence: Presence) -> Flags:

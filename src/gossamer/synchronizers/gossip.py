@@ -137,7 +137,7 @@ class GossipAveraging(Synchronizer):
 
     def _run(self, script: Script) -> Any:
         with self._local.waiting():
-            performed = self._context.comm_thread.submit(partial(run_script, script, self._transport)).wait()
+            performed = self._context.comm_thread.exchange(partial(run_script, script, self._transport)).wait()
         self._local.add(False, sum_costs([performed]))
         return performed.result
 

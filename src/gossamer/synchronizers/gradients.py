@@ -7,7 +7,6 @@ commit, or none.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
@@ -17,20 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from gossamer.core import rng
 from gossamer.errors import LoopError
 from gossamer.events import notice
 from gossamer.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
-from gossamer.reducer.backward_hooks import refuse_reentrant
+from gossamer.reducer.backward_hooks import OutermostBackward
 from gossamer.reducer.bucket import Bucket, copy_state
+from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.model_buffers import BufferVersions
 from gossamer.reducer.participation import refuse_apart
-from gossamer.reducer.reduction import NO_INPUT, BucketInput, PendingReduction, StepReduction, StepTrailer
+from gossamer.reducer.pending_reduction import PendingReduction
+from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer
+from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
 from gossamer.runtime.pipeline_tuner import PipelineTuner
-from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer
+from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
 
 MANY_DROPPED = 10
 
@@ -44,34 +45,41 @@ class GradientPhase(Enum):
 
 
 class GradientSynchronizer(Synchronizer):
-    """Averages the gradients in `buckets` over a transport's group, once per `accumulate` backward passes."""
+    """Averages the gradients in `buckets`, and `sparse` ones beside them, over a transport's group, once per
+    `accumulate` backward passes; sparse ones in every pass."""
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
+        sparse: SparseGradients,
         context: SyncContext,
         accumulate: int = 1,
         controls: LoopControls | None = None,
     ) -> None:
         super().__init__(controls)
-        self._buckets, self._passes = buckets, 0
+        self._buckets, self._sparse, self._passes = buckets, sparse, 0
+        self._parts: Sequence[Bucket | SparseGradients] = (*buckets, sparse)
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
         self._sums = GradientAccumulator(buckets, accumulate)
-        self.names = [name for bucket in buckets for name in bucket.parameters]
-        self._context, self._loop, self._pid = context, context.loop, os.getpid()
-        self._task: int | None = None
+        self.names = [name for part in self._parts for name in part.parameters]
+        self._context, self._loop = context, context.loop
+        self._backward = OutermostBackward(self._pass_began, self._pass_ended)
+        self._seen_pass = False  # whether a whole one showed which gradients come in parts
         self._pending: PendingReduction | None = None
-        self._tuner = PipelineTuner()
+        # What it tries follows from the number of exchanges, which newcomers have not made
+        self._tuner = PipelineTuner() if context.comm_thread.recovery is None else None
         self._versions = BufferVersions(context.loop.buffers)
         self._unused = False  # the last average: no optimizer has used it yet
         self._dropped = 0  # averages in a row that no optimizer used
         self._seen: list[int] = []  # versions of some parameters when that average was shown
-        self._trained: Sequence[int] = range(context.transport.world)  # who did in the exchange before
+        self._trained: Sequence[int] = self._members  # who did in the exchange before
+        self._kept = None if context.comm_thread.recovery is None else KeptInputs()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
             for bucket in buckets
             for name, parameter in bucket.parameters.items()
         ]
+        self._hooks += [p.register_post_accumulate_grad_hook(self._sparse_ready) for p in sparse.parameters.values()]
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -81,54 +89,79 @@ class GradientSynchronizer(Synchronizer):
     def passes(self) -> int:
         return self._passes
 
+    @property
+    def _members(self) -> Sequence[int]:
+        return self._context.comm_thread.members(self._context.transport.world)
+
     # -- within backward -----------------------------------------------------------------------------------------------
 
     def _ready(self, bucket: Bucket, name: str, parameter: Tensor) -> None:
-        """A gradient is complete. Runs once per parameter, so it does as little as it can."""
-        if self.controls.muted or (torch._C._current_graph_task_id() != self._task and not self._arm()):
+        """A gradient is there, or a part of it. Runs once per parameter, so it does as little as it can."""
+        backward = self._backward
+        if self.controls.muted or (torch._C._current_graph_task_id() != backward.task and not backward.enter()):
             return
-        bucket.missing.discard(name)
-        if not bucket.missing and self._pending is not None:
-            while (sent := self._pending.sent) < len(self._buckets) and not self._buckets[sent].missing:
+        bucket.arrive(name)
+        if self._pending is None:
+            return
+        if name in bucket.early:
+            bucket.take(name, parameter)
+        if bucket.in_parts:
+            self._refuse_late_part(self._pending, bucket, name)
+        elif self._seen_pass and not bucket.missing:
+            while (sent := self._pending.sent) < len(self._buckets) and self._buckets[sent].complete:
                 self._send(self._pending, Presence.TRAINING)
 
-    def _arm(self) -> bool:
-        """At the first gradient of a backward pass, ask to be called when it is over. False in a forked child."""
-        if os.getpid() != self._pid:
-            return False
-        refuse_reentrant()
+    def _sparse_ready(self, parameter: Tensor) -> None:
+        """Rows leave when the pass is over: few are worth no message of their own."""
+        if not self.controls.muted and torch._C._current_graph_task_id() != self._backward.task:
+            self._backward.enter()
+
+    def _refuse_late_part(self, pending: PendingReduction, bucket: Bucket, name: str) -> None:
+        if any(bucket is sent for sent in self._buckets[: pending.sent]):
+            raise LoopError(
+                f'"{name}" was given another part of its gradient after the first had left to be averaged: reentrant '
+                "activation checkpointing adds up the gradient of a parameter that several segments share in parts, "
+                "and in every pass before this one it came whole. Call torch.utils.checkpoint.checkpoint(..., "
+                "use_reentrant=False), or checkpoint the same segments in every step."
+            )
+
+    def _pass_began(self) -> None:
+        self._loop.begins()
         if self._pending is not None and self._pending.sent:
             raise LoopError(
                 "the backward pass before this one did not finish, and part of its gradients is on its way already, so "
                 "the ranks are out of step. End the run and go on from the last checkpoint, as gossamer run "
                 "--max-restarts 1 does by itself."
             )
-        self._task = torch._C._current_graph_task_id()
         self._expect_all()
         self._drop_thrown_away()
         if self._sums.complete:
             self._begin(self._sums.weight + self.controls.weight)
-        torch.autograd.Variable._execution_engine.queue_callback(self._over)
-        return True
 
-    def _begin(self, weight: float) -> PendingReduction:
+    def _begin(self, weight: float, presence: Presence = Presence.TRAINING) -> PendingReduction:
         """See the loop as it is now; what must be known before the first bucket travels during backward."""
         taken = self._loop.step_context()
         if self._pending is not None:
             self._pending.taken = taken
             return self._pending
-        at = self._context.aggregation(self.step, taken.momentum)
+        at = self._context.aggregation(self.step, taken.moments)
         compressor, transport = self._context.compressor, self._context.transport
-        reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
-        self._pending = PendingReduction(reduction, self._buckets, self._context.comm_thread, taken)
+        if self._kept is not None:
+            self._kept.clear()
+        reduction = StepReduction(
+            compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner, kept=self._kept
+        )
+        comm_thread, admits = self._context.comm_thread, presence == Presence.TRAINING
+        self._pending = PendingReduction(reduction, self._buckets, self._sparse, comm_thread, taken, admits)
         self._pending.begin(self._loop.warn, self._trained, self._loop.check())
         return self._pending
 
     def _send(self, pending: PendingReduction, presence: Presence) -> None:
-        """Let the next bucket leave; the last one takes this rank's report along."""
+        """Let the next bucket leave; the last one takes this rank's report along, unless sparse gradients will."""
         bucket = self._buckets[pending.sent]
+        last = bucket is self._buckets[-1] and not self._sparse
         fresh = self._input(pending, bucket) if presence == Presence.TRAINING else NO_INPUT
-        pending.send(fresh, self._trailer(pending, presence) if bucket is self._buckets[-1] else None)
+        pending.send(fresh, self._trailer(pending, presence) if last else None)
 
     def _input(self, pending: PendingReduction, bucket: Bucket) -> BucketInput:
         new, held = bucket.new_gradients()
@@ -158,25 +191,29 @@ class GradientSynchronizer(Synchronizer):
         return StepTrailer(report=report, settings=pending.taken.settings, check=check, buffers=self._loop.buffers())
 
     def _gradients(self) -> Iterator[tuple[str, Tensor | None]]:
-        for bucket in self._buckets:
-            for name, parameter in bucket.parameters.items():
+        for part in self._parts:
+            for name, parameter in part.parameters.items():
                 yield name, parameter.grad
 
     # -- when backward is over -----------------------------------------------------------------------------------------
+
+    def _pass_ended(self) -> None:
+        self._seen_pass = True
+        self._over()
 
     def _over(self) -> None:
         if self._sums.complete:
             self.finish()
             return
         self._sums.add(self.controls.weight, self._loop.scale() or 1.0)
-        self._passes, self._task = self._passes + 1, None
+        self._passes += 1
         if self.phase is GradientPhase.WAITING:
             self.phase = GradientPhase.FINISHED
         self._expect_all()
 
     def _expect_all(self) -> None:
         for bucket in self._buckets:
-            bucket.missing = set(bucket.layout.names)
+            bucket.expect_all()
 
     def finish(self, presence: Presence = Presence.TRAINING) -> StepDecision:
         """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide.
@@ -184,11 +221,14 @@ class GradientSynchronizer(Synchronizer):
         A rank that is not training has no data and only takes part in the others' operations.
         """
         training = presence == Presence.TRAINING
-        pending = self._pending or self._begin(self._sums.weight + self.controls.weight if training else 0.0)
+        pending = self._pending or self._begin(self._sums.weight + self.controls.weight if training else 0.0, presence)
         for bucket in self._buckets[pending.sent :]:
             if not training:
                 bucket.flat.zero_()
             self._send(pending, presence)
+        if self._sparse:
+            rows = self._sparse.rows() if training else self._sparse.no_rows()
+            pending.send_rows(rows, self._trailer(pending, presence))
         asked = time.perf_counter()
         decision = pending.wait()
         if training:
@@ -197,7 +237,7 @@ class GradientSynchronizer(Synchronizer):
         return self._settle(pending, decision, waited)
 
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
-        self._pending = self._task = None
+        self._pending = None
         self.stopping = decision.stop
         refuse_apart(decision.presences)
         if decision.parted:
@@ -211,7 +251,7 @@ class GradientSynchronizer(Synchronizer):
         self._versions.note()
         self._expect_all()
         if decision.active:
-            self._trained = decision.active
+            self._trained = [self._members[rank] for rank in decision.active]
             self._unused = pending.committed and not self.in_optimizer
             self._seen = self._parameter_versions()
             self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
@@ -232,10 +272,8 @@ class GradientSynchronizer(Synchronizer):
             return
         if self._seen != self._parameter_versions():
             self.use()  # by hand, without an optimizer
-        elif all(bucket.zeroed for bucket in self._buckets) or not any(
-            parameter.grad is bucket.views[name] for bucket, name, parameter in self._all()
-        ):  # else this pass accumulates upon it
-            self._drop_unused()
+        elif all(part.zeroed for part in self._parts) or not any(part.still_shown for part in self._parts):
+            self._drop_unused()  # else this pass accumulates upon it
 
     def _drop_unused(self) -> None:
         """Take back what compressors remember of the last average, if no optimizer has used it: its remainder would be
@@ -254,23 +292,15 @@ class GradientSynchronizer(Synchronizer):
                 "`with torch.no_grad(): parameter.sub_(...)` and not through parameter.data, which nobody sees."
             )
 
-    def _all(self) -> Iterator[tuple[Bucket, str, Parameter]]:
-        for bucket in self._buckets:
-            for name, parameter in bucket.parameters.items():
-                yield bucket, name, parameter
-
     def _parameter_versions(self) -> list[int]:
-        """Of the first parameter of every bucket: counts how often it was written to."""
-        return [next(iter(bucket.parameters.values()))._version for bucket in self._buckets]
+        """Of the first parameter of every part: counts how often it was written to."""
+        return [next(iter(part.parameters.values()))._version for part in self._parts if part.parameters]
 
     # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
 
     def before_step(self, *, closure: bool) -> None:
         if self.phase is GradientPhase.WAITING and not closure:
-            if all(
-                parameter.grad is None or parameter.grad is bucket.views[name]
-                for bucket, name, parameter in self._all()
-            ):
+            if not any(part.has_new for part in self._parts):
                 self._loop.check().note_missing_pass()
             self._over()  # no gradient hook fired here: the others wait for this rank
         self.in_optimizer = True
@@ -289,13 +319,13 @@ class GradientSynchronizer(Synchronizer):
             missed += 1
             if decision.stop:
                 return missed
-        for bucket in self._buckets:
-            bucket.point(set())
+        for part in self._parts:
+            part.clear()
         self.rest()
         return missed
 
     def meet_to_save(self) -> None:
-        with kept_gradients([p for bucket in self._buckets for p in bucket.parameters.values()]):
+        with kept_gradients([p for part in self._parts for p in part.parameters.values()]):
             if self._unused:
                 for bucket in self._buckets:
                     bucket.keep_before()
@@ -322,9 +352,22 @@ class GradientSynchronizer(Synchronizer):
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.step, self._passes, self.reference = progress["step"], progress["passes"], progress["reference"]
         self._sums.resume(progress["accumulated"])
-        self._unused, self._trained = False, range(self._context.transport.world)
+        self._unused, self._trained = False, self._members
         self.rest()
         copy_state(remembered, self.remembered())
+
+    def handed_over(self) -> dict[str, Any]:
+        state = {
+            name: {key: tensor for key, tensor in kept.items() if key != SUM}
+            for name, kept in without_unsent(self.remembered()).items()
+        }
+        sums = {"made": 0, "weight": 0.0, "used": []}  # they are each worker's own, and a newcomer makes all its passes
+        progress = {**self.progress(), "passes": self._passes - self._sums.made, "accumulated": sums}
+        return {"progress": progress, "state": state, "trained": list(self._trained)}
+
+    def take_up(self, handed: Mapping[str, Any]) -> None:
+        super().take_up(handed)
+        self._trained = handed["trained"]
 
     def begin_at(self, step: int) -> None:
         self.step = self._passes = step

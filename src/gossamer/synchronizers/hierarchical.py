@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.reducer.step_report import Presence
 from gossamer.strategies import PeriodicSchedule
 from gossamer.synchronizers.base import LoopControls, NonFiniteOrigin, StepCosts, SyncContext
@@ -23,6 +24,7 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
     def __init__(
         self,
         site_buckets: Sequence[Bucket],
+        sparse: SparseGradients,
         site: SyncContext,
         schedule: PeriodicSchedule,
         fragments: Sequence[Sequence[Bucket]],
@@ -35,7 +37,7 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
         check = site.loop.check().within_site(site.transport.rank, self._first_of_site)
         loop = replace(site.loop, ended=self._site_step_ended, judged=self._site_judged, check=lambda: check)
         site = replace(site, loop=loop)
-        self._inside = GradientSynchronizer(site_buckets, site, controls=controls)
+        self._inside = GradientSynchronizer(site_buckets, sparse, site, controls=controls)
         super().__init__(schedule, fragments, task, context, start, controls)
 
     def _site_step_ended(self, skipped: bool, costs: StepCosts) -> None:

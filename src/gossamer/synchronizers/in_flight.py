@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import hypot
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.kernels import all_finite
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
 from gossamer.reducer.step_report import StepDecision
 from gossamer.runtime.comm_thread import Work
@@ -69,7 +72,9 @@ class RoundResult:
     blame: NonFiniteOrigin | None = None
     active: bool = True  # some rank goes on training
     stop: bool = False  # the run ends
+    lag: float | None = None  # what this rank has still to send over what it offered, where that was asked for
     parted: tuple[int, ...] = ()  # ranks whose parameters were found not to be the same
+    awaited: bool = False  # newcomers wait to be let in
     costs: StepCosts = field(default_factory=dict)
 
 
@@ -83,8 +88,15 @@ class OutgoingRound:
     weight: float  # of this rank's samples since the fragment's last round
     at: AggregationContext
     first_batch: int  # a hash
+    measures_lag: bool = False
 
-    def reduction(self, context: SyncContext, participants: ScriptCost, reference: float | None) -> StepReduction:
+    def reduction(
+        self,
+        context: SyncContext,
+        participants: ScriptCost,
+        reference: float | None,
+        kept: KeptInputs | None = None,
+    ) -> StepReduction:
         """Among the ranks that take part. Where offers are kept, all count alike: what was sent must mean the same in
         every round, or taking it back would leave some."""
         keeps = self.buckets[0].keeps
@@ -92,17 +104,19 @@ class OutgoingRound:
             context.compressor,
             context.transport,
             [name for outgoing in self.buckets for name in outgoing.layout.names],
-            self.at,
+            replace(self.at, rank=context.transport.rank, world=context.transport.world),
             reference,
             weight=1.0 if keeps else self.weight,
             total=float(context.transport.world) if keeps else participants.result.weight,
             keep=with_own if keeps else without_own,
             spent=[participants],
+            kept=kept,
         )
 
     def run(self, reduction: StepReduction, *, active: bool) -> RoundResult:
         """Reduce all buckets, and commit what the ranks agree on, before the next round leaves."""
         *before, last = self.buckets
+        offered = _norm([outgoing.flat for outgoing in self.buckets]) if self.measures_lag else 0.0
         for outgoing in before:
             reduction.exchange(outgoing, NO_INPUT, 1.0)
         mean = None if self.averaged_state is None else reduction.average(self.averaged_state)
@@ -113,7 +127,13 @@ class OutgoingRound:
         result = RoundResult(
             blame=blame, active=active, stop=decision.stop, parted=decision.parted, costs=reduction.costs()
         )
-        return result if blame is not None or not reduction.total else self._commit(result, reduction, decision, mean)
+        if blame is not None or not reduction.total:
+            return result
+        return replace(self._commit(result, reduction, decision, mean), lag=self._lag(offered))
+
+    def _lag(self, offered: float) -> float | None:
+        unsent = [tensor for outgoing in self.buckets for tensor in outgoing.bucket.unsent]
+        return _norm(unsent) / offered if offered and unsent else None
 
     def _commit(
         self, result: RoundResult, reduction: StepReduction, decision: StepDecision, mean: Tensor | None
@@ -153,6 +173,11 @@ class InFlightRound:
             "owns": [own for own in result.owns if own is not None],
             "offers": [outgoing.flat for outgoing in self.outgoing if outgoing.keeps],
         }
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    """Of all of them together."""
+    return hypot(*(float(torch.linalg.vector_norm(each, dtype=accumulation_dtype(each.dtype))) for each in tensors))
 
 
 def read_result(written: Mapping[str, Any]) -> RoundResult:

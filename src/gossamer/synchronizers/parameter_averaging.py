@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 
 from gossamer.checkpoint.state import MERGING_PREFIX
 from gossamer.core.layout import FlatTensors
-from gossamer.reducer.averaged_state import AveragedState, optimizer_state_keys, optimizer_state_tensors
+from gossamer.reducer.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Presence
-from gossamer.strategies import AGREED, AVERAGE, RESET, AveragingStrategy, Memory
+from gossamer.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
 from gossamer.synchronizers.base import LoopState, NamedState
 from gossamer.synchronizers.in_flight import InFlightRound, RoundResult
 from gossamer.synchronizers.round_task import RoundTask
@@ -34,10 +34,11 @@ class ParameterAveraging(RoundTask):
         loop: LoopState,
         *,
         guards_gradients: bool = True,
+        merges_own: bool = False,
     ) -> None:
         self._strategy, self._fragments, self._optimizer, self._loop = strategy, fragments, optimizer, loop
-        self.keeps_offers, self.guards_gradients = strategy.needs_own, guards_gradients
-        self._kinds = optimizer_state_keys(optimizer) if strategy.on_merge == AVERAGE else []
+        self.keeps_offers, self.guards_gradients, self.merges_own = strategy.needs_own, guards_gradients, merges_own
+        self._rounds = averaged_keys(optimizer, strategy.moments)
         self._memory: dict[Bucket, Memory] = {
             bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
         }
@@ -54,11 +55,14 @@ class ParameterAveraging(RoundTask):
         self._strategy.offer(flat, self._memory[bucket])
         return flat
 
-    def averaged_state(self, fragment: int) -> AveragedState:
-        """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters."""
+    def averaged_state(self, number: int) -> AveragedState:
+        """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters, each in
+        every so many of their rounds."""
+        turn, fragment = divmod(number, len(self._fragments))
+        kinds = [key for key, rounds in self._rounds.items() if (turn + 1) % rounds == 0]
         buffers = self._loop.averaged() if fragment == 0 else []
         parameters = [p for bucket in self._fragments[fragment] for p in bucket.parameters.values()]
-        return AveragedState([*buffers, *optimizer_state_tensors(self._optimizer, parameters, self._kinds)])
+        return AveragedState([*buffers, *optimizer_state_tensors(self._optimizer, parameters, kinds)])
 
     def apply(self, landed: InFlightRound, result: RoundResult) -> None:
         for outgoing, mean, own in zip(landed.outgoing, result.means, result.owns, strict=True):
@@ -67,7 +71,7 @@ class ParameterAveraging(RoundTask):
             self._strategy.land(flat, self._memory[bucket], mean, own)
             bucket.scatter_parameters(flat)
         if result.averaged_state is not None:
-            averaged = self.averaged_state(landed.sync_round.fragment)
+            averaged = self.averaged_state(landed.number)
             averaged.replace(result.averaged_state, self._strategy.kept_share)
         if self._strategy.on_merge == RESET:
             for outgoing in landed.outgoing:
@@ -88,6 +92,15 @@ class ParameterAveraging(RoundTask):
         return found
 
     @torch.no_grad()
+    def adopt_memory(self) -> None:
+        for bucket, memory in self._memory.items():
+            bucket.scatter_parameters(memory.get(FROM, memory[AGREED]))
+
+    @torch.no_grad()
     def restart(self) -> None:
+        """What the workers still had to send is in these parameters already where they are the mean of their own."""
         for bucket, memory in self._memory.items():
             self._strategy.restart(bucket.gather_parameters(), memory)
+            if self.merges_own:
+                for unsent in bucket.unsent:
+                    unsent.zero_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.core.layout import Layout
-from gossamer.errors import AttachError, LoopError
+from gossamer.errors import AttachError, CheckpointError, LoopError
 from gossamer.parameter_server.client.client import Client, RunTotals, StepResult
 from gossamer.parameter_server.client.partition import servers_for
 from gossamer.parameter_server.client.shard_client import ShardClient
@@ -58,6 +59,9 @@ class ServerSynchronizer(Synchronizer):
                 "without. Attach before the first step, or write EveryStep()"
             )
         self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
+        self._tell, self._world = tell, transport.world
+        self._servers_saved: dict[int, Any] = {}  # by number, of this worker's share
+        self._saved_at = -1  # the step in which they were fetched
         self._synchronous = strategy.mode != ASYNC
         self._overlapped = strategy.mode == ASYNC
         largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
@@ -157,11 +161,18 @@ class ServerSynchronizer(Synchronizer):
         return 0
 
     def meet_to_save(self) -> None:
-        raise LoopError(
-            "with parameter servers no worker holds what is to be saved. Servers of their own keep a journal and go on "
-            "from it after a crash (gossamer run --servers 1); to keep the model, save it on one rank: `with "
-            "session.merged(model): torch.save(model.state_dict(), path)`."
-        )
+        """Wait until no worker pushes, and fetch the state of every server: each worker that of its share."""
+        self._apply_pull()
+        self._tell(f"{self.step}")
+        self._servers_saved = {
+            number: run_peer_script(self._client.server_state(number), self._endpoints.me) for number in self._share
+        }
+        self._saved_at = self.step
+
+    @property
+    def _share(self) -> range:
+        """The servers whose state this worker saves."""
+        return range(self._rank, len(self._client.shard_clients), self._world)
 
     def flush(self) -> None:
         raise LoopError("servers hold these parameters in the shapes they had at attach. Attach a new session.")
@@ -182,16 +193,53 @@ class ServerSynchronizer(Synchronizer):
     def close(self) -> None:
         self._close()
 
-    # -- checkpoints: see meet_to_save ---------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def remembered(self) -> NamedState:
         return {}
 
     def progress(self) -> dict[str, Any]:
-        return {"step": self.step}
+        """With the servers' state as `meet_to_save` has fetched it in this step."""
+        found = {"step": self.step, "world": self._world, "client": self._client.state_dict()}
+        if self._saved_at == self.step:
+            found["servers"] = self._servers_saved
+        return found
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.meet_to_save()
+        """Give all servers back what they had. Every worker comes here; none pushes meanwhile."""
+        problem = self._misfit(progress)
+        self._apply_pull()
+        name = self._tell(secrets.token_hex(8))[0]
+        if not problem:
+            try:
+                for number, state in progress["servers"].items():
+                    run_peer_script(self._client.restore_server(number, state, name), self._endpoints.me)
+            except CheckpointError as error:
+                problem = str(error)
+        lost = [f"rank {who}: {text}" for who, text in enumerate(self._tell(problem)) if text]
+        if lost:
+            raise CheckpointError(f"the servers were not given back what they had: {'; '.join(lost)}")
+        self._client.load_state_dict(progress["client"])
+        run_peer_script(self._client.begin(), self._endpoints.me)
+        self._client.apply_pull()
+        self.step, self._saved_at = self._client.step, -1
+        self._tell("")  # nobody pushes before all have joined
+
+    def _misfit(self, progress: Mapping[str, Any]) -> str:
+        """Why servers cannot go on from this, or "" where they can."""
+        if progress.get("world") != self._world:
+            return (
+                f"{progress.get('world')} workers saved it, and these are {self._world}: servers know each worker's "
+                "steps. Run as many workers"
+            )
+        if "servers" not in progress:
+            return (
+                "it is without the servers' state, which session.save() writes and session.state_dict() alone does not "
+                "know. Write session.save(directory) and session.load(directory)"
+            )
+        if set(progress["servers"]) != set(self._share):
+            return f"it has the state of servers {sorted(progress['servers'])}, where {list(self._share)} are due"
+        return ""
 
 
 def _refuse_large(parameters: Mapping[str, Tensor], shard_clients: Sequence[ShardClient], part_bytes: int) -> None:

@@ -21,15 +21,20 @@ from gossamer.environment.run_settings import (
     run_tls,
 )
 from gossamer.environment.run_token import TOKEN_BYTES, run_token
+from gossamer.environment.wait_progress import NOTICE_SECONDS
+from gossamer.environment.wait_timeout import VARIABLE, duration, timeout_seconds
 from gossamer.environment.worker_registry import publish, published
-from gossamer.errors import AttachError, ConnectError, GossamerError, PeerLost
+from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
 from gossamer.parameter_server.server import host
 from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread
+from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.rpc.options import EndpointOptions
+from gossamer.transports.rpc.sockets import Tls
+from gossamer.transports.wire.authentication import Credentials
 
 DEAD_AFTER_SECONDS = 5.0
 LATE_SECONDS = 5.0  # for a server to join before a notice
-MEETING_SECONDS = 300.0  # for a server to join at all: where machines are slow to start, the launcher waits as long
 RESTART_SECONDS = 60.0  # for a lost server: a launcher starts it anew, and a large journal takes time to read
 SLACK_BYTES = 2**20  # beside tensors, a frame holds names and shapes
 
@@ -140,17 +145,6 @@ def close_now(endpoints: Closes, process: int) -> None:
 
 
 def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
-    try:  # here, since only peers need msgspec
-        from gossamer.transports.rpc.endpoint import TcpEndpoint
-        from gossamer.transports.rpc.options import EndpointOptions
-        from gossamer.transports.rpc.sockets import Tls
-        from gossamer.transports.wire.authentication import Credentials
-    except ModuleNotFoundError as missing:
-        raise AttachError(
-            f"this recipe lets peers come and go, and they cannot talk without {missing.name or 'msgspec'}, which is "
-            "not installed. Run: pip install 'gossamer[wire]'"
-        ) from missing
-
     contexts = run_tls()
 
     def opened(peer: Peer) -> PeerEndpoint:
@@ -198,12 +192,14 @@ def _serve(endpoint: PeerEndpoint) -> PeerScript:
 def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
     """Close the endpoint, with the reason, where a server never joins or is lost for good: asks would wait for ever.
 
-    addresses: of the servers. A notice names those that have not joined within LATE_SECONDS, an error those within
-    MEETING_SECONDS. patience_seconds: for a lost server to come back.
+    addresses: of the servers. A notice names those that have not joined within LATE_SECONDS, worker 0's every ten
+    seconds from then on; an error those that have not within GOSSAMER_TIMEOUT. patience_seconds: for a lost server to
+    come back.
     """
     missing, lost_until = dict(addresses), dict[Peer, float]()
     event: PeerEvent = yield Await(until=-inf)
-    notice_at, refuse_at = event.moment + LATE_SECONDS, event.moment + MEETING_SECONDS
+    began = event.moment
+    notice_at, refuse_at = began + LATE_SECONDS, began + timeout_seconds()
     while True:
         match event:
             case PeerLeft(peer=peer, moment=moment) if peer.kind == SERVER:
@@ -220,23 +216,23 @@ def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience
                     endpoint.close(_never_joined(endpoint.me, missing))
                     return
                 if missing and moment >= notice_at:
-                    notice(_not_joined_yet(endpoint.me, missing))
-                    notice_at = inf
+                    notice(_not_joined_yet(endpoint.me, missing, moment - began))
+                    notice_at = moment + NOTICE_SECONDS if endpoint.me.number == 0 else inf
         deadlines = [*lost_until.values(), *((notice_at, refuse_at) if missing else ())]
         event = yield Await(until=min(deadlines, default=None))
 
 
-def _not_joined_yet(me: Peer, missing: Mapping[Peer, Address]) -> str:
+def _not_joined_yet(me: Peer, missing: Mapping[Peer, Address], seconds: float) -> str:
     return (
-        f"{me} waits for {_where(missing)}, not heard for {LATE_SECONDS:.0f} s, and goes on waiting. Does it run, and "
-        "does no firewall stand between?"
+        f"{me} waits for {_where(missing)}, not heard for {duration(round(seconds))}, and waits for "
+        f"{duration(timeout_seconds())} at most ({VARIABLE}). Does it run, and does no firewall stand between?"
     )
 
 
 def _never_joined(me: Peer, missing: Mapping[Peer, Address]) -> ConnectError:
     return ConnectError(
-        f"for {MEETING_SECONDS:.0f} s nothing was heard of {_where(missing)}, so {me} cannot begin: parameters are "
-        "held there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let "
+        f"for {duration(timeout_seconds())} nothing was heard of {_where(missing)}, so {me} cannot begin: parameters "
+        "are held there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let "
         "GOSSAMER_SERVERS=HOST:PORT name where they listen, with no firewall between."
     )
 

@@ -23,6 +23,7 @@ class RoundTask(ABC):
 
     in_backward = False  # rounds leave and land when a backward pass is over, not after the optimizer's step
     keeps_alike = False  # parameters are alike on all ranks at every step
+    merges_own = False  # what is merged is the mean of the workers' own parameters, and not `agreed`
     keeps_offers = False  # what was sent is needed again when the mean is there
     guards_gradients = False  # gradients that are not finite are taken away before the optimizer uses them
 
@@ -38,8 +39,8 @@ class RoundTask(ABC):
         """What leaves of a bucket: (n,)."""
 
     @abstractmethod
-    def averaged_state(self, fragment: int) -> AveragedState:
-        """What is averaged along with a fragment, uncompressed."""
+    def averaged_state(self, number: int) -> AveragedState:
+        """What is averaged along in the `number`-th round, uncompressed."""
 
     def used(self, buckets: Sequence[Bucket], presence: Presence) -> Flags:
         """Which parameters of a fragment have a gradient on this rank, where the others must know."""
@@ -65,6 +66,9 @@ class RoundTask(ABC):
     def state(self) -> NamedState:
         """What it remembers: {parameter name: {key in checkpoints: tensor}}, as views."""
         return {}
+
+    def adopt_memory(self) -> None:  # noqa: B027 - most remember nothing
+        """What is remembered is another worker's: go on with parameters that fit it."""
 
     def restart(self) -> None:  # noqa: B027 - most remember nothing
         """The parameters were overwritten by what all workers agree on."""

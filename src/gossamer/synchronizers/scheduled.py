@@ -6,22 +6,26 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gossamer import events
 from gossamer.core import rng
-from gossamer.errors import PeerLost
+from gossamer.core.ops import AllReduceMean, Coalesced, Script
+from gossamer.errors import GossamerError, PeerLost
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.participation import Participants, ParticipationPoll
-from gossamer.reducer.reduction import StepTrailer
+from gossamer.reducer.reduction import StepTrailer, sum_costs
 from gossamer.reducer.step_report import NOBODY, Presence, StepReport
 from gossamer.runtime.comm_thread import use_on_current_stream
-from gossamer.runtime.runner import ScriptCost
+from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.strategies import PeriodicSchedule, SyncRound
-from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer
+from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
 from gossamer.synchronizers.in_flight import (
     Fragment,
     InFlightRound,
@@ -32,6 +36,8 @@ from gossamer.synchronizers.in_flight import (
 )
 from gossamer.synchronizers.local_steps import LocalSteps
 from gossamer.synchronizers.round_task import NO_FLAGS, RoundTask
+
+LAG_STEPS = 16  # after as many it is looked at again
 
 
 class ScheduledSynchronizer(Synchronizer):
@@ -56,6 +62,10 @@ class ScheduledSynchronizer(Synchronizer):
         self._fragments = [Fragment(buckets) for buckets in fragments]
         self._context, self._loop = context, context.loop
         self._in_flight: deque[InFlightRound] = deque()
+        self._awaited = False  # newcomers are to be let in before the next step is counted
+        self._admitted = 0  # the first round that left after some were
+        self._kept = None if context.comm_thread.recovery is None else KeptInputs()
+        self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
         # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=schedule.delay > 0)
         rank = context.transport.rank
@@ -69,14 +79,48 @@ class ScheduledSynchronizer(Synchronizer):
 
     @property
     def agreed(self) -> Mapping[str, Tensor] | None:
-        return self._task.agreed
+        return self._merged or self._task.agreed
+
+    def merge(self) -> Mapping[str, Tensor] | None:
+        if self._task.merges_own and self._merged is None:
+            self._merge(Presence.SAVING)
+        return self.agreed
+
+    @torch.no_grad()
+    def _merge(self, presence: Presence) -> None:
+        """Take the mean of the parameters as all ranks have them after this step. Raises LoopError where some go on."""
+        self._meet(presence)
+
+        def averaged() -> ScriptCost:
+            flats = [bucket.gather_parameters(torch.empty_like(bucket.flat)) for bucket in self.buckets]
+            return run_script(_means(flats), self._context.transport)
+
+        with self._local.waiting():
+            performed = self._context.comm_thread.exchange(averaged).wait()
+        self._local.add(False, sum_costs([performed]))
+        means: Sequence[Tensor] = performed.result
+        use_on_current_stream(means)
+        self._merged = {
+            slot.name: slot.view(mean)
+            for bucket, mean in zip(self.buckets, means, strict=True)
+            for slot in bucket.layout
+        }
 
     # -- local steps ---------------------------------------------------------------------------------------------------
 
+    def _admit(self, *, admits: bool = True) -> None:
+        """Let newcomers in where a step is over for the loop, too, which may count it or step a scheduler after the
+        optimizer's own. All ranks come here after the same round; newcomers, whose first exchange it is, at once."""
+        if self._awaited:
+            self._awaited, self._admitted = False, self._number
+            go_on = partial(self._context.transport.all_gather_text, "go on")
+            self._context.comm_thread.exchange(go_on, admits=admits).wait()
+
     def _count(self) -> None:
+        self._admit()
         if self._task.in_backward:
             self._task.check_pass(counted=self._local.counted)
-        self.step += 1
+        self.step, self._merged = self.step + 1, None
         weight = self._local.take_weight()
         for fragment in self._fragments:
             fragment.weight += weight
@@ -125,16 +169,23 @@ class ScheduledSynchronizer(Synchronizer):
         keeps = self._task.keeps_offers
         outgoing = OutgoingRound(
             buckets=[OutgoingBucket(bucket, self._task.offer(bucket, presence), keeps) for bucket in fragment.buckets],
-            averaged_state=self._task.averaged_state(sync_round.fragment).numbers(),
+            averaged_state=self._task.averaged_state(self._number).numbers(),
             trailer=self._trailer(fragment, weight, presence),
             weight=weight,
             at=self._context.aggregation(self._number // len(self._fragments)),
             first_batch=self._loop.batch(),
+            measures_lag=not self._task.keeps_alike and self._looks_at_lag,
         )
         poll = self._poll.ask(weight, self.step, presence) if participants is None else lambda: participants
         work = self._context.comm_thread.submit(partial(self._reduce, outgoing, poll))
         self._in_flight.append(InFlightRound(self._number, sync_round, outgoing.buckets, work))
         self._number += 1
+
+    @property
+    def _looks_at_lag(self) -> bool:
+        """At most once in so many steps: it takes two passes over the parameters."""
+        rounds = LAG_STEPS * len(self._fragments) // self._schedule.period
+        return (self._number + 1) % max(1, rounds) == 0
 
     def _trailer(self, fragment: Fragment, weight: float, presence: Presence) -> StepTrailer:
         settings, check = self._loop.settings(), self._loop.check()
@@ -154,11 +205,21 @@ class ScheduledSynchronizer(Synchronizer):
     def _reduce(self, outgoing: OutgoingRound, poll: Callable[[], ScriptCost]) -> RoundResult:
         """On the communication thread: participate, reduce, commit."""
         participants = poll()
-        reduction = outgoing.reduction(self._context, participants, self.reference)
-        if self.reference is None:
+        if self._kept is not None:
+            self._kept.clear()
+        exchange = partial(self._exchange, outgoing, participants, self.reference)
+        return self._context.comm_thread.transaction().run(exchange, last=True)
+
+    def _exchange(self, outgoing: OutgoingRound, polled: ScriptCost, reference: float | None) -> RoundResult:
+        """Reduce and commit, among those of the participants who are still here."""
+        context = self._context
+        members = context.comm_thread.members(context.transport.world)
+        participants: Participants = polled.result.among(members)
+        reduction = outgoing.reduction(context, replace(polled, result=participants), reference, self._kept)
+        if reference is None:
             reduction.open(outgoing.first_batch, self._loop.warn)
             self.reference = reduction.reference
-        return outgoing.run(reduction, active=participants.result.active)
+        return replace(outgoing.run(reduction, active=participants.active), awaited=participants.awaited)
 
     # -- landing -------------------------------------------------------------------------------------------------------
 
@@ -166,7 +227,7 @@ class ScheduledSynchronizer(Synchronizer):
         """Apply or revert what is due after so many steps; how many rounds that were."""
         landed = 0
         while self._in_flight and self._in_flight[0].sync_round.landing <= passes:
-            self._land(self._in_flight.popleft())
+            self._land(self._in_flight[0])
             landed += 1
         return landed
 
@@ -174,11 +235,15 @@ class ScheduledSynchronizer(Synchronizer):
     def _land(self, landed: InFlightRound) -> None:
         with self._local.waiting():
             result = landed.work.wait()
+            self._in_flight.popleft()  # not before: newcomers are told which rounds are still to be made
             use_on_current_stream((*result.means, *result.owns, result.averaged_state))
         self.stopping = self.stopping or result.stop
+        self._awaited = self._awaited or (result.awaited and landed.number >= self._admitted)
         if result.parted:
             self._context.compare_parameters(result.parted, self.step)
         self._local.add(not result.committed, result.costs)
+        if result.lag is not None:
+            events.emit(events.Logged(step=self.step, values={"lag": result.lag}))
         if result.committed:
             self._task.apply(landed, result)
         else:
@@ -195,6 +260,7 @@ class ScheduledSynchronizer(Synchronizer):
         self._boundary()
         missed = 0
         while not self._stops_before((due := self._next).launch):
+            self._admit(admits=False)  # newcomers have an epoch's data before them, and this rank has none
             weight = self._fragments[due.fragment].weight
             polled = self._poll.hear(weight, self.step, Presence.OUT_OF_DATA)
             participants: Participants = polled.result
@@ -224,10 +290,16 @@ class ScheduledSynchronizer(Synchronizer):
             with suppress(PeerLost):  # a rank that has left without a word
                 participants: Participants = self._poll.hear(0.0, self.step, Presence.ENDING).result
                 self._loop.check().agree_on_steps(dict(enumerate(participants.passes)))
+        elif self._task.merges_own:
+            with suppress(GossamerError):
+                self._merge(Presence.ENDING)
 
     def meet_to_save(self) -> None:
+        self._meet(Presence.SAVING)
+
+    def _meet(self, presence: Presence) -> None:
         self._boundary()
-        self._poll.hear(0.0, self.step, Presence.SAVING)
+        self._poll.hear(0.0, self.step, presence)
 
     def flush(self) -> None:
         if self._task.in_backward:
@@ -240,6 +312,7 @@ class ScheduledSynchronizer(Synchronizer):
             each.work.wait()  # it writes what the compressor remembers
 
     def restart(self) -> None:
+        self._merged = None
         self._task.restart()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -266,6 +339,7 @@ class ScheduledSynchronizer(Synchronizer):
         for fragment, weight in zip(self._fragments, progress["weights"], strict=True):
             fragment.weight = weight
         self._local.rest()
+        self._merged = None
         self._in_flight = deque(map(self._read, progress["flights"]))
         copy_state(remembered, self.remembered())
 
@@ -273,6 +347,16 @@ class ScheduledSynchronizer(Synchronizer):
         self.step = max(step, self._start)
         while self._next.launch <= self.step:
             self._number += 1
+
+    def handed_over(self) -> dict[str, Any]:
+        """With rounds that were made and have not landed: they land at a newcomer as they do here."""
+        blank = {"weights": [0.0] * len(self._fragments)}  # of samples that are in nothing yet
+        return {"progress": {**self.progress(), **blank}, "state": without_unsent(self.remembered())}
+
+    def take_up(self, handed: Mapping[str, Any]) -> None:
+        super().take_up(handed)
+        self._task.adopt_memory()
+        self._awaited = True  # as those who let it in
 
     def _read(self, written: Mapping[str, Any]) -> InFlightRound:
         number, keeps = written["number"], self._task.keeps_offers
@@ -293,3 +377,7 @@ class ScheduledSynchronizer(Synchronizer):
     def close(self) -> None:
         self._local.close()
         self._poll.close()
+
+
+def _means(flats: Sequence[Tensor]) -> Script:
+    return (yield Coalesced(tuple(AllReduceMean(flat, out=flat) for flat in flats)))

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from gossamer.compressors import Compressor, Dense
 from gossamer.core.aggregation import AggregationContext
 from gossamer.recipes.recipe import Recipe
-from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.bucket import Bucket, layout_text
 from gossamer.reducer.bucketing import assign_buckets, assign_fragments
+from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import AveragingStage, GossipStage, GradientStage, ServerStage, Stage
@@ -57,15 +58,35 @@ class StageSequence:
     def __post_init__(self) -> None:
         self.now = self.recipe.strategy.stages[0]
 
+    @property
+    def _alone(self) -> bool:
+        """Whether no other worker is here, nor will come."""
+        return self.transport.world == 1 and self.comm_thread.recovery is None
+
     def at(self, transport: Transport) -> AggregationContext:
         return AggregationContext(seed=self.seed, rank=transport.rank, world=transport.world)
 
     def fragments(self, parameters: Parameters) -> Fragments:
-        return bucket_fragments(self.now, parameters, self.recipe.compressor, self.at(self.transport))
+        """Of all parameters where these are averaged, and sparse gradients stay here; else of those with dense ones."""
+        dense = parameters if self.now.local_parameters else self._dense(parameters)
+        return bucket_fragments(self.now, dense, self.recipe.compressor, self.at(self.transport))
+
+    def layout_text(self, parameters: Parameters, fragments: Fragments) -> str:
+        """A fingerprint of what travels, the same on every rank."""
+        buckets = (bucket for buckets in fragments for bucket in buckets)
+        return layout_text(buckets) + self._sparse(parameters).fingerprint()
+
+    def _sparse(self, parameters: Parameters) -> SparseGradients:
+        names = self.loop.sparse()
+        return SparseGradients({name: parameter for name, parameter in parameters.items() if name in names})
+
+    def _dense(self, parameters: Parameters) -> Parameters:
+        names = self.loop.sparse()
+        return {name: parameter for name, parameter in parameters.items() if name not in names}
 
     def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         """Go on with parameters as they are, alike on every rank; alone with plain training, bit for bit."""
-        if self.transport.world == 1:
+        if self._alone:
             return SoloSynchronizer(self.loop.ended)
         exchange = self.make(parameters, fragments)
         later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
@@ -77,7 +98,7 @@ class StageSequence:
         (buckets, *_), context = fragments, self._context(self.transport)
         match self.now:
             case GradientStage(delay=0, accumulate=accumulate):
-                return GradientSynchronizer(buckets, context, accumulate)
+                return GradientSynchronizer(buckets, self._sparse(parameters), context, accumulate)
             case GradientStage() as stage:
                 return ScheduledSynchronizer(stage.schedule, [buckets], DelayedGradients(buckets, self.loop), context)
             case AveragingStage() as stage:
@@ -102,19 +123,23 @@ class StageSequence:
     ) -> Synchronizer:
         """Gradients within a site travel dense: bytes are cheap there."""
         guards = stage.per_site is None
-        task = ParameterAveraging(stage.strategy, fragments, self.optimizer, self.loop, guards_gradients=guards)
+        merges_own = stage.strategy.merges_own(self.recipe.compressor)
+        task = ParameterAveraging(
+            stage.strategy, fragments, self.optimizer, self.loop, guards_gradients=guards, merges_own=merges_own
+        )
         if stage.per_site is None:
             return ScheduledSynchronizer(stage.schedule, fragments, task, context, stage.start)
         transport = self.transport.part(stage.site_size(self.transport.world))
         site = replace(self._context(transport), compressor=Dense())
-        inside = [Bucket(part, Dense(), self.at(transport)) for part in assign_buckets(parameters)]
-        return HierarchicalLocalSGD(inside, site, stage.schedule, fragments, task, context, stage.start)
+        inside = [Bucket(part, Dense(), self.at(transport)) for part in assign_buckets(self._dense(parameters))]
+        sparse = self._sparse(parameters)
+        return HierarchicalLocalSGD(inside, sparse, site, stage.schedule, fragments, task, context, stage.start)
 
     def _context(self, transport: Transport) -> SyncContext:
         return SyncContext(transport, self.comm_thread, self.loop, self.recipe.compressor, self.seed)
 
     def _tell(self, text: str) -> list[str]:
-        return self.comm_thread.submit(partial(self.transport.all_gather_text, text)).wait()
+        return self.comm_thread.exchange(partial(self.transport.all_gather_text, text)).wait()
 
     def enter(self, passes: int, parameters: Parameters, before: Synchronizer) -> Synchronizer:
         """Be in the stage that goes on after so many backward passes."""
@@ -134,7 +159,7 @@ class StageSequence:
         return self._after(passes) != self.now
 
     def _after(self, passes: int) -> Stage:
-        if self.transport.world == 1:
+        if self._alone:
             return self.now  # plain training has one stage
         *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
         return stage

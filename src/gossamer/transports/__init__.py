@@ -1,7 +1,9 @@
 """Transports: answer collective operations of a group, or carry messages between single peers.
 
 process_group  over torch.distributed: Gloo on processors, NCCL on GPUs
+monitored_barrier  waits until all ranks have come to attach, and names those that have not
 mesh/          over TCP connections and shared memory of its own, with compiled loops, beside a process group
+elastic/       meshes whose members come and go, one for each view
 simulated      inside one process, a thread per worker; no sockets
 throttled      over another transport, as slowly as a given network would answer
 replay         answers at once what this rank sends, and times the computing between

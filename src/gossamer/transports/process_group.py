@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,12 +22,17 @@ from gossamer.core.ops import (
     NeighborAllGather,
     Payload,
 )
+from gossamer.environment.rendezvous import gone
+from gossamer.environment.wait_progress import WaitProgress
+from gossamer.environment.wait_timeout import engine_timeout, timeout_seconds
 from gossamer.errors import PeerLost
 from gossamer.kernels import half_decode, scratch_like
+from gossamer.transports.monitored_barrier import ArrivalRoll, monitored_barrier
 from gossamer.transports.packing import into, join, split
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_barriers = count()  # of this process; all ranks come to the same ones
 SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes is mostly hops
 
 
@@ -41,14 +47,22 @@ class ProcessGroupTransport:
         rank, world = dist.get_rank(), dist.get_world_size()
         self.rank, self.world, self._first = rank, world, 0
         self._group: Any = dist.group.WORLD
+        self._await_all()
         self.all_gather_text("here")  # a rank that failed before is missed here at once; new_group would wait for it
         self._first, self.world = rank - rank % (size or world), size or world
         blocks = [range(first, first + self.world) for first in range(0, world, self.world)]
-        groups = [dist.new_group(list(block)) for block in blocks]  # every rank takes part in making all of them
+        # Every rank takes part in making all of them
+        groups = [dist.new_group(list(block), timeout=engine_timeout()) for block in blocks]
         self.rank, self._group = rank - self._first, groups[self._first // self.world]
 
         self._parts: list[ProcessGroupTransport] = []
         self.links = ""
+
+    def _await_all(self) -> None:
+        with self._translated():
+            store = dist.distributed_c10d._get_default_store()
+            roll = ArrivalRoll(store, f"attach {next(_barriers)}", self.rank, self.world)
+            monitored_barrier(roll, WaitProgress(self.rank, "gossamer.attach()", timeout_seconds()), gone)
 
     def part(self, size: int) -> ProcessGroupTransport:
         self._parts.append(ProcessGroupTransport(size))

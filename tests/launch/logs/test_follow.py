@@ -62,6 +62,22 @@ def test_of_a_rewritten_line_the_last_version_counts(path: Path) -> None:
     assert list(reader.lines()) == ["100%", "next"]
 
 
+def test_the_latest_version_of_an_unfinished_line_is_to_be_had(path: Path) -> None:
+    reader, heard = LineReader(path), []
+    for data in (b"no bar", b" yet\n", b"\r 10%", b"\r 20", b"%", b"\r 30%\r", b"\r 30%\nplain", b" text"):
+        append(path, data)
+        heard += [*reader.lines(), reader.rewritten]
+    assert heard == [None, "no bar yet", None, " 10%", " 20", " 20%", " 30%", " 30%", None, None]
+
+
+def test_a_line_that_ends_in_a_carriage_return_and_a_line_feed_is_not_rewritten(path: Path) -> None:
+    reader = LineReader(path)
+    append(path, b"half of an end\r")
+    assert (list(reader.lines()), reader.rewritten) == ([], None)
+    append(path, b"\nnext")
+    assert (list(reader.lines()), reader.rewritten) == (["half of an end"], None)
+
+
 def test_what_a_rewritten_line_leaves_in_memory_is_bounded(path: Path) -> None:
     reader = LineReader(path)
     for _ in range(100):
@@ -92,6 +108,19 @@ def test_every_rank_has_a_log_with_a_header_and_timed_lines(tmp_path: Path, job:
     assert command == "# command train.py --rate '0.1 x'"
     assert [line.split(" ", 1)[1] for line in lines] == ["hello", "last words", "ValueError: x", "second line"]
     assert "pid unknown" in log_path(job.logs, 0).read_text()
+
+
+def test_a_bar_is_shown_while_it_moves_and_logged_once_it_is_complete(tmp_path: Path, job: Job) -> None:
+    files, shown = RunFiles(tmp_path), []
+    follower = Follower(job, files, lambda rank, line: shown.append(line))
+    follower.begin(0)
+    for data in (b"\r 10%", b"", b"\r 20%", b"\r100%\n", b"\x1b[31mred\x1b[0m\n"):
+        append(files.output(0, 0), data)
+        follower.look()
+    follower.close()
+    assert shown == [" 10%\r", " 20%\r", "100%", "\x1b[31mred\x1b[0m"]
+    lines = log_path(job.logs, 0).read_text().splitlines()[2:]
+    assert [line.split(" ", 1)[1] for line in lines] == ["100%", "\x1b[31mred\x1b[0m"]
 
 
 def test_a_restart_loses_no_line_and_begins_with_a_header(tmp_path: Path, job: Job) -> None:

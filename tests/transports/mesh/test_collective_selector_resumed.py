@@ -21,7 +21,7 @@ def test_a_run_that_is_resumed_picks_as_the_one_that_it_continues():
     before = picker(4_000_000, 4, everyone)
     with Group(4) as group:
         first, second = group.transports[:2]
-        first._pick = picker
+        first._operations.pick = picker
         first.links = sites.text
         assert Links.of(first.links) == sites
         assert picker(4_000_000, 4, everyone) == CollectiveSelector("ring", sites)(4_000_000, 4, everyone) != before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from gossamer.transports.mesh import connect as connecting
 from gossamer.transports.mesh import transport
 from gossamer.transports.mesh.collective_selector import check_wish
 from gossamer.transports.mesh.connect import connect
+from gossamer.transports.mesh.greeting import CallerHello, greeting_key
 from gossamer.transports.mesh.transport import MeshTransport, mesh_transport
 from gossamer.transports.simulated import SimulatedGroup
 
@@ -48,27 +50,48 @@ def test_strangers_are_hung_up_on():
 TOKEN = bytes(range(32))
 
 
-def test_who_knows_the_secrets_and_no_token_is_hung_up_on():
-    """It has read what the ranks tell each other, and calls rank 0 as rank 1 would."""
-    answers = []
+def called_as_rank_1(host, port, key):
+    """What rank 0 answers to a call by whoever holds this key."""
+    with socket.create_connection((host, port), 5) as stranger:
+        challenge = stranger.recv(32, socket.MSG_WAITALL)
+        stranger.sendall(CallerHello.to(0, caller=1, meeting=0, key=key, challenge=challenge).data)
+        return stranger.recv(32, socket.MSG_WAITALL)
+
+
+def strangers_answers(token):
+    """Whoever has read what the ranks tell each other calls rank 0 as rank 1 would, with this token."""
+    tickets = []
 
     def meddled(engine, text):
         heard = engine.all_gather_text(text)
-        if engine.rank == 1 and heard[0]:
-            host, port, secret, _ = heard[0].split()
-            for key in (bytes.fromhex(secret), connecting._key(b"", bytes.fromhex(secret))):
-                stranger = socket.create_connection((host, int(port)), 5)
-                stranger.sendall(connecting.HELLO.pack(1, 0, connecting._proof(key, b"caller", 1, 0)))
-                answers.append(stranger)
+        if heard[0]:
+            told = [each.split() for each in heard]
+            key = greeting_key(token, b"".join(bytes.fromhex(secret) for _, _, secret, _ in told))
+            if engine.rank == 1:
+                tickets.append(pool.submit(called_as_rank_1, told[0][0], int(told[0][1]), key))
+        elif engine.rank == 1 and len(tickets) == 1:  # before it greets rank 0 itself
+            tickets[0].exception(10)
         return heard
 
-    ends = both(lambda engine: connect(engine.rank, 2, "127.0.0.1", lambda text: meddled(engine, text), TOKEN))
-    assert [each.recv(1) for each in answers] == [b"", b""]
+    with ThreadPoolExecutor(1) as pool:
+        ends = both(lambda engine: connect(engine.rank, 2, "127.0.0.1", lambda text: meddled(engine, text), TOKEN))
+        return tickets[0].result(10), ends
+
+
+def test_who_knows_the_secrets_and_no_token_is_hung_up_on():
+    answer, ends = strangers_answers(b"")
+    assert answer == b""
     ends[0][1].setblocking(True)
     ends[1][0].sendall(b"rank 1")
     assert ends[0][1].recv(6) == b"rank 1"
-    for each in (*answers, ends[0][1], ends[1][0]):
-        each.close()
+    ends[0][1].close()
+    ends[1][0].close()
+
+
+def test_who_holds_the_token_is_no_stranger():
+    """The twin of the test above: it takes rank 1's place, which then is not connected."""
+    answer, _ = strangers_answers(TOKEN)
+    assert len(answer) == 32
 
 
 def test_ranks_that_hold_different_tokens_are_told_at_once():
@@ -139,3 +162,24 @@ def test_workers_meet_at_addresses_of_ipv6_too():
     assert [end[1 - rank].family for rank, end in enumerate(found)] == [socket.AF_INET6] * 2
     for rank, end in enumerate(found):
         end[1 - rank].close()
+
+
+def test_a_rank_that_is_slow_costs_the_others_nothing_of_their_time(monkeypatch):
+    """Two minutes pass while all hear of each other; and one connection is tried for seconds."""
+    mine, tried = threading.local(), []
+    dial = socket.create_connection
+
+    def gather(engine, text):
+        mine.now = getattr(mine, "now", 0.0) + 120.0
+        return engine.all_gather_text(text)
+
+    def noted(place, seconds):
+        tried.append(seconds)
+        return dial(place, seconds)
+
+    monkeypatch.setattr(connecting.time, "monotonic", lambda: getattr(mine, "now", 0.0))
+    monkeypatch.setattr(connecting.socket, "create_connection", noted)
+    found = both(lambda engine: connect(engine.rank, 2, "127.0.0.1", lambda text: gather(engine, text)))
+    for rank, end in enumerate(found):
+        end[1 - rank].close()
+    assert tried == [connecting.DIAL_SECONDS]

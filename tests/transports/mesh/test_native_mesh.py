@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.mesh_group import MESSAGE, Group, payload, same, whole_numbers
+from support.mesh_group import MESSAGE, Group, SealedGroup, payload, same, whole_numbers
 
 from gossamer.collectives import (
     DirectAllReduce,
@@ -32,12 +32,14 @@ COLLECTIVES = [
     HierarchicalAllReduce(per_node=2),
     HierarchicalAllReduce(per_node=3),
 ]
+either = pytest.mark.parametrize("kind", [Group, SealedGroup])
 
 
+@either
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 8])
-def test_every_table_gives_the_mean_to_the_bit_and_the_same_bytes_to_all(world, collective):
-    with Group(world, collective) as group:
+def test_every_table_gives_the_mean_to_the_bit_and_the_same_bytes_to_all(world, collective, kind):
+    with kind(world, collective) as group:
         for numel in (0, 1, world - 1, world + 1, 1000, 3 * MESSAGE // 4 + 5):
             given = whole_numbers(world, numel)
             heard = group.answers([AllReduceMean(each) for each in given])
@@ -46,8 +48,9 @@ def test_every_table_gives_the_mean_to_the_bit_and_the_same_bytes_to_all(world, 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("collective", [RingAllReduce(), DirectAllReduce()], ids=repr)
-def test_other_formats_are_rounded_once(collective, dtype):
-    with Group(3, collective) as group:
+@either
+def test_other_formats_are_rounded_once(collective, dtype, kind):
+    with kind(3, collective) as group:
         given = [torch.randn(300_001, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(3)]
         expected = answer_all([AllReduceMean(each) for each in given])
         heard = group.answers([AllReduceMean(each) for each in given])
@@ -74,10 +77,11 @@ def test_a_direct_mean_is_summed_by_rank_as_the_simulation_sums_it():
     assert all(torch.equal(each, answer_all([AllReduceMean(one) for one in given])[0]) for each in heard)
 
 
-def test_a_mean_may_be_written_where_it_came_from():
+@either
+def test_a_mean_may_be_written_where_it_came_from(kind):
     given = whole_numbers(2, 1000)
     expected = sum(given) / 2
-    with Group(2, RingAllReduce()) as group:
+    with kind(2, RingAllReduce()) as group:
         group.answers([AllReduceMean(each, each) for each in given])
     assert all(torch.equal(each, expected) for each in given)
 
@@ -97,24 +101,26 @@ def mixes(world):
     return [NeighborAllGather(payload(rank), edges[rank]) for rank in range(world)]
 
 
+@either
 @pytest.mark.parametrize("world", [2, 4])
-def test_gathers_exchanges_and_mixes_answer_as_the_simulation_does(world):
+def test_gathers_exchanges_and_mixes_answer_as_the_simulation_does(world, kind):
     ops = {
         "gather": [AllGather(payload(rank)) for rank in range(world)],
         "empty": [AllGather((torch.empty(0),)) for rank in range(world)],
         "exchange": [AllToAll(tuple(payload(rank, peer) for peer in range(world))) for rank in range(world)],
         "mix": mixes(world),
     }
-    with Group(world) as group:
+    with kind(world) as group:
         for said in ops.values():
             for heard, expected in zip(group.answers(said), answer_all(said), strict=True):
                 assert same(heard, expected)
 
 
-def test_words_at_once_and_words_begun_before_others_ended():
+@either
+def test_words_at_once_and_words_begun_before_others_ended(kind):
     world = 3
     given = whole_numbers(world, 100_000)
-    with Group(world, RingAllReduce()) as group:
+    with kind(world, RingAllReduce()) as group:
 
         def talk(rank):
             transport = group.transports[rank]
@@ -130,9 +136,10 @@ def test_words_at_once_and_words_begun_before_others_ended():
             assert torch.equal(second, mean + 3)
 
 
-def test_one_rank_may_be_far_ahead():
+@either
+def test_one_rank_may_be_far_ahead(kind):
     """It says many ops before another says its first; what comes early waits in the sockets."""
-    with Group(2) as group:
+    with kind(2) as group:
         gate = threading.Event()
 
         def talk(rank):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.mesh_group import MESSAGE, Group, SharedGroup, both, payload, same, whole_numbers
+from support.mesh_group import MESSAGE, Group, SealedSharedGroup, SharedGroup, both, payload, same, whole_numbers
 
 from gossamer.collectives import DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, RingAllReduce, TreeAllReduce
 from gossamer.core.op_semantics import answer_all
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
     library() is None or sys.platform != "linux", reason="the compiled loops are not there, or no such memory"
 )
 
-HEADER = 16  # bytes
+HEADER, TAG = 16, 16  # bytes
 PAIR = 2_000_000  # numbers whose mean is 16 messages each way between two ranks
 
 
@@ -54,7 +54,7 @@ def mapped():
 def test_means_have_the_bits_that_they_have_over_sockets(world, collective):
     given = [torch.randn(1_000_001, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
     heard = []
-    for kind, shared in ((Group, False), (SharedGroup, True)):
+    for kind, shared in ((Group, False), (SharedGroup, True), (SealedSharedGroup, True)):
         with kind(world, collective) as group:
             heard += group.answers([AllReduceMean(each) for each in given])
             assert pairs(group) == [[peer for peer in range(world) if shared and peer != rank] for rank in range(world)]
@@ -86,13 +86,14 @@ def together(meshes, op, passes=100):
     return found
 
 
-def test_only_headers_go_through_the_socket(monkeypatch):
+@pytest.mark.parametrize(("kind", "header"), [(SharedGroup, HEADER), (SealedSharedGroup, HEADER + TAG)])
+def test_only_headers_go_through_the_socket(monkeypatch, kind, header):
     monkeypatch.setattr(loops, "TURN_MILLISECONDS", 0)
-    with SharedGroup(3) as group:
+    with kind(3) as group:
         for transport in group.transports[:2]:
             transport.begin(AllReduceMean(torch.zeros(PAIR * 3 // 2)))
         assert together(group.meshes[:2], 0) == [loops.NOT_YET] * 2  # rank 2 is late
-        assert group.meshes[0]._waits_for(0)[0][1] == 2 * 16 * HEADER
+        assert group.meshes[0]._waits_for(0)[0][1] == 2 * 16 * header
 
 
 def by_socket(mesh):

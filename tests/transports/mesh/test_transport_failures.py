@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from support.mesh_group import Group, SharedGroup
+from support.mesh_group import Group, SealedGroup, SealedSharedGroup, SharedGroup
 
 from gossamer.collectives import RingAllReduce
 from gossamer.core.ops import AllGather, AllReduceMean, NeighborAllGather
@@ -18,7 +18,7 @@ from gossamer.kernels.library import library
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled loops are not there"),
-    pytest.mark.parametrize("kind", [Group, SharedGroup]),
+    pytest.mark.parametrize("kind", [Group, SharedGroup, SealedGroup, SealedSharedGroup]),
 ]
 
 

@@ -147,7 +147,7 @@ def test_another_recipe_is_refused_at_both_ends_with_both_values(opened: Open, n
     start = time.monotonic()
     with pytest.raises(MismatchError, match=r"(?s)'OneBit\(\)' here, 'Dense\(\)' at server 0"):
         worker.answer(push(0, torch.ones(1), within_seconds=None))
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
     wait_until(lambda: bool(notices))
     assert "'Dense()' here, 'OneBit()' at worker 1" in notices[0]
 

@@ -3,8 +3,11 @@
 quantize, levels, onebit, ternary, twobit     codes of 8, a few, 1, less than 2, and 2 bits
 float4, sign_magnitude                        a sign and a power of two; a sign and one of two magnitudes
 half                                          16-bit numbers, summed in 32 bits
+hadamard                                      a rotation made of sums and differences
 select, index_coding                          which entries travel, and their places in few bits
 bits, segments                                packing of small codes; blocks that respect tensors
 counter_rng                                   random numbers by key and place
-residual, finite, gram_schmidt                what was not sent; finiteness; orthonormal columns
+dct                                           cosines, by products of small matrices
+low_rank, gram_schmidt                        matrices as two thin factors; orthonormal columns
+residual, finite                              what was not sent; finiteness
 """

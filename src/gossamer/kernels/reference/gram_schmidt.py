@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 
-def orthonormal(factors: Sequence[Tensor]) -> list[Tensor]:
+def orthonormal_columns(factors: Sequence[Tensor]) -> list[Tensor]:
     """For each (rows, rank) matrix, orthonormal columns that span its columns; a column that adds nothing to those
     before it becomes a unit vector.
 

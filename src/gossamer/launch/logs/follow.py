@@ -16,33 +16,42 @@ from gossamer.launch.logs.run_files import RunFiles, read_json
 
 BLOCK_BYTES = 1 << 20
 
-Show = Callable[[int, str], None]
+Show = Callable[[int, str], None]  # rank and line; one that ends in a carriage return will be written anew
 
 
 class LineReader:
     """Reader of the complete lines appended to a file since the last call; the file need not exist yet.
 
     Splitting is done on bytes, so a character whose bytes arrive in two reads stays whole. Of a line that is
-    rewritten with carriage returns, as progress bars do, the last version counts.
+    rewritten with carriage returns, as progress bars do, the last version counts. Until it is complete its latest
+    version is to be had, too: `rewritten`.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
         self._partial = b""
+        self._is_rewritten = False  # whether carriage returns stood in the unfinished line
 
     def lines(self) -> Iterator[str]:
         for block in self._blocks():
-            *whole, self._partial = (self._partial + block).split(b"\n")
-            self._partial = _last_version(self._partial)
+            *whole, partial = (self._partial + block).split(b"\n")
+            self._partial = _last_version(partial)
+            self._is_rewritten = len(self._partial) < len(partial) or (self._is_rewritten and not whole)
             yield from map(_text, whole)
+
+    @property
+    def rewritten(self) -> str | None:
+        """The latest version of a line that is not complete and was rewritten, if there is one; cut within a letter, it
+        is shown with the mark of what is no text."""
+        return _text(self._partial) if self._is_rewritten else None
 
     def rest(self) -> Iterator[str]:
         """The last lines, and what follows the last line's end."""
         yield from self.lines()
         if self._partial:
             yield _text(self._partial)
-            self._partial = b""
+            self._partial, self._is_rewritten = b"", False
 
     def _blocks(self) -> Iterator[bytes]:
         if not self._path.exists():
@@ -105,9 +114,16 @@ class OutputReader:
     def rest(self) -> Iterator[str]:
         return chain.from_iterable(reader.rest() for reader in self._readers)
 
+    @property
+    def rewritten(self) -> str | None:
+        return next((text for reader in self._readers if (text := reader.rewritten) is not None), None)
+
 
 class WorkerLog:
-    """Hands every line of one worker to `show(rank, line)` and to its log file, with a header for each attempt."""
+    """Hands every line of one worker to `show(rank, line)` and to its log file, with a header for each attempt.
+
+    Each new version of an unfinished line that is rewritten is only shown, with a carriage return at its end.
+    """
 
     def __init__(self, job: Job, rank: int, files: RunFiles, show: Show) -> None:
         job.logs.mkdir(parents=True, exist_ok=True)
@@ -116,6 +132,7 @@ class WorkerLog:
         self._log = RankLog(log_path(job.logs, rank), job.command)
         self._output = OutputReader(files, rank)
         self._attempt, self._headed = -1, False
+        self._version: str | None = None  # of an unfinished line, the last that was shown
 
     def begin(self, attempt: int) -> None:
         """Hand on the rest of the previous attempt's files, which are complete now, and follow the new ones."""
@@ -127,6 +144,9 @@ class WorkerLog:
     def look(self) -> None:
         with self._lock:
             self._hand_on(self._output.lines())
+            if (version := self._output.rewritten) is not None and version != self._version:
+                self._version = version
+                self._show(self._rank, f"{version}\r")
 
     def drain(self) -> None:
         with self._lock:

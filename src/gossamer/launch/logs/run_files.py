@@ -7,10 +7,20 @@ import os
 import socket
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 RUN_DIRECTORY = "GOSSAMER_RUN_DIRECTORY"
+
+
+class Stage(StrEnum):
+    """Stages of a worker, in order: three before its first step, and one that few reach."""
+
+    ENTERED = "entered"  # it has imported what it needs, and the script begins
+    JOINED = "joined"  # the group of all workers
+    ATTACHED = "attached"
+    LEFT = "left"  # a run that goes on without it: no error, and not the end of training
 
 
 @dataclass(frozen=True)
@@ -37,8 +47,31 @@ class RunFiles:
 
     def newest_start(self, rank: int) -> dict[str, Any] | None:
         """The start report of the rank's latest attempt; None before the first."""
-        attempts = [int(path.name.split("-")[1]) for path in self.directory.glob(f"started-*-{rank}.json")]
-        return read_json(self.started(rank, max(attempts))) if attempts else None
+        attempt = self._newest_attempt(rank)
+        return None if attempt is None else read_json(self.started(rank, attempt))
+
+    def mark(self, stage: Stage, rank: int, attempt: int) -> None:
+        """Tell the launcher how far the worker is."""
+        self._mark(stage, rank, attempt).touch()
+
+    def has_reached(self, stage: Stage, rank: int) -> bool:
+        """Whether the rank's latest attempt is as far."""
+        attempt = self._newest_attempt(rank)
+        return attempt is not None and self._mark(stage, rank, attempt).exists()
+
+    def has_ever_reached(self, stage: Stage, rank: int) -> bool:
+        """Whether any of the rank's attempts has come as far."""
+        return any(self.directory.glob(f"{stage}-*-{rank}"))
+
+    @property
+    def stopping(self) -> Path:
+        """There before any worker is sent a signal because the launcher was: all are asked, not this one alone."""
+        return self.directory / "stopping"
+
+    @property
+    def interrupted(self) -> Path:
+        """There before any worker is sent SIGINT because the launcher was."""
+        return self.directory / "interrupted"
 
     def finished(self, rank: int, attempt: int) -> Path:
         """There once the script has ended well."""
@@ -46,6 +79,14 @@ class RunFiles:
 
     def failure(self, rank: int, attempt: int) -> Path:
         return self.directory / f"failure-{attempt}-{rank}.json"
+
+    def _newest_attempt(self, rank: int) -> int | None:
+        return max(
+            (int(path.name.split("-")[1]) for path in self.directory.glob(f"started-*-{rank}.json")), default=None
+        )
+
+    def _mark(self, stage: Stage, rank: int, attempt: int) -> Path:
+        return self.directory / f"{stage}-{attempt}-{rank}"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import AtOnce, Peer, PeerOp, PeerScript, Push, Stamp
-from gossamer.errors import LoopError, MalformedError, MismatchError, NotFinite
+from gossamer.errors import CheckpointError, LoopError, MalformedError, MismatchError, NotFinite
 from gossamer.parameter_server.client.membership import ServerMembership
 from gossamer.parameter_server.client.requests import Requests, about, check
 from gossamer.parameter_server.client.shard_client import shard_clients
@@ -20,7 +21,8 @@ from gossamer.parameter_server.deduplication import LATE
 from gossamer.parameter_server.from_recipe import push_pull_codecs
 from gossamer.parameter_server.shard_message import ShardMessage
 from gossamer.parameter_server.shard_spec import Options, options_of
-from gossamer.parameter_server.update_policy import BEGIN, EXACT, GRADIENT, PARAMETERS
+from gossamer.parameter_server.shard_state import count_of, described, file_of, state_of
+from gossamer.parameter_server.update_policy import BEGIN, EXACT, GRADIENT, PARAMETERS, STATE
 from gossamer.recipes.recipe import Recipe
 from gossamer.strategies.parameter_server import ASYNC
 
@@ -243,10 +245,32 @@ class Client:
 
     # -- checkpoints
 
+    def server_state(self, number: int) -> PeerScript:
+        """The state of one server's shard, which nobody changes meanwhile."""
+        shard_client, content, nbytes = self.shard_clients[number], bytearray(), 1
+        while len(content) < nbytes:
+            request = self._requests.pull(shard_client, STATE, at_least=count_of(len(content)))
+            answer = yield replace(request, known=-1)
+            check([answer], MalformedError)
+            (part,) = answer.payload
+            content += part.numpy().tobytes()
+            nbytes = int(about(answer)["nbytes"])
+            if not len(part):
+                raise MalformedError(f"{shard_client.peer} gave nothing of its state, of which it has {nbytes} bytes")
+        return state_of(bytes(content))
+
+    def restore_server(self, number: int, state: Mapping[str, Any], name: str) -> PeerScript:
+        """Put a state back that `server_state` gave. name: of this attempt, which no other has."""
+        shard_client, stamp = self.shard_clients[number], Stamp(self._worker, self.step)
+        for told, part in described(file_of(state), name):
+            receipt = yield self._requests.push(shard_client, STATE, stamp, told, (part,))
+            check([receipt], CheckpointError)
+
     def state_dict(self) -> dict[str, Any]:
         """The step and the compressors' state; views."""
         return {
             "step": self.step,
+            "announcements": self._membership.announcements,
             "states": [
                 [{key: packed.flat for key, packed in state.items()} for state in each.states]
                 for each in self.shard_clients
@@ -256,7 +280,10 @@ class Client:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The state of the same worker; to be followed by `begin`, which moves `step` on where servers are ahead."""
         self.step = int(state["step"])
+        self._membership.announcements = int(state.get("announcements", self._membership.announcements))
+        self._gathered, self._unanswered, self._sent = None, (), None
         for each, saved in zip(self.shard_clients, state["states"], strict=True):
             for mine, theirs in zip(each.states, saved, strict=True):
                 for key, packed in mine.items():
                     packed.flat.copy_(theirs[key])
+            each.replica.version = -1  # servers may have gone back, too

@@ -31,7 +31,7 @@ class ServerMembership:
         self.step = 0  # of the next contribution; joining may move it on
         self.final_values: tuple[Payload, ...] = ()  # by server, as `end` brought them
         self._requests, self._in_rounds = requests, in_rounds
-        self._announcements = 0  # joins and leaves so far: they number them, so that a duplicate counts once
+        self.announcements = 0  # joins and leaves so far: they number them, so that a duplicate counts once
 
     def agree(self) -> PeerScript:
         """Wait until all servers hold a shard. Raises MismatchError where it is not of what this worker trains."""
@@ -104,5 +104,5 @@ class ServerMembership:
         return tuple(some for some in (others, first) if some)
 
     def _announcement(self) -> Stamp:
-        self._announcements += 1
-        return Stamp(self._requests.worker, self.step, self._announcements)
+        self.announcements += 1
+        return Stamp(self._requests.worker, self.step, self.announcements)

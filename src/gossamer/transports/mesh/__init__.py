@@ -1,9 +1,16 @@
 """The mesh: every worker connected to every other, collectives by tables of hops, compiled loops that run them.
 
-transport            MeshTransport: each operation as a program for the loops; GPUs and texts by the process group
+transport            MeshTransport: what the loops serve by them, the rest by a fallback (the process group)
+standalone           such a transport without a process group: texts travel over the mesh, too
+encrypted            such a transport over sealed connections: with --tls nothing of the group goes elsewhere
+operations           each operation as a program for the loops
 program              what one rank does, message by message, for an operation
 native_mesh          the compiled loops over all connections: begin, wait, make progress, close
-connect              connections between all ranks, authenticated
+last_words           what a rank that hangs up tells the others: who is gone
+connect              connections between all ranks of a process group, authenticated
+greeting             the mutual challenge-response by which two ends know each other
+greeter              one listening socket: greets all members of a meeting, and drops strangers
+sealing              keys of encrypted connections, agreed inside TLS; libcrypto for the loops
 shared_memory        memory between two workers of one machine
 link_measurement     round trips, rates and losses between ranks, measured as the group begins
 bandwidth_probe      which pairs send to each other to find each host's rates

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gossamer import events
+from gossamer.environment.wait_progress import named_ranks as named
+from gossamer.environment.wait_timeout import USUAL_SECONDS, timeout_seconds
 from gossamer.errors import PeerLost, require
 
 NOTICE_SECONDS = 60.0
 UNREACHABLE_SECONDS = 30.0
-TIMEOUT_SECONDS = 1800.0  # as torch's process groups
 
 Unanswered = Callable[[int], float]  # seconds that a rank's machine has owed an acknowledgment
 
@@ -23,7 +23,7 @@ class StallTimeouts:
 
     notice_seconds: float = NOTICE_SECONDS  # after which the user is told
     unreachable_seconds: float = UNREACHABLE_SECONDS  # without an acknowledgment: the machine is down, or cut off
-    timeout_seconds: float = TIMEOUT_SECONDS  # after which the group counts as broken
+    timeout_seconds: float = USUAL_SECONDS  # after which the group counts as broken
     clock: Callable[[], float] = time.monotonic  # in seconds
 
     def __post_init__(self) -> None:
@@ -31,15 +31,8 @@ class StallTimeouts:
 
 
 def requested_timeouts() -> StallTimeouts:
-    """As long as GOSSAMER_TIMEOUT says, in seconds ("inf": for ever), or the usual time where it is not set."""
-    text = os.environ.get("GOSSAMER_TIMEOUT") or str(TIMEOUT_SECONDS)
-    try:
-        return StallTimeouts(timeout_seconds=float(text))
-    except ValueError:
-        raise ValueError(
-            f"GOSSAMER_TIMEOUT={text}: that is no number of seconds above 0, so nobody knows how long a worker waits "
-            "for one that says nothing. Write GOSSAMER_TIMEOUT=3600 for an hour, or leave it unset."
-        ) from None
+    """As long as GOSSAMER_TIMEOUT says. Raises ValueError."""
+    return StallTimeouts(timeout_seconds=timeout_seconds())
 
 
 class StallWatchdog:
@@ -65,19 +58,19 @@ class StallWatchdog:
         silent = now - self._since
         if silent >= patience.unreachable_seconds and (cut_off := self._cut_off()):
             raise PeerLost(
-                f"{_named(cut_off)} cannot be reached: no machine there has acknowledged anything for {silent:.0f} s, "
+                f"{named(cut_off)} cannot be reached: no machine there has acknowledged anything for {silent:.0f} s, "
                 "so it is down, or cut off from this one"
             )
         if silent >= patience.timeout_seconds:
             raise PeerLost(
-                f"{_named(waited_for)} said nothing for {silent:.0f} s, though connected, and without that nobody goes "
+                f"{named(waited_for)} said nothing for {silent:.0f} s, though connected, and without that nobody goes "
                 "on: frozen, cut off, or busy for too long. If that was meant, "
                 f"GOSSAMER_TIMEOUT={2 * patience.timeout_seconds:g} has all wait for twice as many seconds"
             )
         if silent >= patience.notice_seconds and not self._told:
             self._told = True
             events.notice(
-                f"rank {self._rank} has waited {silent:.0f} s for {_named(waited_for)}: it may be busy (validating, "
+                f"rank {self._rank} has waited {silent:.0f} s for {named(waited_for)}: it may be busy (validating, "
                 "saving), frozen or cut off, or wait itself. "
                 f"GOSSAMER_TIMEOUT={patience.timeout_seconds:g} says how many seconds to wait at most"
             )
@@ -92,10 +85,3 @@ class StallWatchdog:
             seconds = self._patience.clock() - self._since
             events.notice(f"rank {self._rank} went on after {seconds:.0f} s")
         self._told = False
-
-
-def _named(ranks: Sequence[int]) -> str:
-    numbers = [str(rank) for rank in ranks]
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -234,7 +234,8 @@ class Dispatcher:
             if isinstance(why, MalformedError):
                 self._notice(f"The connection to {connection.peer} is made anew. {why}")
                 peer_state.dial_later(now)
-            if now - connection.last_received_at >= self._options.dead_after_seconds:
+            is_silent = now - connection.last_received_at >= self._options.dead_after_seconds
+            if is_silent or (self._options.gone_when_closed and peer_state.connection is None):
                 self._peer_left(peer_state)
             self._dial_if_needed(peer_state)
         elif connection.dialed_peer is not None:

@@ -17,6 +17,7 @@ class EndpointOptions:
     address: str = "127.0.0.1"  # where to listen
     port: int = 0  # 0 takes any that is free
     dead_after_seconds: float = 5.0  # a peer silent, or disconnected, for so long counts as gone (PeerLeft)
+    gone_when_closed: bool = False  # PeerLeft comes at once where a connection is closed, also where the peer lives
     heartbeat_seconds: float | None = None  # the longest silence towards others; None: a tenth of dead_after_seconds
     queue_bytes: int | None = None  # queued to one peer; further asks wait with their askers. None: 4 largest frames
     tls: Tls | None = None  # encrypts all connections: where nobody else may read what travels

@@ -7,10 +7,3 @@ frame_mac          the tags: keyed BLAKE2b over everything of a frame so far, PO
 messages           Push, Pull and their answers as control records (msgspec) and back
 tensor_codec       tensors as bytes and back, without a copy
 """
-
-try:
-    import msgspec as msgspec
-except ModuleNotFoundError:
-    raise ModuleNotFoundError(
-        "Peers that come and go encode messages with msgspec, which is not installed: pip install 'gossamer[wire]'."
-    ) from None

@@ -1,0 +1,138 @@
+"""Tasks of benchmarks/front.py: models, their optimizers, and the learning rates that are tried first."""
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import AdamW, Muon, Optimizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.local import exam  # found only after the line above
+from benchmarks.tasks import BASE, TASKS, Adaptive, Learner, Momentum, Task, digits, surprise
+
+ADAMW, SGD, MUON = "AdamW", "SGD", "Muon"
+# a ladder, so that every task's rates are numbers of the same few
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0)
+RISE, END = 0.05, 0.1  # the share of steps in which a rate rises, and what is left of it at last
+
+
+def wave(made: float) -> float:
+    """A learning rate's factor: it rises for a twentieth of the steps, and falls along a cosine to a tenth.
+
+    A constant rate would flatter whoever averages rarely, since an average of workers calms noise as a falling rate
+    does; and trainings that are worth a network have a falling one.
+    """
+    if made < RISE:
+        return max(made, RISE / 10) / RISE
+    return END + (1 - END) * (1 + math.cos(math.pi * (made - RISE) / (1 - RISE))) / 2
+
+
+class ByteLSTM(nn.Module):
+    """How surprising is each next byte, to a recurrent network? 0.26 million parameters."""
+
+    def __init__(self, width: int = 64, state: int = 192) -> None:
+        super().__init__()
+        self.byte, self.guess = nn.Embedding(256, width), nn.Linear(state, 256)
+        self.past = nn.LSTM(width, state, batch_first=True)
+
+    def forward(self, text: Tensor) -> Tensor:
+        seen, following = text[:, :-1].long(), text[:, 1:].long()
+        states, _ = self.past(self.byte(seen))
+        return cross_entropy(self.guess(states).flatten(0, 1), following.flatten())
+
+
+class MuonBesideAdamW(Optimizer):
+    """Muon for matrices within the model, AdamW for the others; one learning rate serves both.
+
+    Embeddings, the model's first matrices, and its last one, the head, are AdamW's.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, embeddings: int = 2) -> None:
+        every = list(parameters)
+        within = [parameter for parameter in every if parameter.ndim == 2][embeddings:-1]
+        chosen = set(map(id, within))
+        self.parts: list[Optimizer] = [  # where attach looks for what this one wraps
+            Muon(within, lr=lr, adjust_lr_fn="match_rms_adamw", weight_decay=0.01),
+            AdamW([parameter for parameter in every if id(parameter) not in chosen], lr=lr, betas=(0.9, 0.98)),
+        ]
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orthogonal:
+    lr: float = 3e-3
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return MuonBesideAdamW(parameters, self.lr)
+
+    def __str__(self) -> str:
+        return f"Muon with momentum 0.95 for matrices within the model, AdamW for the others, lr {self.lr:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A task of this study. exam: samples held out, whose loss is what counts; rate: the one tried first."""
+
+    task: Task
+    optimizer: str
+    rate: float
+    exam: Callable[[], tuple[Tensor, ...]]
+
+    @property
+    def about(self) -> str:
+        return (
+            f"{self.task.about}; the learning rate rises for {RISE:.0%} of the steps and falls along a cosine to "
+            f"{END:.0%} of it"
+        )
+
+
+def images() -> tuple[Tensor, ...]:
+    return digits()[2]
+
+
+def setting(
+    task: Task,
+    learner: Callable[[Iterable[nn.Parameter]], Optimizer],
+    optimizer: str,
+    rate: float,
+    steps: int,
+    held_out: Callable[[], tuple[Tensor, ...]] = exam,
+) -> Setting:
+    model, _, batch = task.about.split("; ")
+    about = f"{model}; {learner}; {batch}".replace(f", lr {rate:g}", "")
+    changed = replace(task, about=about, optimizer=learner, steps=steps, pace=wave)
+    return Setting(task=changed, optimizer=optimizer, rate=rate, exam=held_out)
+
+
+SMALL = TASKS["bytelm"]
+LSTM = replace(
+    SMALL,
+    about=f"an LSTM with an embedding over bytes, 0.26 million parameters; -; {SMALL.about.split('; ')[2]}",
+    build=ByteLSTM,
+    loss=surprise,
+)
+
+
+def _settings() -> dict[str, Setting]:
+    """The most telling first."""
+    adamw: Learner = Adaptive(lr=3e-3)
+    return {
+        "bytelm": setting(SMALL, adamw, ADAMW, 3e-3, 1000),
+        "digits-conv": setting(TASKS["digits-conv"], adamw, ADAMW, 3e-3, 400, images),
+        "lstm": setting(LSTM, adamw, ADAMW, 3e-3, 1000),
+        "bytelm-sgd": setting(SMALL, Momentum(lr=1e-1), SGD, 1e-1, 1000),
+        "bytelm-muon": setting(SMALL, Orthogonal(lr=3e-3), MUON, 3e-3, 1000),
+        "digits-resnet": setting(TASKS["digits-resnet"], Momentum(lr=3e-2), SGD, 3e-2, 400, images),
+        "bytelm-base": setting(BASE["bytelm-base"], Adaptive(lr=1e-3), ADAMW, 1e-3, 400),
+    }
+
+
+SETTINGS = _settings()

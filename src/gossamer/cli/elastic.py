@@ -1,0 +1,156 @@
+"""Elastic runs: the options of a run whose workers come and go, and their checks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gossamer.cli.emulation import PORT, Emulation
+from gossamer.cli.options import Machines
+from gossamer.cli.servers import Start
+from gossamer.emulation import EmulationPlan
+from gossamer.emulation.namespaces import DIRECTORY
+from gossamer.environment import interfaces
+from gossamer.launch.job import Job
+from gossamer.launch.member_launcher import LOOPBACK, Elasticity, launch_members
+from gossamer.launch.worker_range import MOST_WORKERS, WorkerRange, read_worker_range
+from gossamer.observe.live import LiveView
+
+HOST_PORT = "{text!r} is no address of a coordinator. Write HOST:PORT, such as 10.0.0.1:29600"
+EVERYWHERE = ("0.0.0.0", "::", "*")
+NO_TOKEN = (
+    "--join takes the run's token, by which its workers know each other: copy the file that the first launcher names "
+    "(mode 0600), and add --token-file FILE."
+)
+JOINED_RANGE = (
+    "--join adds workers to a run whose range is set already: write how many to start here, such as --workers "
+    "{initial}; `gossamer resize` changes the range."
+)
+NO_MEETING = (
+    "{option} is for a fixed number of machines, which begin and end together. Machines of an elastic run come and go: "
+    "start the first with --workers {workers} --listen HOST:PORT, and the others with --join HOST:PORT."
+)
+SERVERS = (
+    "--servers is for a fixed number of workers, which are lost and come back one by one without more, and {elastic} "
+    "is for recipes in lock step. Leave out one of the two."
+)
+EMULATED = "--network emulates all hosts on this machine, and nobody from outside reaches them: leave out {option}."
+PACED = (
+    "--network can only be approximate here ({reason}), and what workers of an elastic run say to each other is not "
+    "slowed then. Leave out --network, or run as root."
+)
+
+
+class WorkerCount(click.ParamType[int | WorkerRange]):
+    """A whole number, or for an elastic run MIN:MAX or MIN:MAX:FIRST, as a WorkerRange."""
+
+    name = "N or MIN:MAX"
+    fixed = click.IntRange(1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | WorkerRange:
+        if isinstance(value, str) and ":" in value:
+            try:
+                return read_worker_range(value)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
+        return self.fixed.convert(value, param, ctx)
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """HOST and PORT. Raises BadParameter."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65535:
+        raise click.BadParameter(HOST_PORT.format(text=text))
+    return host.strip("[]"), int(port)
+
+
+def check_address(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    address = None if text is None else read_address(text)
+    if address is not None and address[0] in EVERYWHERE:
+        raise click.BadParameter(
+            f"{address[0]} is no address by which other machines reach this one. Write its own, such as 10.0.0.1:29600"
+        )
+    return address
+
+
+join_option = click.option(
+    "--join", metavar="HOST:PORT", callback=check_address, help="Add workers to an elastic run; needs --token-file."
+)
+listen_option = click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    callback=check_address,
+    help="Where an elastic run is joined from other machines.  [default: the interface's address, or loopback]",
+)
+
+
+def read_elasticity(
+    workers: int | WorkerRange,
+    machines: Machines,
+    *,
+    join: tuple[str, int] | None,
+    listen: tuple[str, int] | None,
+    token_file: Path | None,
+    servers: int,
+    network_text: str | None,
+) -> Elasticity | None:
+    """How workers of this run come and go; None where their number is fixed. Raises UsageError for what contradicts."""
+    if join is None and isinstance(workers, int):
+        if listen is not None:
+            raise click.UsageError("--listen is where an elastic run is joined: add --workers MIN:MAX, such as 2:8.")
+        return None
+    elastic = f"--workers {workers}" if join is None else "--join"
+    if servers:
+        raise click.UsageError(SERVERS.format(elastic=elastic))
+    if network_text is not None and (join or listen):
+        raise click.UsageError(EMULATED.format(option="--join" if join else "--listen"))
+    for option, given in (("--nnodes", machines.nodes > 1), ("--rendezvous", machines.rendezvous is not None)):
+        if given:
+            count = workers if isinstance(workers, WorkerRange) else f"1:{max(workers * machines.nodes, 1)}:{workers}"
+            raise click.UsageError(NO_MEETING.format(option=option, workers=count))
+    if join is None:
+        assert isinstance(workers, WorkerRange)
+        return Elasticity(range=workers, listen=listen or (_address(machines.interface), 0))
+    if listen is not None:
+        raise click.UsageError("--join goes to a coordinator that listens elsewhere: leave out --listen.")
+    if isinstance(workers, WorkerRange):
+        raise click.UsageError(JOINED_RANGE.format(initial=workers.initial))
+    if token_file is None:
+        raise click.UsageError(NO_TOKEN)
+    return Elasticity(range=WorkerRange(least=1, most=MOST_WORKERS, initial=workers), listen=None, coordinator=join)
+
+
+def first_workers(workers: int | WorkerRange) -> int:
+    return workers if isinstance(workers, int) else workers.initial
+
+
+def most_workers(workers: int | WorkerRange) -> int:
+    return workers if isinstance(workers, int) else workers.most
+
+
+def elastic_starter(job: Job, elasticity: Elasticity, emulation: Emulation, live: LiveView) -> Start:
+    """The launcher of this job, on the emulation's hosts, with its coordinator on the first. The live view follows
+    workers that come later, too. Takes the remaining arguments of `launch`."""
+    if emulation.testbed is not None:
+        first = emulation.testbed.hosts[0]
+        elasticity = replace(elasticity, listen=(first.address, PORT), network=DIRECTORY / first.namespace)
+    return partial(launch_members, emulation.place(job), elasticity, staffed=live.staff)
+
+
+def check_emulation(elasticity: Elasticity | None, planned: EmulationPlan | None) -> None:
+    """Refuse an emulation that would slow nothing. Raises UsageError."""
+    if elasticity is not None and planned is not None and planned.emulation == "paced":
+        raise click.UsageError(PACED.format(reason=planned.reason))
+
+
+def _address(interface: str | None) -> str:
+    if interface is None:
+        return LOOPBACK
+    address = interfaces().get(interface)
+    if address is None:
+        raise click.UsageError(f"{interface} has no IPv4 address to listen at. Name another: --interface NAME")
+    return address

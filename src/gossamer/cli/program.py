@@ -1,0 +1,119 @@
+"""Program argument: a script or module with its arguments, as one would give it to python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import click
+
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+UNBUFFERED = "-u"  # as workers run anyway
+TAKES_A_SCRIPT = (
+    "{name} is a program of its own, and this command starts the workers itself. Name the Python script: "
+    "gossamer {rest}"
+)
+
+
+@dataclass(frozen=True)
+class TrainingProgram:
+    """What every worker runs. script: a file, or with `as_module` a module's dotted name."""
+
+    script: Path
+    arguments: tuple[str, ...] = ()
+    as_module: bool = False
+
+
+def program_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument SCRIPT with all that follows it, which the command takes as `program`."""
+    return click.argument(
+        "program",
+        nargs=-1,
+        required=True,
+        type=click.UNPROCESSED,
+        callback=_read,
+        metavar="SCRIPT [ARGUMENTS]...",
+    )(command)
+
+
+def _read(context: click.Context, argument: click.Parameter, words: tuple[str, ...]) -> TrainingProgram:
+    """Read `train.py --rate 1` and `-m package.train`, with `python` before either or not; refuse what is not there."""
+    left = list(words)
+    if _is_python(left[0]):
+        left = left[2:] if left[1:2] == [UNBUFFERED] else left[1:]
+    match left:
+        case ["-m", name, *arguments]:
+            return TrainingProgram(_checked_module(name), tuple(arguments), as_module=True)
+        case [name, *arguments] if not name.startswith("-"):
+            return TrainingProgram(_checked_script(name, arguments, context), tuple(arguments))
+        case [option, *_]:
+            raise _no_such_option(option, context)
+    raise click.UsageError(f"{words[0]} is there, and the script is missing. Write: {words[0]} train.py", context)
+
+
+def _is_python(word: str) -> bool:
+    """Whether a command begins with this interpreter, or with a name that means it."""
+    if not PYTHON.fullmatch(Path(word).name):
+        return False
+    if os.sep not in word:
+        return not Path(word).is_file()
+    if os.path.realpath(word) != os.path.realpath(sys.executable):
+        raise click.BadParameter(
+            f"{word} is another Python than the one that workers run by, {sys.executable}. Leave it out, or install "
+            f"gossamer there and write: {word} -m gossamer run"
+        )
+    return True
+
+
+def _checked_module(name: str) -> Path:
+    """Found without importing any of it: packages may take seconds, and are the workers' to import."""
+    places: Sequence[str] | None = [os.getcwd(), *sys.path]
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, places) if places is not None else None
+        if spec is None:
+            raise click.BadParameter(
+                f"there is no module {name}: {part} was not found in {os.getcwd()} nor among what is installed. Start "
+                "in the folder that holds the package, or name a file: gossamer run train.py"
+            )
+        places = spec.submodule_search_locations
+    if places is not None and PathFinder.find_spec("__main__", places) is None:
+        raise click.BadParameter(f"{name} is a package without __main__.py. Name a module in it: -m {name}.train")
+    return Path(name)
+
+
+def _checked_script(name: str, arguments: Sequence[str], context: click.Context) -> Path:
+    script = Path(name)
+    if script.is_file():
+        return script
+    rest = shlex.join([context.info_name or "run", *arguments])
+    if script.is_dir():
+        raise click.BadParameter(f"{name} is a directory. Name the script in it, such as {script / 'train.py'}")
+    if os.sep not in name and script.suffix != ".py" and shutil.which(name):
+        raise click.BadParameter(TAKES_A_SCRIPT.format(name=name, rest=rest))
+    raise click.BadParameter(f"{name} does not exist in {os.getcwd()}. {_what_to_write(script)}")
+
+
+def _what_to_write(missing: Path) -> str:
+    """A sentence that names what was likely meant."""
+    if elsewhere := sorted([*Path().glob(f"*/{missing.name}"), *Path().glob(f"*/*/{missing.name}")]):
+        return f"Did you mean {elsewhere[0]}?"
+    if alike := get_close_matches(missing.name, [path.name for path in missing.parent.glob("*.py")], 1):
+        return f"Did you mean {missing.parent / alike[0]}?"
+    if missing.suffix != ".py" and "." in missing.name:
+        return f"If it is a module, write -m {missing}"
+    return "Write the path of your training script: gossamer run path/to/train.py"
+
+
+def _no_such_option(option: str, context: click.Context) -> click.NoSuchOption:
+    """Options of a command that passes unknown ones on to scripts are told here."""
+    known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("-")]
+    return click.NoSuchOption(option, possibilities=get_close_matches(option, known, 3), ctx=context)

@@ -1,0 +1,66 @@
+"""`gossamer record`: shows a run's record again, and makes it of event logs where nobody was left to write it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from gossamer.cli.options import output_option
+from gossamer.observe.event_log import LOG_SUFFIX
+from gossamer.observe.plot import check_matplotlib, plot
+from gossamer.observe.record import Record, recover, write
+from gossamer.observe.terminal import rows
+
+NO_RUN = (
+    "no run has left anything in {path}: there is neither a record.json nor an event log of a session that trained. "
+    "Name a run's folder, such as runs/2026-01-31_12-00-00, or the file that attach(..., record=FILE) names."
+)
+
+
+@click.command("record")
+@output_option("json", "Write the record there.  [default: where the run would have]")
+@output_option("plot", "Draw its curves (PNG).")
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+def record_command(path: Path, json_file: Path | None, plot_file: Path | None) -> None:
+    """Show the record in PATH: a run's folder, a record, or the event log (FILE.events.jsonl) beside one.
+
+    Where a run was killed with all its processes, what it had logged until a second before is in its event logs, and
+    the record is made of them.
+    """
+    if plot_file is not None:
+        check_matplotlib()
+    kept = _place(path)
+    record, files = _find(path, kept), {}
+    if json_file is not None or not kept.exists() or path.name.endswith(LOG_SUFFIX):
+        write(json_file or kept, record)
+    files["record"] = str(json_file or kept)
+    if plot_file is not None:
+        plot([record], plot_file)
+        files["picture"] = str(plot_file)
+    console = Console(highlight=False)
+    for name, value in rows(record, files):
+        console.print(f"{name:<26}{value}", soft_wrap=True, markup=False)
+
+
+def _place(path: Path) -> Path:
+    """Where the run writes its record, or would have."""
+    if path.is_dir():
+        return path / "record.json"
+    name = path.name
+    return path.with_name(name.removesuffix(LOG_SUFFIX) + ".json") if name.endswith(LOG_SUFFIX) else path
+
+
+def _find(path: Path, kept: Path) -> Record:
+    if kept.exists() and not path.name.endswith(LOG_SUFFIX):
+        try:
+            record: Record = json.loads(kept.read_text())
+            return record
+        except ValueError:
+            raise click.ClickException(f"{kept} is no record: it holds no JSON.") from None
+    found = recover(path)
+    if found is None:
+        raise click.ClickException(NO_RUN.format(path=path))
+    return found

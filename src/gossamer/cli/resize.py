@@ -1,0 +1,63 @@
+"""`gossamer resize`: changes how many workers an elastic run may have at most, while it trains."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import click
+
+from gossamer.cli.elastic import read_address
+from gossamer.cli.servers import check_certificates
+from gossamer.environment.run_settings import run_tls, tls_contexts
+from gossamer.environment.run_token import check_token_file
+from gossamer.errors import ConnectError
+from gossamer.launch.coordinator_link import RunCard, read_run_card
+from gossamer.launch.worker_range import MOST_WORKERS
+from gossamer.transports.elastic.remote_control import resize
+from gossamer.transports.rpc.sockets import Tls
+
+SECONDS = 5.0  # for the coordinator to answer
+NEITHER = (
+    "{run} is neither the folder of a run's logs, such as runs/2026-01-31_12-00-00, nor HOST:PORT of its coordinator"
+)
+
+
+@click.command("resize")
+@click.argument("run")
+@click.argument("workers", type=click.IntRange(1, MOST_WORKERS), metavar="N")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="The run's secret.  [default: the one that RUN's folder names]",
+)
+@click.option("--tls", "tls_folder", type=click.Path(path_type=Path), callback=check_certificates, help="The run's.")
+def resize_command(run: str, workers: int, token_file: Path | None, tls_folder: Path | None) -> None:
+    """Let an elastic run have at most N workers from now on.
+
+    RUN is its folder of logs, or its coordinator's HOST:PORT. Where it has fewer, its first launcher starts as many as
+    are missing; where it has more, the newest leave, and their processes end with exit code 0.
+    """
+    card = find_run(run, token_file)
+    contexts = run_tls() if tls_folder is None else tls_contexts(str(tls_folder))
+    tls = None if contexts is None else Tls(*contexts)
+    token = hashlib.sha256(check_token_file(card.token_file).read_bytes()).digest()
+    said = resize(card.address, token, workers, seconds=SECONDS, tls=tls)
+    if said.startswith(("refused", "the run is over")):
+        raise click.ClickException(said)
+    click.echo(said)
+
+
+def find_run(run: str, token_file: Path | None) -> RunCard:
+    """Where a run's coordinator is, and its token. Raises ConnectError, BadParameter and UsageError."""
+    if Path(run).is_dir():
+        card = read_run_card(Path(run))
+        if token_file is None and not card.token_file.exists():
+            raise ConnectError(f"The run with the logs {run} was ended by force, and its token is gone with it.")
+        return RunCard(card.address, token_file or card.token_file)
+    if ":" not in run:
+        raise click.BadParameter(NEITHER.format(run=run), param_hint="RUN")
+    address = read_address(run)
+    if token_file is None:
+        raise click.UsageError("The coordinator asks for the run's token: add --token-file FILE.")
+    return RunCard(address, token_file)

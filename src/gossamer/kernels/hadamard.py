@@ -1,0 +1,22 @@
+"""Walsh-Hadamard transform by compiled loops; what they do not serve goes to plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.kernels.blocks import are, tiled, tiling
+from gossamer.kernels.library import OVERFLOW, Count, Function, Pointer, address, documented
+from gossamer.kernels.reference import hadamard as plain
+from gossamer.kernels.reference.segments import LARGEST_BLOCK
+
+_HADAMARD = Function("gossamer_hadamard", *[Pointer] * 2, *[Count] * 2, Pointer, Count, Pointer)
+
+
+@documented(plain.hadamard)
+def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Tensor, *, inverse: bool = False) -> bool:
+    if not (block <= LARGEST_BLOCK and are([signs], torch.float32, block) and tiled(sizes, x, out)):
+        return plain.hadamard(x, sizes, block, signs, out, inverse=inverse)
+    return _HADAMARD(address(x), *tiling(sizes), block, address(signs), inverse, address(out)) != OVERFLOW

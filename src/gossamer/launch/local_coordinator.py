@@ -1,0 +1,123 @@
+"""Local coordinator: an elastic run's coordinator in its launcher's process, and the check of one that is elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Collection
+from contextlib import closing
+from pathlib import Path
+
+from gossamer.errors import ConnectError
+from gossamer.launch.worker_range import WorkerRange
+from gossamer.transports.elastic.coordinator_server import CoordinatorServer
+from gossamer.transports.elastic.remote_control import ask_status
+from gossamer.transports.rpc.sockets import Tls
+
+JOURNAL = "coordinator-journal"
+REACH_SECONDS = 1.9
+OTHERS = (
+    "{endpoint} is reached, and whatever listens there knows nothing of this token: it belongs to another run or to "
+    "another version of Gossamer, is encrypted where this is not (--tls), or is no coordinator. Copy the token file "
+    "that the run's launcher names, and write the command that it printed."
+)
+
+
+class LocalCoordinator:
+    """Serves the coordinator in threads of this process until it is closed. Implements CoordinatorLink.
+
+    listen: where, port 0 for any free one; directory: the run's, for its journal. Raises ConnectError where the port is
+    taken, or the address is none of this machine's.
+    """
+
+    def __init__(
+        self,
+        range_: WorkerRange,
+        listen: tuple[str, int],
+        token: bytes,
+        directory: Path,
+        note: Callable[[str], None],
+        tls: Tls | None = None,
+    ) -> None:
+        _check_free(*listen)
+        self._server = CoordinatorServer(
+            token=token,
+            address=listen[0],
+            port=listen[1],
+            least=range_.least,
+            most=range_.most,
+            initial=range_.initial,
+            journal=directory / JOURNAL,
+            note=note,
+            tls=tls,
+        )
+        self.address = self._server.address
+        self._resizes = 0  # of which the launcher knows
+
+    @property
+    def members(self) -> Collection[int]:
+        return self._server.members
+
+    @property
+    def finishing(self) -> bool:
+        return self._server.finishing
+
+    @property
+    def ended(self) -> str:
+        return self._server.ended
+
+    def asked(self) -> int | None:
+        if self._server.resizes == self._resizes:
+            return None
+        self._resizes = self._server.resizes
+        return self._server.most
+
+    def gone(self, number: int) -> None:
+        self._server.gone(number)
+
+    def expect(self, workers: int) -> None:
+        self._server.expect(workers)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def check_joinable(address: tuple[str, int], token: bytes, tls: Tls | None = None) -> None:
+    """Raise ConnectError, within two seconds, unless a coordinator listens there that has the same token."""
+    endpoint = f"{address[0]}:{address[1]}"
+    try:
+        socket.create_connection(address, REACH_SECONDS).close()
+    except ConnectionRefusedError:
+        raise ConnectError(
+            f"Nothing listens at {endpoint}: the run there is over, or has not begun, or listens at another port. Its "
+            "launcher prints the command by which others join it."
+        ) from None
+    except OSError as problem:
+        raise ConnectError(
+            f"No connection to {endpoint} ({problem}): the address is wrong, its machine is off, or a firewall is "
+            "shut. An elastic run listens on loopback unless it is started with --listen HOST:PORT or --interface NAME."
+        ) from None
+    try:
+        ask_status(address, token, seconds=REACH_SECONDS, tls=tls)
+    except ConnectError:
+        raise ConnectError(OTHERS.format(endpoint=endpoint)) from None
+
+
+def _check_free(host: str, port: int) -> None:
+    """The endpoint's own error knows of no command line."""
+    try:
+        with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen()
+    except OSError as problem:
+        if problem.errno == errno.EADDRINUSE:
+            raise ConnectError(
+                f"Port {port} is in use on this machine, so nobody could join this run at {host}:{port}. Take another "
+                f"one: --listen {host}:{port + 1}; `ss -ltnp sport = :{port}` shows who has it. To add workers to the "
+                f"run that has it: --join {host}:{port} --token-file FILE"
+            ) from None
+        raise ConnectError(
+            f"This run's coordinator cannot listen at {host}:{port} ({problem}). Name an address of this machine: "
+            "--listen HOST:PORT, or --interface NAME"
+        ) from None

@@ -1,0 +1,217 @@
+"""Event log: one rank's numbers as lines of JSON, appended while training goes on, so that no end of it loses them.
+
+A line a second holds the steps and the logged metrics of that second; what happens rarely has a line at once. A step
+takes some ten bytes, a logged number some fifty, as in the record that is made of them: a week at two steps a second,
+with a loss each, is a file of 100 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from gossamer.events import (
+    Attached,
+    Closed,
+    CollectivePicked,
+    Event,
+    LeftRun,
+    Logged,
+    Saved,
+    ServersTold,
+    StepEnded,
+)
+
+Entry = dict[str, Any]
+BATCH_SECONDS = 1.0
+SINGLE_STEPS = 10  # first steps with an entry each: times per step leave up to so many out as warm-up
+LOG_SUFFIX = ".events.jsonl"  # in place of a record's .json, while there is no launcher and training goes on
+PENDING_BYTES = 2**24  # kept while the disk takes nothing
+SUMMED = ("waiting_seconds", "encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent", "bytes_pulled")
+
+
+def event_log_path(directory: Path, rank: int) -> Path:
+    return directory / f"events-{rank}.jsonl"
+
+
+def peak_resident_bytes() -> int:
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
+
+
+class EventLog:
+    """Turns a session's events into entries for `put`, those of steps and metrics in batches of a second.
+
+    interface_bytes: reads a counter of what this worker's host has sent, where there is one.
+    """
+
+    def __init__(self, put: Callable[[Entry], None], interface_bytes: Callable[[], int] | None = None) -> None:
+        self._put = put
+        self._interface_bytes = interface_bytes
+        self._attached: Attached | None = None
+        self._moment = self._flushed = 0.0  # of the latest event; of the last batch
+        self._count = 0  # of the session's steps
+        self._slow = False  # steps take longer than a batch, so that nothing waits for the next
+        self._steps: Entry = {}
+        self._logged: list[tuple[int, float, dict[str, float | None]]] = []
+        # Twice a step, and functools.singledispatchmethod takes five microseconds
+        self._takes: Mapping[type[Event], Callable[[Any], None]] = {
+            StepEnded: self._step,
+            Logged: self._log,
+            Attached: self._attach,
+            Saved: self._save,
+            CollectivePicked: self._pick,
+            ServersTold: self._hear_servers,
+            LeftRun: self._leave,
+            Closed: self._close,
+        }
+
+    def __call__(self, event: Event) -> None:
+        if self._attached is not None or isinstance(event, Attached):
+            self._moment = event.moment
+            take = self._takes.get(type(event))
+            if take is not None:
+                take(event)
+
+    def flush(self) -> None:
+        """Put what has come since the last batch."""
+        self._flushed = self._moment
+        if self._steps:
+            self._tell("steps", peak_resident_bytes=peak_resident_bytes(), **self._steps)
+            self._steps = {}
+        if self._logged:
+            self._tell("logged", points=self._logged)
+            self._logged = []
+
+    def end(self) -> None:
+        """The process comes to its end, whether training ended well or not."""
+        if self._attached is not None:
+            self.flush()
+            self._tell("end")
+
+    def _attach(self, event: Attached) -> None:
+        self.flush()
+        self._attached, self._count = event, 0
+        told = ("rank", "world", "recipe", "parameters", "period")
+        self._tell("attached", **{name: getattr(event, name) for name in told})
+
+    def _step(self, event: StepEnded) -> None:
+        self._count += 1
+        steps = self._steps or {"seconds": [], "skipped_steps": 0, **dict.fromkeys(SUMMED, 0.0)}
+        steps["step"] = event.step
+        steps["seconds"].append(round(event.seconds, 7))
+        steps["skipped_steps"] += event.skipped
+        for name in SUMMED:
+            steps[name] += getattr(event, name)
+        if self._interface_bytes is not None:
+            counted = self._interface_bytes()
+            steps["counted"] = [steps.get("counted", [counted])[0], counted]
+        self._steps = steps
+        self._slow = event.seconds >= BATCH_SECONDS
+        if self._count <= SINGLE_STEPS:
+            self.flush()
+        self._flush_if_due()
+
+    def _log(self, event: Logged) -> None:
+        values = {name: value if isfinite(value) else None for name, value in event.values.items()}
+        self._logged.append((event.step, self._seconds(), values))
+        self._flush_if_due()
+
+    def _save(self, event: Saved) -> None:
+        self._at_once("saved", step=event.step, directory=event.directory)
+
+    def _pick(self, event: CollectivePicked) -> None:
+        self._at_once("collective", nbytes=event.nbytes, collective=event.collective)
+
+    def _hear_servers(self, event: ServersTold) -> None:
+        ages = {str(age): count for age, count in sorted(event.staleness.items())}
+        self._at_once("servers", told={"applied": event.applied, "late": event.late, "staleness": ages})
+
+    def _leave(self, event: LeftRun) -> None:
+        self._at_once("left")
+
+    def _close(self, event: Closed) -> None:
+        told = ("digest", "holds_merged", "residual_bytes", "bucket_bytes")
+        self._at_once("closed", step=event.steps, **{name: getattr(event, name) for name in told})
+
+    def _flush_if_due(self) -> None:
+        if self._slow or self._moment - self._flushed >= BATCH_SECONDS:
+            self.flush()
+
+    def _at_once(self, kind: str, **content: Any) -> None:
+        self.flush()
+        self._tell(kind, **content)
+
+    def _tell(self, kind: str, **content: Any) -> None:
+        self._put({"kind": kind, "at": self._seconds(), **content})
+
+    def _seconds(self) -> float:
+        assert self._attached is not None
+        return round(self._moment - self._attached.moment, 6)
+
+
+class LineFile:
+    """A file of lines, each handed to the system at once: the end of this process, however it comes, loses none.
+
+    A disk that is full ends no training: what it does not take is kept, up to 16 MB, and tried again with every line.
+    complain: hears of that, once. Raises OSError where the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, complain: Callable[[str], None], *, anew: bool = False) -> None:
+        self._path, self._complain = path, complain
+        self._complained = self._given_up = False
+        self._pending = b"" if anew or _ends_whole(path) else b"\n"
+        how = os.O_TRUNC if anew else os.O_APPEND
+        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
+
+    def append(self, entry: Entry) -> None:
+        if self._file is None or self._given_up:
+            return
+        self._pending += json.dumps(entry).encode() + b"\n"
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(self._file, self._pending) :]
+        except OSError as error:
+            self._refused(error)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _refused(self, error: OSError) -> None:
+        if len(self._pending) > PENDING_BYTES:
+            self._given_up, self._pending = True, b""
+        if not self._complained:
+            self._complained = True
+            self._complain(
+                f"{self._path} takes no more lines ({error.strerror}), so numbers of this run may be missing in its "
+                "record. Training goes on. Make room there: what is not written yet is tried again."
+            )
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether a file's last line is whole, so that another may follow."""
+    if not path.exists() or not path.stat().st_size:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+def read_entries(path: Path) -> Iterator[Entry]:
+    """The entries of an event log, in order, without those that were torn as their process was killed."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                yield entry

@@ -1,0 +1,155 @@
+"""Panels: what a picture of records shows, whatever draws it: curves with their names at their ends, and step bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
+
+from gossamer.observe.record import Record
+from gossamer.observe.units import BYTE_UNITS
+
+# Safe for color-blind readers (Okabe and Ito)
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#3B8FC4", "#000000")
+SMOOTHED_POINTS = 30  # as many as a curve of noisy losses shows apart
+LONGEST_NAME = 46  # characters
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a step's time. Its hatch tells it without its color."""
+
+    key: str  # in records
+    name: str
+    color: str
+    hatch: str  # matplotlib's
+
+
+TRAINING = (Part("compute", "computing", "#9DB4D0", ""), Part("waiting", "waiting", "#E4A33B", "///"))
+COMMUNICATION = (
+    Part("encode", "compressing", "#CFE3EC", "..."),
+    Part("wire", "on the wire", "#D98C78", "\\\\\\"),
+    Part("decode", "decompressing", "#B5C7A8", "xxx"),
+)
+BARS_SAY = (
+    "Upper bar: the thread that trains, so all of a step. Lower bar: meanwhile, the thread that communicates; what it "
+    "has not done in time is the upper one's waiting."
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One recipe's values."""
+
+    name: str
+    color: str
+    across: Sequence[float]
+    values: Sequence[float]
+
+    @property
+    def smoothed(self) -> Sequence[float]:
+        """Each value's mean over its neighbors, where there are many; fewer count at the ends."""
+        width = len(self.values) // SMOOTHED_POINTS
+        if width < 2:
+            return self.values
+        near = [self.values[max(0, place - width) : place + width + 1] for place in range(len(self.values))]
+        return [sum(each) / len(each) for each in near]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over one axis."""
+
+    title: str
+    across: str
+    up: str
+    curves: Sequence[Curve]
+
+    @property
+    def empty(self) -> bool:
+        return not any(curve.values for curve in self.curves)
+
+
+@dataclass(frozen=True)
+class StepBars:
+    """Where one recipe's step went, in seconds by part."""
+
+    name: str
+    color: str
+    training: Sequence[tuple[Part, float]]
+    communication: Sequence[tuple[Part, float]]
+
+
+def panels(records: Sequence[Record], metric: str) -> tuple[Panel, Panel]:
+    """The metric over seconds, which is what is waited for, and over bytes."""
+    unit, size = _byte_unit(records)
+    over_seconds, over_bytes = [], []
+    for name, color, record in _named(records):
+        points = [point for point in record["metrics"].get(metric, ()) if point[2] is not None]
+        sent, values = record["bytes_sent_per_step"]["accounted"], [value for _, _, value in points]
+        over_seconds.append(Curve(name, color, [seconds for _, seconds, _ in points], values))
+        over_bytes.append(Curve(name, color, [step * sent / size for step, _, _ in points], values))
+    return (
+        Panel(f"{metric} over time", "seconds of training", metric, over_seconds),
+        Panel(f"{metric} over bytes", f"{unit} that each worker sent", metric, over_bytes),
+    )
+
+
+def step_bars(records: Sequence[Record]) -> list[StepBars]:
+    return [
+        StepBars(
+            name,
+            color,
+            [(part, record[f"{part.key}_seconds_per_step"]) for part in TRAINING],
+            [(part, record["communication_seconds_per_step"][part.key]) for part in COMMUNICATION],
+        )
+        for name, color, record in _named(records)
+    ]
+
+
+def _named(records: Sequence[Record]) -> list[tuple[str, str, Record]]:
+    return [(shortened(record["recipe"]), COLORS[place % len(COLORS)], record) for place, record in enumerate(records)]
+
+
+def shortened(name: str) -> str:
+    """A name that fits beside a curve: its ends tell recipes apart."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    half = (LONGEST_NAME - 1) // 2
+    return f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half:]}"
+
+
+def _byte_unit(records: Sequence[Record]) -> tuple[str, float]:
+    most = max(record["steps"] * record["bytes_sent_per_step"]["accounted"] for record in records)
+    place = next((place for place in range(len(BYTE_UNITS)) if most < 1000 ** (place + 1)), len(BYTE_UNITS) - 1)
+    return BYTE_UNITS[place], 1000.0**place
+
+
+def spread_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places near the `wanted` ones, in their order, `gap` apart and within [low, high]; closer where there is no room.
+
+    Without their gaps places only have to ascend, so that this is isotonic regression: neighbors in the wrong order are
+    pooled at their mean (least squares).
+    """
+    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
+    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
+    pools: list[tuple[float, int]] = []  # (their mean, how many)
+    for rank, place in enumerate(order):
+        mean, count = wanted[place] - gap * rank, 1
+        while pools and pools[-1][0] > mean:
+            before, many = pools.pop()
+            mean, count = (before * many + mean * count) / (many + count), many + count
+        pools.append((mean, count))
+    ascending = [min(max(mean, low), high - gap * (len(wanted) - 1)) for mean, count in pools for _ in range(count)]
+    found = dict(zip(order, (each + gap * rank for rank, each in enumerate(ascending)), strict=True))
+    return [found[place] for place in range(len(wanted))]
+
+
+def ticks(high: float, low: float = 0.0, most: int = 6) -> list[float]:
+    """Round numbers from low to high, at most so many."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    power = 10.0 ** floor(log10(span / (most - 1)))
+    step = next(power * times for times in (1, 2, 5, 10) if span / (power * times) <= most - 1 + 1e-9)
+    return [step * number for number in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]

@@ -1,0 +1,183 @@
+"""Rank record: one rank's numbers over its last session, added up from its event log."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.observe.event_log import SINGLE_STEPS, SUMMED, Entry
+
+Point = tuple[int, float, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """One rank's numbers over one session; seconds and bytes per step are means unless they say otherwise.
+
+    Times per step leave out the warm-up (warm_up); bytes and totals count every step.
+    """
+
+    rank: int
+    world: int
+    recipe: str
+    parameters: int
+    steps: int
+    skipped_steps: int
+    seconds: float  # in all
+    median_seconds: float  # a step, of the means over whole periods of a schedule
+    p90_seconds: float
+    compute_seconds: float
+    waiting_seconds: float  # of the training thread, for the communication thread
+    encode_seconds: float
+    wire_seconds: float
+    decode_seconds: float
+    bytes_sent: float
+    resumed_at: int = 0  # the step of the checkpoint that the session went on from: `steps` counts from the run's begin
+    bytes_pulled: float = 0.0  # from parameter servers
+    interface_bytes: float | None = None  # that the kernel counted, of all processes; None where it was not asked
+    residual_bytes: int = 0  # of compressors' states
+    bucket_bytes: int = 0
+    peak_resident_bytes: int = 0
+    digest: str | None = None  # of the parameters that all agree on; None where the session was not closed
+    holds_merged: bool | None = None  # whether the rank's own model is what was merged; None as above
+    metrics: dict[str, list[Point]] = field(default_factory=dict)  # (step, seconds since the session began, value)
+    checkpoints: list[tuple[int, str]] = field(default_factory=list)  # (step, directory)
+    servers: dict[str, Any] | None = None  # what parameter servers told at the end
+    complete: bool = True  # the process came to its end by itself, well or not, with this session as its last
+    left: bool = False  # a run that went on without it
+    lost: tuple[int, ...] = ()  # ranks that began on this machine and have no complete record
+    collectives: dict[str, str] = field(default_factory=dict)  # by bytes of a mean: which collective took it
+
+
+def warm_up(steps: int) -> int:
+    """How many of the first steps are left out of times per step: ten, or a fifth of fewer than fifty."""
+    return SINGLE_STEPS if steps >= 5 * SINGLE_STEPS else steps // 5
+
+
+def by_period(seconds: npt.NDArray[np.float64], period: int) -> npt.NDArray[np.float64]:
+    """Means over whole periods of a schedule: where sync rounds are rare, most steps have none."""
+    whole = len(seconds) - len(seconds) % period
+    periods = seconds[:whole].reshape(-1, period) if whole else seconds.reshape(1, -1)
+    return np.asarray(periods.mean(axis=1))
+
+
+@dataclass
+class Tally:
+    """Running totals of one session, entry by entry."""
+
+    attached: Entry
+    seconds: array[float] = field(default_factory=lambda: array("d"))  # of each step
+    singles: list[Entry] = field(default_factory=list)  # the first steps, an entry each
+    sums: Counter[str] = field(default_factory=Counter)  # over all other steps
+    skipped_steps: int = 0
+    resumed_at: int = 0
+    latest: Entry = field(default_factory=dict)  # the latest content of entries that may come again
+    counted: list[int] = field(default_factory=list)  # by the interface, after the first and the last step
+    metrics: dict[str, list[Point]] = field(default_factory=dict)
+    checkpoints: list[tuple[int, str]] = field(default_factory=list)
+    collectives: dict[str, str] = field(default_factory=dict)
+    closed: bool = False
+    ended: bool = False
+    left: bool = False
+
+    @property
+    def took_part(self) -> bool:
+        return self.closed or bool(self.seconds or self.metrics)
+
+    def take(self, entry: Entry) -> None:
+        self.latest |= entry
+        match entry:
+            case {"kind": "steps"}:
+                self._add(entry)
+            case {"kind": "logged", "points": points}:
+                for step, seconds, values in points:
+                    for name, value in values.items():
+                        self.metrics.setdefault(name, []).append((step, seconds, value))
+            case {"kind": "saved", "step": step, "directory": directory}:
+                self.checkpoints.append((step, directory))
+            case {"kind": "collective", "nbytes": nbytes, "collective": collective}:
+                self._pick(str(nbytes), collective)
+            case {"kind": "closed"}:
+                self.closed = True
+            case {"kind": "end"}:
+                self.ended = True
+            case {"kind": "left"}:
+                self.left = True
+
+    def _add(self, steps: Entry) -> None:
+        if not self.seconds:
+            self.resumed_at = max(0, steps["step"] - len(steps["seconds"]))
+        if len(self.singles) < SINGLE_STEPS and len(steps["seconds"]) == 1:
+            self.singles.append(steps)
+        else:
+            self.sums.update({name: steps[name] for name in SUMMED})
+        self.seconds.extend(steps["seconds"])
+        self.skipped_steps += steps["skipped_steps"]
+        if "counted" in steps:
+            self.counted = [(self.counted or steps["counted"])[0], steps["counted"][1]]
+
+    def _pick(self, nbytes: str, collective: str) -> None:
+        """One size may go several ways: of numbers of unlike formats, or in other groups."""
+        before = self.collectives.get(nbytes, "")
+        if collective not in before:
+            self.collectives[nbytes] = f"{before}, {collective}" if before else collective
+
+    def _mean(self, name: str, first: int = 0) -> float:
+        total = sum(single[name] for single in self.singles[first:]) + self.sums[name]
+        return float(total / max(len(self.seconds) - first, 1))
+
+    def record(self, *, complete: bool = True) -> RankRecord:
+        count = len(self.seconds)
+        first = warm_up(count)
+        seconds = np.array(self.seconds)[first:]
+        waiting = self._mean("waiting_seconds", first)
+        latest, between = self.latest, count - 1
+        return RankRecord(
+            **{name: self.attached[name] for name in ("rank", "world", "recipe", "parameters")},
+            steps=latest.get("step", 0),
+            resumed_at=self.resumed_at,
+            skipped_steps=self.skipped_steps,
+            seconds=latest.get("at", 0.0),
+            median_seconds=float(np.median(by_period(seconds, self.attached["period"]))) if count else 0.0,
+            p90_seconds=float(np.quantile(seconds, 0.9)) if count else 0.0,
+            compute_seconds=(float(seconds.mean()) if count else 0.0) - waiting,
+            waiting_seconds=waiting,
+            encode_seconds=self._mean("encode_seconds", first),
+            wire_seconds=self._mean("wire_seconds", first),
+            decode_seconds=self._mean("decode_seconds", first),
+            bytes_sent=self._mean("bytes_sent"),
+            bytes_pulled=self._mean("bytes_pulled"),
+            interface_bytes=(self.counted[1] - self.counted[0]) / between if self.counted and between else None,
+            peak_resident_bytes=latest.get("peak_resident_bytes", 0),
+            residual_bytes=latest.get("residual_bytes", 0),
+            bucket_bytes=latest.get("bucket_bytes", 0),
+            digest=latest.get("digest"),
+            holds_merged=latest.get("holds_merged"),
+            metrics=self.metrics,
+            checkpoints=self.checkpoints,
+            servers=latest.get("told"),
+            complete=complete,
+            left=self.left,
+            collectives=self.collectives,
+        )
+
+
+def replay(entries: Iterable[Entry]) -> RankRecord | None:
+    """The record of the last session that took part in training; None where none did.
+
+    A worker that came back when the others had come to the end remains lost: its record is not complete.
+    """
+    sessions: list[Tally] = []
+    for entry in entries:
+        if entry.get("kind") == "attached":
+            sessions.append(Tally(entry))
+        elif sessions:
+            sessions[-1].take(entry)
+    last = next((session for session in reversed(sessions) if session.took_part), None)
+    return None if last is None else last.record(complete=last is sessions[-1] and last.ended)

@@ -1,0 +1,48 @@
+"""Scalars: checks the numbers that a training loop tells its session: metrics, and weights of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+
+from torch import Tensor
+
+from gossamer.errors import require
+
+
+def logged_numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """Logged metrics as numbers by name. Raises TypeError for anything else."""
+    numbers = {name: number_in(value) for name, value in metrics.items()}
+    for name, number in numbers.items():
+        if number is None:
+            raise TypeError(
+                f"session.log({name}=...) was given {_shown(metrics[name])}, and records hold numbers. Write a number "
+                f"or a tensor of one entry, such as session.log({name}=loss.mean())."
+            )
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def sample_weight(weight: float | Tensor) -> float:
+    """A batch's weight, in samples. Raises ValueError for what is no finite number of at least 0."""
+    number = number_in(weight)
+    require(
+        number is not None and isfinite(number) and number >= 0,
+        f"a weight is a finite number of samples, not {_shown(weight)}. Write session.weight(len(batch)).",
+    )
+    return number or 0.0
+
+
+def number_in(value: object) -> float | None:
+    """The number that `value` is, or holds as its one entry; None where it is no number."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return f"a tensor of shape {tuple(value.shape)}"
+    return repr(value)

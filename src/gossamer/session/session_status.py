@@ -1,0 +1,59 @@
+"""Session status: emits StepEnded for each step, adds up what this rank has sent, and is what print(session) shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from torch import Tensor
+
+from gossamer import events
+from gossamer.observe.units import bytes_text
+from gossamer.recipes.recipe import Recipe
+from gossamer.runtime.transport import Transport
+from gossamer.synchronizers.base import StepCosts
+
+
+class SessionStatus:
+    """Counts the steps made since attach. step: the session's own counter, which a loaded checkpoint sets."""
+
+    def __init__(self, recipe: Recipe, transport: Transport, step: Callable[[], int]) -> None:
+        self._recipe, self._rank, self._world, self._step = recipe, transport.rank, transport.world, step
+        self._last_at, self.step_seconds = time.perf_counter(), 0.0  # of the last step
+        self._steps, self._bytes_sent = 0, 0.0
+        self.record = self.checkpoint = ""  # where they are
+
+    def step_ended(self, skipped: bool, costs: StepCosts) -> None:
+        now = time.perf_counter()
+        seconds, self._last_at = now - self._last_at, now
+        self._steps, self.step_seconds = self._steps + 1, seconds
+        self._bytes_sent += costs.get("bytes_sent", 0.0)
+        events.emit(events.StepEnded(step=self._step(), seconds=seconds, skipped=skipped, **costs))
+
+    def text(self, parameters: Iterable[Tensor]) -> str:
+        gradients = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        lines = [
+            f"Session: rank {self._rank} of {self._world}, step {self._step()}",
+            f"recipe: {self._recipe!r}",
+            f"sent: {', '.join(self._traffic(gradients))}",
+            f"record: {self.record or 'none'}; checkpoint: {self.checkpoint or 'none yet'}",
+        ]
+        return "\n  ".join(lines)
+
+    def _traffic(self, gradient_bytes: int) -> Iterator[str]:
+        dense = 2 * (self._world - 1) / self._world * gradient_bytes  # an all-reduce in every step
+        if self._world == 1:
+            yield "nothing, as a world of one"
+        elif not self._steps:
+            yield f"nothing yet; Dense() sends {bytes_text(dense)} a step"
+        else:
+            sent = self._bytes_sent / self._steps
+            yield f"{bytes_text(sent)} a step"
+            if sent:
+                yield _compared(sent, dense)
+
+
+def _compared(sent: float, dense: float) -> str:
+    factor, kind = (dense / sent, "less") if sent <= dense else (sent / dense, "more")
+    times = f"{factor:.3g}"
+    return "as Dense()" if times == "1" else f"{times} times {kind} than Dense() ({bytes_text(dense)})"

@@ -1,0 +1,67 @@
+"""Moment rounds: in every how many of them what an optimizer remembers is averaged along with the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+
+from gossamer.errors import require
+
+AVERAGE, KEEP, RESET = "average", "keep", "reset"
+OPTIMIZER_STATES = (KEEP, AVERAGE, RESET)
+
+
+@dataclass(frozen=True)
+class MomentRounds:
+    """In every how many rounds of a fragment the optimizer's state about it is averaged, by kind; 0: never.
+
+    MomentRounds(first=3, second=6).cycle == 6
+    """
+
+    first: int = 0  # momentum
+    second: int = 0  # Adam's mean of squares
+    others: int = 0  # everything else that an optimizer keeps about each entry
+    named: tuple[str, ...] = ()  # of the first two, those that have a period of their own
+
+    @property
+    def any(self) -> bool:
+        return bool(self.first or self.second or self.others)
+
+    @property
+    def cycle(self) -> int:
+        """Rounds of a fragment after which all repeats itself."""
+        return lcm(*(each for each in (self.first, self.second, self.others) if each))
+
+
+NEVER, ALWAYS = MomentRounds(), MomentRounds(1, 1, 1)
+
+
+def moment_rounds(
+    period: int, optimizer_state: str, first_moment_period: int | None, second_moment_period: int | None
+) -> MomentRounds:
+    """From periods in steps; optimizer_state: the fate of moments that have none."""
+    own = {"first": first_moment_period, "second": second_moment_period}
+    rest = ALWAYS if optimizer_state == AVERAGE else NEVER
+    given = {name: steps // period for name, steps in own.items() if steps is not None}
+    return MomentRounds(given.get("first", rest.first), given.get("second", rest.second), rest.others, tuple(given))
+
+
+def check_moments(
+    period: int, optimizer_state: str, first_moment_period: int | None, second_moment_period: int | None
+) -> None:
+    require(
+        optimizer_state in OPTIMIZER_STATES,
+        f'optimizer_state is what becomes of momenta at a merge: "keep", "average" or "reset", not {optimizer_state!r}',
+    )
+    for name, steps in {"first": first_moment_period, "second": second_moment_period}.items():
+        if steps is None:
+            continue
+        require(
+            optimizer_state != RESET,
+            f'{name}_moment_period averages what optimizer_state="reset" throws away: leave out one of them',
+        )
+        require(
+            steps >= period and steps % period == 0,
+            f"moments are averaged along with parameters, so {name}_moment_period is a multiple of period={period}, "
+            f"not {steps}: write {name}_moment_period={max(1, round(steps / period)) * period}",
+        )

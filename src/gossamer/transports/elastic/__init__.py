@@ -1,0 +1,12 @@
+"""Elastic transports: lock-step groups whose members come and go.
+
+transport           the transport of an elastic run's session: recovery, newcomers, one mesh after the other
+operation_log       answers of the last exchange, for ranks that miss some
+state_transfer      tensors and texts from ranks that have them to those that do not
+change              what a member sees of another view, and what the transport asks of its parts
+joined_run          this process's membership: its agent, its door, the mesh of each view
+agent               a worker's connection to the coordinator
+door                a worker's listening socket, by which each view's mesh is connected
+coordinator_server  the coordinator, served over sockets
+remote_control      changes how many workers a run may have
+"""

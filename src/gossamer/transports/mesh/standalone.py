@@ -1,0 +1,149 @@
+"""Standalone mesh: a mesh transport that has nothing but its connections, over which texts travel, too."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.op_semantics import rank_order_mean
+from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Payload
+from gossamer.errors import GossamerError, MalformedError, require
+from gossamer.runtime.transport import Transport
+from gossamer.transports.mesh.collective_selector import ENGINE, CollectiveSelector, check_wish
+from gossamer.transports.mesh.link_measurement import Links
+from gossamer.transports.mesh.native_mesh import Mesh, available
+from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait
+from gossamer.transports.mesh.program import Ranks
+from gossamer.transports.mesh.sealing import LinksKeys
+from gossamer.transports.mesh.shared_memory import share
+from gossamer.transports.mesh.stall_watchdog import requested_timeouts
+from gossamer.transports.mesh.transport import MeshTransport, check_same_wish, measured
+
+MOST_TEXT_BYTES = 2**26  # of one rank
+CPU = torch.device("cpu")
+
+
+def standalone_mesh(
+    rank: int,
+    sockets: Sequence[socket.socket | None],
+    wish: str,
+    known: Links | None,
+    *,
+    says: bool,
+    keys: LinksKeys | None = None,
+) -> MeshTransport:
+    """A transport over connected sockets, by rank and None at `rank`; every rank of the group must call it.
+
+    wish: the collective; known: the links, which are measured where it is None; says: whether this rank tells the user
+    where a mean cannot go as was asked; keys: of connections that are sealed (sealing.agree). The sockets belong to
+    the transport from now on, also where this fails. Raises MismatchError where ranks ask for different
+    collectives, and PeerLost where one leaves meanwhile.
+    """
+    mesh = None
+    try:
+        _check(wish)
+        mesh = Mesh(rank, sockets, requested_timeouts(), keys=keys)
+        texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(wish, _unknown(mesh.world))))
+        check_same_wish(texts.all_gather_text(wish))
+        mesh.share(share(rank, sockets, texts.all_gather_text))
+        links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
+        operations = MeshOperations(mesh, CollectiveSelector(wish, links, says=says))
+        return MeshTransport(operations, MeshFallback(operations))
+    except BaseException:
+        if mesh is not None:
+            mesh.close()
+        for each in filter(None, sockets):
+            each.close()
+        raise
+
+
+def _check(wish: str) -> None:
+    check_wish(wish)
+    require(
+        wish != ENGINE,
+        f"{ENGINE!r} is torch's process group, which cannot lose or gain workers: an elastic run uses its own "
+        "connections. Leave out --collective, or write --collective auto.",
+    )
+    if not available():
+        raise GossamerError(
+            "the compiled loops are not there, and without them an elastic run has no collectives. Build them: "
+            "python kernels-src/build.py kernels; or run a fixed number of workers: gossamer run --workers 4."
+        )
+
+
+def _unknown(world: int) -> Links:
+    return Links.alike(((0.0,) * world,) * world, 1.0)
+
+
+class MeshFallback:
+    """Fallback to the mesh itself: what the loops do not sum is gathered, what lies on GPUs is copied here and back."""
+
+    def __init__(self, operations: MeshOperations) -> None:
+        self._operations = operations
+
+    def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
+        here = op.map(Tensor.cpu)
+        if self._operations.serves(here):
+            wait = self._operations.begin(here, ranks)
+        else:
+            assert isinstance(here, AllReduceMean)  # all others are bytes to the loops
+            wait = self._gathered_mean(here.tensor, ranks)
+        return lambda: _given_back(op, wait(), ranks.index(self._operations.rank))
+
+    def _gathered_mean(self, tensor: Tensor, ranks: Ranks) -> Wait:
+        wait = self._operations.begin(AllGather((tensor,)), ranks)
+        return lambda: rank_order_mean([theirs for (theirs,) in wait()])
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
+        self._operations.broadcast_(tensors, source, self._operations.everyone)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        """All ranks' texts, by rank. Raises MalformedError, on every rank, where one is longer than 64 MiB."""
+        mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
+        length = torch.tensor([len(text.encode())], dtype=torch.int64, device=CPU)
+        everyone = self._operations.everyone
+        sizes = [int(theirs) for (theirs,) in self._operations.begin(AllGather((length,)), everyone)()]
+        for rank, size in enumerate(sizes):
+            if not 0 <= size <= MOST_TEXT_BYTES:
+                raise MalformedError(
+                    f"rank {rank} announced a text of {size} bytes, and none has more than {MOST_TEXT_BYTES}: nothing "
+                    "was received. Large data belongs into tensors."
+                )
+        heard = self._operations.begin_bytes(mine[: sizes[self._operations.rank]], sizes)()
+        return [_text(rank, theirs) for rank, (theirs,) in enumerate(heard)]
+
+    def part(self, size: int, known: Links) -> Transport:
+        raise GossamerError(
+            "an elastic run has no sites: blocks of consecutive ranks would change with every worker that comes or "
+            "goes. Leave out Hierarchy(...) and sites, or run a fixed number of workers: gossamer run --workers 4."
+        )
+
+    def close(self) -> None:
+        """There is nothing but the mesh."""
+
+
+def _given_back(op: SimpleOp, answer: Any, place: int) -> Any:
+    """An answer from this machine's memory, where the operation's own tensors are. place: of this rank."""
+    match op:
+        case AllReduceMean(tensor, out):
+            return answer.to(tensor.device) if out is None else out.copy_(answer)
+        case AllToAll(parts):
+            like = parts[place]
+        case _:
+            like = op.tensors()
+    return [_beside(payload, like) for payload in answer]
+
+
+def _beside(payload: Payload, like: Payload) -> Payload:
+    return tuple(tensor.to(theirs.device) for tensor, theirs in zip(payload, like, strict=True))
+
+
+def _text(rank: int, data: Tensor) -> str:
+    try:
+        return bytes(data.numpy()).decode()
+    except UnicodeDecodeError:
+        raise MalformedError(f"what rank {rank} sent as a text is none") from None

@@ -1,0 +1,23 @@
+"""Checks that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import refusal
+
+from gossamer.cli import options
+
+
+def test_a_package_that_workers_need_is_missed_before_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == "msgspec" else name)
+    said = refusal("run", "--servers", "1", "train.py")
+    assert f"Write: {sys.executable} -m pip install msgspec\n" in said
+    assert "Traceback" not in said
+    assert not Path("runs").exists()

@@ -1,0 +1,95 @@
+"""The script or module of a command, as one would give it to python."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from support.processes import engine_files_left_open
+
+from gossamer.cli.main import gossamer
+from gossamer.cli.program import TrainingProgram, program_argument
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--workers", type=int)
+@program_argument
+def run(workers: int | None, program: TrainingProgram) -> None:
+    click.echo(repr((workers, str(program.script), program.arguments, program.as_module)))
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a script, a package, and another script further down."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "package/__init__.py", "package/train.py", "package/__main__.py", "bare/sub/fit.py"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("raise RuntimeError('only the workers import it')")
+
+
+def said(*words: str) -> str:
+    return CliRunner().invoke(run, list(words)).output.strip()
+
+
+@pytest.mark.parametrize(
+    "python", [(), ("python",), ("python3",), ("python3.11",), ("python", "-u"), (sys.executable,)]
+)
+def test_scripts_and_modules_are_given_as_to_python(python: tuple[str, ...]) -> None:
+    of_script = (None, "train.py", ("--rate", "1", "--workers", "3"), False)
+    assert said(*python, "train.py", "--rate", "1", "--workers", "3") == repr(of_script)
+    of_module = (2, "package.train", ("-m", "x"), True)
+    assert said("--workers", "2", *python, "-m", "package.train", "-m", "x") == repr(of_module)
+    assert said(*python, "-m", "package") == repr((None, "package", (), True))
+
+
+def test_a_file_named_python_is_a_script() -> None:
+    Path("python").write_text("")
+    assert said("python", "train.py") == repr((None, "python", ("train.py",), False))
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["missing/fit.py"], "Did you mean bare/sub/fit.py?"),
+        (["trian.py"], "Did you mean train.py?"),
+        (["package.train"], "If it is a module, write -m package.train"),
+        (["zzz.py"], "Write the path of your training script: gossamer run path/to/train.py"),
+        (["package"], "package is a directory. Name the script in it, such as package/train.py"),
+        (["-m", "package.fit"], "there is no module package.fit: fit was not found in"),
+        (["-m", "bare"], "bare is a package without __main__.py. Name a module in it: -m bare.train"),
+        (["python"], "Write: python train.py"),
+        (["/usr/bin/python3.9", "train.py"], "/usr/bin/python3.9 -m gossamer run"),
+        (["ls", "train.py"], "ls is a program of its own, and this command starts the workers itself. Name the Python"),
+        (["--worker", "2", "train.py"], "--workers"),
+        ([], "Missing argument 'SCRIPT [ARGUMENTS]...'"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_to_write(words: list[str], answer: str) -> None:
+    assert answer in said(*words)
+
+
+def test_nothing_of_a_package_is_imported_to_find_it() -> None:
+    said("-m", "package.train")
+    assert "package" not in sys.modules
+    assert os.getcwd() not in sys.path
+
+
+@pytest.mark.processes
+def test_a_module_runs_as_under_python_and_fails_with_its_own_lines() -> None:
+    Path("package/__init__.py").write_text("")
+    Path("package/train.py").write_text(
+        "import sys\nfrom package import helper\nprint(__name__, sys.argv[1:])\nhelper.fail()"
+    )
+    Path("package/helper.py").write_text("def fail():\n    raise ValueError('bad data')")
+    with engine_files_left_open():
+        done = CliRunner().invoke(gossamer, ["run", "--workers", "1", "python", "-m", "package.train", "--rate", "1"])
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[0] == "[rank 0] __main__ ['--rate', '1']"
+    first, *rest = done.stderr.partition("Traceback")[2].splitlines()[1:]
+    assert first.endswith('package/train.py", line 4, in <module>')
+    assert "ValueError: bad data" in rest
+    assert "rank 0 failed: ValueError: bad data" in done.stderr

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from gossamer.observe.control_sequences import without_controls
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b[1;38:5:208mbright\x1b[m", "bright"),
+        ("\x1b[2Jcleared\x1b[H", "cleared"),
+        ("\x1b]0;title\x07after", "after"),
+        ("\x1b]8;;https://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1bP+q544e\x1b\\after", "after"),
+        ("\x1bcreset \x1b(0line\x1b[?1049h", "reset line"),
+        ("bell\x07 back\x08\x0b C1\x9b31m\x85", "bell back C1"),
+        ("cut\x1b[3", "cut"),
+        ("cut\x1b", "cut"),
+        ("a\ttab, two\nlines, größer ✓", "a\ttab, two\nlines, größer ✓"),
+    ],
+)
+def test_nothing_but_text_is_left(text: str, shown: str) -> None:
+    assert without_controls(text) == shown
+
+
+def test_colors_stay_where_they_are_wanted() -> None:
+    assert without_controls("\x1b[31mred\x1b[0m\x1b[2K\x1b[3A", colors=True) == "\x1b[31mred\x1b[0m"
+    assert without_controls("\x1b[31\x07m", colors=True) == "m"

@@ -1,0 +1,126 @@
+"""Losses by strategy, victim, operation and who heard the last answer; one after the other, and within a recovery."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+from support.elastic_groups import ElasticRun, Loss
+from support.elastic_training import EVERY, STEPS, Told, check_run, operations, trained
+from support.virtual_workers import Worker
+
+from gossamer.errors import GossamerError
+from gossamer.transports.elastic.transport import ElasticTransport
+
+HEARD = {"by nobody": (False, ()), "by all": (True, ()), "by some": (True, (1,))}
+
+
+def loss(victim: int, op: int, heard: str, world: int = 3, group: int = 2) -> Loss:
+    answered, deaf = HEARD[heard]
+    return Loss(
+        victim=victim, op=op, answered=answered, deaf=frozenset((victim + each) % world for each in deaf), group=group
+    )
+
+
+@pytest.mark.parametrize("heard", HEARD)
+@pytest.mark.parametrize("recipe", EVERY)
+def test_promise_1_survivors_of_any_rank_agree(recipe: str, heard: str) -> None:
+    random = Random(recipe + heard)
+    for victim in range(3):
+        op = random.randrange(operations(recipe))
+        assert len(check_run(recipe, 3, [loss(victim, op, heard)])) == 2
+
+
+@pytest.mark.parametrize("recipe", EVERY)
+def test_promise_1_one_loss_after_the_other(recipe: str) -> None:
+    random, ops = Random(recipe), operations(recipe)
+    for heard in HEARD:
+        losses = [
+            loss(random.randrange(4), random.randrange(ops // 2), heard, 4),
+            loss(random.randrange(4), random.randrange(3, 3 + ops // 3), heard, 4, group=4),
+        ]
+        check_run(recipe, 4, losses)
+
+
+@pytest.mark.parametrize("recipe", EVERY)
+def test_promise_1_losses_within_a_recovery(recipe: str) -> None:
+    """Operation 0 of a new group compares how far its members are, the next two give answers, and then their standings
+    are gathered, before anything else."""
+    random = Random(recipe)
+    for place in range(5):
+        first = loss(0, random.randrange(operations(recipe) - 1), "by some", 4)
+        check_run(recipe, 4, [first, loss(random.randrange(1, 4), place, random.choice([*HEARD]), 4, group=4)])
+
+
+@pytest.mark.parametrize("recipe", EVERY)
+def test_a_world_of_one_goes_on(recipe: str) -> None:
+    op = Random(recipe).randrange(operations(recipe) - 1)
+    assert len(check_run(recipe, 2, [loss(1, op, "by nobody", 2)])) == 1
+    assert len(check_run(recipe, 2, [loss(0, op, "by some", 2)])) == 1
+
+
+# -- broken twins ------------------------------------------------------------------------------------------------------
+
+
+def fails(recipe: str, losses: list[Loss], world: int = 3) -> bool:
+    try:
+        check_run(recipe, world, losses)
+    except (AssertionError, GossamerError, ValueError, TypeError, IndexError, KeyError, RuntimeError):
+        return True
+    return False
+
+
+def caught(recipe: str, heard: str) -> bool:
+    return any(fails(recipe, [loss(1, op, heard)]) for op in range(3, operations(recipe) - 1))
+
+
+def test_twin_without_agreement_the_bits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not heard the answer makes the step again, the others go on."""
+
+    def alone(self: ElasticTransport, group: object, view: object, began: float) -> bool:
+        resolve = ElasticTransport._resolve.__wrapped__  # type: ignore[attr-defined]
+        completed, self._completed = self._completed, 0
+        try:
+            return bool(resolve(self, group, view, began))
+        finally:
+            self._completed = completed
+
+    alone.__wrapped__ = ElasticTransport._resolve  # type: ignore[attr-defined]
+    monkeypatch.setattr("support.elastic_groups.SECONDS", 3.0)
+    operations("Dense()")
+    monkeypatch.setattr(ElasticTransport, "_resolve", alone)
+    assert caught("Dense()", "by some")
+
+
+def test_twin_answers_of_another_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = ElasticTransport.complete
+
+    def stale(self: ElasticTransport) -> None:
+        answers = list(self._log._answers)
+        complete(self)
+        self._last._answers, self.stale = getattr(self, "stale", answers), answers  # type: ignore[attr-defined]
+
+    operations("TopK(0.1)")
+    monkeypatch.setattr("support.elastic_groups.SECONDS", 3.0)
+    monkeypatch.setattr(ElasticTransport, "complete", stale)
+    assert caught("TopK(0.1)", "by some")
+
+
+def test_replays_are_told() -> None:
+    """Whatever fails says how to see it again."""
+
+    def unequal(recipe: str, worker: Worker) -> Told:
+        return replace(trained(recipe, worker), steps=worker.rank)
+
+    with pytest.raises(AssertionError) as caught:
+        check_run("Dense()", 2, work=unequal)
+    assert caught.value.__notes__[0].startswith("Again: 'Dense()', 2")
+
+
+def test_nothing_is_lost_without_a_fault() -> None:
+    first, *others = ElasticRun(3)(partial(trained, "Dense()"))
+    assert first.steps == STEPS
+    assert all(torch.equal(each.agreed, first.agreed) for each in others)

@@ -1,0 +1,70 @@
+"""Links on pages lead to files and headings that exist, and every page is in the index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: str) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: str) -> list[str]:
+    """Targets within this project."""
+    found = re.findall(r"\]\(([^)\s]+)\)", CODE.sub("``", page))
+    return [link for link in found if "://" not in link]
+
+
+def dead(page: Path) -> Iterator[str]:
+    text = page.read_text(encoding="utf-8")
+    for link in links(text):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            yield link
+
+
+def missing(index: Path, pages: list[Path]) -> set[Path]:
+    """Pages that the index does not link to."""
+    found = links(index.read_text(encoding="utf-8"))
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in found}
+    return {page for page in pages if page.resolve() not in linked and page != index}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(dead(page)) == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    assert missing(ROOT / "docs" / "README.md", sorted((ROOT / "docs").rglob("*.md"))) == set()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_begins_with_what_it_answers(page: Path) -> None:
+    """A question in the first paragraph."""
+    title, first = page.read_text(encoding="utf-8").split("\n\n")[:2]
+    assert title.startswith("# ")
+    assert "?" in first
+
+
+def test_dead_links_and_forgotten_pages_are_noticed(tmp_path: Path) -> None:
+    index, page = tmp_path / "README.md", tmp_path / "page.md"
+    page.write_text("# A page, of two words\n\n[up](README.md) `[code](none.md)` [itself](#a-page-of-two-words)")
+    index.write_text("# Pages\n\n[page](page.md#a-page-of-two-words) [web](https://example.org)")
+    assert [*dead(index), *dead(page)] == []
+    assert missing(index, [index, page]) == set()
+    index.write_text("# Pages\n\n[lost](lost.md) [page](page.md#a-page) ![picture](page.png)")
+    assert list(dead(index)) == ["lost.md", "page.md#a-page", "page.png"]
+    index.write_text("# Pages\n\nNone.")
+    assert missing(index, [index, page]) == {page}

@@ -1,0 +1,114 @@
+"""Members of views in threads of one process, connected by their doors; and intruders, who call doors by themselves."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import pytest
+
+from gossamer.errors import ConnectError
+from gossamer.membership import Member, View
+from gossamer.transports.elastic.door import Door
+from gossamer.transports.mesh.greeting import CallerHello, greeting_key
+
+TOKEN = bytes(range(32))
+
+
+def never():
+    return False
+
+
+class Doors:
+    """Members in threads of one process."""
+
+    def __init__(self, count):
+        self.pool = ThreadPoolExecutor(count + 1)
+        self.doors = {1000 + each: Door("127.0.0.1") for each in range(count)}
+        self.open = []
+
+    def view(self, number, places, secret=None):
+        members = tuple(
+            Member(number=1000 + each, host="127.0.0.1", port=self.doors[1000 + each].address[1]) for each in places
+        )
+        return View(number=number, members=members, newcomers=frozenset(), secret=secret or secrets.token_bytes(32))
+
+    def meeting(self, view, place, token=TOKEN, seconds=10.0, over=never):
+        """A ticket for what a member comes to."""
+        number = view.members[place].number
+        return self.pool.submit(self.doors[number].meet, view, number, token, seconds, over)
+
+    def meet(self, view):
+        return self.both(*[self.meeting(view, place) for place in range(view.world)])
+
+    def both(self, *tickets):
+        found = [ticket.result(20) for ticket in tickets]
+        self.open += [each for end in found for each in end if each is not None]
+        return found
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for each in (*self.open, *self.doors.values()):
+            each.close()
+        self.pool.shutdown()
+
+
+def check_connected(ends):
+    """Every pair is connected with each other, and not with anybody else."""
+    for rank, end in enumerate(ends):
+        assert [each is None for each in end] == [peer == rank for peer in range(len(ends))]
+        for peer, each in enumerate(end):
+            if each is not None:
+                each.setblocking(True)
+                each.settimeout(5)
+                each.sendall(bytes([rank, peer]))
+    for rank, end in enumerate(ends):
+        assert all(each is None or each.recv(2) == bytes([peer, rank]) for peer, each in enumerate(end))
+
+
+class Intruder:
+    """Calls a door by itself."""
+
+    open: ClassVar = []
+
+    def __init__(self, door):
+        self.connection = socket.create_connection(door.address, 5)
+        self.open.append(self.connection)
+
+    def challenge(self):
+        return self.connection.recv(32, socket.MSG_WAITALL)
+
+    def say(self, data):
+        self.connection.sendall(data)
+        return self.answer()
+
+    def answer(self):
+        """Empty where it was hung up on."""
+        try:
+            return self.connection.recv(32, socket.MSG_WAITALL)
+        except ConnectionError:
+            return b""
+
+
+def hello(view, challenge, token=TOKEN, caller=1001, called=1000):
+    """What member 1001 says to member 1000."""
+    key = greeting_key(token, view.number.to_bytes(8, "big") + view.secret)
+    return key, CallerHello.to(called, caller=caller, meeting=view.number, key=key, challenge=challenge)
+
+
+def answer_of_door(says):
+    """What member 1000 answers in a view with 1001 and 1002, to whom says(view, challenge) gives what is said."""
+    with Doors(3) as doors:
+        view = doors.view(5, (0, 1, 2))
+        ticket = doors.meeting(view, 0, seconds=20.0, over=(over := threading.Event()).is_set)
+        intruder = Intruder(doors.doors[1000])
+        answer = intruder.say(says(view, intruder.challenge()))
+        over.set()
+        with pytest.raises(ConnectError):
+            ticket.result(10)
+        return answer

@@ -1,0 +1,51 @@
+"""Ranks in threads of one process, each with a standalone mesh over loopback: no engine anywhere."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+from gossamer.transports.mesh.link_measurement import Links
+from gossamer.transports.mesh.standalone import standalone_mesh
+
+
+def connected(world):
+    """By rank, its connections to all others, as a view's doors make them."""
+    ends = [[None] * world for _ in range(world)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for high in range(world):
+            for low in range(high):
+                ends[high][low] = socket.create_connection(listener.getsockname())
+                ends[low][high], _ = listener.accept()
+                for each in (ends[high][low], ends[low][high]):
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    each.setblocking(False)
+    return ends
+
+
+def near(world):
+    return Links.alike(((0.0001,) * world,) * world, 1e9)
+
+
+class StandaloneGroup:
+    """`world` ranks, each with a thread of its own."""
+
+    def __init__(self, world, wish="auto", known=near):
+        self.world, self.pool = world, ThreadPoolExecutor(world)
+        self.sockets = connected(world)
+        links = known(world) if known else None
+        self.transports = self.all(lambda rank: standalone_mesh(rank, self.sockets[rank], wish, links, says=rank == 0))
+
+    def all(self, act):
+        return [ticket.result(30) for ticket in [self.pool.submit(act, rank) for rank in range(self.world)]]
+
+    def answers(self, ops):
+        return self.all(lambda rank: self.transports[rank].answer(ops[rank]))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for transport in self.transports:
+            transport.close()
+        self.pool.shutdown()
