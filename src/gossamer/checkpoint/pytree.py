@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.core.json_text import read_json
 from gossamer.core.layout import dtype_name, dtype_of
 from gossamer.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 24
 DIGEST_BYTES = 16
+DEEPEST_LEVELS = 60  # of a tree; each is up to three levels of its JSON, and 200 of those are read
 # Known to every release of safetensors; other dtypes are stored as bytes, with their name in the tree.
 FORMAT_DTYPES = {
     torch.float64: "F64",
@@ -61,8 +63,20 @@ class _Writer:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self._level = 0
 
     def encode(self, value: Any, path: str) -> Any:
+        if self._level == DEEPEST_LEVELS:
+            raise CheckpointError(
+                f"The tree holds itself, or is nested too deeply to be written: more than {DEEPEST_LEVELS} levels at "
+                f"{path[:100]}. Save flat lists and dicts of numbers, text and tensors."
+            )
+        self._level += 1
+        encoded = self._encoded(value, path)
+        self._level -= 1
+        return encoded
+
+    def _encoded(self, value: Any, path: str) -> Any:
         match value:
             case None | bool() | int() | str():
                 return value
@@ -141,16 +155,10 @@ def flatten(tree: Any) -> tuple[str, dict[str, Tensor]]:
     state_dict() is replaced by it. Anything else is a CheckpointError that names its place.
     """
     writer = _Writer()
-    try:
-        text = json.dumps(writer.encode(tree, ""))
-    except RecursionError:
-        raise CheckpointError(
-            "The tree holds itself, or is nested too deeply to be written. Save flat lists and dicts of numbers, text "
-            "and tensors."
-        ) from None
+    text = json.dumps(writer.encode(tree, ""))
     return text, writer.tensors
 
 
 def unflatten(text: str, tensors: Mapping[str, Tensor]) -> Any:
     """The inverse of `flatten`."""
-    return _decode(json.loads(text), tensors)
+    return _decode(read_json(text), tensors)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gossamer.core.json_text import read_json
 from gossamer.environment.wait_progress import named_ranks
 from gossamer.environment.wait_timeout import duration
 from gossamer.errors import MalformedError
@@ -76,8 +77,8 @@ class Inbox:
 
 def _parsed(body: bytes) -> Message:
     try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
+        message = read_json(body)
+    except ValueError:
         raise MalformedError("it holds no JSON") from None
     if not isinstance(message, dict):
         raise MalformedError("it holds no JSON object")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from gossamer.core.json_text import read_json
 from gossamer.errors import MalformedError
 
 MOST_VALUE_CHARACTERS = 200
@@ -12,8 +11,8 @@ MOST_VALUE_CHARACTERS = 200
 def read_fingerprint(text: str) -> dict[str, str]:
     """Read a JSON object of texts. Raises MalformedError for anything else."""
     try:
-        read = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        read = read_json(text)
+    except ValueError as error:
         raise MalformedError(f"a fingerprint is a JSON object of texts, and this is no JSON: {error!s:.100}") from None
     if not isinstance(read, dict) or not all(isinstance(value, str) for value in read.values()):
         raise MalformedError("a fingerprint is a JSON object of texts: give json.dumps({'torch': torch.__version__})")

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gossamer.core.json_text import read_json
 from gossamer.errors import CheckpointError, ConnectError
 from gossamer.membership.view import Member, View
 
@@ -147,7 +148,7 @@ def _read(path: Path) -> tuple[Remembered, int]:
             checksum, _, text = line.partition(b" ")
             if int(checksum, 16) != zlib.crc32(text):
                 raise ValueError("its checksum is wrong")
-            remembered = remembered.after(json.loads(text))
+            remembered = remembered.after(read_json(text))
         except (KeyError, TypeError, ValueError) as error:
             if newline + 1 < len(content):
                 raise CheckpointError(

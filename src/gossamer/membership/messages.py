@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
+from gossamer.core.json_text import read_json
 from gossamer.core.peer_ops import SERVER, Peer
 from gossamer.errors import MalformedError
 from gossamer.membership.view import Member, View
@@ -133,10 +134,10 @@ T = TypeVar("T", WorkerReport, BrokenReport, Standing, News)
 
 def _read(kind: type[T], text: str) -> T:
     try:
-        read: Mapping[str, Any] = json.loads(text)
+        read: Mapping[str, Any] = read_json(text)
         for each in fields(kind):
             if each.name in read and type(read[each.name]).__name__ != str(each.type).partition("[")[0]:
                 raise TypeError(f"{each.name} is no {each.type}")
         return kind(**read)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise MalformedError(f"this is no {kind.__name__} ({type(error).__name__}: {error!s:.200})") from None

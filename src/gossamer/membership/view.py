@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from gossamer.core.json_text import read_json
 from gossamer.errors import MalformedError
 
 SECRET_BYTES = 32
@@ -75,7 +76,7 @@ class View:
         if len(text) > MOST_TEXT_BYTES:
             raise MalformedError(f"a view of {len(text)} bytes is longer than any run's")
         try:
-            read = json.loads(text)
+            read = read_json(text)
             members = tuple(
                 Member(number=_whole(number), host=_word(host), port=_whole(port, 2**16))
                 for number, host, port in read["members"]

@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path as File
 from typing import Any
 
+from gossamer.core.json_text import DEEPEST_LEVELS, nesting
 from gossamer.errors import GossamerError
 from gossamer.network.model import Host, Network, Path
 
@@ -62,7 +63,7 @@ def _from_spec(text: str, workers: int) -> Network:
 def _from_toml(file: File) -> Network:
     try:
         table = tomllib.loads(_read_text(file))
-    except (OSError, ValueError, RecursionError, MemoryError) as error:  # ValueError: of text, TOML and numbers
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: of text, TOML and numbers
         what = str(error)[:SHOWN_CHARACTERS] or type(error).__name__
         raise NetworkError(f"{str(file)[:SHOWN_CHARACTERS]} cannot be read as a network: {what}") from error
     if unknown := table.keys() - {"hosts", "paths", "default"}:
@@ -88,6 +89,8 @@ def _read_text(file: File) -> str:
     text = file.read_text()
     if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
         raise ValueError(f"a line has more than {MOST_DOTS} dots. Write hosts and paths on lines of their own")
+    if nesting(text) > DEEPEST_LEVELS:
+        raise ValueError("its brackets nest too deeply. Write hosts and paths as tables: [[hosts]]")
     return text
 
 

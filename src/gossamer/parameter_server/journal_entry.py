@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.checkpoint.pytree import chunks
+from gossamer.core.json_text import read_json
 from gossamer.core.layout import dtype_name
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Stamp
@@ -99,7 +100,7 @@ def read_entries(file: BinaryIO, size: int) -> Iterator[tuple[Entry, int]]:
 def _decode(body: bytes) -> Entry:
     (length,) = HEADER_LENGTH.unpack_from(body)
     start = HEADER_LENGTH.size + length
-    header: dict[str, Any] = json.loads(body[HEADER_LENGTH.size : start])
+    header: dict[str, Any] = read_json(body[HEADER_LENGTH.size : start])
     payload: list[Tensor] = []
     for name, shape in header["tensors"]:
         tensor, start = _tensor(body, start, name, shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from gossamer.checkpoint.files import MALFORMED
 from gossamer.compressors import Compressor
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
+from gossamer.core.json_text import read_json
 from gossamer.core.layout import Layout, accumulation_dtype
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Peer, Pull, Stamp
@@ -240,10 +240,10 @@ class ServerShard:
 
     def _read(self, stamp: Stamp, version: int, about: str, payload: Payload) -> Contribution:
         try:
-            header = json.loads(about)
+            header = read_json(about)
             weight, counts = float(header["weight"]), [int(count) for count in header["tensors"]]
             options = tuple(checked_options(group) for group in header["groups"])
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise MalformedError(
                 f"worker {stamp.worker} described step {stamp.step} by {about[:200]!r}, which cannot be read; nothing "
                 "of it was applied. Install the same version of Gossamer everywhere"

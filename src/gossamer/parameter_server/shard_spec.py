@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gossamer.core.json_text import read_json
 from gossamer.core.layout import FlatTensors, Layout, dtype_name
 from gossamer.core.ops import Payload
 from gossamer.errors import AttachError, MalformedError
@@ -74,8 +75,8 @@ class ShardSpec:
     def from_json(cls, text: str) -> ShardSpec:
         """Raises MalformedError."""
         try:
-            return cls(**_fields(json.loads(text)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return cls(**_fields(read_json(text)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise MalformedError(
                 f"a description of a shard came that cannot be read: {error}. Install the same version of Gossamer "
                 "everywhere"

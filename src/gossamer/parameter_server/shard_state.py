@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gossamer.checkpoint import unflatten
 from gossamer.checkpoint.files import MALFORMED, pieces_of
+from gossamer.core.json_text import read_json
 from gossamer.errors import MalformedError
 
 PIECE_BYTES = 1 << 20  # which every server and worker takes, however small the model
@@ -31,10 +32,10 @@ def file_of(state: Mapping[str, Any]) -> bytes:
 def state_of(content: bytes) -> dict[str, Any]:
     """The inverse of `file_of`. Raises MalformedError."""
     try:
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        header = read_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
         state: dict[str, Any] = unflatten(header["__metadata__"]["tree"], load(content))
         return state
-    except (RecursionError, *MALFORMED) as error:
+    except MALFORMED as error:
         raise MalformedError(f"a shard's state cannot be read ({type(error).__name__}: {error})") from error
 
 
@@ -59,7 +60,7 @@ class ReceivedPieces:
     def add(self, about: str, payload: tuple[Tensor, ...]) -> dict[str, Any] | None:
         """The whole state once all pieces are here, and None before and after. Raises MalformedError."""
         try:
-            told = json.loads(about)
+            told = read_json(about)
             name, index, nbytes = str(told["name"]), int(told["index"]), int(told["nbytes"])
             (tensor,) = payload
             if not 0 < nbytes <= self._most_bytes or not 0 <= index < count_of(nbytes):

@@ -9,6 +9,7 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
+from gossamer.core.json_text import read_json
 from gossamer.errors import GossamerError
 from gossamer.estimate.user_script import attached_by
 from gossamer.recipes.recipe import resolve
@@ -105,8 +106,8 @@ def appearing(layers: Sequence[Layer]) -> tuple[Gradient, ...]:
 def from_file(path: Path) -> Shapes:
     """Shapes from JSON: [["name", [shape], share], ...] in forward order."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        entries = read_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ShapesError(f"{path} is not JSON: {error}. Write {EXAMPLE}") from error
     if not isinstance(entries, list):
         raise ShapesError(f"{path} is not a list of tensors. Write {EXAMPLE}")

@@ -1,0 +1,42 @@
+"""JSON reader: parses text from elsewhere, and refuses nesting before it is parsed.
+
+The standard library's parser recurses until the interpreter's stack is at its end. By then it is too late for a clear
+error: whatever runs next fails as well, also a finalizer that has nothing to do with the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+DEEPEST_LEVELS = 200
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+
+
+def read_json(text: str | bytes | bytearray) -> Any:
+    """The value that `text` writes, UTF-8 where it is bytes.
+
+    Raises ValueError for what is no JSON, and for lists and objects more than `DEEPEST_LEVELS` within each other.
+    """
+    if not isinstance(text, str):
+        text = text.decode("utf-8")
+    if (levels := nesting(text)) > DEEPEST_LEVELS:
+        raise ValueError(f"it nests {levels} levels deep, and no more than {DEEPEST_LEVELS} are read")
+    return json.loads(text)
+
+
+def nesting(text: str) -> int:
+    """How many brackets and braces are open at once, at most. Those within double quotes do not count."""
+    opening = text.count("[") + text.count("{")
+    if opening <= DEEPEST_LEVELS:
+        return opening  # no more than this, without looking at each
+    level = deepest = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        mark = match[0]
+        if mark in "[{":
+            level += 1
+            deepest = max(deepest, level)
+        elif mark in "]}":
+            level -= 1
+    return deepest
