@@ -8,7 +8,7 @@ each offers its part and pulls those of all others, so who completes it has hear
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -321,12 +321,6 @@ class ElasticRun:
         if self.count > 2 and self.random.random() < 0.3:  # both live, and never reach each other
             one, other = self.random.sample(machines, 2)
             faults += (Cut((one,), (other,), self.random.uniform(0, HORIZON_SECONDS / 2), HORIZON_SECONDS),)
-        here = {
-            (Peer(one, each), Peer(other, each)): Link()
-            for each in range(self.count)
-            for one in ROLES
-            for other in ROLES
-        }
         return VirtualNetwork(
             round_trip_seconds=self.random.choice((0.0, 0.002, 0.05)),
             jitter_seconds=self.random.choice((0.0, 0.01, 0.05)),
@@ -334,8 +328,8 @@ class ElasticRun:
             duplicate=self.random.choice((0.0, 0.05, 0.25)),
             dead_after_seconds=DEAD_AFTER_SECONDS,
             resend_seconds=0.2,
-            faults=tuple(each for fault in faults for each in _of_all_roles(fault)),
-            links=here,
+            faults=of_all_roles(faults),
+            links=within_machines(self.count),
         )
 
     def go(self, keep: bool = False) -> ElasticRun:
@@ -371,6 +365,16 @@ def _of_one_peer(event: PeerEvent) -> PeerEvent:
         case Arrived(sender=sender) if sender.kind == TRAINER:
             return replace(event, sender=Peer(AGENT, sender.number))
     return event
+
+
+def within_machines(count: int) -> Mapping[tuple[Peer, Peer], Link]:
+    """Between peers of one machine nothing is delayed or lost."""
+    return {(Peer(one, each), Peer(other, each)): Link() for each in range(count) for one in ROLES for other in ROLES}
+
+
+def of_all_roles(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """A machine's peers share its fate."""
+    return tuple(each for fault in faults for each in _of_all_roles(fault))
 
 
 def _of_all_roles(fault: Fault) -> Iterator[Fault]:

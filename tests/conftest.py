@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,19 @@ from hypothesis import settings
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing on a busy one
 settings.load_profile("any machine")
+
+FORMAT = "gossamer.checkpoint.dcp"  # reads torch's own format, of which it takes only that format's classes
+
+
+def refuse_unpickling(event: str, arguments: tuple[object, ...]) -> None:
+    """Promise 16, over the whole suite: whatever of Gossamer unpickles fails the test that it happens in."""
+    if event == "pickle.find_class":
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if caller.partition(".")[0] == "gossamer" and caller != FORMAT:
+            raise AssertionError(f"{caller} unpickles {arguments}")
+
+
+sys.addaudithook(refuse_unpickling)
 
 IN_TURN = ("processes", "namespaces")
 EAGER = str(Path(__file__).parent / "eager")

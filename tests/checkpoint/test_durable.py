@@ -92,7 +92,7 @@ def at_every_operation(folder: Path, case: str, check: Callable[[Path, FakeDisk,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_at_any_operation_the_one_before_or_the_new_one_loads(case: str, tmp_path: Path) -> None:
+def test_promise_10_killed_at_any_operation_the_one_before_or_the_new_one_loads(case: str, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
 
     def check(root: Path, disk: FakeDisk, value: float | None) -> None:
@@ -148,7 +148,7 @@ def test_without_syncing_folders_it_is_lost(case: str, tmp_path: Path, monkeypat
 def test_without_keeping_what_is_replaced_it_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "keep_replaced", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_killed_at_any_operation_the_one_before_or_the_new_one_loads("the only step again", tmp_path)
+        test_promise_10_killed_at_any_operation_the_one_before_or_the_new_one_loads("the only step again", tmp_path)
 
 
 def test_pruning_before_all_are_complete_would_lose_the_one_before(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_parts_then_manifest_then_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_full_disk_at_any_operation_loses_nothing_and_says_what_to_free(case: str, tmp_path: Path) -> None:
+def test_promise_10_a_full_disk_at_any_operation_loses_nothing_and_says_what_to_free(case: str, tmp_path: Path) -> None:
     before, step, keep = CASES[case]
     (tmp_path / "whole").mkdir()
     names = operations(tmp_path / "whole" / "kept", case)

@@ -314,7 +314,7 @@ def check_every_point(away_seconds: float, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("away_seconds", [SOON, LATE])
-def test_at_every_point_of_a_run_a_worker_may_be_lost_and_come_back(away_seconds: float) -> None:
+def test_promise_3_at_every_point_of_a_run_a_worker_may_be_lost_and_come_back(away_seconds: float) -> None:
     check_every_point(away_seconds)
 
 

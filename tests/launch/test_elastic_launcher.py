@@ -347,7 +347,7 @@ def test_workers_meet_only_if_they_have_the_runs_secret(run: Run) -> None:
     assert any("was refused at the meeting" in line for rank, line in run.lines if rank == 0)
 
 
-def test_a_place_to_meet_that_is_taken_is_refused_at_once(run: Run) -> None:
+def test_promise_14_a_place_to_meet_that_is_taken_is_refused_at_once(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConnectError, match="is in use"):
         run("", rendezvous=f"127.0.0.1:{taken.getsockname()[1]}")
     assert run.seconds < 20  # it would wait for half an hour

@@ -38,7 +38,7 @@ def check_a_server_returns(run: Run) -> None:
     assert run.log("server-1").count("# server 1 starts") == 1
 
 
-def test_a_killed_server_returns_to_its_port_and_its_journal(run: Run) -> None:
+def test_promise_2_a_killed_server_returns_to_its_port_and_its_journal(run: Run) -> None:
     check_a_server_returns(run)
 
 

@@ -45,13 +45,13 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @every_compressor
-def test_in_a_group(compressor: Compressor) -> None:
+def test_promise_8_in_a_group(compressor: Compressor) -> None:
     for seed in SEEDS:
         check_scripts(compressor, world=3 if seed % 4 else 4, seed=seed, step=3)
 
 
 @every_compressor
-def test_between_two_peers(compressor: Compressor) -> None:
+def test_promise_8_between_two_peers(compressor: Compressor) -> None:
     for seed in SEEDS:
         check_messages(compressor, seed=seed, dtype=(torch.float32, torch.float64)[seed % 5 == 0])
 

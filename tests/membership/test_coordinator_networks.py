@@ -10,7 +10,7 @@ from support.fault_seeds import block_name, blocks, replayed
 
 
 @pytest.mark.parametrize("block", blocks(200), ids=block_name)
-def test_views_and_histories_are_one(block: range) -> None:
+def test_promise_20_views_and_histories_are_one(block: range) -> None:
     for seed in block:
         with replayed(seed, "views_and_histories_are_one"):
             check(ElasticRun(seed).go())

@@ -70,7 +70,7 @@ def check_once(done: Run, net: VirtualNetwork) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("block", blocks(25), ids=block_name)
-def test_whatever_happens_each_contribution_counts_once(name: str, block: range, tmp_path: Path) -> None:
+def test_promise_18_whatever_happens_each_contribution_counts_once(name: str, block: range, tmp_path: Path) -> None:
     """Every other job has a meeting in its middle."""
     for seed in block:
         net = VirtualNetwork.random(seed, PEERS, 10.0)

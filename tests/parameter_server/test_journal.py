@@ -116,7 +116,7 @@ def entry_ends(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_killed_anywhere_the_rest_gives_the_same_bits(recipe: str, tmp_path: Path) -> None:
+def test_promise_2_killed_anywhere_the_rest_gives_the_same_bits(recipe: str, tmp_path: Path) -> None:
     whole = Uninterrupted(recipe, tmp_path)
     log = log_of(tmp_path).read_bytes()
     for place in places(len(log), entry_ends(log_of(tmp_path))):

@@ -109,7 +109,7 @@ class Forgetful(SynchronousPolicy):
         return Receipt(version=shard.version)
 
 
-def test_pushes_that_come_twice_change_nothing() -> None:
+def test_promise_18_pushes_that_come_twice_change_nothing() -> None:
     """Bit for bit; and a server without deduplication is found out."""
     once, twice = run('ParameterServer("sync")'), run('ParameterServer("sync")')
     for one, other in zip(once.go(), twice.go(REPEATED), strict=True):

@@ -33,7 +33,7 @@ def namespace() -> Iterator[str]:
 @pytest.mark.namespaces
 @pytest.mark.processes
 @pytest.mark.parametrize("world", [2, 3])
-def test_accounted_bytes_are_the_interfaces(namespace: str, world: int) -> None:
+def test_promise_19_accounted_bytes_are_the_interfaces(namespace: str, world: int) -> None:
     succeed(
         [str(SUPPORT / "worker_checks.py"), "bytes_on_the_interface"],
         world,

@@ -69,7 +69,7 @@ def meshed() -> Iterator[list[Transport]]:
 
 @pytest.mark.parametrize("transports", [simulated, meshed], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
-def test_in_lock_step(transports: Callable[[], Any], compressor: Compressor) -> None:
+def test_promise_8_in_lock_step(transports: Callable[[], Any], compressor: Compressor) -> None:
     outs = [torch.full((128,), UNTOUCHED) for _ in range(WORLD)]
 
     def aggregate(transport: Transport) -> str:
@@ -103,7 +103,7 @@ def opened() -> Iterator[Open]:
         each.close()
 
 
-def test_on_the_way_to_a_server(opened: Open) -> None:
+def test_promise_8_on_the_way_to_a_server(opened: Open) -> None:
     """A server goes on: it refuses the push, and applies nothing of it."""
     world = DirectServer('ParameterServer("async", push=Int8())')
     before = [block.flat.clone() for block in world.shard.blocks]

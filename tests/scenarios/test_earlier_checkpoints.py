@@ -203,7 +203,7 @@ def corrupt(directory: Path, tensor: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_training_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_promise_17_training_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     verify(name, copytree(FOLDER / name, tmp_path / name))
 
 

@@ -233,7 +233,9 @@ def test_in_rounds_whoever_stops_is_waited_for_and_who_dies_is_not(
     socket.create_server((host, int(port))).close()  # is free
 
 
-def test_on_arrival_nobody_waits_and_who_was_lost_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_4_on_arrival_nobody_waits_and_who_was_lost_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(standby, "DELAY_SECONDS", 600.0)
     seen = run(tmp_path, ON_ARRIVAL, "--max-restarts", "1", "--recipe", "ParameterServer()")

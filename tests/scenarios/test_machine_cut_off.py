@@ -63,7 +63,7 @@ except PeerLost as lost:
 """
 
 
-def test_every_rank_ends_and_the_one_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def test_promise_6_every_rank_ends_and_the_one_that_is_cut_off_is_named(tmp_path: Path) -> None:
     with EmulatedNetwork(read_network("100mbit", WORLD)) as lab, ExitStack() as stack:
         ranks = []
         for rank, host in enumerate(lab.hosts):

@@ -281,7 +281,7 @@ SAME = "(install the same one everywhere)"
 
 
 @pytest.mark.processes
-def test_two_versions_of_gossamer_and_of_the_script(tmp_path: Path) -> None:
+def test_promise_11_two_versions_of_gossamer_and_of_the_script(tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(Path(gossamer.__file__).parent, other / "gossamer", ignore=shutil.ignore_patterns("__pycache__"))
     (other / "gossamer" / "version.py").write_text('__version__ = "9.8.7"\n')

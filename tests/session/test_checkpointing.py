@@ -158,7 +158,7 @@ def resumed(folder: Path, recipe: str, world: int, asynchronous: bool) -> None:
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "PowerSGD(rank=2)", "LocalSGD(period=2)"])
 @pytest.mark.parametrize("world", [1, 3])
-def test_resuming_is_bit_exact(recipe: str, world: int, tmp_path: Path) -> None:
+def test_promise_17_resuming_is_bit_exact(recipe: str, world: int, tmp_path: Path) -> None:
     resumed(tmp_path, recipe, world, asynchronous=True)
 
 

@@ -41,7 +41,7 @@ def _flat(state: dict[str, dict[str, Tensor]]) -> Tensor:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str, value: float) -> None:
+def test_promise_9_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str, value: float) -> None:
     def poison(step: int, rank: int) -> float:
         return value if step == 2 and rank == 1 else 1.0
 
@@ -55,7 +55,7 @@ def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str, value:
         assert not torch.equal(seen[3][0][0], seen[3][1][0]), "training did not go on"
 
 
-def test_who_and_where_is_named_and_five_in_a_row_stop() -> None:
+def test_promise_9_who_and_where_is_named_and_five_in_a_row_stop() -> None:
     named = pytest.raises(NonFiniteError, match=r'5 steps in a row.*"\d\.(weight|bias)" on rank 1')
     with heard(events.Skipped) as skipped, named:
         cluster(lambda worker: poisoned(worker, "TopK(0.1)", lambda s, r: float("nan") if r == 1 else 1.0, 9), 2)
@@ -72,7 +72,7 @@ def test_the_skip_test_catches_feedback_that_commits_at_once(monkeypatch: pytest
 
     monkeypatch.setattr(Feedback, "aggregate", eager)
     with pytest.raises(AssertionError, match="remembered"):
-        test_a_bad_gradient_on_one_rank_changes_nothing_anywhere("TopK(0.1)", float("nan"))
+        test_promise_9_a_bad_gradient_on_one_rank_changes_nothing_anywhere("TopK(0.1)", float("nan"))
 
 
 def scaled(worker: Worker, recipe: str, scale: float, overflow: bool) -> tuple[Tensor, float, int]:

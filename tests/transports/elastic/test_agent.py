@@ -176,7 +176,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     assert read_address("[::1]:7") == ("::1", 7)
 
 
-def test_twenty_come_and_go() -> None:
+def test_promise_3_twenty_come_and_go() -> None:
     """Views are numbered one after the other, and all tell of the same ones."""
     with elastic_run() as run:
         first, second = run.begin(2)

@@ -101,7 +101,7 @@ def test_a_killed_worker_is_out_long_before_its_silence_would_count(start: Start
         assert each.line("view").split()[1:3] == ["3", "3"]
 
 
-def test_a_stopped_worker_is_out_and_hears_so_when_it_goes_on(start: Start, tmp_path: Path) -> None:
+def test_promise_4_a_stopped_worker_is_out_and_hears_so_when_it_goes_on(start: Start, tmp_path: Path) -> None:
     _, members, _ = run_of(start, tmp_path, 2, 1.0)
     stopped_at = time.time()
     members[1].popen.send_signal(signal.SIGSTOP)
@@ -138,7 +138,7 @@ def test_a_worker_that_waits_ends_by_ctrl_c(start: Start, tmp_path: Path) -> Non
     assert members[0].popen.wait(PATIENCE_SECONDS) == 0
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_promise_14_a_port_that_is_taken_is_named() -> None:
     def serve(port: int) -> CoordinatorServer:
         return CoordinatorServer(
             token=TOKEN, address="127.0.0.1", port=port, least=1, most=1, initial=1, journal=None, note=print

@@ -29,7 +29,7 @@ def test_connections_of_different_pairs_are_found_out():
             check_connected(ends)
 
 
-def test_connections_are_without_delay_and_notice_machines_that_are_gone():
+def test_promise_6_connections_are_without_delay_and_notice_machines_that_are_gone():
     with Doors(2) as doors:
         for rank, end in enumerate(doors.meet(doors.view(1, (0, 1)))):
             assert end[1 - rank].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -50,7 +50,7 @@ def test_a_member_is_answered():
         lambda view, challenge: b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"x" * 200,
     ],
 )
-def test_who_proves_nothing_is_hung_up_on(says):
+def test_promise_15_who_proves_nothing_is_hung_up_on(says):
     assert answer_of_door(says) == b""
 
 

@@ -37,7 +37,7 @@ def test_a_rank_that_says_another_word_is_named(kind, other):
         assert all(f"rank 1 issued another collective than rank {rank}" in told[rank] for rank in (0, 2))
 
 
-def test_a_rank_that_says_its_words_in_another_order_is_named_instead_of_waited_for(kind):
+def test_promise_12_a_rank_that_says_its_words_in_another_order_is_named_instead_of_waited_for(kind):
     with kind(2) as group:
 
         def talk(rank):

@@ -141,7 +141,7 @@ def test_what_cannot_be_said_is_refused_before_it_is_sent(opened: Open) -> None:
         worker.answer("hello")  # type: ignore[arg-type]
 
 
-def test_another_recipe_is_refused_at_both_ends_with_both_values(opened: Open, notices: list[str]) -> None:
+def test_promise_11_another_recipe_is_refused_at_both_ends_with_both_values(opened: Open, notices: list[str]) -> None:
     server, worker = opened(THERE), opened(HERE, recipe="OneBit()")
     worker.meet({THERE: server.address})
     start = time.monotonic()
@@ -201,7 +201,7 @@ def test_there_is_room_for_a_few_strangers_at_once(opened: Open, monkeypatch: py
         stranger.close()
 
 
-def test_a_taken_port_is_said_at_once(opened: Open) -> None:
+def test_promise_14_a_taken_port_is_said_at_once(opened: Open) -> None:
     first = opened(THERE)
     with pytest.raises(ConnectError, match=r"Port \d+ of 127.0.0.1 is taken.*port=0"):
         opened(OTHER, port=first.address[1])

@@ -99,7 +99,7 @@ def forked(work: Callable[[], object]) -> int:
     return child
 
 
-def test_who_is_stopped_or_killed_is_missed_in_time_and_not_before(opened: Open) -> None:
+def test_promise_4_who_is_stopped_or_killed_is_missed_in_time_and_not_before(opened: Open) -> None:
     server = opened(THERE, dead_after_seconds=DEAD_SECONDS)
 
     def ask() -> None:

@@ -73,7 +73,7 @@ def test_everything_is_done_once_however_often_connections_break(opened: Open, s
         assert proxy.connections > 2
 
 
-def test_a_half_open_connection_is_found_and_made_anew(opened: Open) -> None:
+def test_promise_6_a_half_open_connection_is_found_and_made_anew(opened: Open) -> None:
     server = opened(THERE, dead_after_seconds=DEAD_SECONDS)
     worker = opened(HERE, dead_after_seconds=DEAD_SECONDS)
     with between(server.address) as proxy:

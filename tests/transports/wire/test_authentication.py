@@ -97,7 +97,7 @@ def _proof_of_a_liar(liar: ConnectionState, heard: bytes) -> bytes:
     return b"".join(liar.send(message))
 
 
-def test_a_replayed_dialer_is_refused() -> None:
+def test_promise_15_a_replayed_dialer_is_refused() -> None:
     recorded: list[bytes] = []
     dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(SERVED))
     hello = sent(dialer)
@@ -116,7 +116,7 @@ def test_a_replayed_dialer_is_refused() -> None:
 def test_without_a_nonce_of_its_own_the_listener_would_believe_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication.secrets, "token_bytes", lambda size: bytes(size))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_a_replayed_dialer_is_refused()
+        test_promise_15_a_replayed_dialer_is_refused()
 
 
 def test_a_replayed_listener_is_refused() -> None:

@@ -170,7 +170,7 @@ def test_another_protocol_in_the_middle_is_an_accident() -> None:
     refuses(listener, bytes(data), "another protocol than the one before")
 
 
-def test_no_memory_is_taken_for_a_length_that_was_not_agreed_on() -> None:
+def test_promise_7_no_memory_is_taken_for_a_length_that_was_not_agreed_on() -> None:
     for length in (LIMIT, 2**31, 2**40, 2**63 - 1):
         dialer, listener = authenticated_pair()
         assert dialer.authenticated is not None
@@ -182,7 +182,7 @@ def test_no_memory_is_taken_for_a_length_that_was_not_agreed_on() -> None:
         assert peak < LIMIT
 
 
-def test_20000_changed_streams_make_no_other_word() -> None:
+def test_promise_7_20000_changed_streams_make_no_other_word() -> None:
     fuzz.fuzz(20_000)
 
 

@@ -104,7 +104,7 @@ def test_parts_of_two_frames_do_not_fit_together() -> None:
 @pytest.mark.parametrize(
     "order", [(0, 0), (1, 0), (0, 2), (1,)], ids=["replayed", "reordered", "one left out", "the first left out"]
 )
-def test_frames_come_once_in_order_and_all(order: tuple[int, ...]) -> None:
+def test_promise_15_frames_come_once_in_order_and_all(order: tuple[int, ...]) -> None:
     dialer, listener = authenticated_pair()
     said = [push(dialer, step) for step in range(3)]
     with pytest.raises(MalformedError, match=r"number \d of epoch .* where number \d"):
@@ -138,7 +138,7 @@ def test_frames_of_another_connection_are_refused_though_their_epoch_is_made_rig
     refused(listener, moved, "header of a frame does not match its tag")
 
 
-def test_frames_that_are_reflected_are_refused() -> None:
+def test_promise_15_frames_that_are_reflected_are_refused() -> None:
     dialer, _ = authenticated_pair()
     refused(dialer, push(dialer), "header of a frame does not match its tag")
 
