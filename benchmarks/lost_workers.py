@@ -169,7 +169,7 @@ def with_losses(start: Start, seed: int, args: argparse.Namespace, keep: Path | 
 
 def without_losses(start: Start, found: Losses, args: argparse.Namespace) -> None:
     with start(["--seed", str(found.seed), "--size", args.size, "--steps", str(found.steps)], None) as running:
-        code = running.wait(ENDING_SECONDS + 3 * found.steps / max(found.calm_rate, 0.1))
+        code = running.wait(ENDING_SECONDS + 10 * found.steps / max(found.calm_rate, 0.1))
         processes = read(running.folder)
         ends = [each.end for each in processes if each.end is not None]
         if code or len(ends) != WORKERS:
@@ -215,18 +215,23 @@ def about(by: str, args: argparse.Namespace) -> str:
 
 
 def measure(starts: Mapping[str, Start], by: str, args: argparse.Namespace) -> None:
-    """Print the table of runs that take turns."""
+    """Print the table of runs that take turns; those without losses, of which only the end counts, come last."""
     all_runs: dict[str, list[Losses]] = {name: [] for name in starts}
     for seed in args.seeds:
         for number, (name, start) in enumerate(starts.items()):
             found = with_losses(start, seed, args, args.keep and args.keep / f"{number}-{seed}")
             all_runs[name].append(found)
-            if not found.error:
-                without_losses(start, found, args)
             shown = f"{len(found.killed)} losses, {found.kept:.2f} of the calm rate, {found.left_out} left out"
             print(f"{name}, seed {seed}: {shown}\n{found.error}".strip(), file=sys.stderr, flush=True)
-            if args.json:
-                args.json.write_text(json.dumps(described(about(by, args), all_runs), indent=1))
+            write(args.json, by, all_runs, args)
+    for name, runs in all_runs.items():
+        for each in runs:
+            if not each.error:
+                without_losses(starts[name], each, args)
+                print(
+                    f"{name}, seed {each.seed}: {each.loss:.4f}, without losses {each.undisturbed:.4f}", file=sys.stderr
+                )
+                write(args.json, by, all_runs, args)
     print(f"{about(by, args)}\n\n{markdown([row(name, runs) for name, runs in all_runs.items()])}\n\n{provenance()}")
     for name, runs in all_runs.items():
         for each in runs:
@@ -234,7 +239,13 @@ def measure(starts: Mapping[str, Start], by: str, args: argparse.Namespace) -> N
             print("".join(f"\n{name}, seed {each.seed}: {note}" for note in each.notes[:SHOWN_NOTES]))
 
 
-def described(text: str, all_runs: dict[str, list[Losses]]) -> dict[str, Any]:
+def write(file: Path | None, by: str, all_runs: Mapping[str, Sequence[Losses]], args: argparse.Namespace) -> None:
+    """What was found so far, so that a measurement that is cut short has its figures."""
+    if file:
+        file.write_text(json.dumps(described(about(by, args), all_runs), indent=1))
+
+
+def described(text: str, all_runs: Mapping[str, Sequence[Losses]]) -> dict[str, Any]:
     return {
         "about": text,
         "runs": {recipe: [asdict(each) for each in runs] for recipe, runs in all_runs.items()},
