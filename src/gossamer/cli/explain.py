@@ -234,7 +234,7 @@ def _cycle(traffic: TrafficEstimate) -> str:
 
 def _batch(recipe: Recipe, workers: int) -> str:
     """How many samples a step of the optimizer sees, at first."""
-    stage, loop = recipe.strategy.stages[0], "the batch your loop draws on each"
+    stage, loop = recipe.strategy.among(workers).stages[0], "the batch your loop draws on each"
     if isinstance(stage, AveragingStage) and stage.per_site is not None:
         size = stage.site_size(workers) if workers > 1 else 1
         return f"{size} workers x {loop}, in {workers // size} sites apart"
@@ -244,7 +244,7 @@ def _batch(recipe: Recipe, workers: int) -> str:
 
 def _batches(recipe: Recipe, workers: int) -> int:
     """How many of the loop's batches one step of the optimizer sees, at first."""
-    stage = recipe.strategy.stages[0]
+    stage = recipe.strategy.among(workers).stages[0]
     return stage.passes_per_step * stage.gradient_group(workers)
 
 
