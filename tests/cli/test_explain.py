@@ -239,6 +239,13 @@ def test_passes_that_accumulate_make_one_exchange_and_a_larger_batch(tmp_path):
     assert record["batch"] == {"times": 16, "learning_rate_times": {"sgd": 16, "adam": 4.0}}
 
 
+def test_a_global_batch_is_shared_among_the_workers(tmp_path):
+    output, record = explained(tmp_path, "EveryStep(global_batch=256, batch=16)", *MILLION)
+    assert "16 backward passes x the batch your loop draws on each, shared among 4 workers" in output
+    _, same = explained(tmp_path, "EveryStep(accumulate=4)", *MILLION)
+    assert {**record, "recipe": ""} == {**same, "recipe": ""}
+
+
 @pytest.mark.parametrize(
     ("text", "batch", "times"),
     [

@@ -92,7 +92,7 @@ def test_a_run_that_began_without_a_worker_that_was_there_is_said() -> None:
         REPORT,
         WorkerReport(number=2**63 - 1, host="::1", port=65535, place=3, view=9, ready=True, fingerprint="{}"),
         BrokenReport(view=3, suspects=[1, 2**62], why="é", went_on=True),
-        Standing(formed=True, size=3, refused="no"),
+        Standing(formed=True, size=3, most=5, refused="no"),
         News(view="x"),
         News(over=3),
         News(again=True),

@@ -183,8 +183,10 @@ class VirtualMembers:
             return self._invited
 
     def came(self, number: int) -> None:
+        """A worker is ready, or has ended: of newcomers nobody waits for it any more."""
         with self._changed:
-            self._came.add(number)
+            if not self.views[0].holds(number):
+                self._came.add(number)
             self._changed.notify_all()
 
     def end(self) -> None:

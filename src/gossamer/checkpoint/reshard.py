@@ -58,7 +58,7 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
             name: _begun(remembered, [state["state"].get(name, {}) for state in states])
             for name, remembered in (mine["state"].items() if fits else ())
         },
-        "progress": _grounded(first["progress"]),
+        "progress": _grounded([state["progress"] for state in states]),
     }
 
 
@@ -100,10 +100,18 @@ def _merges_own(recipe: str) -> bool:
     return isinstance(stage, AveragingStage) and stage.strategy.merges_own(resolved.compressor)
 
 
-def _grounded(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """Progress without rounds in flight and local steps since: all workers go on from the agreed parameters."""
+def _grounded(all_progress: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Progress without rounds in flight and local steps since: all workers go on from the agreed parameters. What was
+    accumulated for a step is the mean of theirs, and so is its weight: they may have made different numbers of passes.
+    """
+    progress = all_progress[0]
     flights = {"flights": [], "weights": [0.0] * len(progress["weights"])} if "flights" in progress else {}
-    return {**progress, **flights}
+    sums = [each["accumulated"] for each in all_progress if "accumulated" in each]
+    if not sums:
+        return {**progress, **flights}
+    weight = sum(each["weight"] for each in sums) / len(sums)
+    used = sorted({name for each in sums for name in each["used"]})
+    return {**progress, **flights, "accumulated": {**sums[0], "weight": weight, "used": used}}
 
 
 def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:

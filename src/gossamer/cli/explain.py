@@ -25,7 +25,7 @@ from gossamer.events import Attached
 from gossamer.network import read_network
 from gossamer.observe.units import rate_text, seconds_text
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.strategies import AveragingStage, PeriodicSchedule
+from gossamer.strategies import AveragingStage, GradientStage, PeriodicSchedule, Strategy, SyncRound
 from gossamer.transports.mesh.collective_selector import AUTO
 
 ASSUMED_PARAMETERS = 10_000_000
@@ -180,7 +180,7 @@ def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str
     yield f"parameters  {traffic.parameters:,} in {traffic.tensors:,} tensors ({model})"
     yield f"batch       {_batch(recipe, traffic.workers)}"
     yield from _rate_lines(_batches(recipe, traffic.workers))
-    yield from _schedule_lines(recipe)
+    yield from _schedule_lines(recipe.strategy.among(traffic.workers))
     yield ""
     yield f"{_cycle(traffic)} sends, in bytes per worker:"
     for where, op, sent in _table(traffic):
@@ -235,6 +235,8 @@ def _cycle(traffic: TrafficEstimate) -> str:
 def _batch(recipe: Recipe, workers: int) -> str:
     """How many samples a step of the optimizer sees, at first."""
     stage, loop = recipe.strategy.stages[0], "the batch your loop draws on each"
+    if isinstance(stage, GradientStage) and stage.batches is not None:
+        return f"{stage.batches} backward passes x {loop}, shared among {workers} workers"
     if isinstance(stage, AveragingStage) and stage.per_site is not None:
         size = stage.site_size(workers) if workers > 1 else 1
         return f"{size} workers x {loop}, in {workers // size} sites apart"
@@ -245,6 +247,8 @@ def _batch(recipe: Recipe, workers: int) -> str:
 def _batches(recipe: Recipe, workers: int) -> int:
     """How many of the loop's batches one step of the optimizer sees, at first."""
     stage = recipe.strategy.stages[0]
+    if isinstance(stage, GradientStage) and stage.batches is not None:
+        return stage.batches
     return stage.passes_per_step * stage.gradient_group(workers)
 
 
@@ -256,10 +260,10 @@ def _rate_lines(batches: int) -> Iterator[str]:
         yield f"            {batches**0.5:.3g} with Adam and its kin (Malladi et al. 2022, NeurIPS, arXiv:2205.10287)"
 
 
-def _schedule_lines(recipe: Recipe) -> Iterator[str]:
+def _schedule_lines(strategy: Strategy) -> Iterator[str]:
     """One line where every backward pass is alike, a drawing for what is not."""
     at_once = "gradients leave within every backward pass, and are averaged when it returns"
-    *_, lasting = stages = recipe.strategy.stages
+    *_, lasting = stages = strategy.stages
     if len(stages) > 1:
         yield f"schedule    until backward pass {lasting.start:,} {at_once}"
     elif (
@@ -324,6 +328,10 @@ def _comparison(traffic: TrafficEstimate) -> str:
     return f"   {traffic.share_of_dense:.2%} of the ring's"
 
 
+def _rounds(recipe: Recipe, workers: int) -> list[SyncRound]:
+    return recipe.strategy.among(workers).steady_stage.period_rounds
+
+
 def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, step: _Step) -> dict[str, Any]:
     foretold, seconds = step.foretold, step.compute_seconds
     batches = _batches(recipe, traffic.workers)
@@ -339,7 +347,7 @@ def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, step: _Step) -
         ]
         + [{"where": other.where, "word": other.op, "bytes_sent": other.bytes_sent} for other in traffic.others],
         "period": traffic.passes,
-        "schedule": [each._asdict() for each in recipe.strategy.steady_stage.period_rounds],
+        "schedule": [each._asdict() for each in _rounds(recipe, traffic.workers)],
         "bytes_sent_per_period": traffic.cycle_bytes_sent,
         "bytes_sent_per_step": traffic.bytes_sent,
         "dense_bytes_sent_per_step": traffic.dense_bytes_sent,

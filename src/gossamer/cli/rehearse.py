@@ -52,7 +52,13 @@ def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[s
 
 
 def _refuse_stages(recipe: Recipe) -> None:
-    """Refuse recipes with several stages: the last would be rehearsed only after all the others."""
+    """Refuse recipes with several stages: the last would be rehearsed only after all the others. And a global batch:
+    what accumulates is rehearsed by equally many passes of every worker."""
+    if recipe.strategy != recipe.strategy.among(1):
+        raise click.BadParameter(
+            f"{recipe.strategy!r} makes as many backward passes as the number of workers leaves to each, and a "
+            "rehearsal counts equally many. Write EveryStep(accumulate=4), with the passes of a worker."
+        )
     *before, lasting = recipe.strategy.stages
     if before:
         assert isinstance(lasting, AveragingStage)

@@ -71,6 +71,7 @@ def estimate_step_time(
     A step is a reduction of gradients, or a backward pass where parameters are averaged: then on average over a period.
     tcp: how packets are cut; by default as on an Ethernet.
     """
+    recipe = replace(recipe, strategy=recipe.strategy.among(workers))
     there = replace(network, hosts=network.hosts[:workers])
     collective = wish_of(recipe)
     found = _per_step(recipe, measured, there, workers, tcp, collective)

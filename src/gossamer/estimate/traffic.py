@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, assert_never
 
@@ -81,6 +81,7 @@ def bits_per_second_to_hide(bytes_per_pass: float, compute_seconds: float) -> fl
 
 def estimate_traffic(recipe: Recipe, model: Attached, *, workers: int) -> TrafficEstimate:
     """Price one cycle of a resolved recipe over the buckets of a model that is attached with it."""
+    recipe = replace(recipe, strategy=recipe.strategy.among(workers))
     stage = recipe.strategy.steady_stage
     found = _cycle(recipe, model, workers)
     parameters = sum(layout.numel for _, layout in model.layouts)

@@ -99,6 +99,7 @@ class Standing:
 
     formed: bool = False  # training has begun without it
     size: int = 0  # members of the newest view
+    most: int = 0  # workers that it may have
     refused: str = ""  # why it cannot be taken in
 
     def text(self) -> str:

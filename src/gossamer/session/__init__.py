@@ -8,6 +8,7 @@ checkpointing.py       its saves and loads: options, the run's name, parts put b
 session_checkpoint.py  its part of a checkpoint; what a reset keeps
 group_changes.py       what a session does when workers of an elastic run are lost or come
 preemption.py          SIGTERM to one worker, which leaves an elastic run
+global_batch.py        attach's global_batch in the recipe; workers that are too many for it
 elastic_recipes.py     recipes whose workers cannot come and go
 layout_change.py       a synchronizer for parameters of other shapes
 tracked_parts.py       schedulers, further optimizers and whatever else checkpoints hold; notices of what they lack

@@ -9,6 +9,7 @@ from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.parameter_check import Verify
+from gossamer.session.global_batch import refuse_small_batch, with_global_batch
 from gossamer.session.gradient_guards import Scaler, within_wrapper
 from gossamer.session.recipe_choice import Written, chosen_recipe
 from gossamer.session.reporting import RecordOption, begin_reporting
@@ -23,7 +24,7 @@ from gossamer.session.validation import (
     refuse_sparse_gradients,
     sessions_of,
 )
-from gossamer.transports.elastic.joined_run import is_elastic
+from gossamer.transports.elastic.joined_run import is_elastic, join_run
 from gossamer.world import current
 
 
@@ -37,6 +38,8 @@ def attach(
     scheduler: Stateful | None = None,
     record: RecordOption = None,
     replace: bool = False,
+    global_batch: int | None = None,
+    batch: int | None = None,
 ) -> Session:
     """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense().
 
@@ -57,6 +60,11 @@ def attach(
     is quiet unless GOSSAMER_QUIET=0.
     replace: close a session that is open on this model, as where a cell of a notebook runs again.
 
+    global_batch, batch: short for EveryStep(global_batch=..., batch=...): each optimizer step has the mean over
+    global_batch samples, whatever the number of workers, also while it changes. batch: the samples of one backward pass
+    on one worker, the DataLoader's batch_size, which is not known here. Each worker makes its share of the passes;
+    optimizer.step() before the last finds no gradient and does nothing, and `session.accumulating` says so.
+
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
     refuse_other_kinds(model, optimizer, scaler)
@@ -70,6 +78,8 @@ def attach(
     world = current()
     # A recipe must not change when workers come and go, so none is chosen for their number there
     resolved = resolve(chosen_recipe(recipe, world), None if is_elastic() else world.size)
+    resolved = with_global_batch(resolved, global_batch, batch)
+    refuse_small_batch(resolved, join_run().most if is_elastic() else world.size)
     refuse_sparse_gradients(model, resolved)
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)

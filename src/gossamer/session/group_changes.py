@@ -24,6 +24,7 @@ from gossamer.runtime.comm_thread import CommThread
 from gossamer.session.preemption import PreemptionHandler
 from gossamer.session.tensor_hash import tensor_hashes
 from gossamer.session.tracked_parts import TrackedParts
+from gossamer.strategies import GradientStage
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.stages import StageSequence
 from gossamer.transports.elastic.change import Change
@@ -197,6 +198,9 @@ class GroupChanges:
         )
         if rank == 0:
             events.notice(_told(change, step))
+            stage = self._session._stages.now
+            if isinstance(stage, GradientStage) and (said := stage.crowded(len(change.now))):
+                events.notice(said)
 
     def rescale(self, before: int, now: int) -> None:
         self._session._synchronizer.rescale(now / before)

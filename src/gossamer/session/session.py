@@ -106,7 +106,7 @@ class Session:
             self._first_batch.watch(model),
             OptimizerStepHook(self._before_any_step),
             *guard_against_ddp(model, recipe, transport.world),
-            self._loop_scaler.install(watches=not self._group.alone),
+            self._loop_scaler.install(watches=not isinstance(self._synchronizer, SoloSynchronizer)),
         ]
         open_sessions.register(self)
         self._group.publish()
@@ -165,11 +165,15 @@ class Session:
         """Steps so far: exchanges that were committed, or steps of the optimizer while workers train apart."""
         return self._synchronizer.step
 
+    @property
+    def accumulating(self) -> bool:
+        """Whether more backward passes make this step: schedulers and a GradScaler are not to step before the last."""
+        return self._synchronizer.accumulating
+
     def weight(self, weight: float) -> None:
         """Say how much this rank's batch counts, usually len(batch), before backward; stays until said again.
 
-        The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange.
-        """
+        The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange."""
         self._synchronizer.weight, self._weighs = sample_weight(weight), True
 
     def log(self, **metrics: float | Tensor) -> None:
@@ -191,8 +195,7 @@ class Session:
 
         A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
         buffers and optimizer state from one that made every step. Where training is stopped, the block ends early, what
-        stands below it runs, and the next epoch does not begin.
-        """
+        stands below it runs, and the next epoch does not begin."""
         self._refuse_pass()
         with self._stop.epoch():
             yield
@@ -221,8 +224,7 @@ class Session:
 
         That is the model as it is in lock step; the mean over workers, for which every rank must come, with Gossip in
         lock step, or DelayedAveraging and a compressor; else the servers', or the last mean. `model`: the attached one,
-        or another with the same parameters, by name.
-        """
+        or another with the same parameters, by name."""
         with swapped_in(self._synchronizer.merge() or {}, trainable(model)):
             yield model
 
@@ -329,8 +331,7 @@ class Session:
         `keep` stay. Where the directory holds steps of a run that this one did not load, they are set aside.
         asynchronous: return once all is copied in memory, and write it beside the next steps; the next save, load or
         close waits for the rest, and raises what went wrong. replicas: other machines that keep each part, too, where
-        `directory` is one of each machine's own; `load` fetches what a machine lacks.
-        """
+        `directory` is one of each machine's own; `load` fetches what a machine lacks."""
         self._synchronizer.meet_to_save()
         if not self._stages.now.local_parameters:
             session_checkpoint.compare_parameters(self._check, self._group, self.steps)
@@ -344,8 +345,7 @@ class Session:
 
         Another number of workers may have written it, where all their files are there: one line then says what became
         of what they remembered. A damaged one is passed over for the one before it, and a line says so. A newcomer to
-        an elastic run has everything already: here it is told what the others saved, or loaded, as `mine`.
-        """
+        an elastic run has everything already: here it is told what the others saved, or loaded, as `mine`."""
         if self._changes.handed_over:
             return dict(self._changes.mine)
         if self._synchronizer.in_step:

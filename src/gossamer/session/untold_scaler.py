@@ -69,7 +69,7 @@ def _watched(name: str) -> Any:
 def refuse_late(recipe: Recipe, stage: Stage, buckets: Iterable[Bucket]) -> None:
     """Raise LoopError where something is remembered, or under way, with the loss scale in it."""
     match stage:
-        case GradientStage(delay=0, accumulate=1) if not any(bucket.state for bucket in buckets):
+        case GradientStage(delay=0, accumulates=False) if not any(bucket.state for bucket in buckets):
             return
         case AveragingStage():
             return

@@ -181,6 +181,11 @@ def _needs_dense(stage: Stage) -> str | None:
                 f"EveryStep() and `with session.no_sync():` around all but the last of {accumulate} backward() calls, "
                 f"of loss / {accumulate}; or build the module with sparse=False."
             )
+        case GradientStage(accumulates=True):
+            return (
+                "the passes of a global batch add up in a buffer as large as the table. Leave out global_batch, or "
+                "build the module with sparse=False."
+            )
         case ServerStage():
             return (
                 "servers hold what is pushed to them in buffers as large as the table. Write EveryStep(), or build the "

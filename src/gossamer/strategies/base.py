@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from gossamer.core.term import Term
 from gossamer.errors import AttachError, RecipeError
 from gossamer.gossip.rules import Memory as Memory
 from gossamer.gossip.rules import MixingRule
+from gossamer.strategies.global_batch import dealt
 from gossamer.strategies.moment_rounds import ALWAYS, AVERAGE, KEEP, NEVER, MomentRounds
 from gossamer.strategies.schedule import PeriodicSchedule, SyncRound
 from gossamer.topologies import Topology
@@ -47,6 +48,10 @@ class Strategy(Term, ABC):
     def agrees_on_means(self) -> bool:
         """Whether all workers agree on means, of which each could average a part for all: a recipe may add Sharded."""
         return True
+
+    def among(self, world: int) -> Self:
+        """As so many workers train, for estimates: where the schedule follows their number, that of this one."""
+        return self
 
     def caution(self, compressor: Compressor) -> str | None:
         """What to tell who combines it with this compressor: it runs, and may end worse than either alone."""
@@ -235,6 +240,27 @@ class GradientStage(_AnyStage):
 
     accumulate: int = 1  # backward passes per step
     delay: int = 0  # steps between computing a mean and using it
+    batches: int | None = None  # of a step, dealt out among all workers; None: each makes `accumulate`
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether some workers make several backward passes for a step."""
+        return self.batches is not None or self.accumulate > 1
+
+    def passes(self, world: int, step: int) -> tuple[int, ...]:
+        """Backward passes for a step, by rank; 1 at least, without which a worker's loop could take no part in it."""
+        if self.batches is None:
+            return (self.accumulate,) * world
+        return tuple(max(each, 1) for each in dealt(self.batches, world, step))
+
+    def crowded(self, world: int) -> str | None:
+        """What to tell where a step has more samples than it should, since so many workers are there."""
+        if self.batches is None or world <= self.batches:
+            return None
+        return (
+            f"a global batch of {self.batches} batches is too small for {world} workers: each makes one backward pass "
+            f"a step, which has {world} batches while they are there. `gossamer resize {self.batches}` makes it fit"
+        )
 
     @property
     def schedule(self) -> PeriodicSchedule:

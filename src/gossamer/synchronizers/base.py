@@ -125,6 +125,11 @@ class Synchronizer(ABC):
         return self.step
 
     @property
+    def accumulating(self) -> bool:
+        """Whether more backward passes are to come before there are gradients for the optimizer."""
+        return False
+
+    @property
     def touched(self) -> bool:
         """Whether averaged gradients were written to since the optimizer was shown them."""
         return False

@@ -31,9 +31,12 @@ from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, Ste
 from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
 from gossamer.runtime.pipeline_tuner import PipelineTuner
+from gossamer.strategies import GradientStage
+from gossamer.synchronizers.admission import Admission
 from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
 
 MANY_DROPPED = 10
+AT_ONCE = GradientStage(0)
 
 
 class GradientPhase(Enum):
@@ -45,22 +48,23 @@ class GradientPhase(Enum):
 
 
 class GradientSynchronizer(Synchronizer):
-    """Averages the gradients in `buckets`, and `sparse` ones beside them, over a transport's group, once per
-    `accumulate` backward passes; sparse ones in every pass."""
+    """Averages the gradients in `buckets`, and `sparse` ones beside them, over a transport's group, once per backward
+    passes of a step, as `stage` says; sparse ones in every pass."""
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
         sparse: SparseGradients,
         context: SyncContext,
-        accumulate: int = 1,
+        stage: GradientStage = AT_ONCE,
         controls: LoopControls | None = None,
     ) -> None:
         super().__init__(controls)
         self._buckets, self._sparse, self._passes = buckets, sparse, 0
         self._parts: Sequence[Bucket | SparseGradients] = (*buckets, sparse)
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
-        self._sums = GradientAccumulator(buckets, accumulate)
+        self._stage, self._admission = stage, Admission(context, gates=stage.accumulates)
+        self._sums = GradientAccumulator(buckets, self._due if stage.accumulates else 1)
         self.names = [name for part in self._parts for name in part.parameters]
         self._context, self._loop = context, context.loop
         self._backward = OutermostBackward(self._pass_began, self._pass_ended)
@@ -90,8 +94,15 @@ class GradientSynchronizer(Synchronizer):
         return self._passes
 
     @property
+    def accumulating(self) -> bool:
+        return self._sums.made > 0
+
+    @property
     def _members(self) -> Sequence[int]:
         return self._context.comm_thread.members(self._context.transport.world)
+
+    def _due(self) -> int:
+        return self._stage.passes((at := self._context.aggregation(self.step)).world, at.step)[at.rank]
 
     # -- within backward -----------------------------------------------------------------------------------------------
 
@@ -130,11 +141,11 @@ class GradientSynchronizer(Synchronizer):
         if self._pending is not None and self._pending.sent:
             raise LoopError(
                 "the backward pass before this one did not finish, and part of its gradients is on its way already, so "
-                "the ranks are out of step. End the run and go on from the last checkpoint, as gossamer run "
-                "--max-restarts 1 does by itself."
+                "the ranks are out of step. Go on from the last checkpoint, as gossamer run --max-restarts 1 does."
             )
         self._expect_all()
         self._drop_thrown_away()
+        self._admission.let_in()
         if self._sums.complete:
             self._begin(self._sums.weight + self.controls.weight)
 
@@ -151,8 +162,9 @@ class GradientSynchronizer(Synchronizer):
         reduction = StepReduction(
             compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner, kept=self._kept
         )
-        comm_thread, admits = self._context.comm_thread, presence == Presence.TRAINING
-        self._pending = PendingReduction(reduction, self._buckets, self._sparse, comm_thread, taken, admits)
+        admits = presence == Presence.TRAINING and not self._admission.gates
+        thread = self._context.comm_thread
+        self._pending = PendingReduction(reduction, self._buckets, self._sparse, thread, taken, admits)
         self._pending.begin(self._loop.warn, self._trained, self._loop.check())
         return self._pending
 
@@ -202,6 +214,7 @@ class GradientSynchronizer(Synchronizer):
         self._over()
 
     def _over(self) -> None:
+        self._admission.let_in()
         if self._sums.complete:
             self.finish()
             return
@@ -216,11 +229,10 @@ class GradientSynchronizer(Synchronizer):
             bucket.expect_all()
 
     def finish(self, presence: Presence = Presence.TRAINING) -> StepDecision:
-        """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide.
-
-        A rank that is not training has no data and only takes part in the others' operations.
-        """
+        """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide. A rank
+        that is not training has no data and only takes part in the others' operations."""
         training = presence == Presence.TRAINING
+        self._admission.let_in(admits=False)  # still awaited: this rank has made no pass, and has no data
         pending = self._pending or self._begin(self._sums.weight + self.controls.weight if training else 0.0, presence)
         for bucket in self._buckets[pending.sent :]:
             if not training:
@@ -238,6 +250,7 @@ class GradientSynchronizer(Synchronizer):
 
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
         self._pending = None
+        self._admission.note()
         self.stopping = decision.stop
         refuse_apart(decision.presences)
         if decision.parted:
@@ -309,9 +322,6 @@ class GradientSynchronizer(Synchronizer):
     def after_step(self) -> None:
         self.rest()
 
-    def step_skipped(self) -> None:
-        self.rest()
-
     def end_epoch(self) -> int:
         self._drop_unused()
         missed = 0
@@ -368,6 +378,7 @@ class GradientSynchronizer(Synchronizer):
     def take_up(self, handed: Mapping[str, Any]) -> None:
         super().take_up(handed)
         self._trained = handed["trained"]
+        self._admission.joined()
 
     def begin_at(self, step: int) -> None:
         self.step = self._passes = step
@@ -378,7 +389,6 @@ class GradientSynchronizer(Synchronizer):
 
     @property
     def touched(self) -> bool:
-        """Whether the averaged gradients were written to."""
         return any(bucket.touched for bucket in self._buckets)
 
     def rest(self) -> None:

@@ -87,18 +87,31 @@ class StageSequence:
     def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         """Go on with parameters as they are, alike on every rank; alone with plain training, bit for bit."""
         if self._alone:
-            return SoloSynchronizer(self.loop.ended)
+            return self._begin_alone(parameters)
         exchange = self.make(parameters, fragments)
         later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
         exchange.last_pass = min(later, default=None)
         return exchange
 
+    def _begin_alone(self, parameters: Parameters) -> Synchronizer:
+        """A global batch is made of several passes by one worker, too. Nothing is compressed."""
+        match self.now:
+            case GradientStage(batches=int()) as stage:
+                context = replace(self._context(self.transport), compressor=Dense())
+                buckets = self._dense_buckets(parameters, self.transport)
+                return GradientSynchronizer(buckets, self._sparse(parameters), context, stage)
+            case _:
+                return SoloSynchronizer(self.loop.ended)
+
+    def _dense_buckets(self, parameters: Parameters, transport: Transport) -> list[Bucket]:
+        return [Bucket(part, Dense(), self.at(transport)) for part in assign_buckets(self._dense(parameters))]
+
     def make(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         """The synchronizer of this stage."""
         (buckets, *_), context = fragments, self._context(self.transport)
         match self.now:
-            case GradientStage(delay=0, accumulate=accumulate):
-                return GradientSynchronizer(buckets, self._sparse(parameters), context, accumulate)
+            case GradientStage(delay=0) as stage:
+                return GradientSynchronizer(buckets, self._sparse(parameters), context, stage)
             case GradientStage() as stage:
                 return ScheduledSynchronizer(stage.schedule, [buckets], DelayedGradients(buckets, self.loop), context)
             case AveragingStage() as stage:
@@ -131,8 +144,7 @@ class StageSequence:
             return ScheduledSynchronizer(stage.schedule, fragments, task, context, stage.start)
         transport = self.transport.part(stage.site_size(self.transport.world))
         site = replace(self._context(transport), compressor=Dense())
-        inside = [Bucket(part, Dense(), self.at(transport)) for part in assign_buckets(self._dense(parameters))]
-        sparse = self._sparse(parameters)
+        inside, sparse = self._dense_buckets(parameters, transport), self._sparse(parameters)
         return HierarchicalLocalSGD(inside, sparse, site, stage.schedule, fragments, task, context, stage.start)
 
     def _context(self, transport: Transport) -> SyncContext:

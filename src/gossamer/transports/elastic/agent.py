@@ -58,7 +58,7 @@ class MembershipAgent:
         tls: Tls | None = None,
     ) -> None:
         self.number = secrets.randbits(63) if number is None else number
-        self.formed, self.size = False, 0  # known after here()
+        self.formed, self.size, self.most = False, 0, 0  # known after here()
         self._told = False  # why this worker is released
         self._where = f"{coordinator[0]}:{coordinator[1]}"
         self._changed = threading.Condition()
@@ -80,7 +80,7 @@ class MembershipAgent:
         """Tell that this worker is there, and where others reach it. Raises ConnectError where nobody answers."""
         self._scripts.learn(host=door[0], port=door[1])
         standing: Standing = self._run(self._scripts.say(HERE), "the coordinator to answer", seconds)
-        self.formed, self.size = standing.formed, standing.size
+        self.formed, self.size, self.most = standing.formed, standing.size, standing.most
         self._endpoint.start(self._following())
 
     def first_view(self, seconds: float) -> View:

@@ -77,6 +77,11 @@ class JoinedRun:
     def size(self) -> int:
         return self.agent.size + 1 if self.first is None else self.first.world
 
+    @property
+    def most(self) -> int:
+        """How many workers the run may have, as it was when this one came."""
+        return self.agent.most
+
     def transport(self, wish: str) -> ElasticTransport:
         """The transport of this worker's session. wish: the collective. Raises AttachError for a second session."""
         if self._transport is not None:

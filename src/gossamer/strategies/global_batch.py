@@ -38,9 +38,14 @@ def micro_batches(global_batch: int, batch: int, world: int, step: int = 0) -> t
     require(
         count >= world,
         f"global_batch={global_batch} is {count} batches of {batch} samples, too few for {world} workers: some would "
-        f"have none in a step. Write batch_size={_largest(global_batch, world)} or smaller, "
+        f"have none in a step. Write batch={_largest(global_batch, world)} or smaller, "
         f"global_batch={world * batch} or more, or start at most {count} workers.",
     )
+    return dealt(count, world, step)
+
+
+def dealt(count: int, world: int, step: int) -> tuple[int, ...]:
+    """How many of a step's `count` batches each of `world` workers makes, by rank; none where there are too few."""
     first, end = step * count, (step + 1) * count
     return tuple(len(range(rank, end, world)) - len(range(rank, first, world)) for rank in range(world))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
@@ -13,9 +12,7 @@ from support.virtual_workers import Worker, cluster, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from gossamer.reducer.accumulation import GradientAccumulator
-from gossamer.reducer.global_batch import batches_per_step, micro_batches
-from gossamer.synchronizers.gradients import GradientSynchronizer
+from gossamer.strategies.global_batch import batches_per_step, micro_batches
 
 cases = st.integers(1, 9).flatmap(lambda world: st.tuples(st.integers(world, 40), st.integers(1, 16), st.just(world)))
 
@@ -56,7 +53,7 @@ def test_the_table() -> None:
         ((256, 0, 1), r"batch is a number of samples"),
         (
             (32, 8, 5),
-            r"4 batches of 8 samples, too few for 5 workers.*batch_size=4.*global_batch=40.*at most 4 workers",
+            r"4 batches of 8 samples, too few for 5 workers.*batch=4.*global_batch=40.*at most 4 workers",
         ),
         ((32, 8, 0), r"world=0 is 1 or more"),
     ],
@@ -73,7 +70,7 @@ def test_batches_are_counted() -> None:
 # -- in a loop that was written for one worker -------------------------------------------------------------------------
 
 BATCHES, BATCH, GLOBAL = 24, 2, 12  # four steps of six batches
-Passes = Callable[[int, int], tuple[int, ...]]  # of (world, step), by rank
+KEPT = f"EveryStep(global_batch={GLOBAL}, batch={BATCH})"
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -100,36 +97,39 @@ def alone() -> Tensor:
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
-def together(world: int, recipe: str, passes: Passes) -> list[Tensor]:
+def together(world: int, recipe: str) -> list[Tensor]:
     """Batch j is that of worker j mod world, as shards deal out."""
 
     def work(worker: Worker) -> Tensor:
         (x, y), (module, optimizer) = data(), model()
         session = worker.attach(module, optimizer, recipe)
-        synchronizer = session._synchronizer
-        assert isinstance(synchronizer, GradientSynchronizer)
-        synchronizer._sums = GradientAccumulator(
-            synchronizer.buckets, lambda: passes(worker.world, synchronizer.step)[worker.rank]
-        )
+        steps = 0
         with session.epoch():
             for place in range(worker.rank, BATCHES, worker.world):
                 mse_loss(module(x[place]), y[place]).backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                assert session.accumulating == (session.steps == steps)
+                steps = session.steps
         assert session.steps == BATCHES * BATCH // GLOBAL
         return nn.utils.parameters_to_vector(module.parameters()).detach()
 
     return cluster(work, world)
 
 
-@pytest.mark.parametrize("recipe", ["EveryStep()", "EveryStep() + TopK(1.0)"])
-@pytest.mark.parametrize("world", [2, 3, 4, 5])
+@pytest.mark.parametrize("recipe", [KEPT, f"{KEPT} + TopK(1.0)"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_the_optimizer_sees_the_mean_over_the_global_batch(world: int, recipe: str) -> None:
-    for mine in together(world, recipe, lambda world, step: micro_batches(GLOBAL, BATCH, world, step)):
+    for mine in together(world, recipe):
         torch.testing.assert_close(mine, alone())
+
+
+def test_alone_nothing_is_compressed() -> None:
+    (mine,) = together(1, f"{KEPT} + TopK(0.01)")
+    torch.testing.assert_close(mine, alone())
 
 
 def test_other_numbers_of_passes_are_seen() -> None:
     """The twin: as many passes on every worker are another batch."""
     with pytest.raises(AssertionError):
-        together(4, "EveryStep()", lambda world, step: (1,) * world)
+        together(4, "EveryStep()")
