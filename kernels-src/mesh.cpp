@@ -39,9 +39,9 @@ bool Mesh::seal(int peer, const CipherFunctions& functions, const unsigned char*
     return link.seals.start(functions, sends, true) && link.opens.start(functions, hears, false);
 }
 
-int64_t Mesh::begin(const Row* rows, int64_t row_count, void* const* places, const int64_t* sizes, int64_t piece_count,
-                    int32_t format, double divisor, uint32_t form) {
-    programs_.push_back(std::make_unique<Program>(rows, row_count, places, sizes, piece_count, links_.size()));
+int64_t Mesh::begin(const Row* rows, int64_t row_count, void* const* places, const void* const* sources,
+                    const int64_t* sizes, int64_t piece_count, int32_t format, double divisor, uint32_t form) {
+    programs_.push_back(std::make_unique<Program>(rows, row_count, places, sources, sizes, piece_count, links_.size()));
     Program& here = *programs_.back();
     here.word = next_;
     here.form = form;
@@ -174,7 +174,7 @@ void Mesh::add(Program& program, int32_t number, int64_t message) {
         const int32_t stage = piece.done[static_cast<size_t>(message)];
         const int32_t adders = piece.stages[static_cast<size_t>(stage)].adders;
         if (adders == 0) return;
-        std::vector<std::pair<int32_t, const void*>> here{{rank_, piece.place(message)}};
+        std::vector<std::pair<int32_t, const void*>> here{{rank_, piece.place_after(message, stage)}};
         for (const Piece::Early& each : piece.early) {
             if (each.message != message || each.stage != stage) continue;
             const Slots& slots = links_[static_cast<size_t>(each.peer)].in;

@@ -91,8 +91,9 @@ class Mesh {
     void share(int peer, char* memory, int slots);
     // Before anything is said. Keys of kKeyBytes; false where the cipher does not take them.
     bool seal(int peer, const CipherFunctions& functions, const unsigned char* sends, const unsigned char* hears);
-    int64_t begin(const Row* rows, int64_t row_count, void* const* places, const int64_t* sizes, int64_t piece_count,
-                  int32_t format, double divisor, uint32_t form);
+    // sources: where the pieces' first contents are: their places, or memory that is only read.
+    int64_t begin(const Row* rows, int64_t row_count, void* const* places, const void* const* sources,
+                  const int64_t* sizes, int64_t piece_count, int32_t format, double divisor, uint32_t form);
     // Moves everything on until `word` is answered, or so many milliseconds have passed, or a signal came.
     Ending wait(uint32_t word, int milliseconds, int32_t* peer, int32_t* error);
     // Whom a word waits for. By rank, moved: how many bytes that connection has carried so far, or -1 where the word needs

@@ -43,12 +43,13 @@ GOSSAMER_EXPORT int64_t gossamer_mesh_close(void* mesh) {
     return kFinished;
 }
 
-// The number of the word that was begun. Memory at `places` belongs to the mesh until it was waited for.
+// The number of the word that was begun. Memory at `places` belongs to the mesh until it was waited for. sources: where the
+// pieces' first contents are, which may be their places; what lies elsewhere is only read, until then.
 GOSSAMER_EXPORT int64_t gossamer_mesh_begin(void* mesh, const int32_t* rows, int64_t row_count, void* const* places,
-                                            const int64_t* sizes, int64_t piece_count, int64_t format, double divisor,
-                                            int64_t form) try {
+                                            const void* const* sources, const int64_t* sizes, int64_t piece_count,
+                                            int64_t format, double divisor, int64_t form) try {
     static_assert(sizeof(Row) == 5 * sizeof(int32_t), "rows are read as they are");
-    return static_cast<Mesh*>(mesh)->begin(reinterpret_cast<const Row*>(rows), row_count, places, sizes, piece_count,
+    return static_cast<Mesh*>(mesh)->begin(reinterpret_cast<const Row*>(rows), row_count, places, sources, sizes, piece_count,
                                            static_cast<int32_t>(format), divisor, static_cast<uint32_t>(form));
 } catch (const std::bad_alloc&) {
     return kNoMemory;

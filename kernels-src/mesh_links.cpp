@@ -37,14 +37,14 @@ bool Mesh::prepare(Link& link) {
     }
     if (slot >= 0) {
         link.naps = 0;
-        link.out.fill(slot, piece.place(message), piece.length(message));
+        link.out.fill(slot, piece.place_after(message, row.stage), piece.length(message));
     }
     link.saying = {program->word, program->form, static_cast<uint32_t>(row.tag), Header::place_of(message, slot)};
     if (link.seals) {
         char* const header = link.sealed.bytes.get();
         const bool sealed =
             link.seals.seal(reinterpret_cast<const char*>(&link.saying), sizeof(Header), header) &&
-            (slot >= 0 || link.seals.seal(piece.place(message), piece.length(message), header + link.header_bytes()));
+            (slot >= 0 || link.seals.seal(piece.place_after(message, row.stage), piece.length(message), header + link.header_bytes()));
         if (!sealed) {
             lose(link, ENOMEM);  // all that keeps libcrypto from encrypting
             return false;
@@ -59,7 +59,8 @@ bool Mesh::send(Link& link) {
     while (!link.ready.empty()) {
         if (!link.begun && !prepare(link)) return moved;
         const Link::Outgoing& next = link.ready.front();
-        const Piece& piece = next.program->piece_of(next.program->rows[static_cast<size_t>(next.row)]);
+        const Row& row = next.program->rows[static_cast<size_t>(next.row)];
+        const Piece& piece = next.program->piece_of(row);
         const bool follows = link.saying.slot() < 0;
         const int64_t tag = link.seals ? kTagBytes : 0, head = static_cast<int64_t>(sizeof(Header)) + tag;
         const int64_t all = head + (follows ? piece.length(next.message) + tag : 0);
@@ -71,7 +72,8 @@ bool Mesh::send(Link& link) {
             char* const header = reinterpret_cast<char*>(&link.saying);
             if (link.sent < head) parts[count++] = {header + link.sent, static_cast<size_t>(head - link.sent)};
             const int64_t begun = std::max<int64_t>(0, link.sent - head);
-            if (follows) parts[count++] = {piece.place(next.message) + begun, static_cast<size_t>(all - head - begun)};
+            char* const bytes = const_cast<char*>(piece.place_after(next.message, row.stage));  // sendmsg only reads
+            if (follows) parts[count++] = {bytes + begun, static_cast<size_t>(all - head - begun)};
         }
         msghdr message{};
         message.msg_iov = parts;

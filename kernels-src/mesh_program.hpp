@@ -27,6 +27,7 @@ struct Buffer {
 };
 
 // One piece of memory, in messages. A message's memory goes through stages: each adds what some peers sent, or keeps it.
+// What it begins with may lie elsewhere, and is not written there.
 struct Piece {
     struct Stage {
         int32_t adders = 0;  // 0: what comes is kept
@@ -40,6 +41,7 @@ struct Piece {
     };
 
     char* at = nullptr;
+    const char* source = nullptr;  // what is there before the first stage; the same place, or one that stays as it is
     int64_t nbytes = 0;
     std::vector<Stage> stages;  // one more than there are changes: the last one only sends
     std::vector<int32_t> done;  // by message: how many stages
@@ -47,6 +49,9 @@ struct Piece {
 
     int64_t messages() const { return (nbytes + kMessageBytes - 1) / kMessageBytes; }
     char* place(int64_t message) const { return at + message * kMessageBytes; }
+    const char* place_after(int64_t message, int32_t stages_done) const {
+        return stages_done ? place(message) : source + message * kMessageBytes;
+    }
     int64_t length(int64_t message) const {
         const int64_t rest = nbytes - message * kMessageBytes;
         return rest < kMessageBytes ? rest : kMessageBytes;
@@ -66,8 +71,8 @@ struct Program {
     std::vector<int64_t> awaited;         // by peer: messages
     int64_t left = 0;              // messages to send and to take
 
-    Program(const Row* given, int64_t row_count, void* const* places, const int64_t* sizes, int64_t piece_count,
-            size_t world)
+    Program(const Row* given, int64_t row_count, void* const* places, const void* const* sources, const int64_t* sizes,
+            int64_t piece_count, size_t world)
         : rows(given, given + row_count),
           pieces(static_cast<size_t>(piece_count)),
           heard_by_tag(world),
@@ -75,6 +80,7 @@ struct Program {
           awaited(world) {
         for (size_t i = 0; i < pieces.size(); i++) {
             pieces[i].at = static_cast<char*>(places[i]);
+            pieces[i].source = static_cast<const char*>(sources[i]);
             pieces[i].nbytes = sizes[i];
             pieces[i].stages.resize(1);
             pieces[i].done.assign(static_cast<size_t>(pieces[i].messages()), 0);

@@ -26,7 +26,8 @@ void* gossamer_mesh_open(int64_t, const int32_t*, int64_t);
 int64_t gossamer_mesh_close(void*);
 int64_t gossamer_mesh_share(void*, int64_t, void*, int64_t);
 int64_t gossamer_mesh_seal(void*, int64_t, void* const*, const void*, const void*);
-int64_t gossamer_mesh_begin(void*, const int32_t*, int64_t, void* const*, const int64_t*, int64_t, int64_t, double, int64_t);
+int64_t gossamer_mesh_begin(void*, const int32_t*, int64_t, void* const*, const void* const*, const int64_t*, int64_t, int64_t,
+                            double, int64_t);
 int64_t gossamer_mesh_wait(void*, int64_t, int64_t, int32_t*, int32_t*);
 int64_t gossamer_mesh_waits_for(void*, int64_t, int64_t*, int32_t*);
 }
@@ -129,25 +130,31 @@ inline void means(int32_t world, int64_t numel, int repeats, int64_t slots, bool
                 if (sealed) toy_seal(mesh, rank, peer);
             }
             const auto rows = direct(rank, world);
+            // Every second one begins elsewhere, in what stays as it is.
+            const std::vector<float> given(static_cast<size_t>(numel), static_cast<float>(rank));
             std::vector<std::vector<float>> x(static_cast<size_t>(repeats));
             std::vector<int64_t> words;
             for (auto& each : x) {
-                each.assign(static_cast<size_t>(numel), static_cast<float>(rank));
+                const bool apart = (&each - x.data()) % 2;
+                each.assign(static_cast<size_t>(numel), apart ? -1.0f : static_cast<float>(rank));
                 std::vector<void*> places;
+                std::vector<const void*> sources;
                 std::vector<int64_t> sizes;
                 for (int64_t part = 0, at = 0; part < world; part++) {
                     const int64_t length = numel / world + (part < numel % world);
                     places.push_back(each.data() + at);
+                    sources.push_back((apart ? given.data() : each.data()) + at);
                     sizes.push_back(4 * length);
                     at += length;
                 }
                 words.push_back(gossamer_mesh_begin(mesh, rows.data(), static_cast<int64_t>(rows.size()) / 5, places.data(),
-                                                    sizes.data(), world, gossamer::kFloat32, world, 7));
+                                                    sources.data(), sizes.data(), world, gossamer::kFloat32, world, 7));
             }
             for (size_t i = x.size(); i-- > 0;) {
                 mesh_must(ended(mesh, words[i], world) == gossamer::kFinished, "a mean did not end");
                 for (const float each : x[i]) mesh_must(each == (world - 1) / 2.0f, "a mean is none");
             }
+            for (const float each : given) mesh_must(each == static_cast<float>(rank), "a mean was written over its source");
             gossamer_mesh_close(mesh);
         });
     }
@@ -173,8 +180,8 @@ inline void anything(std::mt19937& random, bool sealed) {
     std::vector<float> x(200000);
     void* places[] = {x.data(), x.data() + 100000};
     const int64_t sizes[] = {400000, 400000};
-    const int64_t word = gossamer_mesh_begin(mesh, rows.data(), static_cast<int64_t>(rows.size()) / 5, places, sizes, 2,
-                                             gossamer::kFloat32, 2.0, 7);
+    const int64_t word = gossamer_mesh_begin(mesh, rows.data(), static_cast<int64_t>(rows.size()) / 5, places, places, sizes,
+                                             2, gossamer::kFloat32, 2.0, 7);
     std::vector<uint32_t> said(1 + random() % 64);
     for (uint32_t& each : said) each = random() % 3 ? random() % 4 : random();
     if (random() % 2) said[0] = 0;  // the word is right
@@ -207,8 +214,8 @@ inline void changed(std::mt19937& random) {
     void* const theirs[] = {y.data()};
     const int64_t sizes[] = {4 * n};
     const int32_t takes[] = {gossamer::kAdd, 1, 0, 0, 5}, tells[] = {gossamer::kSend, 0, 0, 0, 5};
-    const int64_t word = gossamer_mesh_begin(hears, takes, 1, mine, sizes, 1, gossamer::kFloat32, 1.0, 7);
-    gossamer_mesh_begin(says, tells, 1, theirs, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    const int64_t word = gossamer_mesh_begin(hears, takes, 1, mine, mine, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    gossamer_mesh_begin(says, tells, 1, theirs, theirs, sizes, 1, gossamer::kFloat32, 1.0, 7);
     std::vector<char> said(sizeof(gossamer::Header) + static_cast<size_t>(4 * n) + 2 * gossamer::kTagBytes);
     mesh_must(recv(there[0][1], said.data(), said.size(), MSG_WAITALL) == static_cast<ssize_t>(said.size()), "too little");
     const bool whole = random() % 8 == 0;
@@ -241,7 +248,7 @@ inline void slots(int64_t first, int64_t second, bool taken) {
     const int32_t rows[] = {gossamer::kAdd, 1, 0, 0, 0};
     void* places[] = {x.data()};
     const int64_t sizes[] = {1 << 19};
-    const int64_t word = gossamer_mesh_begin(mesh, rows, 1, places, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    const int64_t word = gossamer_mesh_begin(mesh, rows, 1, places, places, sizes, 1, gossamer::kFloat32, 1.0, 7);
     theirs.fill(0, reinterpret_cast<const char*>(y.data()), gossamer::kMessageBytes);
     const auto say = [&](uint32_t message, int64_t slot) {
         const gossamer::Header header{0, 7, 0, gossamer::Header::place_of(message, static_cast<int>(slot))};
@@ -268,7 +275,7 @@ inline void refused(int32_t does, int64_t messages, const std::vector<uint32_t>&
     void* places[] = {x.data()};
     const int64_t sizes[] = {messages * gossamer::kMessageBytes};
     const int64_t row_count = does == gossamer::kAdd ? 2 : 1;
-    const int64_t word = gossamer_mesh_begin(mesh, rows, row_count, places, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    const int64_t word = gossamer_mesh_begin(mesh, rows, row_count, places, places, sizes, 1, gossamer::kFloat32, 1.0, 7);
     const std::vector<float> part(x.size(), 1.0f);
     for (const uint32_t message : said) {
         const gossamer::Header header{0, 7, 5, gossamer::Header::place_of(message, -1)};

@@ -97,7 +97,7 @@ class PowerSGD(Compressor):
             expand(factoring, torch.cat([first[: factoring.left_numel], others]), mine, whole)
             return whole
 
-        following = FlatTensors((yield AllReduceMean(mine)), q.layout)
+        following = FlatTensors((yield AllReduceMean(mine)).clone(), q.layout)  # a state is written to, answers never
 
         mean = mean_buffer_like(x.flat, out)
         expand(factoring, first, following.flat, mean)

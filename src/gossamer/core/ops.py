@@ -78,6 +78,8 @@ class AllReduceMean(Operation):
     """All-reduce: the elementwise mean of `tensor` over the group, in the tensor's shape and dtype.
 
     Half-precision tensors travel as they are, are summed in float32 and rounded once (NCCL sums them its own way).
+    An answer that is not written over `tensor` may still be given to other ranks, so its reader does not write there
+    until an exchange later; and `tensor` is not written to before the answer is there.
     """
 
     name: ClassVar[str] = "Mean"

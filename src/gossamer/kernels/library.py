@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import GossamerError, NotFinite
 
 LIBRARY = Path(__file__).with_name("libgossamer-kernels.so")
-ABI = 16  # what gossamer_abi() answers, in kernels-src/abi.cpp
+ABI = 17  # what gossamer_abi() answers, in kernels-src/abi.cpp
 
 NOT_FINITE, MALFORMED, OVERFLOW, NO_MEMORY, MISFIT = -1, -2, -3, -4, -5  # Answer in kernels-src/common.hpp
 

@@ -30,6 +30,7 @@ class Bucket:
         self.views = dict(self.packed.items())
         self.state: State = compressor.init(self.packed, at)
         self._before: State | None = None  # the state that the last commit replaced
+        self._rooms: list[Tensor] = []  # for means, in turns
         large = (name for name, view in self.views.items() if view.is_cpu and view.nbytes >= EARLY_BYTES)
         self.early = frozenset(large)  # whose gradients do not wait until all are there
         self.in_parts: set[str] = set()  # whose gradients came in several parts in some pass
@@ -42,8 +43,17 @@ class Bucket:
 
     @property
     def mean_buffer(self) -> Tensor:
-        """Where a mean may be written: gradients are not needed once they were sent."""
-        return self.flat
+        """Where a mean may be written: gradients are not needed once they were sent, unless they stay."""
+        return self._rooms[0] if self._rooms else self.flat
+
+    def keep_inputs(self) -> None:
+        """From now on means are written apart from what they are made of, which is needed to make them again; and a
+        mean stays as it is until the next exchange is over, for ranks that miss it: optimizers see a copy."""
+        self._rooms = self._rooms or [torch.empty_like(self.flat) for _ in range(2)]
+
+    def exchanged(self) -> None:
+        """An exchange is over; the next one's mean belongs into other memory."""
+        self._rooms.reverse()
 
     def expect_all(self) -> None:
         """Another backward pass begins, or the next one is waited for."""
@@ -142,8 +152,10 @@ class Bucket:
         """Whether the gradients were written to since they were shown, as clipping does."""
         return self.flat._version != self._shown
 
-    def commit(self, following: State, used: Set[str], correction: float) -> None:
+    def commit(self, following: State, used: Set[str], correction: float, mean: Tensor | None = None) -> None:
         """Take the following state, multiply the average by `correction`, and show it to the optimizer.
+
+        mean: the average where it does not lie here; it is not written to.
 
         A parameter that no rank used was not exchanged: it keeps its state and has no gradient.
         """
@@ -152,8 +164,12 @@ class Bucket:
                 if name in packed.layout.by_name:
                     following[key][name].copy_(packed[name])
         self._before, self.state = self.state, following.after(self.state)
+        if mean is None:
+            mean = self.flat
         if correction != 1.0:
-            self.flat.mul_(correction)
+            torch.mul(mean, correction, out=self.flat)
+        elif mean is not self.flat:
+            self.flat.copy_(mean)
         self.point(used)
 
     def roll_back(self) -> None:

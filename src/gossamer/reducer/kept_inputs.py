@@ -1,4 +1,4 @@
-"""Kept inputs: copies of what a reduction was given, from which it can be made again in another group."""
+"""Kept inputs: what a reduction was given, from which it can be made again in another group."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ from torch import Tensor
 
 
 class KeptInputs:
-    """Copies by the place in a reduction, in memory that serves one reduction after the other."""
+    """What went in, by the place in a reduction: where it lay, while nothing is written there; else as a copy, in
+    memory that serves one reduction after the other."""
 
     def __init__(self) -> None:
         self._copies: dict[int, Tensor] = {}
-        self._held: set[int] = set()  # places of the reduction under way
+        self._copied: set[int] = set()  # places of the reduction under way
+        self._there: set[int] = set()  # likewise, where what went in still lies
 
     def clear(self) -> None:
         """Another reduction begins."""
-        self._held.clear()
+        self._copied.clear()
+        self._there.clear()
+
+    def trust(self, place: int) -> None:
+        """What goes in at a place stays where it is: whoever is going to write there has to `keep` it before."""
+        self._there.add(place)
 
     def keep(self, place: int, flat: Tensor) -> None:
         """Copy what goes in at a place; the first time, since it may be overwritten by the mean."""
+        self._there.discard(place)
         if self.restores(place, flat):
             return
         copy = self._copies.get(place)
         if copy is None or copy.shape != flat.shape or copy.dtype != flat.dtype:
             copy = self._copies[place] = torch.empty_like(flat)
         copy.copy_(flat)
-        self._held.add(place)
+        self._copied.add(place)
 
     def restores(self, place: int, flat: Tensor) -> bool:
         """Put back what went in at a place, if it was kept; whether it was."""
-        if place not in self._held:
-            return False
-        flat.copy_(self._copies[place])
-        return True
+        if place in self._copied:
+            flat.copy_(self._copies[place])
+        return place in self._copied or place in self._there

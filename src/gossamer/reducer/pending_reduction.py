@@ -46,6 +46,7 @@ class PendingReduction:
     committed: bool = False
     _transaction: Transaction = field(init=False)
     _work: list[Work[Any]] = field(default_factory=list)
+    _before: list[Callable[[], object]] = field(default_factory=list)  # what the next job begins with
 
     def __post_init__(self) -> None:
         self._transaction = self.comm_thread.transaction(admits=self.admits, prepare=self.reduction.prepare)
@@ -57,8 +58,11 @@ class PendingReduction:
         before; where those were not all, the others do not know whether its averages were used."""
         if self.reduction.reference is None:
             self._submit(partial(self.reduction.open, self.taken.first_batch, warn))
-        if self.comm_thread.recovery is not None or self._is_weighed(trained):
-            self._submit(partial(self._weigh, trained, check))
+        weigh = partial(self._weigh, trained, check)
+        if self._is_weighed(trained):
+            self._submit(weigh)
+        elif self.comm_thread.recovery is not None:
+            self._before.append(weigh)  # the group may be another by then; where it is not, no job is spent on it
 
     def _is_weighed(self, trained: Sequence[int]) -> bool:
         return any(bucket.state for bucket in self.buckets) or set(trained) != set(self._members)
@@ -68,7 +72,8 @@ class PendingReduction:
         return self.comm_thread.members(self.reduction.transport.world)
 
     def _submit(self, part: Callable[[], Any], *, last: bool = False) -> Work[Any]:
-        return self.comm_thread.submit(partial(self._transaction.run, part, last=last))
+        before, self._before = self._before, []
+        return self.comm_thread.submit(partial(self._transaction.run, partial(_all, *before, part), last=last))
 
     def _weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
         if not self._is_weighed(trained):
@@ -108,12 +113,13 @@ class PendingReduction:
         for bucket, staged in zip(self.buckets, self.reduction.staged, strict=True):
             if self.committed:
                 correction = self.reduction.correction(weight) * self.taken.scale_of(bucket)
-                bucket.commit(staged.next_state, used, correction)
+                bucket.commit(staged.next_state, used, correction, staged.mean)
             elif skipped_by_scaler:
                 bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
                 bucket.point(used)
             else:
                 bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
+            bucket.exchanged()
         if self.committed:
             self.sparse.show(self.reduction.rows, used, self.reduction.correction(weight))
         elif skipped_by_scaler:
@@ -121,3 +127,11 @@ class PendingReduction:
         else:
             self.sparse.clear()
         return blame
+
+
+def _all(*jobs: Callable[[], Any]) -> Any:
+    """What the last one returns."""
+    *before, last = jobs
+    for job in before:
+        job()
+    return last()

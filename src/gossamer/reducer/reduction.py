@@ -51,7 +51,7 @@ class Reducible(Protocol):
     def state(self) -> State: ...
     @property
     def mean_buffer(self) -> Tensor | None:
-        """Where the mean may be written; None where the input is needed afterwards."""
+        """Where the mean may be written: over the input, or apart from it; None where it belongs into new memory."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class StepReduction:
     keep: Callable[[AggregationResult], AggregationResult] = without_own  # the part of results kept until commit
     window: int = DEPTH  # of the pipeline
     tuner: PipelineTuner | None = None  # chooses the window instead, over all reductions of a synchronizer
-    kept: KeptInputs | None = None  # copies of what goes in, where the group may change meanwhile
+    kept: KeptInputs | None = None  # what went in, where the group may change meanwhile
     spent: list[ScriptCost] = field(default_factory=list)
     agreed_step: int | None = None  # the step that all ranks make, where it had to be known before anything left
     first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here
@@ -230,21 +230,24 @@ class StepReduction:
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
         """The bucket's script, in units that do not change when the loss scale does. Nothing infinite is sent."""
-        place = len(self._left)  # a script begins as soon as it is put in
+        place, out = len(self._left), bucket.mean_buffer  # a script begins as soon as it is put in
         if self.kept is None or not self.kept.restores(place, bucket.flat):
             fresh.put(bucket.flat)
-        if self.kept is not None:
-            self.kept.keep(place, bucket.flat)
         factor = self.factor / scale
+        if self.kept is not None:
+            if factor == 1.0 and out is not bucket.flat:
+                self.kept.trust(place)
+            else:
+                self.kept.keep(place, bucket.flat)
         if factor != 1.0:
             bucket.flat.mul_(factor)
 
         def lost() -> None:
             self._note_nonfinite(nonfinite_tensor(bucket, bucket.flat))
+            if self.kept is not None:
+                self.kept.keep(place, bucket.flat)  # zeros are going to be written over it
 
-        staged = yield from aggregate_finite(
-            self.compressor, bucket.packed, bucket.state, self.at, bucket.mean_buffer, lost
-        )
+        staged = yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, out, lost)
         self._staged[place] = self.keep(staged)
 
     def _sparse_mean(self, gradients: Mapping[str, Rows]) -> Script:

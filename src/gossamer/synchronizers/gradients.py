@@ -78,6 +78,8 @@ class GradientSynchronizer(Synchronizer):
         self._seen: list[int] = []  # versions of some parameters when that average was shown
         self._trained: Sequence[int] = self._members  # who did in the exchange before
         self._kept = None if context.comm_thread.recovery is None else KeptInputs()
+        for bucket in buckets if self._kept is not None else ():
+            bucket.keep_inputs()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
             for bucket in buckets

@@ -17,7 +17,8 @@ MISSING = object()
 
 
 class OperationLog:
-    """Answers by the order in which their operations were begun. Copies lie in memory that is used again."""
+    """Answers by the order in which their operations were begun. Copies lie in memory that is used again; other answers
+    are those that were handed out, which nobody writes to while this log may be asked (AllReduceMean says so)."""
 
     def __init__(self) -> None:
         self._answers: list[Any] = []
@@ -42,7 +43,8 @@ class OperationLog:
         self._answers[place] = answer
 
     def keep_copies(self, place: int, op: CollectiveOp, answer: Any, rank: int) -> None:
-        """Keep an answer, with copies of what its receiver may write to: means, and what the rank itself has sent."""
+        """Keep an answer, with copies of what its receiver may write to: means that lie where its input lay, and what
+        the rank itself has sent."""
         self._answers[place] = self._kept((place,), op, answer, rank)
 
     def _kept(self, at: tuple[int, ...], op: CollectiveOp, answer: Any, rank: int) -> Any:
@@ -50,8 +52,8 @@ class OperationLog:
             case Coalesced(ops):
                 pairs = zip(ops, answer, strict=True)
                 return [self._kept((*at, number), each, theirs, rank) for number, (each, theirs) in enumerate(pairs)]
-            case AllReduceMean():
-                return self._copy(at, answer)
+            case AllReduceMean(tensor):
+                return self._copy(at, answer) if _shares_memory(answer, tensor) else answer
             case AllGather():
                 mine = tuple(self._copy((*at, number), tensor) for number, tensor in enumerate(answer[rank]))
                 return [mine if peer == rank else payload for peer, payload in enumerate(answer)]
@@ -66,6 +68,10 @@ class OperationLog:
     def since(self, place: int) -> list[Any]:
         """The answers from a place on, of a transaction that was completed."""
         return self._answers[place:]
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def handed_out(op: CollectiveOp, answer: Any) -> Any:

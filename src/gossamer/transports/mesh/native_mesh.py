@@ -42,7 +42,7 @@ _CLOSE = Function("gossamer_mesh_close", Pointer)
 _SHARE = Function("gossamer_mesh_share", Pointer, Count, Pointer, Count)
 _SEAL = Function("gossamer_mesh_seal", Pointer, Count, Pointer, Pointer, Pointer)
 _BEGIN = Function(
-    "gossamer_mesh_begin", Pointer, Pointer, Count, Pointer, Pointer, Count, Count, ctypes.c_double, Count
+    "gossamer_mesh_begin", Pointer, Pointer, Count, Pointer, Pointer, Pointer, Count, Count, ctypes.c_double, Count
 )
 _WAIT = Function("gossamer_mesh_wait", Pointer, Count, Count, Pointer, Pointer)
 _WAITS_FOR = Function("gossamer_mesh_waits_for", Pointer, Count, Pointer, Pointer)
@@ -114,18 +114,20 @@ class Mesh:
             if _SEAL(self._handle, peer, functions, link.sends, link.hears) != SEALED:
                 raise AssertionError(f"libcrypto refuses {link.cipher}")
 
-    def begin(self, program: Program, places: Sequence[int], keep: object) -> int:
+    def begin(self, program: Program, places: Sequence[int], keep: object, sources: Sequence[int] | None = None) -> int:
         """Begin to run a program on memory at these addresses; returns the operation's number.
 
+        sources: where the pieces' first contents are, if not at their places; what lies there is only read.
         keep: the owner of this memory. It lives until the operation is answered or all is closed, since after a failure
         elsewhere the loops go on with operations that are not waited for.
         """
         where = (ctypes.c_void_p * len(places))(*places)
+        given = where if sources is None else (ctypes.c_void_p * len(places))(*sources)
         rows, sizes = program.rows, program.sizes
         counts = program.format, program.divisor, program.form
         with self._running:
             self._refuse_closed()
-            op = _BEGIN(self._handle, rows, len(rows) // 5, where, sizes, len(places), *counts)
+            op = _BEGIN(self._handle, rows, len(rows) // 5, where, given, sizes, len(places), *counts)
             self._kept[op], self._next = keep, op + 1
         return op
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload
 from gossamer.errors import PeerLost
-from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.buffer_pool import empty, scratch_for
 from gossamer.transports.mesh.collective_selector import CollectiveSelector
 from gossamer.transports.mesh.native_mesh import Mesh
 from gossamer.transports.mesh.program import (
@@ -23,7 +23,7 @@ from gossamer.transports.mesh.program import (
     mean_program,
     straight_program,
 )
-from gossamer.transports.packing import into, join, split
+from gossamer.transports.packing import join, split
 
 ALIGNED_BYTES = 64  # so that what is received may be viewed as wider numbers
 
@@ -60,13 +60,22 @@ class MeshOperations:
                 return self._mix(payload, op.told, op.hears, ranks)
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
-        mean = into(out, tensor)
-        flat = mean.contiguous()
-        chosen = self.pick(mean.nbytes, mean.dtype.itemsize, ranks)
-        program = mean_program(chosen, mean.numel(), mean.dtype, ranks.index(self.rank), ranks)
-        start = flat.data_ptr()
-        places = [start + offset for offset in program.offsets]
-        return self._run(program, places, flat, lambda: mean if flat is mean else mean.copy_(flat))
+        """The mean appears in `out`, or in memory of its own, without a copy of `tensor` before; which stays as it is
+        where `out` is not `tensor` itself."""
+        source = tensor.contiguous()
+        flat = scratch_for(source.numel(), source.dtype, source.device) if out is None else out.contiguous()
+        if len(ranks) == 1:
+            flat.view(-1).copy_(source.view(-1))
+        chosen = self.pick(source.nbytes, source.dtype.itemsize, ranks)
+        program = mean_program(chosen, source.numel(), source.dtype, ranks.index(self.rank), ranks)
+        places, sources = ([each.data_ptr() + offset for offset in program.offsets] for each in (flat, source))
+
+        def answer() -> Tensor:
+            if out is None:
+                return flat.view(tensor.shape)
+            return out if out.is_contiguous() else out.copy_(flat)
+
+        return self._run(program, places, (flat, source), answer, sources)
 
     def _gather(self, payload: Payload, ranks: Ranks) -> Wait:
         joint = join(payload)
@@ -139,9 +148,16 @@ class MeshOperations:
             if heard is not tensor:
                 tensor.copy_(heard)
 
-    def _run(self, program: Program, places: Sequence[int], keep: object, answer: Wait) -> Wait:
+    def _run(
+        self,
+        program: Program,
+        places: Sequence[int],
+        keep: object,
+        answer: Wait,
+        sources: Sequence[int] | None = None,
+    ) -> Wait:
         with self._translated():
-            op = self.mesh.begin(program, places, keep)
+            op = self.mesh.begin(program, places, keep, sources)
 
         def wait() -> Any:
             with self._translated():
