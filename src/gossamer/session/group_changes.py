@@ -134,6 +134,8 @@ class GroupChanges:
         if self._group is not None:
             self._session._world.note_trained()
             self._residual.look(self._session._synchronizer)
+        if self.handed_over:
+            self._session._tracked.compare_rates()
         self.handed_over = False
         untold, self._untold = self._untold, []
         for change in untold:
