@@ -17,6 +17,7 @@ from gossamer.moments.take_over import take_over
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
 from gossamer.runtime.runner import simulate
+from gossamer.transports.simulated import SimulatedGroup
 
 POINTS = 24  # of a curve
 
@@ -47,7 +48,8 @@ class Workers:
         parameters = dict(self.model.named_parameters())
         at = [AggregationContext(seed=seed, rank=rank, world=world) for rank in range(world)]
         self.buckets = [Bucket(parameters, self.compressor, here) for here in at]
-        self.momentum = take_over(self.optimizer, self.compressor, parameters, at[0], None)
+        transport = SimulatedGroup(world).transports[0]  # over which nothing is sent
+        self.momentum = take_over(self.optimizer, self.compressor, parameters, transport, None)
         self.bytes_sent = 0.0
 
     def train(self, batches: list[tuple[Tensor, ...]]) -> None:

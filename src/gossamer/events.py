@@ -119,6 +119,15 @@ class GroupChanged(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResidualTold(Event):
+    """What this worker of an elastic run had still to send after `step` steps, which would be lost with it. Told every
+    few seconds; emitted by the communication thread."""
+
+    step: int
+    norm: float  # of all that compressors keep for later
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServersTold(Event):
     """Counts of contributions at the end, from the parameter server shard that knows most."""
 

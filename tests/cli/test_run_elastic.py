@@ -16,7 +16,7 @@ from gossamer.cli.main import gossamer
 pytestmark = pytest.mark.processes
 
 TRAINING = """
-import os, signal, sys, time
+import contextlib, os, signal, sys, time
 from gossamer import events
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 def wait_for(name):
@@ -28,8 +28,8 @@ def train(first, last):
     for step in range(first, last + 1):
         events.emit(events.StepEnded(step=step, seconds=0.1, bytes_sent=40))
         events.emit(events.Logged(step=step, values={"loss": 1 / step}))
-def close(step):
-    events.emit(events.Closed(steps=step, digest="same", residual_bytes=1, bucket_bytes=2))
+def close(step, digest="same"):
+    events.emit(events.Closed(steps=step, digest=digest, residual_bytes=1, bucket_bytes=2))
 """
 COMES_BACK = """
 if rank == 0:
@@ -43,6 +43,7 @@ elif rank == 2:
     raise SystemExit(0)
 elif not attempt:
     train(1, 10)
+    events.emit(events.ResidualTold(step=8, norm=0.4142))
     wait_for("left")
     os.kill(os.getpid(), signal.SIGKILL)
 else:
@@ -50,6 +51,21 @@ else:
     open("back", "w").close()
     wait_for("trained")
 close(20)
+"""
+IS_PUT_OUT = """
+train(1, 10)
+with open(f"pid-{rank}", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"pid-{rank}", f"trained-{rank}")
+if rank == 1:
+    close(10, "of step 10")
+    wait_for("trained-0"), wait_for("trained-2")
+    raise RuntimeError("This worker is not in the run any more")
+wait_for("trained-1")
+with contextlib.suppress(ProcessLookupError):  # its launcher has seen its end
+    while not os.kill(int(open("trained-1").read()), 0):
+        time.sleep(0.01)
+close(20, "of rank 2" if rank == 2 and os.path.exists("differs") else "same")
 """
 IS_LOST = """
 train(1, 10)
@@ -74,13 +90,25 @@ def test_the_record_knows_who_came_back_and_who_left(tmp_path: Path) -> None:
     done = run(tmp_path, COMES_BACK, "--workers", "1:3", "--max-restarts", "1")
     assert done.exit_code == 0, done.output
     assert "rank 1 was lost (signal SIGKILL). The other " in done.output
-    assert "; restarting it (1 of at most 1)." in done.output
+    said = " ".join(done.output.split())
+    assert "; restarting it (1 of at most 1). Its residual, of norm 0.414 after step 8, is lost with it." in said
     assert "of them left              rank 2" in done.output
     record = json.loads((tmp_path / "logs" / "record.json").read_text())
     assert (record["ended"], record["lost"], record["left"]) == ("finished", [], [2])
+    assert record["lost_residuals"] == [{"rank": 1, "norm": 0.4142, "step": 8}]
     assert (record["steps"], record["resumed_at"], record["workers_agree"]) == (20, 0, True)
     assert [step for step, _, _ in record["metrics"]["loss"]] == list(range(1, 21))
     assert not (tmp_path / "logs" / "coordinator.json").exists()
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_only_those_who_were_in_the_run_at_its_end_are_compared(tmp_path: Path, differs: bool) -> None:
+    if differs:
+        (tmp_path / "differs").touch()
+    done = run(tmp_path, IS_PUT_OUT, "--workers", "1:3")
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "logs" / "record.json").read_text())
+    assert (record["lost"], record["workers_agree"]) == ([1], not differs)
 
 
 def test_a_run_that_is_too_small_ends_with_75_and_says_how_to_go_on(

@@ -27,7 +27,7 @@ def test_where_the_first_may_be_lost_all_tell_of_their_steps(
     for name, value in here.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(worker, "Recorder", record)
-    monkeypatch.setattr(worker.worker, "main", lambda finish: finish())
+    monkeypatch.setattr(worker.worker, "main", lambda finish: finish(False))
     monkeypatch.setattr(events, "subscribe", lambda listener: None)
     worker.main()
     assert [each["steps_live"] for each in begun] == [tells]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.events import Attached, Joined, LeftRun, Logged
+from gossamer.events import Attached, Joined, LeftRun, Logged, ResidualTold
 from gossamer.launch.job import Job
-from gossamer.launch.logs.run_files import RunFiles, Stage
+from gossamer.launch.logs.run_files import RunFiles, Stage, read_json
 from gossamer.launch.startup import StageMarks, Startup
 
 ATTACHED = Attached(recipe="Dense()", layouts=(), parameters=1, buffer_bytes=0, control_bytes=0, rank=0, world=2)
@@ -53,6 +53,12 @@ def test_a_worker_that_is_started_again_begins_anew(files: RunFiles) -> None:
         assert str(startup) == "starting 1 worker · 0 of 1 imported torch · 0 s"
         files.mark(Stage.ENTERED, 0, attempt)
         assert "train.py runs" in str(startup)
+
+
+def test_a_full_disk_ends_no_training(files: RunFiles) -> None:
+    StageMarks(RunFiles(files.directory / "none"), 1, 0)(ResidualTold(step=3, norm=0.5))
+    StageMarks(files, 1, 0)(ResidualTold(step=3, norm=0.5))
+    assert read_json(files.residual(1, 0)) == {"norm": 0.5, "step": 3}
 
 
 def test_who_leaves_an_elastic_run_is_marked(files: RunFiles) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.events import Attached, Closed, Event, Logged, StepEnded
+from gossamer.events import Attached, Closed, Event, LeftRun, Logged, ResidualTold, StepEnded
 from gossamer.observe.event_log import Entry, EventLog
 from gossamer.observe.rank_record import RankRecord, replay, warm_up
 
@@ -85,6 +85,24 @@ def test_a_worker_that_was_restarted_is_complete_by_its_last_session_alone() -> 
     too_late = record([*first, *logged(attached(500.0), ends=True)])
     assert (too_late.steps, too_late.complete) == (20, False)
     assert not record([*logged(*training(5), ends=True), *logged(attached(500.0))]).complete
+    failed = [*ended[:-1], {**ended[-1], "failed": True}]
+    assert not record(failed).complete, "it was put out, or failed alone: the others' end was not its own"
+    assert record([*failed, *ended]).complete
+
+
+def test_the_last_that_a_lost_start_told_of_its_residual_stays_known() -> None:
+    def told(*norms: float, began: float = 100.0) -> list[Event]:
+        first, *steps = training(3 * len(norms), began=began)
+        parts = ([*steps[6 * n : 6 * n + 6], ResidualTold(step=3 * n + 3, norm=each)] for n, each in enumerate(norms))
+        return [first, *(event for part in parts for event in part)]
+
+    closed = Closed(steps=3, digest="d", residual_bytes=1, bucket_bytes=1)
+    killed, closes, leaves = logged(*told(0.5, 0.25)), logged(*told(3.0), closed), logged(*told(2.0), closed, LeftRun())
+    found = record([*killed, *closes, *leaves, *logged(*told(1.0, began=500.0), ends=True)])
+    assert found.lost_residuals == ({"norm": 0.25, "step": 6}, {"norm": 2.0, "step": 3})
+    assert found.residual == {"norm": 1.0, "step": 3}
+    assert record(killed).residual == {"norm": 0.25, "step": 6}
+    assert (record(killed).lost_residuals, record(killed).steps) == ((), 6)
 
 
 def test_what_was_said_before_a_session_is_no_session() -> None:

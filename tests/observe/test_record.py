@@ -24,8 +24,8 @@ def ranked(rank: int, **changes: Any) -> RankRecord:
 def test_the_record_has_exactly_the_promised_fields() -> None:
     merged = merge([ranked(0), ranked(1)])
     assert set(merged) == {
-        "gossamer", "recipe", "workers", "ended", "lost", "left", "network", "emulation", "parameters", "steps",
-        "resumed_at", "skipped_steps", "seconds", "seconds_per_step", "compute_seconds_per_step",
+        "gossamer", "recipe", "workers", "ended", "lost", "left", "lost_residuals", "network", "emulation",
+        "parameters", "steps", "resumed_at", "skipped_steps", "seconds", "seconds_per_step", "compute_seconds_per_step",
         "waiting_seconds_per_step", "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes",
         "metrics", "final", "checkpoints", "collectives", "servers", "workers_agree", "workers_hold_merged",
     }  # fmt: skip
@@ -100,6 +100,23 @@ def test_who_left_a_finished_run_is_named_and_neither_disagrees_nor_counts() -> 
     assert merged(left=False)["workers_agree"] is False
     alone = merge([ranked(0, left=True)])
     assert (alone["left"], alone["steps"]) == ([0], 4)
+
+
+def test_what_lost_workers_had_still_to_send_is_told_of_who_is_gone_and_who_began_again() -> None:
+    def told(norm: float, step: int) -> dict[str, Any]:
+        return {"norm": norm, "step": step}
+
+    here = ranked(0, world=4, residual=told(9.0, 80))  # it ended with the others, and what it kept with it
+    again = ranked(1, world=4, residual=told(8.0, 80), lost_residuals=(told(0.5, 30), told(0.25, 10)))
+    left = ranked(2, world=4, residual=told(0.75, 20), left=True)
+    killed = ranked(3, world=4, residual=told(0.4, 40), complete=False)
+    ranks = [replace(rank, lost=(3,)) for rank in (here, again, left, killed)]
+    lost = [(1, 0.25, 10), (2, 0.75, 20), (1, 0.5, 30), (3, 0.4, 40)]
+    found = [tuple(each.values()) for each in merge(ranks)["lost_residuals"]]
+    assert found == lost
+    unfinished = merge(ranks, ended="interrupted")["lost_residuals"]
+    assert [each["rank"] for each in unfinished] == [1, 1], "all ended, with a checkpoint or without"
+    assert merge([ranked(0), ranked(1)])["lost_residuals"] == []
 
 
 def test_the_run_began_with_whoever_was_there_first() -> None:

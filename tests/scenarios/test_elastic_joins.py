@@ -13,7 +13,7 @@ import torch
 from support.elastic_groups import ElasticRun, Join, Loss
 from support.elastic_training import EVERY, IN_STEP, STEPS, Told, check_run, operations, told, trained
 from support.sessions import sgd
-from support.virtual_workers import Worker, loss_of, network
+from support.virtual_workers import Worker, loss_of, network, notices
 from torch import Tensor
 
 from gossamer.errors import MismatchError
@@ -152,3 +152,29 @@ def test_in_lock_step_a_newcomer_has_the_same_bits_after_every_step() -> None:
         assert 4 in [len(each) for each in seen.values()]
         for states in seen.values():
             assert all(torch.equal(each, states[0]) for each in states[1:])
+
+
+# -- what they are not given ------------------------------------------------------------------------------------------
+
+
+def with_scheduler(tracks: bool, worker: Worker) -> Told:
+    """Made after attach, as loops do that know the number of their steps only then."""
+    model, optimizer, session = worker.start(network(worker.rank), sgd, "LocalSGD(2)")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    if tracks:
+        session.track(scheduler=scheduler)
+    while session.steps < STEPS:
+        optimizer.zero_grad()
+        loss_of(model, session.steps, worker.rank).backward()
+        optimizer.step()
+        scheduler.step()
+    return told(session)
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_a_newcomer_whose_scheduler_began_anew_says_so_once(tracks: bool) -> None:
+    with notices() as said:
+        ElasticRun(2, newcomers=1, join=Join(op=operations("LocalSGD(2)", 2) - 4))(partial(with_scheduler, tracks))
+    found = [each for each in said if "begins anew" in each]
+    assert len(found) == (not tracks), said
+    assert all("session.track(scheduler=scheduler)" in each for each in found)

@@ -20,6 +20,7 @@ class VirtualWorker:
         self.due: float | None = None
         self.numbers: list[int] = []
         self.starts: list[float] = []
+        self.lost_residual = ""
         self.is_finishing = self.lives = self.has_left = self.has_ever_attached = False
         self._attached = False
         self._exit_code: int | None = None

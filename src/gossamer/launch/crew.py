@@ -55,6 +55,9 @@ class CrewMember(Protocol):
     def start(self) -> None: ...
     def ended(self) -> int | None: ...
     def failure(self, exit_code: int, *, stopped: bool) -> Failure: ...
+    @property
+    def lost_residual(self) -> str:
+        """What the newest start had still to send, as it last told, in words; empty where it told nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +220,7 @@ class Crew:
         self._coordinator.gone(worker.number)
         if not exit_code and worker.has_left:
             self._have_left = True
-            self._note(f"rank {worker.place} has left the run. {self._going_on()}.")
+            self._note(f"rank {worker.place} has left the run. {self._going_on()}.{_lost_residual(worker)}")
         elif not exit_code:
             self._finished.add(worker.place)
         else:
@@ -242,7 +245,7 @@ class Crew:
         if not self._begun:
             self._coordinator.expect(self._present)
         log = f" Its log: {log_path(self._orders.logs, worker.place)}" if failure.exit_code > 0 else ""
-        self._note(f"{_loss(failure)}. {self._going_on()}{again}.{hint}{log}")
+        self._note(f"{_loss(failure)}. {self._going_on()}{again}.{_lost_residual(worker)}{hint}{log}")
 
     def _is_fatal(self, worker: CrewMember, failure: Failure) -> bool:
         """Whether an error ends the run; signals strand it at most."""
@@ -266,8 +269,9 @@ class Crew:
         return not any(worker.holds_state for worker in self.workers)
 
     def _going_on(self) -> str:
-        """Of those that are left, without those that are started again."""
-        left = sum(worker.lives for worker in self.workers) + self._elsewhere
+        """Of the newest view's members that are left; whoever is on the way to join them does not go on. Before the
+        first view, of the processes that are left."""
+        left = len(self._coordinator.members) or sum(worker.lives for worker in self.workers)
         if self._orders.join_command is None:
             return "The run goes on without it"
         waits = left < self._orders.least and not self._is_done
@@ -308,6 +312,11 @@ class Crew:
             self.failed.append(last)
             return self._cause()
         return replace(last, summary=f"all {count} workers were lost, this one last")
+
+
+def _lost_residual(worker: CrewMember) -> str:
+    told = worker.lost_residual
+    return f" {told}." if told else ""
 
 
 def _loss(failure: Failure) -> str:

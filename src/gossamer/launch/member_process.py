@@ -91,6 +91,13 @@ class MemberProcess:
         self.log.note(found.traceback or str(found))
         return found
 
+    @property
+    def lost_residual(self) -> str:
+        told = read_json(self._files.residual(self.place, self.process.attempt))
+        if not told or not told["norm"]:
+            return ""
+        return f"Its residual, of norm {told['norm']:.3g} after step {told['step']}, is lost with it"
+
     def _environment(self, attempt: int) -> Mapping[str, str]:
         place = str(self.place)
         return {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from gossamer.events import Attached, Event, Joined, LeftRun
+from gossamer.events import Attached, Event, Joined, LeftRun, ResidualTold
 from gossamer.launch.job import Job
-from gossamer.launch.logs.run_files import RunFiles, Stage
+from gossamer.launch.logs.run_files import RunFiles, Stage, write_json
 
 REACHED = {
     Stage.ENTERED: "{reached} of {count} imported torch",
@@ -18,7 +19,8 @@ BY_EVENT: dict[type[Event], Stage] = {Joined: Stage.JOINED, Attached: Stage.ATTA
 
 
 class StageMarks:
-    """Listener of a worker's events that leaves a mark for each stage; its launcher looks for them."""
+    """Listener of a worker's events that leaves a mark for each stage, and what would be lost with the worker; its
+    launcher looks for them."""
 
     def __init__(self, files: RunFiles, rank: int, attempt: int) -> None:
         self._files, self._rank, self._attempt = files, rank, attempt
@@ -26,6 +28,10 @@ class StageMarks:
     def __call__(self, event: Event) -> None:
         if (stage := BY_EVENT.get(type(event))) is not None:
             self._files.mark(stage, self._rank, self._attempt)
+        elif isinstance(event, ResidualTold):
+            with suppress(OSError):  # a full disk ends no training
+                path = self._files.residual(self._rank, self._attempt)
+                write_json(path, {"norm": event.norm, "step": event.step})
 
 
 class Startup:

@@ -25,11 +25,11 @@ from gossamer.runtime import interruption
 from gossamer.runtime.open_sessions import open_sessions
 from gossamer.runtime.uncaught_errors import is_users, shortened
 
-Finish = Callable[[], None]
+Finish = Callable[[bool], None]  # is told whether the script failed
 
 
-def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) -> None:
-    """Run the script; `finish` writes this rank's record, whether it ended well or not."""
+def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed: None) -> None:
+    """Run the script; `finish(failed)` writes this rank's record, whether it ended well or not."""
     program = arguments or sys.argv[1:]
     files = RunFiles(Path(os.environ[RUN_DIRECTORY]))
     reporter = FailureReporter(files, int(os.environ["RANK"]))
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda: None) 
     except BaseException as error:
         exit_code = reporter.raised(error)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is short
-    finish()
+    finish(bool(exit_code))
     if exit_code:
         raise SystemExit(exit_code)
     reporter.finished()

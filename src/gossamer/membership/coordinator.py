@@ -68,7 +68,7 @@ class Coordinator:
             case PeerJoined(peer=peer):
                 for each in self.rule.workers.values():
                     if each.peer == peer:
-                        each.hear(peer)
+                        self.rule.heard(each, peer)
             case Arrived(token=token, sender=sender, op=op):
                 try:
                     self._heard(token, sender, op)
@@ -140,7 +140,7 @@ class Coordinator:
             told = Pulled(version=OUT_VERSION, about=News(out=out).text()) if out else self._again(known)
             self._reply(token, told)
             return
-        worker.hear(sender)
+        self.rule.heard(worker, sender)
         worker.polls.append((token, known))
         if known > 0 and known % 2:
             worker.closed_view = max(worker.closed_view, known // 2)
@@ -160,7 +160,7 @@ class Coordinator:
             if self.rule.view is None and self.rule.first_here == inf:
                 self.rule.first_here = self.rule.now
         worker.learn(report)
-        worker.hear(sender)
+        self.rule.heard(worker, sender)
         if self.rule.view is not None and report.view and not self.rule.view.holds(report.number):
             self.rule.outs.setdefault(
                 report.number, f"view {self.rule.view.number} was made without it while it was not heard"

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from math import inf
 
+from gossamer.core.peer_ops import Peer
 from gossamer.errors import MalformedError, require
 from gossamer.membership.accusations import AccusationRecord
 from gossamer.membership.fingerprints import difference
@@ -76,6 +77,7 @@ class ViewRule:
         self._judges_from = -inf  # a connection that breaks before may be back until then
         self._view_since = self._over_since = self._not_before = 0.0
         self._recorded = False  # how this view broke
+        self._excused = False  # whether those who were silent in this view were given more time
         self.first_here = self._waits_since = self._note_at = inf
         self._said: set[str] = set()
 
@@ -94,15 +96,34 @@ class ViewRule:
         """After a stop of this process, nobody is judged by a silence of which it was the cause."""
         was_stopped = self._has_begun and now - self.now > self._dead_after_seconds / 2
         if was_stopped or not self._has_begun:
-            self._over_since = now
-            for each in self.workers.values():
-                if not each.connected:
-                    each.lost_at = now + self._dead_after_seconds
+            self._excuse_silence(now)
         if was_stopped:
             self._judges_from = now + self._dead_after_seconds
         if not self._has_begun:
             self._has_begun, self._view_since = True, now
         self.now = max(self.now, now)
+
+    def _excuse_silence(self, now: float) -> None:
+        """Whoever is silent is given the time to be heard that it had when its silence began."""
+        self._over_since = now
+        for each in self.workers.values():
+            if not each.connected:
+                each.lost_at = now + self._dead_after_seconds
+
+    def heard(self, worker: HeardWorker, peer: Peer) -> None:
+        """A worker is heard. The first member that was lost and comes back while too few are there tells that a cut may
+        have healed. Others behind it are heard a moment later, so that they are given time, once in a view."""
+        view, silent_at = self.view, self._over_since + self._dead_after_seconds
+        was_lost = (
+            self.is_over
+            and view is not None
+            and view.holds(worker.number)
+            and worker.evidence(view.number, self.now, silent_at) == LOST
+        )
+        worker.hear(peer)
+        if was_lost and not self._excused and not worker.is_lost(self.now):
+            self._excused = True
+            self._excuse_silence(self.now)
 
     def connection_closed(self, worker: HeardWorker) -> None:
         if worker.connected:
@@ -189,7 +210,7 @@ class ViewRule:
 
     def declare_over(self) -> None:
         if not self.is_over:
-            self.is_over, self._recorded = True, False
+            self.is_over, self._recorded, self._excused = True, False, False
             self._over_since = self._not_before = self.now
             self._waits_since = inf
 

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from gossamer.compressors import Compressor
 from gossamer.compressors.ownership import Ownership, UpdateRule
-from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import AttachError
 from gossamer.events import notice
 from gossamer.moments.frozen_variance import FrozenVariance, RowVariance
@@ -20,6 +19,8 @@ from gossamer.moments.velocity import SGDMomentumTransfer
 from gossamer.moments.whole_step import WholeStep
 from gossamer.moments.window import WindowedMoments
 from gossamer.reducer.bucket import slot_of
+from gossamer.runtime.transport import Transport
+from gossamer.transports.elastic.transport import elastic
 
 RULES: dict[UpdateRule, type[MomentumTransfer]] = {
     UpdateRule.VELOCITY: SGDMomentumTransfer,
@@ -39,18 +40,23 @@ def ownership(compressor: Compressor, parameters: Mapping[str, Parameter]) -> di
     return {name: owner for name, owner in owners.items() if owner is not None}
 
 
+def _stays_alone(transport: Transport) -> bool:
+    """Others may come to an elastic group of one, which therefore sends as a group of several would."""
+    return transport.world == 1 and elastic(transport) is None
+
+
 def take_over(
     optimizer: Optimizer,
     compressor: Compressor,
     parameters: Mapping[str, Parameter],
-    at: AggregationContext,
+    transport: Transport,
     clip_norm: float | None,
 ) -> Momentum:
-    """Let the compressor apply the momentum that it owns; a world of one is plain training.
+    """Let the compressor apply the momentum that it owns; a world of one that stays one is plain training.
 
     Raises AttachError where the optimizer has no such momentum, or would not work with it any more.
     """
-    owned = {} if at.world == 1 else ownership(compressor, parameters)
+    owned = {} if _stays_alone(transport) else ownership(compressor, parameters)
     if not owned:
         return KeepMomentum()
     owner, *others = set(owned.values())
@@ -75,7 +81,7 @@ def take_over(
             "scaled down by itself, before momentum, so that means of independent ones keep within that norm for any "
             "number of workers."
         )
-    first = at.rank == 0  # the user hears of it once a job
+    first = transport.rank == 0  # the user hears of it once a job
     mine = {name: parameters[name] for name in owned}
     taken = rule(optimizer, mine, owner, warns=first)
     for line in taken.notices() if first else ():

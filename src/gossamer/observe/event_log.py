@@ -23,6 +23,7 @@ from gossamer.events import (
     Event,
     LeftRun,
     Logged,
+    ResidualTold,
     Saved,
     ServersTold,
     StepEnded,
@@ -69,6 +70,7 @@ class EventLog:
             CollectivePicked: self._pick,
             ServersTold: self._hear_servers,
             LeftRun: self._leave,
+            ResidualTold: self._tell_residual,
             Closed: self._close,
         }
 
@@ -89,11 +91,11 @@ class EventLog:
             self._tell("logged", points=self._logged)
             self._logged = []
 
-    def end(self) -> None:
+    def end(self, failed: bool = False) -> None:
         """The process comes to its end, whether training ended well or not."""
         if self._attached is not None:
             self.flush()
-            self._tell("end")
+            self._tell("end", failed=failed)
 
     def _attach(self, event: Attached) -> None:
         self.flush()
@@ -135,6 +137,10 @@ class EventLog:
 
     def _leave(self, event: LeftRun) -> None:
         self._at_once("left")
+
+    def _tell_residual(self, event: ResidualTold) -> None:
+        norm = event.norm if isfinite(event.norm) else None
+        self._at_once("residual", residual={"norm": norm, "step": event.step})
 
     def _close(self, event: Closed) -> None:
         told = ("digest", "holds_merged", "residual_bytes", "bucket_bytes")

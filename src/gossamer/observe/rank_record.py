@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gossamer.observe.event_log import SINGLE_STEPS, SUMMED, Entry
 
 Point = tuple[int, float, float | None]
+Residual = dict[str, Any]  # {"norm": of what was still to be sent, "step": after which}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,10 @@ class RankRecord:
     metrics: dict[str, list[Point]] = field(default_factory=dict)  # (step, seconds since the session began, value)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)  # (step, directory)
     servers: dict[str, Any] | None = None  # what parameter servers told at the end
-    complete: bool = True  # the process came to its end by itself, well or not, with this session as its last
+    complete: bool = True  # the process came to its end by itself and well, with this session as its last
     left: bool = False  # a run that went on without it
+    residual: Residual | None = None  # what it had still to send, as it last told in an elastic run
+    lost_residuals: tuple[Residual, ...] = ()  # likewise, of those who were here before it and did not come to an end
     lost: tuple[int, ...] = ()  # ranks that began on this machine and have no complete record
     collectives: dict[str, str] = field(default_factory=dict)  # by bytes of a mean: which collective took it
 
@@ -84,11 +87,17 @@ class Tally:
     collectives: dict[str, str] = field(default_factory=dict)
     closed: bool = False
     ended: bool = False
+    failed: bool = False
     left: bool = False
 
     @property
     def took_part(self) -> bool:
         return self.closed or bool(self.seconds or self.metrics)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what it had still to send is, where others went on without it."""
+        return self.left or self.failed or not self.closed
 
     def take(self, entry: Entry) -> None:
         self.latest |= entry
@@ -106,7 +115,7 @@ class Tally:
             case {"kind": "closed"}:
                 self.closed = True
             case {"kind": "end"}:
-                self.ended = True
+                self.ended, self.failed = True, entry.get("failed", False)
             case {"kind": "left"}:
                 self.left = True
 
@@ -164,6 +173,7 @@ class Tally:
             servers=latest.get("told"),
             complete=complete,
             left=self.left,
+            residual=latest.get("residual"),
             collectives=self.collectives,
         )
 
@@ -179,5 +189,11 @@ def replay(entries: Iterable[Entry]) -> RankRecord | None:
             sessions.append(Tally(entry))
         elif sessions:
             sessions[-1].take(entry)
-    last = next((session for session in reversed(sessions) if session.took_part), None)
-    return None if last is None else last.record(complete=last is sessions[-1] and last.ended)
+    taken = [session for session in sessions if session.took_part]
+    if not taken:
+        return None
+    *before, last = taken
+    lost = [session.latest["residual"] for session in before if session.is_lost and "residual" in session.latest]
+    return replace(
+        last.record(complete=last is sessions[-1] and last.ended and not last.failed), lost_residuals=tuple(lost)
+    )

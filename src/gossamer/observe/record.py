@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -22,7 +22,7 @@ NO_NETWORK: Record = {"network": None, "emulation": None}
 
 def read_ranks(directory: Path) -> list[RankRecord]:
     """The records of this machine's ranks, in order, however they ended, each with the ranks that began here and are
-    not complete; empty where none had a session."""
+    not complete: they were killed, failed, or were put out; empty where none had a session."""
     found = {path: replay(read_entries(path)) for path in directory.glob("events-*.jsonl")}
     lost = tuple(sorted(_rank(path) for path, record in found.items() if record is None or not record.complete))
     records = [replace(record, lost=lost) for record in found.values() if record is not None]
@@ -67,7 +67,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
     all count that there are, up to the last second or so. Where workers began late, or again, the run's times are those
     of who was there first; of who began again the last beginning counts.
     """
-    complete = [rank for rank in ranks if rank.complete]
+    complete, all_ranks = [rank for rank in ranks if rank.complete], ranks
     lost = ranks[0].lost if ended == "finished" and complete else ()
     ranks = complete if lost else ranks
     gone = [rank.rank for rank in ranks if rank.left]
@@ -89,6 +89,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
         "ended": ended,
         "lost": list(lost),
         "left": gone,
+        "lost_residuals": _lost_residuals(all_ranks, {*lost, *gone} if ended == "finished" else set()),
         **(network or NO_NETWORK),
         "parameters": first.parameters,
         "steps": first.steps,
@@ -113,6 +114,17 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
         "workers_agree": _agree(ranks, len(lost) + len(gone), ended),
         "workers_hold_merged": _hold_merged(ranks),
     }
+
+
+def _lost_residuals(ranks: Iterable[RankRecord], gone: Set[int]) -> list[Record]:
+    """What workers of an elastic run had still to send when the others went on without them, as they last told it:
+    those who began again, and those of the ranks that are `gone`."""
+    told = [
+        (rank.rank, residual)
+        for rank in ranks
+        for residual in (*rank.lost_residuals, *([rank.residual] if rank.residual and rank.rank in gone else []))
+    ]
+    return [{"rank": rank, **residual} for rank, residual in sorted(told, key=lambda each: int(each[1]["step"]))]
 
 
 def _interface(ranks: Iterable[RankRecord]) -> float | None:

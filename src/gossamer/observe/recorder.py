@@ -47,10 +47,10 @@ class Recorder:
             self._log(event)
             self._live(event)
 
-    def close(self) -> None:
-        """Log that this process has come to its end by itself."""
+    def close(self, failed: bool = False) -> None:
+        """Log that this process has come to its end by itself, and whether by an error."""
         with self._lock:
-            self._log.end()
+            self._log.end(failed)
             self._log_file.close()
             self._live_file.close()
 

@@ -48,5 +48,6 @@ def compare_settings(texts: Sequence[str]) -> None:
     raise MismatchError(
         "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "
         f"optimizer's settings are {by_value(settings)}. Step learning-rate schedulers equally often on every rank; "
-        "where ranks have different numbers of batches, once an epoch instead of once a batch."
+        "where ranks have different numbers of batches, once an epoch instead of once a batch. In an elastic run, "
+        "track them, or a newcomer's begin anew: session.track(scheduler=scheduler)."
     )

@@ -7,6 +7,7 @@ stop_blocks.py         what a loop leaves that goes on after training was stoppe
 checkpointing.py       its saves and loads: options, the run's name, parts put back
 session_checkpoint.py  its part of a checkpoint; what a reset keeps
 group_changes.py       what a session does when workers of an elastic run are lost or come
+residual_report.py     what a worker of an elastic run has still to send, told now and then
 preemption.py          SIGTERM to one worker, which leaves an elastic run
 global_batch.py        attach's global_batch in the recipe; workers that are too many for it
 elastic_recipes.py     recipes whose workers cannot come and go

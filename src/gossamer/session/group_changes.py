@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import hypot
 from typing import Any, Protocol
 
 import torch
@@ -18,10 +17,10 @@ from torch import nn
 
 from gossamer import checkpoint, events
 from gossamer.checkpoint.state import Stateful
-from gossamer.core.layout import accumulation_dtype
 from gossamer.errors import GossamerError, LoopError
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.session.preemption import PreemptionHandler
+from gossamer.session.residual_report import ResidualReport, norm_of
 from gossamer.session.tensor_hash import tensor_hashes
 from gossamer.session.tracked_parts import TrackedParts
 from gossamer.strategies import GradientStage
@@ -85,6 +84,7 @@ class GroupChanges:
         self._listeners: list[Callable[[WorldChange], None]] = []
         self.mine: Mapping[str, Any] = {}  # what the loop saved or loaded of its own, for the loops of newcomers
         self.handed_over = False  # whether this newcomer was given everything, and has made no step since
+        self._residual = ResidualReport(comm_thread)
         self._preemption = PreemptionHandler(self._leave, lambda: session.ask_to_stop())
         if group is not None:
             group.serve(self)
@@ -134,6 +134,9 @@ class GroupChanges:
         """Tell the loop's callbacks of changes since the last call, on the training thread."""
         if self._group is not None:
             self._session._world.note_trained()
+            self._residual.look(self._session._synchronizer)
+        if self.handed_over:
+            self._session._tracked.compare_rates()
         self.handed_over = False
         untold, self._untold = self._untold, []
         for change in untold:
@@ -161,8 +164,7 @@ class GroupChanges:
 
     def standing(self) -> Any:
         unsent = [tensor for bucket in self._session._synchronizer.buckets for tensor in bucket.unsent]
-        norms = (float(torch.linalg.vector_norm(each, dtype=accumulation_dtype(each.dtype))) for each in unsent)
-        return {"shards": self._session._world.state_dict().get("shards", []), "unsent": hypot(*norms)}
+        return {"shards": self._session._world.state_dict().get("shards", []), "unsent": norm_of(unsent)}
 
     def moved(self, change: Change) -> None:
         told = [change.standings.get(number) for number in change.before]

@@ -151,7 +151,7 @@ class Session:
         self._parameters, self._form = parameters, ParameterForm(parameters)
         self._check = ParameterCheck(self.model, parameters, self._verify, self._transport.rank)
         self._foreign_guard = ForeignOptimizerGuard(self.model, self.optimizer, self.recipe, parameters)
-        self._momentum = take_over(self.optimizer, self.recipe.compressor, parameters, self._at(), self.clip_norm)
+        self._momentum = take_over(self.optimizer, self.recipe.compressor, parameters, self._transport, self.clip_norm)
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 

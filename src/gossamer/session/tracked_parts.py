@@ -29,6 +29,7 @@ class TrackedParts:
         self._handed: dict[str, Any] = {}  # states that others gave at attach, of parts that are not tracked yet
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in this process, beside the attached one
         self._told: set[str] = set()
+        self._rates: list[float] | None = None  # the others', until this newcomer has made a step
 
     def track(self, loader: DataLoader[Any] | None, parts: Mapping[str, Any]) -> Any:
         """Take one part up; returns what the loop should use in its place. Raises AttachError and LoopError."""
@@ -95,12 +96,26 @@ class TrackedParts:
 
     def take_up(self, handed: Mapping[str, Any]) -> None:
         """Put in what the others' parts hold, of which some may be tracked only from now on."""
-        parts = self._all()
+        parts, self._rates = self._all(), _rates(self._optimizer)
         for name, state in handed.items():
             if name in parts:
                 self._put_in(parts[name], state)
             else:
                 self._handed[name] = state
+
+    def compare_rates(self) -> None:
+        """This newcomer makes its first step. Say so, once, where its learning rate is not what the others use in it,
+        or will not be: a scheduler that nobody tracks began anew."""
+        theirs, self._rates = self._rates, None
+        mine = _rates(self._optimizer)
+        tracked = any(_schedules(part, self._optimizer) for part in self._all().values())
+        if theirs is not None and (mine != theirs or (_has_scheduler(self._optimizer) and not tracked)):
+            events.notice(
+                f"this worker came to a run that trains with learning rate {_listed(theirs)} and makes its first step "
+                f"with {_listed(mine)}. Its scheduler was not given the others' state and begins anew, so that its "
+                "rate would be another than theirs. Write gossamer.attach(..., scheduler=scheduler), or "
+                "session.track(scheduler=scheduler) where it is made after attach"
+            )
 
     def _put_in(self, part: Stateful, state: Any) -> None:
         if isinstance(part, DataLoader):
@@ -165,6 +180,14 @@ def _stateful(part: Any) -> bool:
 def _has_scheduler(optimizer: Optimizer) -> bool:
     """Whether a torch scheduler was made for it: that wraps its step, and leaves no way from it to the scheduler."""
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def _rates(optimizer: Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def _listed(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.4g}" for rate in dict.fromkeys(rates))
 
 
 def _schedules(part: Any, optimizer: Optimizer) -> bool:

@@ -77,6 +77,10 @@ class RunFiles:
         """There once the script has ended well."""
         return self.directory / f"finished-{attempt}-{rank}.json"
 
+    def residual(self, rank: int, attempt: int) -> Path:
+        """What a worker of an elastic run last told of what it had still to send."""
+        return self.directory / f"residual-{attempt}-{rank}.json"
+
     def failure(self, rank: int, attempt: int) -> Path:
         return self.directory / f"failure-{attempt}-{rank}.json"
 
