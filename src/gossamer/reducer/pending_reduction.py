@@ -57,7 +57,7 @@ class PendingReduction:
         before; where those were not all, the others do not know whether its averages were used."""
         if self.reduction.reference is None:
             self._submit(partial(self.reduction.open, self.taken.first_batch, warn))
-        if self.comm_thread.recovery is not None or self._is_weighed(trained):
+        if not self.comm_thread.is_fixed or self._is_weighed(trained):
             self._submit(partial(self._weigh, trained, check))
 
     def _is_weighed(self, trained: Sequence[int]) -> bool:
