@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gossamer.errors import PeerLost
+from gossamer.errors import ConnectError, PeerLost
 from gossamer.membership.view import View
 from gossamer.runtime.transport import Transport
+
+FAILURES = (PeerLost, ConnectError)  # of a group that breaks, or cannot be made
 
 
 @dataclass(frozen=True, kw_only=True)
