@@ -1,4 +1,4 @@
-"""Session: attaches a model, an optimizer and a recipe to a group, and synchronizes around every optimizer step."""
+"""Session: attaches a model, an optimizer and a recipe to a group, and serves the training loop from then on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torch.utils.hooks import RemovableHandle
 
 from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import Stopped
-from gossamer.moments.take_over import take_over
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings, with_weights
@@ -30,21 +28,19 @@ from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
 from gossamer.session.checkpointing import SessionCheckpoints, StrPath
-from gossamer.session.ddp_guard import DdpGuard, guard_against_ddp
+from gossamer.session.ddp_guard import guard_against_ddp
 from gossamer.session.first_batch import NO_BATCH, FirstBatch
-from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
-from gossamer.session.gradient_guards import GradientClip, NonFiniteMonitor, Scaler, has_closure
+from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.session.layout_change import laid_out_anew
-from gossamer.session.loop_scaler import LoopScaler
 from gossamer.session.parameter_form import ParameterForm
 from gossamer.session.scalars import logged_numbers, sample_weight
 from gossamer.session.session_status import SessionStatus
 from gossamer.session.startup_checks import check_ranks_alike, fingerprint
+from gossamer.session.step_hooks import StepHooks
 from gossamer.session.stop_blocks import StopBlocks
 from gossamer.session.tracked_parts import TrackedParts
-from gossamer.session.untold_scaler import refuse_late, show_overflow
 from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
@@ -71,11 +67,11 @@ class Session:
         verify: Verify = "warn",
     ) -> None:
         check_verify(verify)
-        self.model, self.optimizer, self.recipe = model, optimizer, recipe
-        self.clip_norm, self._clip = clip_norm, GradientClip(clip_norm, lambda: self._loop_scaler.scale())
-        self._loop_scaler = LoopScaler(scaler, optimizer, self._step_skipped, self._take_up_scaler)
+        self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
         self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
+        self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, scaler=scaler, clip_norm=clip_norm)
+        self._loop_scaler = self._step_hooks.loop_scaler
         self._adopt(trainable(model))
         recovery, (first, *_) = elastic(transport), self._parameters.values()
         comm_thread = CommThread(first.device, transport.make_progress, recovery)
@@ -100,13 +96,10 @@ class Session:
         except BaseException:
             comm_thread.close()
             raise
-        self._hooks: list[RemovableHandle | OptimizerStepHook | DdpGuard | LoopScaler] = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+        self._hooks = [
             self._first_batch.watch(model),
-            OptimizerStepHook(self._before_any_step),
             *guard_against_ddp(model, recipe, transport.world),
-            self._loop_scaler.install(watches=not self._group.alone),
+            *self._step_hooks.install(self._group),
         ]
         open_sessions.register(self)
         self._group.publish()
@@ -119,7 +112,9 @@ class Session:
     def _loop(self) -> LoopState:
         return LoopState(
             begins=self._refuse_pass,
-            step_context=lambda: StepContext(scale(), self._settings(), self._momentum.now(), self._first_batch.hash),
+            step_context=lambda: StepContext(
+                scale(), self._settings(), self._step_hooks.momentum.now(), self._first_batch.hash
+            ),
             scale=(scale := self._loop_scaler.scale),
             settings=self._settings,
             buffers=self._buffers,
@@ -150,8 +145,7 @@ class Session:
     def _adopt(self, parameters: dict[str, Parameter]) -> None:
         self._parameters, self._form = parameters, ParameterForm(parameters)
         self._check = ParameterCheck(self.model, parameters, self._verify, self._transport.rank)
-        self._foreign_guard = ForeignOptimizerGuard(self.model, self.optimizer, self.recipe, parameters)
-        self._momentum = take_over(self.optimizer, self.recipe.compressor, parameters, self._at(), self.clip_norm)
+        self._step_hooks.adopt(parameters, self._at())
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -226,51 +220,7 @@ class Session:
         with swapped_in(self._synchronizer.merge() or {}, trainable(model)):
             yield model
 
-    # -- around the optimizer --------------------------------------------------------------------------------------
-
-    def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
-        self._tracked.see(optimizer)
-        if optimizer is self.optimizer or self._group.forked:
-            return
-        if not self._group.alone:
-            self._foreign_guard.check(optimizer, local=self._muted_at == self._synchronizer.passes)
-        if self._foreign_guard.shares(optimizer):
-            self._synchronizer.use()
-            self._clip.before(optimizer, self._parameters.values(), closure=closure)
-
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._group.forked:
-            return
-        self._refuse_pass()
-        self._foreign_guard.refuse_unaveraged(optimizer)
-        closure = has_closure(args, kwargs)
-        if not self._group.alone:
-            self._check.look(self.steps)
-        self._synchronizer.before_step(closure=closure)
-        touched = self.scaler is None and self._synchronizer.touched
-        self._clip.before(optimizer, self._parameters.values(), closure=closure)
-        self._momentum.before(self.steps, closure=closure, touched=touched)  # may move parameters
-
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._group.forked:
-            return
-        self._momentum.after()
-        self._synchronizer.after_step()
-        self._step_over()
-
-    def _step_skipped(self) -> None:
-        """The scaler has left out the optimizer's step, of which no hook of the optimizer's tells."""
-        if not self._group.forked:
-            self._refuse_pass()
-            self._synchronizer.step_skipped()
-            self._step_over()
-
-    def _take_up_scaler(self, optimizer: Optimizer) -> bool:
-        if self._group.forked or not (optimizer is self.optimizer or self._foreign_guard.shares(optimizer)):
-            return False
-        refuse_late(self.recipe, self._stages.now, self._synchronizer.buckets)
-        show_overflow(self._parameters.values())
-        return True
+    # -- between steps ---------------------------------------------------------------------------------------------
 
     def _refuse_pass(self) -> None:
         """Another pass, step or epoch begins."""
@@ -381,7 +331,7 @@ class Session:
         with self._checkpoints.ended(how := self._changes.ended(how)):
             for hook in self._hooks:
                 hook.remove()
-            self._momentum.after()
+            self._step_hooks.momentum.after()
             if how == "finished":
                 self._synchronizer.end_run()
                 self._changes.farewell()
