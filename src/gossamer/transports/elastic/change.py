@@ -1,4 +1,4 @@
-"""Change of view: what one member of an elastic group sees of it, and what a group asks of its parts meanwhile."""
+"""Change of view: describes what a member sees of another view, and what a group asks of its parts meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elastic transport: a lock-step group whose members come and go, by one mesh after the other.
+"""Elastic transport: goes on in lock step while members come and go, by one mesh after the other.
 
 What a member sees of a loss is an operation that takes longer. The group is formed anew, and then either somebody had
 completed the transaction under way and gives the others the answers that they miss; or nobody had, and all make it
