@@ -26,6 +26,7 @@ from gossamer.runtime.open_sessions import open_sessions
 from gossamer.session import foreign_optimizers
 from gossamer.session.foreign_optimizers import ForeignOptimizerGuard
 from gossamer.session.session import Session
+from gossamer.session.step_hooks import StepHooks
 
 AROUND = [
     "LocalSGD(period=4)",
@@ -167,7 +168,7 @@ def check_phases(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", ["DiLoCo(period=50)", "Gossip(mixing='push-sum') + Ring()", "LocalSGD(period=50)"])
 def test_a_new_optimizer_in_mid_run(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_phases(recipe)
-    monkeypatch.setattr(Session, "_before_any_step", lambda self, optimizer, closure: None)
+    monkeypatch.setattr(StepHooks, "_before_any_step", lambda self, optimizer, closure: None)
     monkeypatch.setattr("gossamer.synchronizers.gossip.GossipAveraging.end_run", lambda self: None)
     with pytest.raises(AssertionError):
         check_phases(recipe)

@@ -48,6 +48,22 @@ def test_alone_too_since_the_same_script_would_fail_on_two() -> None:
         cluster(lambda worker: cast(worker, "Dense()", CASTS["half"], 0), 1)
 
 
+@pytest.mark.parametrize("recipe", ["LocalSGD(period=2)", "Gossip() + Ring()"])
+def test_also_in_a_step_that_the_scaler_leaves_out(recipe: str) -> None:
+    """No hook of the optimizer's is called then, and parameters are averaged all the same."""
+
+    def work(worker: Worker) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        model, optimizer, _ = worker.start(network(0), sgd, recipe, scaler=scaler)
+        model.float()
+        loss = model(batch(0, worker.rank, dtype=torch.float32)[0]).square().mean() * torch.inf
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+
+    with pytest.raises(LayoutError, match=r'"0\.weight" was torch\.float64 on cpu at attach'):
+        cluster(work, 2)
+
+
 def test_without_the_check_ranks_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ParameterForm, "refuse_cast", lambda self: None)
     one, other = cluster(lambda worker: cast(worker, "Dense()", CASTS["bfloat16"], 2), 2)

@@ -6,6 +6,7 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from support.rank_threads import RankThreads
 
 from gossamer.collectives import DirectAllReduce
 from gossamer.transports.mesh.collective_selector import CollectiveSelector
@@ -28,12 +29,11 @@ class Always(CollectiveSelector):
         super().__init__(table, Links.alike(((0.0,) * world,) * world, 1e9))
 
 
-class Group:
+class Group(RankThreads):
     """`world` ranks on loopback, each with a thread of its own."""
 
     def __init__(self, world, collective=None):
-        self.world = world
-        self.pool = ThreadPoolExecutor(world)
+        super().__init__(world)
         self.engines = SimulatedGroup(world, patience_seconds=20.0).transports
         self.sockets = self.all(lambda rank: connect(rank, world, "127.0.0.1", self.engines[rank].all_gather_text))
         picker = Always(collective or DirectAllReduce(), world)
@@ -45,20 +45,6 @@ class Group:
 
     def mesh(self, rank):
         return Mesh(rank, self.sockets[rank])
-
-    def all(self, act):
-        return [ticket.result(30) for ticket in [self.pool.submit(act, rank) for rank in range(self.world)]]
-
-    def answers(self, ops):
-        return self.all(lambda rank: self.transports[rank].answer(ops[rank]))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for transport in self.transports:
-            transport.close()
-        self.pool.shutdown()
 
 
 class SharedGroup(Group):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
+
+from support.rank_threads import RankThreads
 
 from gossamer.transports.mesh.link_measurement import Links
 from gossamer.transports.mesh.standalone import standalone_mesh
@@ -27,25 +28,11 @@ def near(world):
     return Links.alike(((0.0001,) * world,) * world, 1e9)
 
 
-class StandaloneGroup:
+class StandaloneGroup(RankThreads):
     """`world` ranks, each with a thread of its own."""
 
     def __init__(self, world, wish="auto", known=near):
-        self.world, self.pool = world, ThreadPoolExecutor(world)
+        super().__init__(world)
         self.sockets = connected(world)
         links = known(world) if known else None
         self.transports = self.all(lambda rank: standalone_mesh(rank, self.sockets[rank], wish, links, says=rank == 0))
-
-    def all(self, act):
-        return [ticket.result(30) for ticket in [self.pool.submit(act, rank) for rank in range(self.world)]]
-
-    def answers(self, ops):
-        return self.all(lambda rank: self.transports[rank].answer(ops[rank]))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for transport in self.transports:
-            transport.close()
-        self.pool.shutdown()

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file per rank, written atomically, without pickle.
+"""Checkpoints: hold one safetensors file per rank, written atomically, without pickle.
 
     agreement.py    what one rank cannot do is given up on all
     background.py   one rank's part, written beside training

@@ -1,4 +1,4 @@
-"""Agreement on a checkpoint: all ranks act, and go on only where all of them could."""
+"""Agreement: lets all ranks act on a checkpoint, and go on only where all of them could."""
 
 from __future__ import annotations
 

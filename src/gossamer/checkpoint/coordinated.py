@@ -1,4 +1,4 @@
-"""Coordinated checkpoints: all ranks save or load together, and a step is complete on every rank or on none."""
+"""Coordinated checkpoints: save and load all ranks together; a step is complete on every rank or on none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint listing: what lies in a directory of checkpoints, and whether all parts of it are there."""
+"""Checkpoint listing: finds what lies in a directory of checkpoints, and whether all parts of it are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint replicas: parts that other machines keep, too, where each has a directory of its own, and fetch.
+"""Checkpoint replicas: keep parts on other machines, too, where each has a directory of its own, and fetch them.
 
 Which ranks share a directory is found out by files that they leave in it for a moment. A part goes to a rank of the
 next directory, and lies there under its own name: whoever has all parts of one save in reach can load it.

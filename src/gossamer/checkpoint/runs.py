@@ -1,4 +1,4 @@
-"""Checkpoint runs: a directory's steps belong to one run; those of another are set aside, not mixed and not deleted.
+"""Checkpoint runs: keep a directory's steps to one run; those of another are set aside, not mixed and not deleted.
 
 A run's name is made at its first save and goes on with whoever loads it. It stands in every manifest.
 

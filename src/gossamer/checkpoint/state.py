@@ -1,4 +1,4 @@
-"""Checkpoint state: the protocol of parts that have one, global random generators, names, and the tree's form."""
+"""Checkpoint state: defines which parts have one, random generators too, and checks names and the tree's form."""
 
 from __future__ import annotations
 

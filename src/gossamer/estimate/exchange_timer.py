@@ -121,7 +121,7 @@ class _InlineCommThread:
 
     def __init__(self, transport: ReplayTransport) -> None:
         self._transport = transport
-        self.recovery = None
+        self.is_fixed, self.is_awaited = True, False
         self.jobs: list[tuple[float, float]] = []  # (begin, end) of each
 
     def transaction(self, **_: Any) -> Transaction:

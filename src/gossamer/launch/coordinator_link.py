@@ -1,4 +1,4 @@
-"""Coordinator link: what a launcher asks of an elastic run's coordinator, and the file by which others find it."""
+"""Coordinator link: asks an elastic run's coordinator what its launcher must know, and writes where others find it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crew: the workers that one launcher has in an elastic run, and what becomes of the run as they come, end and fail."""
+"""Crew: decides what becomes of an elastic run as the workers of one launcher come, end and fail."""
 
 from __future__ import annotations
 

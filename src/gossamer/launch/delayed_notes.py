@@ -1,4 +1,4 @@
-"""Delayed notes: what a coordinator says is shown a second later, unless the run has finished by then."""
+"""Delayed notes: show what a coordinator says a second later, unless the run has finished by then."""
 
 from __future__ import annotations
 

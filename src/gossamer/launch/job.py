@@ -1,4 +1,4 @@
-"""Job: the script, processes and machines of a run, its dedicated servers, and its workers' environment."""
+"""Job: describes a run's script, processes and machines, its dedicated servers, and its workers' environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local coordinator: an elastic run's coordinator in its launcher's process, and the check of one that is elsewhere."""
+"""Local coordinator: serves an elastic run's coordinator in its launcher's process, or checks one elsewhere."""
 
 from __future__ import annotations
 

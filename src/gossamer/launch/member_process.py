@@ -1,4 +1,4 @@
-"""Member process: one place of an elastic run on this machine, with the processes that hold it one by one."""
+"""Member process: fills one place of an elastic run on this machine, with one process after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parent watchdog: a process that outlives a killed launcher, kills what it had started and removes its directory.
+"""Parent watchdog: kills what a killed launcher had started, and removes its directory, in a process that outlives it.
 
 This file is also the program: `python -I -S parent_watchdog.py` reads +PID and -PID, a line each, and kills the process
 groups that are left at the end of its input; then it removes the directory of the last line =DIRECTORY (in JSON; empty

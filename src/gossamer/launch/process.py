@@ -1,4 +1,4 @@
-"""Managed process: one worker or server of a run, over all its restarts."""
+"""Managed process: runs one worker or server of a run, over all its restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restart policy: whether one worker is started again after a loss, and how soon."""
+"""Restart policy: decides whether one worker is started again after a loss, and how soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standby: a server process that has imported everything and waits to take a lost server's place."""
+"""Standby: waits, in a process that has imported everything, to take a lost server's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Startup: how far this machine's workers are on their way to the first step, and how far into the program each is."""
+"""Startup: tells how far this machine's workers are on their way to the first step, and into the program each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop request: the signals by which somebody asks the launcher to end its run."""
+"""Stop request: hears the signals by which somebody asks the launcher to end its run."""
 
 from __future__ import annotations
 

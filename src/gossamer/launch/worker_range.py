@@ -1,4 +1,4 @@
-"""Worker range: between how many workers an elastic run trains, and how many it begins with."""
+"""Worker range: says between how many workers an elastic run trains, and how many it begins with."""
 
 from __future__ import annotations
 

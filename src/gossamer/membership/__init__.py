@@ -1,4 +1,4 @@
-"""Membership: which workers belong to an elastic run, in numbered views that one coordinator makes.
+"""Membership: says which workers belong to an elastic run, in numbered views that one coordinator makes.
 
 view          View and Member: a numbered set of workers, their ranks and addresses
 messages      what workers and their coordinator say to each other, as JSON

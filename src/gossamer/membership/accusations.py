@@ -1,4 +1,4 @@
-"""Accusations: whom a coordinator puts out when members that all live cannot go on together, again and again."""
+"""Accusations: choose whom a coordinator puts out when members that all live cannot go on together, again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fingerprints of workers: compared before a newcomer is taken in, key by key."""
+"""Fingerprints: compare a newcomer with the run, key by key, before it is taken in."""
 
 from __future__ import annotations
 

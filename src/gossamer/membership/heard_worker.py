@@ -1,4 +1,4 @@
-"""Heard worker: what a coordinator knows of one worker's process, and the evidence that it lives."""
+"""Heard worker: keeps what a coordinator knows of one worker's process, and the evidence that it lives."""
 
 from __future__ import annotations
 

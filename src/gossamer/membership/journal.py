@@ -1,4 +1,4 @@
-"""Journal of a coordinator: a write-ahead log of views, from which a restarted one goes on.
+"""Journal: logs a coordinator's views before anybody hears of them, so that a restarted one goes on from them.
 
     b91c24ff {"most": 8}                            one line an entry, after the CRC-32 of its JSON
     5e0a1f60 {"view": {"number": 3, "members": ...   the last line may be torn, and is ignored then

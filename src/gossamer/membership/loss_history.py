@@ -1,4 +1,4 @@
-"""Loss history: exponential back-off for places whose workers are lost again and again."""
+"""Loss history: backs off exponentially from places whose workers are lost again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Member: a worker's side of its membership, as scripts: it reports itself, waits for news, and closes what is over."""
+"""Member: reports one worker to the coordinator, waits for news, and closes what is over, by scripts."""
 
 from __future__ import annotations
 

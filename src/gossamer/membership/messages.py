@@ -1,4 +1,4 @@
-"""Messages between members and their coordinator: what a worker reports of itself, and the news that it hears.
+"""Messages: carry a worker's reports to its coordinator, and the news back.
 
     worker -> coordinator   Push HERE, READY, ATTACHED, HERE_AGAIN   a WorkerReport; answered by Standing
                             Push BROKEN                              a BrokenReport

@@ -1,4 +1,4 @@
-"""Resolution of a broken transaction: which survivors finish it, with whose answers, or that all make it again.
+"""Resolution: decides which survivors finish a broken transaction, with whose answers, or that all make it again.
 
 A transaction ends with an operation that hears of everybody, so nobody completes one before all have begun it: when a
 view breaks, its members have completed equally many, or some one more than the others.

@@ -1,4 +1,4 @@
-"""View: a numbered set of workers that train together, with their ranks and where each of them listens."""
+"""View: lists the workers that train together under a number, with their ranks and where each of them listens."""
 
 from __future__ import annotations
 

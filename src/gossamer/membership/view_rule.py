@@ -1,4 +1,4 @@
-"""View rule: when a view is over, who is in the next one, and when the run is.
+"""View rule: decides when a view is over, who is in the next one, and when the run is.
 
 A change (a loss, a leave, a newcomer that is ready, a resize, a report that it broke) first declares the view over.
 Once every member has closed it, which proves that it lives, or is lost, the next one is made of those that live, in

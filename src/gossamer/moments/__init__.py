@@ -1,4 +1,4 @@
-"""Moments: who keeps an optimizer's momentum and variance when a compressor shares its work, and how parameters move.
+"""Moments: divide momentum and variance between an optimizer and a compressor, and move parameters by them.
 
 take_over.py        the rule that a compressor asks for, or why an optimizer cannot follow it
 transfer.py         what all rules have in common: groups that stand in for the user's during a step

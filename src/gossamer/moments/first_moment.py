@@ -1,4 +1,4 @@
-"""First moment: Adam whose first moment is agreed on, with a second one that each rule finds in its own way.
+"""First moment: runs Adam on one that is agreed on, with a second one that each rule finds in its own way.
 
 Both are where Adam keeps them, in the optimizer's state: the same bits on every rank, saved with it, and left as they
 are in a step that is skipped.

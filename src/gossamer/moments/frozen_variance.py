@@ -1,4 +1,4 @@
-"""Frozen variance: Adam whose first moment travels, and whose second stands still after a warm-up."""
+"""Frozen variance: runs Adam on a first moment that travels, and a second that stands still after a warm-up."""
 
 from __future__ import annotations
 

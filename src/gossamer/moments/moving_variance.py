@@ -1,4 +1,4 @@
-"""Moving variance: Adam whose first moment travels, and whose second follows from what arrives."""
+"""Moving variance: runs Adam on a first moment that travels, and a second that follows from what arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sign: parameters move by the learning rate, up or down, as what arrives says."""
+"""Sign: moves parameters by the learning rate, up or down, as what arrives says."""
 
 from __future__ import annotations
 

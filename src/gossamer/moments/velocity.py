@@ -1,4 +1,4 @@
-"""Velocity: SGD's momentum, applied by the compressor before gradients travel."""
+"""Velocity: applies SGD's momentum in the compressor, before gradients travel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole step: what arrives is Adam's step but for the learning rate, since moments were kept before it travelled."""
+"""Whole step: applies what arrives as Adam's step but for the learning rate; moments were kept before it travelled."""
 
 from __future__ import annotations
 

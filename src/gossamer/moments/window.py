@@ -1,4 +1,4 @@
-"""Window: Adam whose moments are those of the last few gradients that arrived."""
+"""Window: runs Adam on the moments of the last few gradients that arrived."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class ParticipationPoll:
     """
 
     def __init__(self, transport: Transport, comm_thread: CommThread, *, apart: bool) -> None:
-        apart = apart and comm_thread.recovery is None  # two groups would have to change together
+        apart = apart and comm_thread.is_fixed  # two groups would have to change together
         self._comm_thread = comm_thread.beside() if apart else comm_thread
         self._transport = transport.part(transport.world) if apart else transport
         self._apart = apart
@@ -110,9 +110,8 @@ class ParticipationPoll:
     def _meet(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
         met = run_script(gather_participants(weight, passes, presence), self._transport)
         refuse_apart(met.result.presences)
-        members, recovery = tuple(self._comm_thread.members(self._transport.world)), self._comm_thread.recovery
-        awaited = recovery is not None and recovery.awaited
-        return replace(met, result=replace(met.result, members=members, awaited=awaited))
+        members = tuple(self._comm_thread.members(self._transport.world))
+        return replace(met, result=replace(met.result, members=members, awaited=self._comm_thread.is_awaited))
 
     def close(self) -> None:
         if self._apart:

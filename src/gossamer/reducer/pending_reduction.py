@@ -61,7 +61,7 @@ class PendingReduction:
         weigh = partial(self._weigh, trained, check)
         if self._is_weighed(trained):
             self._submit(weigh)
-        elif self.comm_thread.recovery is not None:
+        elif not self.comm_thread.is_fixed:
             self._before.append(weigh)  # the group may be another by then; where it is not, no job is spent on it
 
     def _is_weighed(self, trained: Sequence[int]) -> bool:

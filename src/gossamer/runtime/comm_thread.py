@@ -149,6 +149,20 @@ class CommThread:
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the group has the same members as long as it is there."""
+        return self.recovery is None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether newcomers wait to be let in: alike on every rank."""
+        return self.recovery is not None and self.recovery.awaited
+
+    def is_alone(self, world: int) -> bool:
+        """Whether no other worker is in the group of `world`, nor will come."""
+        return world == 1 and self.is_fixed
+
     def members(self, world: int) -> Sequence[int]:
         """By rank, numbers that mean the same workers while ranks change."""
         return range(world) if self.recovery is None else self.recovery.members

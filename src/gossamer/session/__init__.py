@@ -2,7 +2,8 @@
 
 attach.py              gossamer.attach: checks what it is given, then opens a session
 recipe_choice.py       the command line's recipe before the script's; a compressor alone
-session.py             Session: hooks around forward and step, epochs, weights, stopping, saving
+session.py             Session: what the loop calls: epochs, weights, stopping, saving
+step_hooks.py          what happens around every optimizer step
 stop_blocks.py         what a loop leaves that goes on after training was stopped
 checkpointing.py       its saves and loads: options, the run's name, parts put back
 session_checkpoint.py  its part of a checkpoint; what a reset keeps

@@ -127,7 +127,7 @@ class CallLane:
         if group is None:
             transport = _shared_transport()
             return cls(caller, transport, lambda script: run_script(script(), transport).result)
-        return cls(caller, group.transport, group.run, keeps=group.comm_thread.recovery is not None)
+        return cls(caller, group.transport, group.run, keeps=not group.comm_thread.is_fixed)
 
     def run(self, script: Callable[[], Script]) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Elastic recipes: which ones can go on with another number of workers, and why others cannot."""
+"""Elastic recipes: tell which recipes can go on with another number of workers, and why others cannot."""
 
 from __future__ import annotations
 

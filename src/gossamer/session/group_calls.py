@@ -69,7 +69,7 @@ class GroupCalls:
             except CheckpointError as failure:
                 return None, failure
 
-        if self.comm_thread.recovery is None:
+        if self.comm_thread.is_fixed:
             return calls()
         result, failed = self.together(attempt)
         if failed is not None:
@@ -79,7 +79,7 @@ class GroupCalls:
     @property
     def alone(self) -> bool:
         """Whether no other worker is here, nor will come."""
-        return self.transport.world == 1 and self.comm_thread.recovery is None
+        return self.comm_thread.is_alone(self.transport.world)
 
     def _refuse_fork(self) -> None:
         if self.forked:

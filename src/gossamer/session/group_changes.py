@@ -1,4 +1,4 @@
-"""Group changes: what a session does when workers of an elastic run are lost, and when newcomers are let in.
+"""Group changes: move one session along when workers of an elastic run are lost, and when newcomers are let in.
 
 All of it happens on the communication thread, while the training thread waits for an exchange; the loop hears of it
 after its step, by `session.on_change`.

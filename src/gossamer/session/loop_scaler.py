@@ -1,4 +1,4 @@
-"""Loop scaler: the GradScaler of the training loop, given to attach or found as it first acts on averaged gradients."""
+"""Loop scaler: finds the training loop's GradScaler, given to attach or as it first acts on averaged gradients."""
 
 from __future__ import annotations
 

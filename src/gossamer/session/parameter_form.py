@@ -1,4 +1,4 @@
-"""Parameter form: shapes, dtypes and devices at attach, which buckets and all that is remembered were made for."""
+"""Parameter form: refuses parameters whose shapes, dtypes and devices are not those for which buckets were made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preemption: SIGTERM to one worker of an elastic run, which then leaves it within seconds while the others go on."""
+"""Preemption: lets one worker leave an elastic run within seconds of SIGTERM while the others go on."""
 
 from __future__ import annotations
 

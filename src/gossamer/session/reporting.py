@@ -1,4 +1,4 @@
-"""Reporting: whether a session's progress is shown and its record written here, by its launcher, or not at all."""
+"""Reporting: decides whether progress is shown and a record written by a session, by its launcher, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Session: attaches a model, an optimizer and a recipe to a group, and synchronizes around every optimizer step."""
+"""Session: attaches a model, an optimizer and a recipe to a group, and serves the training loop from then on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torch.utils.hooks import RemovableHandle
 
 from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import Stopped
-from gossamer.moments.take_over import take_over
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings, with_weights
@@ -30,21 +28,19 @@ from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
 from gossamer.session.checkpointing import SessionCheckpoints, StrPath
-from gossamer.session.ddp_guard import DdpGuard, guard_against_ddp
+from gossamer.session.ddp_guard import guard_against_ddp
 from gossamer.session.first_batch import NO_BATCH, FirstBatch
-from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
-from gossamer.session.gradient_guards import GradientClip, NonFiniteMonitor, Scaler, has_closure
+from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.session.layout_change import laid_out_anew
-from gossamer.session.loop_scaler import LoopScaler
 from gossamer.session.parameter_form import ParameterForm
 from gossamer.session.scalars import logged_numbers, sample_weight
 from gossamer.session.session_status import SessionStatus
 from gossamer.session.startup_checks import check_ranks_alike, fingerprint
+from gossamer.session.step_hooks import StepHooks
 from gossamer.session.stop_blocks import StopBlocks
 from gossamer.session.tracked_parts import TrackedParts
-from gossamer.session.untold_scaler import refuse_late, show_overflow
 from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
@@ -71,11 +67,11 @@ class Session:
         verify: Verify = "warn",
     ) -> None:
         check_verify(verify)
-        self.model, self.optimizer, self.recipe = model, optimizer, recipe
-        self.clip_norm, self._clip = clip_norm, GradientClip(clip_norm, lambda: self._loop_scaler.scale())
-        self._loop_scaler = LoopScaler(scaler, optimizer, self._step_skipped, self._take_up_scaler)
+        self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
         self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
+        self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, scaler=scaler, clip_norm=clip_norm)
+        self._loop_scaler = self._step_hooks.loop_scaler
         self._adopt(trainable(model))
         recovery, (first, *_) = elastic(transport), self._parameters.values()
         comm_thread = CommThread(first.device, transport.make_progress, recovery)
@@ -100,13 +96,10 @@ class Session:
         except BaseException:
             comm_thread.close()
             raise
-        self._hooks: list[RemovableHandle | OptimizerStepHook | DdpGuard | LoopScaler] = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+        self._hooks = [
             self._first_batch.watch(model),
-            OptimizerStepHook(self._before_any_step),
             *guard_against_ddp(model, recipe, transport.world),
-            self._loop_scaler.install(watches=not isinstance(self._synchronizer, SoloSynchronizer)),
+            *self._step_hooks.install(self._group),
         ]
         open_sessions.register(self)
         self._group.publish()
@@ -119,7 +112,9 @@ class Session:
     def _loop(self) -> LoopState:
         return LoopState(
             begins=self._refuse_pass,
-            step_context=lambda: StepContext(scale(), self._settings(), self._momentum.now(), self._first_batch.hash),
+            step_context=lambda: StepContext(
+                scale(), self._settings(), self._step_hooks.momentum.now(), self._first_batch.hash
+            ),
             scale=(scale := self._loop_scaler.scale),
             settings=self._settings,
             buffers=self._buffers,
@@ -150,8 +145,7 @@ class Session:
     def _adopt(self, parameters: dict[str, Parameter]) -> None:
         self._parameters, self._form = parameters, ParameterForm(parameters)
         self._check = ParameterCheck(self.model, parameters, self._verify, self._transport.rank)
-        self._foreign_guard = ForeignOptimizerGuard(self.model, self.optimizer, self.recipe, parameters)
-        self._momentum = take_over(self.optimizer, self.recipe.compressor, parameters, self._transport, self.clip_norm)
+        self._step_hooks.adopt(parameters, self._transport)
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -173,7 +167,8 @@ class Session:
     def weight(self, weight: float) -> None:
         """Say how much this rank's batch counts, usually len(batch), before backward; stays until said again.
 
-        The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange."""
+        The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange.
+        """
         self._synchronizer.weight, self._weighs = sample_weight(weight), True
 
     def log(self, **metrics: float | Tensor) -> None:
@@ -195,7 +190,8 @@ class Session:
 
         A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
         buffers and optimizer state from one that made every step. Where training is stopped, the block ends early, what
-        stands below it runs, and the next epoch does not begin."""
+        stands below it runs, and the next epoch does not begin.
+        """
         self._refuse_pass()
         with self._stop.epoch():
             yield
@@ -224,55 +220,12 @@ class Session:
 
         That is the model as it is in lock step; the mean over workers, for which every rank must come, with Gossip in
         lock step, or DelayedAveraging and a compressor; else the servers', or the last mean. `model`: the attached one,
-        or another with the same parameters, by name."""
+        or another with the same parameters, by name.
+        """
         with swapped_in(self._synchronizer.merge() or {}, trainable(model)):
             yield model
 
-    # -- around the optimizer --------------------------------------------------------------------------------------
-
-    def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
-        self._tracked.see(optimizer)
-        if optimizer is self.optimizer or self._group.forked:
-            return
-        if not self._group.alone:
-            self._foreign_guard.check(optimizer, local=self._muted_at == self._synchronizer.passes)
-        if self._foreign_guard.shares(optimizer):
-            self._synchronizer.use()
-            self._clip.before(optimizer, self._parameters.values(), closure=closure)
-
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._group.forked:
-            return
-        self._refuse_pass()
-        self._foreign_guard.refuse_unaveraged(optimizer)
-        closure = has_closure(args, kwargs)
-        if not self._group.alone:
-            self._check.look(self.steps)
-        self._synchronizer.before_step(closure=closure)
-        touched = self.scaler is None and self._synchronizer.touched
-        self._clip.before(optimizer, self._parameters.values(), closure=closure)
-        self._momentum.before(self.steps, closure=closure, touched=touched)  # may move parameters
-
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._group.forked:
-            return
-        self._momentum.after()
-        self._synchronizer.after_step()
-        self._step_over()
-
-    def _step_skipped(self) -> None:
-        """The scaler has left out the optimizer's step, of which no hook of the optimizer's tells."""
-        if not self._group.forked:
-            self._refuse_pass()
-            self._synchronizer.step_skipped()
-            self._step_over()
-
-    def _take_up_scaler(self, optimizer: Optimizer) -> bool:
-        if self._group.forked or not (optimizer is self.optimizer or self._foreign_guard.shares(optimizer)):
-            return False
-        refuse_late(self.recipe, self._stages.now, self._synchronizer.buckets)
-        show_overflow(self._parameters.values())
-        return True
+    # -- between steps ---------------------------------------------------------------------------------------------
 
     def _refuse_pass(self) -> None:
         """Another pass, step or epoch begins."""
@@ -302,7 +255,8 @@ class Session:
     @property
     def stopping(self) -> bool:
         """Whether training is over, on every rank after the same step: `if session.stopping: break`. A loop that goes
-        on leaves the block of its epoch, or else `with gossamer.attach(...)`, or else the script, with exit code 0."""
+        on leaves the block of its epoch, or else `with gossamer.attach(...)`, or else the script, with exit code 0.
+        """
         return self._stop.over
 
     def state_dict(self) -> dict[str, Any]:
@@ -311,14 +265,16 @@ class Session:
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
         """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
-        them, all of their states in order of rank: each worker then begins with the mean of what they had to send."""
+        them, all of their states in order of rank: each worker then begins with the mean of what they had to send.
+        """
         self._enter_stage(session_checkpoint.own_state(states, self._transport)["passes"])
         session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)
 
     def track(self, loader: DataLoader[Any] | None = None, /, **part: Any) -> Any:
         """Let checkpoints hold one more part, before `load`, which restores it; returns what the loop should use:
         session.track(scheduler=scheduler), or anything else with state_dict() and load_state_dict(); loader =
-        session.track(DataLoader(..., num_workers=4)), which counts batches that are used, not those fetched ahead."""
+        session.track(DataLoader(..., num_workers=4)), which counts batches that are used, not those fetched ahead.
+        """
         return self._tracked.track(loader, part)
 
     def save(
@@ -331,7 +287,8 @@ class Session:
         `keep` stay. Where the directory holds steps of a run that this one did not load, they are set aside.
         asynchronous: return once all is copied in memory, and write it beside the next steps; the next save, load or
         close waits for the rest, and raises what went wrong. replicas: other machines that keep each part, too, where
-        `directory` is one of each machine's own; `load` fetches what a machine lacks."""
+        `directory` is one of each machine's own; `load` fetches what a machine lacks.
+        """
         self._synchronizer.meet_to_save()
         if not self._stages.now.local_parameters:
             session_checkpoint.compare_parameters(self._check, self._group, self.steps)
@@ -345,7 +302,8 @@ class Session:
 
         Another number of workers may have written it, where all their files are there: one line then says what became
         of what they remembered. A damaged one is passed over for the one before it, and a line says so. A newcomer to
-        an elastic run has everything already: here it is told what the others saved, or loaded, as `mine`."""
+        an elastic run has everything already: here it is told what the others saved, or loaded, as `mine`.
+        """
         if self._changes.handed_over:
             return dict(self._changes.mine)
         if self._synchronizer.in_step:
@@ -381,7 +339,7 @@ class Session:
         with self._checkpoints.ended(how := self._changes.ended(how)):
             for hook in self._hooks:
                 hook.remove()
-            self._momentum.after()
+            self._step_hooks.momentum.after()
             if how == "finished":
                 self._synchronizer.end_run()
                 self._changes.farewell()

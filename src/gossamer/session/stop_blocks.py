@@ -1,4 +1,4 @@
-"""Stop blocks: what a loop leaves that goes on after training was stopped: its epoch, its session, or the script."""
+"""Stop blocks: end what a loop is in that goes on after training was stopped: its epoch, its session, or the script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor hashes: what tells whether ranks begin with the same numbers, on all cores and near the speed of memory."""
+"""Tensor hashes: tell whether ranks begin with the same numbers, on all cores and near the speed of memory."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ class Admission:
 
     def note(self) -> None:
         """An exchange is over: whether newcomers waited when it began."""
-        recovery = self._context.comm_thread.recovery
-        self.awaited = self.gates and recovery is not None and recovery.awaited
+        self.awaited = self.gates and self._context.comm_thread.is_awaited
 
     def joined(self) -> None:
         """This worker is a newcomer: it makes the exchange by which it was let in, with those who let it in."""

@@ -71,13 +71,13 @@ class GradientSynchronizer(Synchronizer):
         self._seen_pass = False  # whether a whole one showed which gradients come in parts
         self._pending: PendingReduction | None = None
         # What it tries follows from the number of exchanges, which newcomers have not made
-        self._tuner = PipelineTuner() if context.comm_thread.recovery is None else None
+        self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
         self._versions = BufferVersions(context.loop.buffers)
         self._unused = False  # the last average: no optimizer has used it yet
         self._dropped = 0  # averages in a row that no optimizer used
         self._seen: list[int] = []  # versions of some parameters when that average was shown
         self._trained: Sequence[int] = self._members  # who did in the exchange before
-        self._kept = None if context.comm_thread.recovery is None else KeptInputs()
+        self._kept = None if context.comm_thread.is_fixed else KeptInputs()
         for bucket in buckets if self._kept is not None else ():
             bucket.keep_inputs()
         self._hooks = [

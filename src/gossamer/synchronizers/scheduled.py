@@ -64,7 +64,7 @@ class ScheduledSynchronizer(Synchronizer):
         self._in_flight: deque[InFlightRound] = deque()
         self._awaited = False  # newcomers are to be let in before the next step is counted
         self._admitted = 0  # the first round that left after some were
-        self._kept = None if context.comm_thread.recovery is None else KeptInputs()
+        self._kept = None if context.comm_thread.is_fixed else KeptInputs()
         self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
         # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=schedule.delay > 0)

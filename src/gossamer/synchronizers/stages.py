@@ -58,11 +58,6 @@ class StageSequence:
     def __post_init__(self) -> None:
         self.now = self.recipe.strategy.stages[0]
 
-    @property
-    def _alone(self) -> bool:
-        """Whether no other worker is here, nor will come."""
-        return self.transport.world == 1 and self.comm_thread.recovery is None
-
     def at(self, transport: Transport) -> AggregationContext:
         return AggregationContext(seed=self.seed, rank=transport.rank, world=transport.world)
 
@@ -86,7 +81,7 @@ class StageSequence:
 
     def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         """Go on with parameters as they are, alike on every rank; alone with plain training, bit for bit."""
-        if self._alone:
+        if self.comm_thread.is_alone(self.transport.world):
             return self._begin_alone(parameters)
         exchange = self.make(parameters, fragments)
         later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
@@ -171,7 +166,7 @@ class StageSequence:
         return self._after(passes) != self.now
 
     def _after(self, passes: int) -> Stage:
-        if self._alone:
+        if self.comm_thread.is_alone(self.transport.world):
             return self.now  # plain training has one stage
         *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
         return stage

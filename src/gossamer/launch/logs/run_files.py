@@ -1,4 +1,4 @@
-"""Run files: the reports that a run's processes leave for each other, one file per kind, rank and attempt."""
+"""Run files: hold the reports that a run's processes leave for each other, one file per kind, rank and attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process logs: the interface of logs of processes that start one by one, and the log of a server."""
+"""Process logs: write what servers print, and say what any log of processes that start one by one can do."""
 
 from __future__ import annotations
 

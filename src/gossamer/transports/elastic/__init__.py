@@ -1,6 +1,7 @@
 """Elastic transports: lock-step groups whose members come and go.
 
-transport           the transport of an elastic run's session: recovery, newcomers, one mesh after the other
+transport           the transport of an elastic run's session: recovery, one mesh after the other
+admission           newcomers get the members' state, between two transactions
 operation_log       answers of the last exchange, for ranks that miss some
 state_transfer      tensors and texts from ranks that have them to those that do not
 change              what a member sees of another view, and what the transport asks of its parts

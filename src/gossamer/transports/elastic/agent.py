@@ -1,4 +1,4 @@
-"""Membership agent: one worker's connection to the coordinator of an elastic run, served by threads of its own."""
+"""Membership agent: connects one worker to the coordinator of an elastic run, by threads of its own."""
 
 from __future__ import annotations
 

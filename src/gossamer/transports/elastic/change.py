@@ -1,4 +1,4 @@
-"""Change of view: what one member of an elastic group sees of it, and what a group asks of its parts meanwhile."""
+"""Change of view: describes what a member sees of another view, and what a group asks of its parts meanwhile."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gossamer.errors import PeerLost
+from gossamer.errors import ConnectError, PeerLost
 from gossamer.membership.view import View
 from gossamer.runtime.transport import Transport
+
+FAILURES = (PeerLost, ConnectError)  # of a group that breaks, or cannot be made
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Door: the listening socket by which a worker is reached in every view, and its calls to the others' doors."""
+"""Door: listens at the address by which a worker is reached in every view, and calls at the others' doors."""
 
 from __future__ import annotations
 

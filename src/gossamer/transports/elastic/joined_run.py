@@ -1,4 +1,4 @@
-"""Joined run: this process's membership of an elastic run, by its agent, its door and the meshes of its views."""
+"""Joined run: holds this process's place in an elastic run: its agent, its door and the meshes of its views."""
 
 from __future__ import annotations
 

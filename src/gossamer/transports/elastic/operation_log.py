@@ -1,4 +1,4 @@
-"""Operation log: answers of one transaction's operations, kept for ranks whose mesh broke before they had them all.
+"""Operation log: keeps one transaction's answers for ranks whose mesh broke before they had them all.
 
 Means, gathered payloads, texts and broadcast tensors are the same on every rank, so any rank that has them can give
 them to any other.

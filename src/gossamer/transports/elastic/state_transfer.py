@@ -1,4 +1,4 @@
-"""State transfer: values of texts and tensors from ranks that have them to ranks that do not, over one group."""
+"""State transfer: sends texts and tensors from ranks that have them to ranks that do not, over one group."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.layout import dtype_name, dtype_of
+from gossamer.core.json_text import read_json
+from gossamer.core.layout import dtype_name
 from gossamer.errors import MalformedError
 from gossamer.transports.elastic.change import Group
 
-MOST_TENSORS = 2**20
+MOST_TENSORS, MOST_ENTRIES = 2**20, 2**48
 
 
 def broadcast_value(group: Group, source: int, value: Any) -> Any:
@@ -94,15 +95,19 @@ def _described(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _blank(text: str) -> list[Tensor]:
-    """Tensors to receive what a text describes. Raises MalformedError."""
-    found: dict[int, Tensor] = {}
+    """Tensors to receive what a text describes. Raises MalformedError, before memory is taken."""
+    found: dict[int, tuple[list[int], torch.dtype]] = {}
 
     def walk(described: Any) -> None:
         match described:
             case {"tensor": int(place), "shape": list(shape), "dtype": str(dtype)}:
-                if len(found) >= MOST_TENSORS or prod(shape) < 0:
-                    raise MalformedError("another rank's state has an impossible tensor")
-                found[place] = torch.empty(shape, dtype=dtype_of(dtype), device="cpu")
+                kind = getattr(torch, dtype.removeprefix("torch."), None)
+                sized = (
+                    all(type(each) is int and 0 <= each < MOST_ENTRIES for each in shape) and prod(shape) < MOST_ENTRIES
+                )
+                if len(found) >= MOST_TENSORS or not sized or not isinstance(kind, torch.dtype):
+                    raise MalformedError(f"another rank's state has an impossible tensor, {shape!s:.80} of {dtype:.20}")
+                found[place] = shape, kind
             case list(parts) | {"tuple": list(parts)}:
                 for each in parts:
                     walk(each)
@@ -111,10 +116,14 @@ def _blank(text: str) -> list[Tensor]:
             case _:
                 raise MalformedError("another rank's state cannot be read")
 
-    walk(json.loads(text))
+    try:
+        walk(read_json(text))
+    except ValueError as error:
+        raise MalformedError(f"another rank's state is no JSON: {error!s:.100}") from None
     if sorted(found) != list(range(len(found))):
         raise MalformedError("another rank's state does not count its tensors from 0")
-    return [found[place] for place in range(len(found))]
+    forms = [found[place] for place in range(len(found))]
+    return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in forms]
 
 
 def _built(described: Any, tensors: Sequence[Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""Elastic transport: a lock-step group whose members come and go, by one mesh after the other.
+"""Elastic transport: goes on in lock step while members come and go, by one mesh after the other.
 
 What a member sees of a loss is an operation that takes longer. The group is formed anew, and then either somebody had
 completed the transaction under way and gives the others the answers that they miss; or nobody had, and all make it
@@ -18,16 +18,25 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.core.ops import CollectiveOp
-from gossamer.errors import ConnectError, GossamerError, MismatchError, PeerLost, Stopped
+from gossamer.errors import GossamerError, MismatchError, PeerLost, Stopped
 from gossamer.membership.resolution import resolve
 from gossamer.membership.view import View
 from gossamer.runtime.transaction import Regrouped
 from gossamer.runtime.transport import Transport
-from gossamer.transports.elastic.change import Base, Change, Group, PutOut, Resolved, RunMembership, Trainee
+from gossamer.transports.elastic.admission import Admission, Admitted
+from gossamer.transports.elastic.change import (
+    FAILURES,
+    Base,
+    Change,
+    Group,
+    PutOut,
+    Resolved,
+    RunMembership,
+    Trainee,
+)
 from gossamer.transports.elastic.operation_log import OperationLog, handed_out
-from gossamer.transports.elastic.state_transfer import broadcast_value, hand_over_value
+from gossamer.transports.elastic.state_transfer import broadcast_value
 
-FAILURES = (PeerLost, ConnectError)
 OVER = "another view was made"
 
 
@@ -43,6 +52,7 @@ class ElasticTransport:
     ) -> None:
         """first: the view that training begins with; None for a newcomer, which has to `join`."""
         self._membership, self._connect, self._seconds = membership, connect, seconds
+        self._admission = Admission(membership, connect, seconds)
         self._trainee: Trainee | None = None
         self._view = first
         self._group: Group | None = None
@@ -186,7 +196,7 @@ class ElasticTransport:
                     self._regroup(OVER)
                 elif self._next is not None:
                     self._adopt(self._next)
-                elif self._seen.newcomers and self._all_admit(admits):
+                elif self._seen.newcomers and self._admission.is_open(self._standing(), admits=admits):
                     self._admit()
                 else:
                     break
@@ -333,66 +343,22 @@ class ElasticTransport:
 
     # -- newcomers -----------------------------------------------------------------------------------------------------
 
-    def _all_admit(self, admits: bool) -> bool:
-        """Whether every member would let newcomers in now: one may have run out of data, or save, which others do not
-        know yet."""
-        return "no" not in self._standing().all_gather_text("yes" if admits else "no")
-
     def _admit(self) -> None:
         """Let newcomers in, between two transactions."""
-        began, view = time.monotonic(), self._seen
-        group = self._connect(view.stage(whole=True))
-        try:
-            told = self._bases(group)
-            self._exchange_state(group, view)
-        except BaseException:
-            group.close()
-            raise
-        self._stand(group, replace(view, newcomers=frozenset()))
-        self._become(told, Resolved(view.numbers, began))
+        self._begin_with(self._admission.admit(self._seen, self._trainee, self._completed, self._bases))
 
     def join(self, fingerprint: str) -> None:
         """A newcomer's way in: between two transactions of the others, with all that they have.
 
         Raises MismatchError where this worker is not like them, and PeerLost where it was not let in.
         """
-        began, number = time.monotonic(), 0
-        self._membership.ready(fingerprint)
-        while True:
-            self._view = view = self._membership.view_after(number, self._seconds)
-            number, group = view.number, None
-            try:
-                group = self._connect(view.stage(whole=True))
-                told = [json.loads(text) for text in group.all_gather_text("null")]
-                self._exchange_state(group, view)
-                break
-            except FAILURES as failure:
-                if group is not None:
-                    group.close()
-                self._membership.broken(number, getattr(failure, "unreached", ()), str(failure))
-        self._membership.caught_up()
-        self._stand(group, replace(view, newcomers=frozenset()))
-        self.world = len(view.stage().members)
-        self._become(told, Resolved(view.numbers, began))
+        admitted = self._admission.join(fingerprint, self._trainee)
+        self._completed, self.world = admitted.completed, len(admitted.view.stage().members)
+        self._begin_with(admitted)
 
-    def _exchange_state(self, group: Group, view: View) -> None:
-        """Give newcomers everything, and compare hashes before they contribute."""
-        assert self._trainee is not None
-        new = self._membership.number in view.newcomers
-        donors = list(range(len(view.stage().members)))
-        newcomers = list(range(len(donors), group.world))
-        alike, own = (None, None) if new else self._trainee.hand_over()
-        about = hand_over_value(group, donors[:1], newcomers, None if new else [str(self._completed), own])
-        alike = hand_over_value(group, donors, newcomers, alike)
-        if new:
-            self._completed, own = int(about[0]), about[1]
-            self._trainee.take_over(alike, own)
-        hashes = group.all_gather_text(self._trainee.state_hash())
-        if len({*hashes}) > 1:
-            raise MismatchError(
-                f"a newcomer's state is not the group's after it was handed over (hashes by rank: {', '.join(hashes)}),"
-                " so it must not contribute. Build the same model and optimizer on every worker"
-            )
+    def _begin_with(self, admitted: Admitted) -> None:
+        self._stand(admitted.group, replace(admitted.view, newcomers=frozenset()))
+        self._become(admitted.told, Resolved(admitted.view.numbers, admitted.began))
 
 
 def elastic(transport: Transport) -> ElasticTransport | None:

@@ -130,18 +130,15 @@ class MeshOperations:
 
         return self._run(straight_program(to, of, form), places, (told, room), answer)
 
-    def broadcast_(self, tensors: Sequence[Tensor], source: int, ranks: Ranks) -> None:
-        """Fill `tensors` at all of `ranks` with those of one of them, bit for bit; the others only count it.
+    def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Fill `tensors` at all ranks with those of one of them, bit for bit.
 
         All as one operation: its latency is waited for once. What lies elsewhere travels by this machine's memory.
         """
-        if self.rank not in ranks:  # operations are numbered, and all ranks number alike
-            self._run(straight_program((0,) * self.world, (0,) * self.world, 0), [0] * (2 * self.world), (), bool)()
-            return
         filled = [tensor.detach() for tensor in tensors if tensor.numel()]
         dense = [tensor.cpu().resolve_conj().resolve_neg().contiguous() for tensor in filled]
         sizes = tuple(tensor.nbytes for tensor in dense)
-        program, parts = broadcast_program(sizes, ranks.index(source), ranks.index(self.rank), ranks)
+        program, parts = broadcast_program(sizes, source, self.rank, self.everyone)
         places = [dense[part.tensor].data_ptr() + part.offset for part in parts]
         self._run(program, places, dense, lambda: None)()
         for tensor, heard in zip(filled, dense, strict=True):

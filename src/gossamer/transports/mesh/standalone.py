@@ -99,7 +99,7 @@ class MeshFallback:
         return lambda: rank_order_mean([theirs for (theirs,) in wait()])
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
-        self._operations.broadcast_(tensors, source, self._operations.everyone)
+        self._operations.broadcast_(tensors, source)
 
     def all_gather_text(self, text: str) -> list[str]:
         """All ranks' texts, by rank. Raises MalformedError, on every rank, where one is longer than 64 MiB."""

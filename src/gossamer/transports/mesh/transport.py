@@ -148,7 +148,7 @@ class MeshTransport:
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         if is_here([tensor for tensor in tensors if tensor.numel()]):
-            self._operations.broadcast_(tensors, source, self._operations.everyone)
+            self._operations.broadcast_(tensors, source)
         else:
             self._fallback.broadcast_(tensors, source)
 

@@ -1,0 +1,116 @@
+"""Step hooks: guard and synchronize attached parameters around every optimizer step of the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gossamer.moments.take_over import take_over
+from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.parameter_check import ParameterCheck
+from gossamer.runtime.transport import Transport
+from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
+from gossamer.session.gradient_guards import GradientClip, Scaler, has_closure
+from gossamer.session.group_calls import GroupCalls
+from gossamer.session.loop_scaler import LoopScaler
+from gossamer.session.tracked_parts import TrackedParts
+from gossamer.session.untold_scaler import refuse_late, show_overflow
+from gossamer.synchronizers.base import Synchronizer
+from gossamer.synchronizers.solo import SoloSynchronizer
+from gossamer.synchronizers.stages import StageSequence
+
+
+class SteppedSession(Protocol):
+    """What a step is made of, of one session."""
+
+    _synchronizer: Synchronizer
+    _stages: StageSequence
+    _check: ParameterCheck
+    _muted_at: int
+
+    def _refuse_pass(self) -> None: ...
+    def _step_over(self) -> None: ...
+
+
+class StepHooks:
+    """One session's hooks of its optimizer, of all others, and of the loop's GradScaler."""
+
+    def __init__(
+        self,
+        session: SteppedSession,
+        model: nn.Module,
+        optimizer: Optimizer,
+        recipe: Recipe,
+        tracked: TrackedParts,
+        *,
+        scaler: Scaler | None,
+        clip_norm: float | None,
+    ) -> None:
+        self._session, self._model, self._optimizer, self._recipe = session, model, optimizer, recipe
+        self._tracked, self._clip = tracked, GradientClip(clip_norm, lambda: self.loop_scaler.scale())
+        self.loop_scaler = LoopScaler(scaler, optimizer, self._step_skipped, self._take_up_scaler)
+
+    def adopt(self, parameters: Mapping[str, Parameter], transport: Transport) -> None:
+        """From now on these are the attached parameters. Raises AttachError where the compressor cannot have their
+        momentum."""
+        self._parameters = parameters
+        self._foreign_guard = ForeignOptimizerGuard(self._model, self._optimizer, self._recipe, parameters)
+        self.momentum = take_over(self._optimizer, self._recipe.compressor, parameters, transport, self._clip.norm)
+
+    def install(self, group: GroupCalls) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler]:
+        """What calls the hooks, until it is removed. To be exhausted."""
+        self._group = group
+        yield self._optimizer.register_step_pre_hook(self._before_step)
+        yield self._optimizer.register_step_post_hook(self._after_step)
+        yield OptimizerStepHook(self._before_any_step)
+        yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
+
+    def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
+        self._tracked.see(optimizer)
+        if optimizer is self._optimizer or self._group.forked:
+            return
+        synchronizer = self._session._synchronizer
+        if not self._group.alone:
+            self._foreign_guard.check(optimizer, local=self._session._muted_at == synchronizer.passes)
+        if self._foreign_guard.shares(optimizer):
+            synchronizer.use()
+            self._clip.before(optimizer, self._parameters.values(), closure=closure)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._group.forked:
+            return
+        self._session._refuse_pass()
+        self._foreign_guard.refuse_unaveraged(optimizer)
+        closure, synchronizer = has_closure(args, kwargs), self._session._synchronizer
+        if not self._group.alone:
+            self._session._check.look(synchronizer.step)
+        synchronizer.before_step(closure=closure)
+        touched = self.loop_scaler.scaler is None and synchronizer.touched
+        self._clip.before(optimizer, self._parameters.values(), closure=closure)
+        self.momentum.before(synchronizer.step, closure=closure, touched=touched)  # may move parameters
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._group.forked:
+            return
+        self.momentum.after()
+        self._session._synchronizer.after_step()
+        self._session._step_over()
+
+    def _step_skipped(self) -> None:
+        """The scaler has left out the optimizer's step, of which no hook of the optimizer's tells."""
+        if not self._group.forked:
+            self._session._refuse_pass()
+            self._session._synchronizer.step_skipped()
+            self._session._step_over()
+
+    def _take_up_scaler(self, optimizer: Optimizer) -> bool:
+        if self._group.forked or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):
+            return False
+        refuse_late(self._recipe, self._session._stages.now, self._session._synchronizer.buckets)
+        show_overflow(self._parameters.values())
+        return True
