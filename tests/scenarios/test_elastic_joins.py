@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.elastic_groups import ElasticRun, Join, Loss
+from support.elastic_groups import ElasticRun, Join, Loss, VirtualMembers
 from support.elastic_training import EVERY, IN_STEP, STEPS, Told, check_run, operations, told, trained
 from support.sessions import sgd
 from support.virtual_workers import Worker, loss_of, network, notices
@@ -46,6 +46,19 @@ def test_newcomers_come_while_another_is_lost_and_are_lost_while_they_come(recip
 def test_two_newcomers_at_once(recipe: str) -> None:
     for op in (FIRST, 6):
         assert len(check_run(recipe, 2, join=Join(op=op), newcomers=2)) == 4
+
+
+def test_newcomers_let_others_in_once_they_have_made_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, all would move again from where they stood before both came, which the first newcomer cannot."""
+    made = []
+
+    def attached(members: VirtualMembers, number: int) -> None:
+        transport = members._transports[number]
+        made.append(transport._completed - transport._began_at)
+
+    monkeypatch.setattr(VirtualMembers, "attached", attached)
+    check_run("Dense()", 2, join=Join(op=6), newcomers=2)
+    assert made == [1, 1]
 
 
 # -- what they are given ----------------------------------------------------------------------------------------------

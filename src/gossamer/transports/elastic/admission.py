@@ -74,7 +74,6 @@ class Admission:
                 if group is not None:
                     group.close()
                 self._membership.broken(number, getattr(failure, "unreached", ()), str(failure))
-        self._membership.caught_up()
         return Admitted(view, group, told, completed, began)
 
     def _exchange_state(self, group: Group, view: View, trainee: Trainee | None, completed: int) -> int:

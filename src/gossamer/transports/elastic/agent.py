@@ -104,9 +104,11 @@ class MembershipAgent:
         self._check_refused(self._run(self._scripts.say(ATTACHED), "the coordinator to answer", seconds))
 
     def caught_up(self) -> None:
-        """Tell that this newcomer has all that the others have. Returns at once.
+        """Tell that this newcomer has made a transaction with all that the others have. Returns at once.
 
         Until it has said so, no further newcomer is taken in, and no view is made of it without one that has it all.
+        One that came before that transaction would have those who were there move again from where they stood before
+        both, of which this one knows nothing.
         """
         self._scripts.learn(has_state=True)
         self._endpoint.start(self._scripts.say(HERE_AGAIN))

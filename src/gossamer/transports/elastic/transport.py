@@ -65,6 +65,7 @@ class ElasticTransport:
         self._began_at = 0  # how many were completed when this group was formed
         self._given: list[Any] | None = None  # all answers of the transaction under way, where others had completed it
         self._next: Resolved | None = None  # the members from the next transaction on
+        self._catches_up = False  # a newcomer, until it has completed a transaction
         self._base: Base | None = None  # from which members move until they have completed another transaction
         self.members: tuple[int, ...] = (membership.number,)
         self.rank, self.world, self._links = 0, 1, ""
@@ -209,6 +210,9 @@ class ElasticTransport:
     def complete(self) -> None:
         self._completed, self._inside, self._given, self._base = self._completed + 1, False, None, None
         self._log, self._last = self._last, self._log
+        if self._catches_up:
+            self._catches_up = False
+            self._membership.caught_up()
 
     def look(self) -> None:
         """Where the view is over and no transaction is under way here: serve those who may miss answers of the last
@@ -354,6 +358,7 @@ class ElasticTransport:
         """
         admitted = self._admission.join(fingerprint, self._trainee)
         self._completed, self.world = admitted.completed, len(admitted.view.stage().members)
+        self._catches_up = True
         self._begin_with(admitted)
 
     def _begin_with(self, admitted: Admitted) -> None:
