@@ -33,6 +33,7 @@ from gossamer.cli.options import (
     check_installed,
     check_recipe,
     emulation_option,
+    log_to_option,
     machine_options,
     output_option,
 )
@@ -89,6 +90,7 @@ NOT_WRITTEN = (
 @click.option("--collective", callback=check_collective, help=f"How means are taken: {', '.join(WISHES)}.")
 @output_option("json", "Write the run's record there.")
 @output_option("plot", "Draw the run's curves (PNG).")
+@log_to_option
 @click.option(
     "--logs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -133,6 +135,7 @@ def run(
     collective: str | None,
     json_file: Path | None,
     plot_file: Path | None,
+    log_to: str | None,
     logs: Path | None,
     max_restarts: int,
     grace_seconds: float,
@@ -181,11 +184,14 @@ def run(
         grace_seconds=grace_seconds,
         logs=logs or _new_logs(),
         worker_module="gossamer.cli.worker",
-        settings={
-            name: str(value) for name, value in (("GOSSAMER_COLLECTIVE", collective), ("GOSSAMER_TLS", tls)) if value
-        },
+        settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to),
     )
     sys.exit(_run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file))
+
+
+def _settings(**told: object) -> dict[str, str]:
+    """Variables for the workers, of the options that were given."""
+    return {name: str(value) for name, value in told.items() if value}
 
 
 @dataclass(frozen=True)

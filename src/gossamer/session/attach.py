@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -36,6 +38,7 @@ def attach(
     verify: Verify = "warn",
     scheduler: Stateful | None = None,
     record: RecordOption = None,
+    log_to: Iterable[str] = (),
     replace: bool = False,
 ) -> Session:
     """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense().
@@ -55,6 +58,8 @@ def attach(
     the run; GOSSAMER_RECORD=FILE beats it. Without `gossamer run`, which shows more, rank 0 tells of its progress on
     standard error every ten seconds and at the end; record=False or GOSSAMER_QUIET=1 turns that off, and a world of one
     is quiet unless GOSSAMER_QUIET=0.
+    log_to: tools that show its numbers meanwhile, such as ["tensorboard:runs/tensorboard", "prometheus:9400"];
+    GOSSAMER_LOG_TO, with commas, beats it.
     replace: close a session that is open on this model, as where a cell of a notebook runs again.
 
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
@@ -74,7 +79,7 @@ def attach(
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)
     transport = transport_for(world, resolved)
-    recorded = begin_reporting(record, world)
+    recorded = begin_reporting(record, world, log_to)
     session = Session(
         model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify
     )
