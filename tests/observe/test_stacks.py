@@ -41,10 +41,10 @@ def test_who_differs_is_named_with_the_users_line_and_equal_ones_are_merged() ->
     texts = {0: waiting(), 1: sleeping(), 2: waiting("Thread"), 3: waiting()}
     lines = side_by_side({rank: newest_dump(text) for rank, text in texts.items()}, {0: 119, 1: 119, 2: 119, 3: 120})
     assert lines == [
-        "rank 1: at train.py:27 in load, after step 119",
+        "rank 1: at train.py:27 in load, step 119 or later",
         "    /home/me/train.py:39 in <module>",
         "    /home/me/train.py:27 in load",
-        "ranks 0, 2, 3: in gossamer's result (comm_thread.py:88) from train.py:31, after step 119 or 120",
+        "ranks 0, 2, 3: in gossamer's result (comm_thread.py:88) from train.py:31, step 119 or later",
         "    /home/me/train.py:40 in <module>",
         "    /home/me/train.py:31 in step",
         "    /venv/lib/python3.11/site-packages/torch/_tensor.py:600 in backward",

@@ -71,7 +71,8 @@ def where(stack: Stack) -> str:
 
 
 def side_by_side(dumps: Mapping[int, Sequence[Stack]], steps: Mapping[int, int], threads: bool = False) -> list[str]:
-    """Lines to show. dumps: threads by rank, the main one first; steps: that each rank has ended, where known.
+    """Lines to show. dumps: threads by rank, the main one first; steps: by rank, one that it is known to have ended,
+    as its event log says, which is written once a second.
 
     threads: show all, instead of the main one alone. Groups of ranks come with the smallest first: whom others wait for
     is seldom in the largest.
@@ -100,5 +101,5 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _after(ranks: Sequence[int], steps: Mapping[int, int]) -> str:
-    known = sorted({steps[rank] for rank in ranks if rank in steps})
-    return f", after step {' or '.join(map(str, known))}" if known else ""
+    known = [steps[rank] for rank in ranks if rank in steps]
+    return f", step {min(known)} or later" if known else ""
