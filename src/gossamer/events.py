@@ -90,6 +90,15 @@ class Noticed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stalled(Event):
+    """This worker has waited long for others that are connected and silent. Once a silence, by whoever waits."""
+
+    rank: int
+    seconds: float
+    waits_for: tuple[int, ...]  # ranks
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saved(Event):
     """A checkpoint became complete."""
 

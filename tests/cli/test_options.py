@@ -21,3 +21,15 @@ def test_a_package_that_workers_need_is_missed_before_they_start(
     assert f"Write: {sys.executable} -m pip install msgspec\n" in said
     assert "Traceback" not in said
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("text", ["runs/tb", "tb:runs", "tensorboard:", "prometheus:http"])
+def test_a_place_to_log_to_that_is_none_is_refused_before_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    said = " ".join(refusal("run", "--log-to", text, "train.py").split())
+    assert "Invalid value for '--log-to'" in said
+    assert "such as" in said
+    assert not Path("runs").exists()

@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 import gossamer
 from gossamer.errors import AttachError
-from gossamer.session.reporting import record_path, shows_lines
+from gossamer.session.reporting import log_destinations, record_path, shows_lines
 
 TRAINING = """
 import os, sys
@@ -39,7 +39,7 @@ else:
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GOSSAMER_RECORD", "GOSSAMER_QUIET"):
+    for name in ("GOSSAMER_RECORD", "GOSSAMER_QUIET", "GOSSAMER_LOG_TO"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -124,3 +124,35 @@ def test_where_another_rank_fails_rank_0_has_what_was_logged(tmp_path: Path) -> 
     assert "gossamer: failed after" in first.stdout
     record = json.loads((tmp_path / "loss.json").read_text())
     assert (record["ended"], len(record["metrics"]["loss"])) == ("failed", 50)
+
+
+def test_where_numbers_go_is_the_arguments_or_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [str(each) for each in log_destinations(["jsonl:a", "jsonl:b"])] == ["jsonl:a", "jsonl:b"]
+    assert [str(each) for each in log_destinations("jsonl:a")] == ["jsonl:a"]
+    monkeypatch.setenv("GOSSAMER_LOG_TO", "jsonl:c,prometheus:9400")
+    assert [str(each) for each in log_destinations(["jsonl:a"])] == ["jsonl:c", "prometheus:9400"]
+    monkeypatch.setenv("GOSSAMER_LOG_TO", "")
+    assert log_destinations(["jsonl:a"]) == ()
+
+
+def test_what_is_no_destination_is_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(AttachError, match="log_to: 'runs' is no place to log to"):
+        gossamer.attach(model, SGD(model.parameters(), lr=0.1), log_to=["runs"])
+    monkeypatch.setenv("GOSSAMER_LOG_TO", "runs")
+    with pytest.raises(AttachError, match="GOSSAMER_LOG_TO: 'runs' is no place to log to"):
+        gossamer.attach(model, SGD(model.parameters(), lr=0.1))
+
+
+def test_an_attached_session_is_exported_until_it_is_closed(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with gossamer.attach(model, optimizer, log_to=[f"jsonl:{file}"]) as session:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        session.log(loss=0.5)
+    values = [json.loads(line)["values"] for line in file.read_text().splitlines()]
+    assert values[0] == {"gossamer/workers": 1}
+    assert values[1]["gossamer/step_seconds"] > 0
+    assert values[2] == {"loss": 0.5}

@@ -18,6 +18,7 @@ from gossamer.cli.record import record_command
 from gossamer.cli.rehearse import rehearse
 from gossamer.cli.resize import resize_command
 from gossamer.cli.run import run
+from gossamer.cli.stacks import stacks_command
 from gossamer.cli.terminal_encoding import write_plainly
 from gossamer.errors import GossamerError
 from gossamer.version import __version__
@@ -34,6 +35,7 @@ for command in (
     resize_command,
     compare_command,
     record_command,
+    stacks_command,
     checkpoint_command,
     explain,
     rehearse,

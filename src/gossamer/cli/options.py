@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from gossamer.errors import RecipeError
+from gossamer.exporters.destination import FORMS, read_destination
 from gossamer.launch.job import interfaces
 from gossamer.launch.rendezvous import split_endpoint
 from gossamer.network import Network, read_network
@@ -39,6 +40,14 @@ def check_collective(context: click.Context, option: click.Parameter, wish: str 
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return wish
+
+
+def check_destinations(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> str | None:
+    """GOSSAMER_LOG_TO of the workers; a destination that cannot be meant is refused here once."""
+    try:
+        return ",".join(str(read_destination(text).at(Path.cwd())) for text in texts) or None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def check_interface(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
@@ -73,6 +82,15 @@ def output_option(name: str, help_text: str) -> Callable[[Command], Command]:
 
 emulation_option = click.option(
     "--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML."
+)
+
+
+log_to_option = click.option(
+    "--log-to",
+    multiple=True,
+    metavar="KIND:TARGET",
+    callback=check_destinations,
+    help=f"Where a tool finds the numbers meanwhile; may be given several times: {FORMS}.",
 )
 
 

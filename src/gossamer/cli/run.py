@@ -33,6 +33,7 @@ from gossamer.cli.options import (
     check_installed,
     check_recipe,
     emulation_option,
+    log_to_option,
     machine_options,
     output_option,
 )
@@ -41,12 +42,14 @@ from gossamer.cli.servers import Start, check_certificates, check_token, read_se
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
-from gossamer.launch import parent_watchdog
+from gossamer.launch import parent_watchdog, stack_dumps
 from gossamer.launch.failure import Failure, Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.follow import log_path
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.member_launcher import Elasticity
+from gossamer.launch.process import on_signal
+from gossamer.launch.stack_dumps import StackRequests
 from gossamer.launch.startup import Startup
 from gossamer.launch.worker_range import WorkerRange
 from gossamer.network import Network
@@ -89,6 +92,7 @@ NOT_WRITTEN = (
 @click.option("--collective", callback=check_collective, help=f"How means are taken: {', '.join(WISHES)}.")
 @output_option("json", "Write the run's record there.")
 @output_option("plot", "Draw the run's curves (PNG).")
+@log_to_option
 @click.option(
     "--logs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -133,6 +137,7 @@ def run(
     collective: str | None,
     json_file: Path | None,
     plot_file: Path | None,
+    log_to: str | None,
     logs: Path | None,
     max_restarts: int,
     grace_seconds: float,
@@ -181,11 +186,14 @@ def run(
         grace_seconds=grace_seconds,
         logs=logs or _new_logs(),
         worker_module="gossamer.cli.worker",
-        settings={
-            name: str(value) for name, value in (("GOSSAMER_COLLECTIVE", collective), ("GOSSAMER_TLS", tls)) if value
-        },
+        settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to),
     )
     sys.exit(_run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file))
+
+
+def _settings(**told: object) -> dict[str, str]:
+    """Variables for the workers, of the options that were given."""
+    return {name: str(value) for name, value in told.items() if value}
 
 
 @dataclass(frozen=True)
@@ -212,7 +220,8 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
                     if around.elasticity is not None
                     else starter(job, around.serving, emulation)
                 )
-                outcome = _launch(start, directory, terminal, live, emulation, faults)
+                stacks = StackRequests(RunFiles(directory), job.logs, terminal.note)
+                outcome = _launch(start, directory, terminal, live, emulation, faults, stacks)
                 network = emulation.record()
         except PeerLost as lost:  # a server that no restart brings back
             _report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
@@ -226,16 +235,24 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
 
 
 def _launch(
-    start: Start, directory: Path, terminal: Terminal, live: LiveView, emulation: Emulation, faults: Schedule
+    start: Start,
+    directory: Path,
+    terminal: Terminal,
+    live: LiveView,
+    emulation: Emulation,
+    faults: Schedule,
+    stacks: StackRequests,
 ) -> Outcome:
     def tick() -> None:
         terminal.tick()
+        stacks.tick()
         seconds = emulation.training_seconds(live.progress.attached is not None)
         if seconds is not None:
             faults.tick(seconds)
 
-    with terminal.progress():
+    with terminal.progress(), on_signal(stack_dumps.SIGNAL, stacks):
         outcome = start(directory, show=terminal.line, note=terminal.note, tick=tick)
+    stacks.keep()
     for text in faults.not_begun:
         terminal.note(f"{text} never happened: training was over before.")
     return outcome

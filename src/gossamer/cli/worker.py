@@ -12,6 +12,7 @@ from gossamer.emulation.interface_counters import sent_bytes
 from gossamer.environment.run_settings import restarts_alone
 from gossamer.launch import worker
 from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles
+from gossamer.launch.stack_dumps import DumpOnSignal
 from gossamer.launch.startup import StageMarks
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target
@@ -31,8 +32,15 @@ def main() -> None:
     )
     events.subscribe(recorder)
     events.subscribe(StageMarks(RunFiles(directory), rank, worker.current_attempt()))
+    stacks = DumpOnSignal(RunFiles(directory), rank)
+    events.subscribe(stacks)
     _watch_for_the_end(rank)
-    worker.main(finish=recorder.close)
+
+    def finish() -> None:
+        recorder.close()
+        stacks.close()
+
+    worker.main(finish=finish)
 
 
 def _others_report() -> bool:

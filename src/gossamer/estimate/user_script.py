@@ -48,7 +48,11 @@ def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe) -> None:
     argv, path, environment = sys.argv, sys.path, dict(os.environ)
     sys.argv = [str(script), *arguments]
     sys.path = [str(script.resolve().parent), *path]
-    os.environ |= {"GOSSAMER_RECIPE": repr(recipe), "GOSSAMER_RECORD": ""}  # what is measured is no run
+    os.environ |= {
+        "GOSSAMER_RECIPE": repr(recipe),
+        "GOSSAMER_RECORD": "",
+        "GOSSAMER_LOG_TO": "",
+    }  # what is measured is no run
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:

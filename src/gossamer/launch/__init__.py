@@ -11,6 +11,7 @@ local_coordinator.py its coordinator, or the check of another's; coordinator_lin
 process.py           one worker or server over all its restarts
 standby.py           a server process that has imported everything and waits to replace a lost one
 worker.py            the program of a worker: runs the user's script and reports its failure
+stack_dumps.py       where workers are, in Python: on SIGUSR1, and by itself once one has waited long
 startup.py           how far workers are on their way to the first step
 failure.py           which of several failures is the cause
 stop_request.py      Ctrl-C and SIGTERM: the first lets workers save, the second ends them

@@ -53,6 +53,16 @@ def on_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterato
             signal.signal(number, previous)
 
 
+@contextmanager
+def on_signal(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let `handler` have one signal, in the main thread, until the block ends."""
+    previous = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, previous)
+
+
 def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
     """The command after its prefix, for the process of this number."""
     return [*(part.replace("${local_rank}", str(number)) for part in prefix), *command]

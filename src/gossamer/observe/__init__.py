@@ -13,6 +13,7 @@ comparison         records side by side: speed, loss at equal time and steps, mo
 plot, page         a comparison as a picture (matplotlib), and as one HTML file
 panels             what both show: curves, their names' places, bars of a step
 svg                the page's pictures, without a library
+stacks             Python stacks of all ranks side by side, equal ones merged
 target             ends a run once a metric is good enough or time is up
 units              numbers as text: 1.2 MB, 34 ms, 12 %
 """

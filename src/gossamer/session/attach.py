@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -37,6 +39,7 @@ def attach(
     verify: Verify = "warn",
     scheduler: Stateful | None = None,
     record: RecordOption = None,
+    log_to: Iterable[str] = (),
     replace: bool = False,
     global_batch: int | None = None,
     batch: int | None = None,
@@ -58,6 +61,8 @@ def attach(
     the run; GOSSAMER_RECORD=FILE beats it. Without `gossamer run`, which shows more, rank 0 tells of its progress on
     standard error every ten seconds and at the end; record=False or GOSSAMER_QUIET=1 turns that off, and a world of one
     is quiet unless GOSSAMER_QUIET=0.
+    log_to: tools that show its numbers meanwhile, such as ["tensorboard:runs/tensorboard", "prometheus:9400"];
+    GOSSAMER_LOG_TO, with commas, beats it.
     replace: close a session that is open on this model, as where a cell of a notebook runs again.
 
     global_batch, batch: short for EveryStep(global_batch=..., batch=...): each optimizer step has the mean over
@@ -84,7 +89,7 @@ def attach(
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)
     transport = transport_for(world, resolved)
-    recorded = begin_reporting(record, world)
+    recorded = begin_reporting(record, world, log_to)
     session = Session(
         model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify
     )

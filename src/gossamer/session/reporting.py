@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from gossamer.errors import AttachError
+from gossamer.exporters import destination
+from gossamer.exporters.destination import Destination, RankPlace, read_destination, read_destinations
 from gossamer.launch.logs.run_files import RUN_DIRECTORY
 from gossamer.observe import reporter
+from gossamer.transports.elastic.joined_run import is_elastic
 from gossamer.world import World
 
 RecordOption = str | os.PathLike[str] | Literal[False] | None
-RECORD, QUIET = "GOSSAMER_RECORD", "GOSSAMER_QUIET"
+RECORD, QUIET, LOG_TO = "GOSSAMER_RECORD", "GOSSAMER_QUIET", "GOSSAMER_LOG_TO"
 
 
-def begin_reporting(record: RecordOption, world: World) -> str:
+def begin_reporting(record: RecordOption, world: World, log_to: Iterable[str] = ()) -> str:
     """Begin to report, on rank 0, the session that is about to be attached; returns where its record goes, or "".
 
-    Raises AttachError where that cannot be written.
+    And bring the numbers of every rank where `log_to` says. Raises AttachError where the record cannot be written, and
+    for what is no destination.
     """
-    path = record_path(record)
+    path, destinations = record_path(record), log_destinations(log_to)
+    destination.end()
     if world.is_first:
         try:
             reporter.begin(lines=shows_lines(record, world.size), record=path)
@@ -29,6 +35,7 @@ def begin_reporting(record: RecordOption, world: World) -> str:
                 f"the record of this run would go to {path}, and nothing can be written there ({error.strerror}), so "
                 'all that is logged would be lost. Name another place, such as record="record.json".'
             ) from None
+    destination.begin(destinations, RankPlace(_lasting_rank(world), world.local_rank))
     if path is None and RUN_DIRECTORY in os.environ:
         path = Path(os.environ[RUN_DIRECTORY]).parent / "record.json"
     return str(path or "")
@@ -48,3 +55,18 @@ def shows_lines(record: RecordOption, world: int) -> bool:
     """A world of one stays as quiet as plain training, unless it is asked not to."""
     quiet = os.environ.get(QUIET, "")
     return record is not False and (world > 1 if not quiet else quiet == "0")
+
+
+def log_destinations(log_to: Iterable[str]) -> tuple[Destination, ...]:
+    """The variable beats the script, as with records; empty, it means nowhere."""
+    text = os.environ.get(LOG_TO)
+    texts = [log_to] if isinstance(log_to, str) else log_to
+    try:
+        return tuple(map(read_destination, texts)) if text is None else read_destinations(text)
+    except ValueError as problem:
+        raise AttachError(f"{LOG_TO if text is not None else 'log_to'}: {problem}") from None
+
+
+def _lasting_rank(world: World) -> int:
+    """Where workers come and go and are numbered anew, the number that this one was started with."""
+    return int(os.environ["RANK"]) if is_elastic() and "RANK" in os.environ else world.rank

@@ -13,6 +13,7 @@ import torch
 from support.mesh_group import Group
 from support.virtual_workers import notices
 
+from gossamer import events
 from gossamer.collectives import DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, RingAllReduce, TreeAllReduce
 from gossamer.core.ops import AllReduceMean
 from gossamer.errors import PeerLost
@@ -73,6 +74,16 @@ def test_a_silent_peer_is_told_of_once_and_then_counts_as_lost():
         Pair().wait()
     assert len(told) == 1
     assert told[0].startswith("rank 0 has waited 75 s for rank 1: it may be busy (validating, saving), frozen or cut")
+
+
+def test_a_silence_is_an_event_once():
+    told = []
+    end = events.subscribe(lambda event: told.append(event) if isinstance(event, events.Stalled) else None)
+    try:
+        Pair(lambda now, there: now == 10 * STEP_SECONDS and there.send(MESSAGE)).wait()
+    finally:
+        end()
+    assert [(each.rank, each.seconds, each.waits_for) for each in told] == [(0, 75.0, (1,))]
 
 
 def test_whoever_comes_at_last_is_told_of_too():

@@ -84,6 +84,21 @@ class RunFiles:
     def failure(self, rank: int, attempt: int) -> Path:
         return self.directory / f"failure-{attempt}-{rank}.json"
 
+    def stacks(self, rank: int) -> Path:
+        """Where this process, a worker, writes its Python stacks when it is asked."""
+        return self.directory / f"stacks-{rank}-{os.getpid()}.txt"
+
+    def all_stacks(self) -> list[Path]:
+        """Of all ranks and processes."""
+        return sorted(self.directory.glob("stacks-*-*.txt"))
+
+    def stalled(self, rank: int) -> Path:
+        """Touched whenever the rank has told that it waits for long."""
+        return self.directory / f"stalled-{rank}"
+
+    def all_stalled(self) -> list[Path]:
+        return sorted(self.directory.glob("stalled-*"))
+
     def _newest_attempt(self, rank: int) -> int | None:
         return max(
             (int(path.name.split("-")[1]) for path in self.directory.glob(f"started-*-{rank}.json")), default=None

@@ -69,6 +69,7 @@ class StallWatchdog:
             )
         if silent >= patience.notice_seconds and not self._told:
             self._told = True
+            events.emit(events.Stalled(rank=self._rank, seconds=silent, waits_for=tuple(waited_for)))
             events.notice(
                 f"rank {self._rank} has waited {silent:.0f} s for {named(waited_for)}: it may be busy (validating, "
                 "saving), frozen or cut off, or wait itself. "

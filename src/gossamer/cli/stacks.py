@@ -1,0 +1,50 @@
+"""`gossamer stacks`: where every rank of a run is, in Python, when last it was asked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from gossamer.observe.event_log import event_log_path, read_entries
+from gossamer.observe.stacks import newest_dump, side_by_side
+
+NOTHING = (
+    "no worker of {run} has written its stacks. They do after a minute in which one was waited for, and when asked: "
+    "kill -USR1 PID, with the number of `gossamer run`'s process, asks all workers on its machine, and then "
+    "`gossamer stacks {run}` shows them."
+)
+
+
+@click.command("stacks")
+@click.option("--threads", is_flag=True, help="Show all threads, not the main one alone.")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def stacks_command(run: Path, threads: bool) -> None:
+    """Show where each rank of RUN, a folder of logs, was in Python when last it was asked; equal stacks together.
+
+    Workers write their stacks on SIGUSR1, which `gossamer run` hands on to all of its own, and by themselves once a
+    worker in lock step has waited a minute for another.
+    """
+    found = _newest(run)
+    dumps = {rank: threads_ for rank, path in found.items() if (threads_ := newest_dump(path.read_text()))}
+    if not dumps:
+        raise click.ClickException(NOTHING.format(run=run))
+    written = max(found[rank].stat().st_mtime for rank in dumps)
+    click.echo(f"Written {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(written))}, innermost line last")
+    steps = {rank: step for rank in dumps if (step := _last_step(found[rank].parent, rank)) is not None}
+    for line in side_by_side(dumps, steps, threads):
+        click.echo(line)
+
+
+def _newest(run: Path) -> dict[int, Path]:
+    """The newest file of each rank: of a run that goes on in a folder within, afterwards beside the logs."""
+    paths = [path for place in (run, *run.glob(".run-*")) for path in place.glob("stacks-*-*.txt")]
+    ordered = sorted((path for path in paths if path.stat().st_size), key=lambda path: path.stat().st_mtime)
+    return {int(path.name.split("-")[1]): path for path in ordered}
+
+
+def _last_step(folder: Path, rank: int) -> int | None:
+    path = event_log_path(folder, rank)
+    steps = [entry["step"] for entry in read_entries(path) if entry["kind"] == "steps"] if path.exists() else []
+    return steps[-1] if steps else None

@@ -1,0 +1,105 @@
+"""Stacks: the newest Python stacks of all ranks side by side, from faulthandler's text; equal ones are merged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)[^(]*\(most recent call first\):")
+FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+PACKAGE = f"{Path(__file__).parents[1]}/"
+LIBRARIES = re.compile(r"/(?:lib/python3[^/]*|site-packages|dist-packages)/|^<frozen ")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line that a thread is in."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_ours(self) -> bool:
+        return self.file.startswith(PACKAGE)
+
+    @property
+    def is_users(self) -> bool:
+        return not self.is_ours and not LIBRARIES.search(self.file)
+
+    @property
+    def place(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+Stack = tuple[Frame, ...]  # of one thread, the innermost line first
+
+
+def newest_dump(text: str) -> tuple[Stack, ...]:
+    """The threads of the last dump in a file, the main thread first; () where there is none.
+
+    Threads are told from the newest to the oldest, which is the main one: it ends each dump.
+    """
+    heads = list(HEAD.finditer(text))
+    if not heads:
+        return ()
+    main, first = heads[-1][1], len(heads) - 1
+    while first > 0 and heads[first - 1][1] != main:
+        first -= 1
+    ends = [*(head.start() for head in heads[first + 1 :]), len(text)]
+    return tuple(_stack(text[head.end() : end]) for head, end in zip(heads[first:], ends, strict=True))[::-1]
+
+
+def _stack(text: str) -> Stack:
+    return tuple(Frame(file, int(line), function) for file, line, function in FRAME.findall(text))
+
+
+def where(stack: Stack) -> str:
+    """In a few words: the user's innermost line, and what it is in there."""
+    users = next((depth for depth, frame in enumerate(stack) if frame.is_users), None)
+    ours = next((frame for frame in stack[:users] if frame.is_ours), None)
+    inside = f"in gossamer's {ours.function} ({ours.place})" if ours is not None else ""
+    if users is None:
+        return inside or (f"at {stack[0].place} in {stack[0].function}" if stack else "nowhere in Python")
+    frame = stack[users]
+    return f"{inside} from {frame.place}" if inside else f"at {frame.place} in {frame.function}"
+
+
+def side_by_side(dumps: Mapping[int, Sequence[Stack]], steps: Mapping[int, int], threads: bool = False) -> list[str]:
+    """Lines to show. dumps: threads by rank, the main one first; steps: by rank, one that it is known to have ended,
+    as its event log says, which is written once a second.
+
+    threads: show all, instead of the main one alone. Groups of ranks come with the smallest first: whom others wait for
+    is seldom in the largest.
+    """
+    groups: dict[tuple[Stack, ...], list[int]] = {}
+    for rank in sorted(dumps):
+        groups.setdefault(tuple(dumps[rank]) if threads else tuple(dumps[rank][:1]), []).append(rank)
+    lines = []
+    for stacks, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
+        main = stacks[0] if stacks else ()
+        lines.append(f"{_named(ranks)}: {where(main)}{_after(ranks, steps)}")
+        for number, stack in enumerate(stacks):
+            lines += [f"  another thread, {where(stack)}"] if number else []
+            lines += [f"    {frame}" for frame in _from_script(stack)]
+    return lines
+
+
+def _from_script(stack: Stack) -> Stack:
+    """The outermost line first, without those that start the script."""
+    outermost = next((depth for depth in reversed(range(len(stack))) if stack[depth].is_users), len(stack) - 1)
+    return stack[: outermost + 1][::-1]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _after(ranks: Sequence[int], steps: Mapping[int, int]) -> str:
+    known = [steps[rank] for rank in ranks if rank in steps]
+    return f", step {min(known)} or later" if known else ""
