@@ -36,8 +36,8 @@ def main() -> None:
     events.subscribe(stacks)
     _watch_for_the_end(rank)
 
-    def finish() -> None:
-        recorder.close()
+    def finish(failed: bool) -> None:
+        recorder.close(failed)
         stacks.close()
 
     worker.main(finish=finish)
