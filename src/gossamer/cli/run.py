@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -55,7 +57,9 @@ from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
+from gossamer.telemetry import Collector
 from gossamer.transports.mesh.collective_selector import WISHES
+from gossamer.version import __version__
 
 WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
 NEVER_ATTACHED = (
@@ -204,16 +208,18 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
     with _private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
         terminal = Terminal(live, console, aside)
+        collector = Collector(job.logs, directory, _facts(job, around), terminal.note)
         try:
-            with emulate(around.network, around.planned, terminal.note) as emulation:
+            with collector, emulate(around.network, around.planned, terminal.note) as emulation:
                 faults = schedule(around.faults, emulation, directory, terminal.note)
                 start = (
                     elastic_starter(job, around.elasticity, emulation, live)
                     if around.elasticity is not None
                     else starter(job, around.serving, emulation)
                 )
-                outcome = _launch(start, directory, terminal, live, emulation, faults)
+                outcome = _launch(start, directory, terminal, collector, live, emulation, faults)
                 network = emulation.record()
+                collector.ended(_ended(outcome))
         except PeerLost as lost:  # a server that no restart brings back
             _report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
             say(f"\n{lost}", error=True)
@@ -226,7 +232,13 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
 
 
 def _launch(
-    start: Start, directory: Path, terminal: Terminal, live: LiveView, emulation: Emulation, faults: Schedule
+    start: Start,
+    directory: Path,
+    terminal: Terminal,
+    collector: Collector,
+    live: LiveView,
+    emulation: Emulation,
+    faults: Schedule,
 ) -> Outcome:
     def tick() -> None:
         terminal.tick()
@@ -235,10 +247,22 @@ def _launch(
             faults.tick(seconds)
 
     with terminal.progress():
-        outcome = start(directory, show=terminal.line, note=terminal.note, tick=tick)
+        outcome = start(directory, show=terminal.line, note=collector.heard(terminal.note), tick=tick)
     for text in faults.not_begun:
         terminal.note(f"{text} never happened: training was over before.")
     return outcome
+
+
+def _facts(job: Job, around: Surroundings) -> dict[str, object]:
+    """What is known of a run before it begins."""
+    return {
+        "workers": job.workers * job.nodes,
+        "servers": 0 if around.serving is None else around.serving.servers,
+        "script": job.command,
+        "machine": socket.gethostname(),
+        "network": None if around.network is None else around.network.text,
+        "versions": {"gossamer": __version__, "python": platform.python_version()},
+    }
 
 
 def _ended(outcome: Outcome) -> Ended:

@@ -13,6 +13,7 @@ from gossamer.environment.run_settings import restarts_alone
 from gossamer.launch import worker
 from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles
 from gossamer.launch.startup import StageMarks
+from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target
 from gossamer.runtime.open_sessions import open_sessions
@@ -29,10 +30,16 @@ def main() -> None:
         steps_live=os.environ["LOCAL_RANK"] == "0" or _others_report(),
         interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
     )
+    aside = Aside(directory, rank)
     events.subscribe(recorder)
     events.subscribe(StageMarks(RunFiles(directory), rank, worker.current_attempt()))
     _watch_for_the_end(rank)
-    worker.main(finish=recorder.close)
+
+    def finish() -> None:
+        recorder.close()
+        aside.close()
+
+    worker.main(finish=finish)
 
 
 def _others_report() -> bool:

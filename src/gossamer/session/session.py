@@ -78,8 +78,7 @@ class Session:
         self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
         self._adopt(trainable(model))
         recovery, (first, *_) = elastic(transport), self._parameters.values()
-        comm_thread = CommThread(first.device, transport.make_progress, recovery)
-        self._group = GroupCalls(transport, comm_thread)
+        self._group = GroupCalls(transport, comm_thread := CommThread(first.device, transport.make_progress, recovery))
         self._leave = weakref.finalize(self, leave, comm_thread, transport, self._group.pid)  # at exit, too
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
         self.status, self._muted_at = SessionStatus(recipe, transport, lambda: self.steps), -1
@@ -104,6 +103,7 @@ class Session:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
             self._first_batch.watch(model),
+            *self.status.watch(model, optimizer),
             OptimizerStepHook(self._before_any_step),
             *guard_against_ddp(model, recipe, transport.world),
             self._loop_scaler.install(watches=not self._group.alone),

@@ -77,6 +77,15 @@ class RunFiles:
         """There once the script has ended well."""
         return self.directory / f"finished-{attempt}-{rank}.json"
 
+    def exited(self, number: int, attempt: int) -> Path:
+        """There once the launcher has seen the process end."""
+        return self.directory / f"exited-{attempt}-{number}.json"
+
+    @property
+    def told(self) -> Path:
+        """What the launcher has to say, a line of JSON each."""
+        return self.directory / "launcher.jsonl"
+
     def failure(self, rank: int, attempt: int) -> Path:
         return self.directory / f"failure-{attempt}-{rank}.json"
 

@@ -1,0 +1,71 @@
+"""Rows: what one look at a run's files adds to its store."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from gossamer.telemetry.store import insert
+
+Row = dict[str, Any]
+MOST_CHARACTERS = 20_000  # of one text
+
+
+class Rows:
+    """Collects rows, and what is known anew of ranks, and writes them in one go."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Row]] = defaultdict(list)
+        self._ranks: dict[int, Row] = defaultdict(dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._ranks)
+
+    def add(self, table: str, **row: Any) -> None:
+        self._rows[table].append(row)
+
+    def event(self, at: float | None, rank: int | None, kind: str, content: Mapping[str, Any]) -> None:
+        self.add("event", at=at, rank=rank, kind=kind, content=json.dumps(content))
+
+    def log(self, at: float, rank: int | None, attempt: int | None, stream: str, text: str) -> None:
+        self.add("log", at=at, rank=rank, attempt=attempt, stream=stream, level=level_of(text), text=text)
+
+    def know(self, rank: int, **columns: Any) -> None:
+        """What is known of a rank from now on; other columns stay."""
+        self._ranks[rank] |= columns
+
+    def fact(self, key: str, value: Any) -> None:
+        """What holds for the whole run."""
+        self.add("run", key=key, value=json.dumps(value))
+
+    @property
+    def touched(self) -> set[str]:
+        return set(self._rows)
+
+    def write(self, db: sqlite3.Connection) -> None:
+        """Call within a transaction."""
+        for table, rows in self._rows.items():
+            insert(db, table, rows)
+        for rank, columns in self._ranks.items():
+            names = ", ".join(["rank", *columns])
+            marks = ", ".join("?" * (len(columns) + 1))
+            changes = ", ".join(f"{name} = excluded.{name}" for name in columns) or "rank = rank"
+            db.execute(
+                f"INSERT INTO rank({names}) VALUES({marks}) ON CONFLICT(rank) DO UPDATE SET {changes}",
+                (rank, *columns.values()),
+            )
+
+
+LEVELS = {
+    "error": ("Traceback (most recent call last)", "ERROR", "CRITICAL", "FATAL", "Error:"),
+    "warning": ("WARNING", "Warning:", "WARN "),
+}
+
+
+def level_of(text: str) -> str:
+    """What a printed line is by its words, since nothing else tells."""
+    head = text[:300]
+    return next((level for level, words in LEVELS.items() if any(word in head for word in words)), "info")
