@@ -34,7 +34,7 @@ def read_entry(line: bytes) -> Entry | None:
 
 
 def take_event(rows: Rows, rank: int, memory: Memory, entry: Entry) -> None:
-    """memory: `began`, unix seconds of the session whose entries follow."""
+    """memory: `began`, unix seconds of the session whose entries follow; `anew`, whether none of its steps has."""
     kind = entry.get("kind")
     if kind == "attached":
         _attached(rows, rank, memory, entry)
@@ -42,6 +42,8 @@ def take_event(rows: Rows, rank: int, memory: Memory, entry: Entry) -> None:
         return  # the log of a version that did not tell when
     at = memory["began"] + entry.get("at", 0.0)
     if kind == "steps":
+        if memory.pop("anew", False):
+            rows.rewind(rank, entry["step"] - len(entry["seconds"]))
         _steps(rows, rank, at, entry)
     elif kind == "logged":
         _logged(rows, rank, memory["began"], entry)
@@ -59,7 +61,7 @@ def take_event(rows: Rows, rank: int, memory: Memory, entry: Entry) -> None:
 
 def _attached(rows: Rows, rank: int, memory: Memory, entry: Entry) -> None:
     if "moment" in entry:
-        memory["began"] = entry["moment"] - entry.get("at", 0.0)
+        memory |= {"began": entry["moment"] - entry.get("at", 0.0), "anew": True}
         rows.know(rank, state="training", machine=entry.get("host"), pid=entry.get("pid"))
         rows.event(entry["moment"], rank, "attached", _without(entry, "kind", "at", "moment"))
         for key in ("recipe", "parameters"):

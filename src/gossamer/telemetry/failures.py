@@ -23,14 +23,16 @@ def name_causes(db: sqlite3.Connection) -> None:
     """
     db.execute(EXIT_OF_A_REPORT)
     found = db.execute("SELECT rowid, * FROM failure WHERE kind != 'uncaught' ORDER BY at").fetchall()
+    causes = [row for row in found if row["kind"] in ("raised", "ended")]
+    stopped = {
+        row["rowid"]
+        for row in found
+        if row["kind"] == "killed" and any(0 < row["at"] - each["at"] <= TOGETHER_SECONDS for each in causes)
+    }
+    db.executemany("UPDATE failure SET kind = 'stopped' WHERE rowid = ?", ((each,) for each in stopped))
+    kinds = {row["rowid"]: "stopped" if row["rowid"] in stopped else row["kind"] for row in found}
     for row in found:
         near = [other for other in found if abs(other["at"] - row["at"]) <= TOGETHER_SECONDS]
-        cause = min(near, key=lambda each: (RANKING.index(each["kind"]), each["at"]))
-        before = min((each["at"] for each in near if each["kind"] in RANKING[1:3]), default=row["at"])
-        if row["kind"] == "killed" and before < row["at"]:
-            cause = min(near, key=lambda each: (RANKING.index(each["kind"]) or len(RANKING), each["at"]))
-            db.execute("UPDATE failure SET kind = 'stopped' WHERE rowid = ?", (row["rowid"],))
-        elif row["kind"] not in FOLLOWS:
-            continue
-        if cause["rank"] != row["rank"]:
+        cause = min(near, key=lambda each: (RANKING.index(kinds[each["rowid"]]), each["at"]))
+        if kinds[row["rowid"]] in FOLLOWS and cause["rank"] != row["rank"]:
             db.execute("UPDATE failure SET caused_by = ? WHERE rowid = ?", (cause["rank"], row["rowid"]))

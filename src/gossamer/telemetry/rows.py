@@ -12,6 +12,7 @@ from gossamer.telemetry.store import insert
 
 Row = dict[str, Any]
 MOST_CHARACTERS = 20_000  # of one text
+STEPWISE = ("step", "metric", "tensor")
 
 
 class Rows:
@@ -20,6 +21,7 @@ class Rows:
     def __init__(self) -> None:
         self._rows: dict[str, list[Row]] = defaultdict(list)
         self._ranks: dict[int, Row] = defaultdict(dict)
+        self._rewound: dict[int, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._rows or self._ranks)
@@ -45,8 +47,17 @@ class Rows:
     def touched(self) -> set[str]:
         return set(self._rows)
 
+    def rewind(self, rank: int, step: int) -> None:
+        """A rank makes the steps after this one again: what it told of them before is no part of its run."""
+        self._rewound[rank] = min(step, self._rewound.get(rank, step))
+        for table in STEPWISE:
+            self._rows[table] = [row for row in self._rows[table] if row["rank"] != rank or row["step"] <= step]
+
     def write(self, db: sqlite3.Connection) -> None:
         """Call within a transaction."""
+        for rank, step in self._rewound.items():
+            for table in STEPWISE:
+                db.execute(f"DELETE FROM {table} WHERE rank = ? AND step > ?", (rank, step))
         for table, rows in self._rows.items():
             insert(db, table, rows)
         for rank, columns in self._ranks.items():

@@ -2,7 +2,7 @@
 
 The newest quarter of a series' rows stays as it came; of what is older, rows are merged that end in the same stretch of
 steps, or seconds. Stretches are powers of two, counted from zero: those of all ranks begin together, and can be
-compared. They double only when a series is full, so a row is merged no oftener than its age has doubled.
+compared; the last one is completed when more of it is old. They double only when a series is full.
 """
 
 from __future__ import annotations
@@ -121,18 +121,15 @@ def _thin_series(db: sqlite3.Connection, table: ThinnedTable, one: sqlite3.Row, 
     stretch = 1
     while (newest - one["first"]) / stretch > part // 2:
         stretch *= 2
-    # The stretch in which the newest begin stays whole, since it will get more
-    end = newest // stretch * stretch
     # A step belongs to the stretch that it ends: 1..8, not 0..7
     place = f"({along} - 1) / {stretch}" if along == "step" else f"CAST({along} / {stretch} AS INTEGER)"
-    bound = f"{along} <= ?" if along == "step" else f"{along} < ?"
     names = (*table.series, along, *(name for name, _ in table.merged))
     made = (*table.series, f"MAX({along})", *(how for _, how in table.merged))
     chosen = ", ".join(f"{how} AS {each}" for each, how in zip(names, made, strict=True))
     db.execute(
-        f"CREATE TEMP TABLE merged AS SELECT {chosen} FROM {name} WHERE {where} AND {bound} GROUP BY {place}",
-        (*which, end),
+        f"CREATE TEMP TABLE merged AS SELECT {chosen} FROM {name} WHERE {where} AND {along} <= ? GROUP BY {place}",
+        (*which, newest),
     )
-    db.execute(f"DELETE FROM {name} WHERE {where} AND {bound}", (*which, end))
+    db.execute(f"DELETE FROM {name} WHERE {where} AND {along} <= ?", (*which, newest))
     db.execute(f"INSERT INTO {name}({', '.join(names)}) SELECT {', '.join(names)} FROM merged")
     db.execute("DROP TABLE merged")
