@@ -27,6 +27,7 @@ from gossamer.cli.elastic import (
     listen_option,
     most_workers,
     read_elasticity,
+    uplink,
 )
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.options import (
@@ -57,7 +58,7 @@ from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
-from gossamer.telemetry import Collector
+from gossamer.telemetry import Collector, MachineDesk
 from gossamer.transports.mesh.collective_selector import WISHES
 from gossamer.version import __version__
 
@@ -208,12 +209,20 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
     with _private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
         terminal = Terminal(live, console, aside)
-        collector = Collector(job.logs, directory, _facts(job, around), terminal.note)
+        others = MachineDesk()
+        collector = Collector(
+            job.logs,
+            directory,
+            _facts(job, around),
+            terminal.note,
+            others=others if around.elasticity is not None else None,
+            uplink=uplink(job, around.elasticity),
+        )
         try:
             with collector, emulate(around.network, around.planned, terminal.note) as emulation:
                 faults = schedule(around.faults, emulation, directory, terminal.note)
                 start = (
-                    elastic_starter(job, around.elasticity, emulation, live)
+                    elastic_starter(job, around.elasticity, emulation, live, others)
                     if around.elasticity is not None
                     else starter(job, around.serving, emulation)
                 )

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,9 @@ from gossamer.launch.logs.run_files import RunFiles
 from gossamer.observe.event_log import LineFile
 from gossamer.observe.vitals import machine_vitals
 from gossamer.telemetry.ingest import Ingest
+from gossamer.telemetry.machines import MachineDesk, RankBook
 from gossamer.telemetry.store import STORE_FILE
+from gossamer.telemetry.uplink import Uplink
 
 LOOK_SECONDS = 0.5
 VITALS_LOOKS = 4  # so many looks between samples of the machine
@@ -30,11 +32,24 @@ GIVEN_UP = (
 class Collector:
     """Context manager: while the block runs, what the run in `directory` tells goes into the store in `logs`.
 
-    A store of an earlier run is set aside. facts: what holds for the whole run. note: hears once why nothing more is
-    kept, where the store cannot be written.
+    others: what the launchers of other machines tell, who ask beside its coordinator; uplink: to another machine's
+    launcher, whose run this one has joined. A store of an earlier run is set aside. facts: what holds for the whole
+    run. note: hears once why nothing more is kept, where the store cannot be written.
     """
 
-    def __init__(self, logs: Path, directory: Path, facts: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        directory: Path,
+        facts: Mapping[str, Any],
+        note: Callable[[str], None],
+        *,
+        others: MachineDesk | None = None,
+        uplink: Uplink | None = None,
+    ) -> None:
+        self._others, self._uplink, self._workers = others, uplink, range(facts.get("workers", 0))
+        self._uplinked = ExitStack()
+        self._book: RankBook | None = None  # where others have ranks, too
         self._logs, self._directory, self._note = logs, directory, note
         self._told = LineFile(RunFiles(directory).told, lambda sentence: None)
         self._telling = threading.Lock()  # notes come from the launcher's threads
@@ -73,12 +88,35 @@ class Collector:
         self._over.set()
         self._thread.join()
         if self._ingest is not None:
-            self._guarded(self._ingest.finish)
+            self._guarded(self._finish)
+        self._uplinked.close()
         self._told.close()
 
     def _open(self) -> None:
         set_aside(self._logs / STORE_FILE)
-        self._ingest = Ingest(self._logs, directory=self._directory)
+        forward = (lambda rows: None) if self._uplink is None else self._uplink.forward
+        self._ingest = ingest = Ingest(self._logs, directory=self._directory, forward=forward, ranks=self._ranks())
+        if self._others is not None:
+            self._book = RankBook(ingest.db, self._workers)
+        if self._uplink is not None:
+            self._uplinked.enter_context(self._uplink)
+
+    def _ranks(self) -> Callable[[int], int | None] | None:
+        """Where other machines' workers join, a place that comes later may find its number taken."""
+        if self._others is None:
+            return None
+        return lambda number: None if self._book is None else self._book.rank(0, number)
+
+    def _look(self) -> None:
+        assert self._ingest is not None
+        self._ingest.look()
+        if self._others is not None and self._book is not None:
+            self._others.drain(self._ingest.db, self._book)
+
+    def _finish(self) -> None:
+        assert self._ingest is not None
+        self._look()
+        self._ingest.finish()
 
     def _run(self) -> None:
         machine = machine_vitals()
@@ -87,7 +125,7 @@ class Collector:
             looks += 1
             if looks % VITALS_LOOKS == 0:
                 self.tell("vitals", values=machine.sample())
-            self._guarded(self._ingest.look)
+            self._guarded(self._look)
 
     def _guarded(self, action: Callable[[], object]) -> None:
         """A store is there to look at: no run ends because of it."""

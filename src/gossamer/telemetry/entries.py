@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gossamer.core.json_text import read_json
 from gossamer.telemetry.rows import MOST_CHARACTERS, Rows
 
 Entry = Mapping[str, Any]
@@ -24,8 +25,8 @@ RARE = {"collective", "servers", "saved", "closed", "left"}  # kinds of the even
 def read_entry(line: bytes) -> Entry | None:
     """None for a line that was torn as its process was killed."""
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = read_json(line)
+    except ValueError:
         return None
     return entry if isinstance(entry, dict) else None
 

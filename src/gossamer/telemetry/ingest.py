@@ -35,8 +35,9 @@ Ranks = Callable[[int], int | None]  # a rank of the store by its number in the 
 class Ingest:
     """Reads the run whose logs are in `folder`: `directory`, by default its newest private one, or the folder itself.
 
-    ranks: maps numbers in files to ranks of the store, such as those of a machine that joined; by default those that
-    the launcher says are workers. clock: unix seconds, for lines that bear no moment. Raises StoreError as open_store.
+    ranks: maps numbers in files to ranks of the store, by default those that the launcher says are workers. forward:
+    is given what was written, for others. clock: unix seconds, for lines that bear no moment. Raises StoreError as
+    open_store.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Ingest:
         directory: Path | None = None,
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.time,
+        forward: Callable[[Rows], None] = lambda rows: None,
     ) -> None:
         self._folder, self._directory, self._clock = folder, directory, clock
         self._ranks = ranks or self._worker
@@ -54,6 +56,7 @@ class Ingest:
         self._done: set[str] = set()  # files whose one report was read
         self.db = open_store(store or folder / STORE_FILE)
         self._most = self._told_workers()
+        self._forward = forward
         self._thinning = Thinning(self.db)
 
     def look(self, *, last: bool = False) -> bool:
@@ -71,6 +74,7 @@ class Ingest:
             if "failure" in rows.touched:
                 name_causes(self.db)
             self._thinning.look(rows.touched)
+        self._forward(rows)
         return more
 
     def finish(self) -> None:

@@ -16,18 +16,21 @@ STEPWISE = ("step", "metric", "tensor")
 
 
 class Rows:
-    """Collects rows, and what is known anew of ranks, and writes them in one go."""
+    """Collects rows, and what is known anew of ranks, and writes them in one go.
+
+    tables: rows by table; ranks: columns that are known anew; rewound: steps after which a rank begins again.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[Row]] = defaultdict(list)
-        self._ranks: dict[int, Row] = defaultdict(dict)
-        self._rewound: dict[int, int] = {}
+        self.tables: dict[str, list[Row]] = defaultdict(list)
+        self.ranks: dict[int, Row] = defaultdict(dict)
+        self.rewound: dict[int, int] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self._ranks)
+        return bool(self.tables or self.ranks)
 
     def add(self, table: str, **row: Any) -> None:
-        self._rows[table].append(row)
+        self.tables[table].append(row)
 
     def event(self, at: float | None, rank: int | None, kind: str, content: Mapping[str, Any]) -> None:
         self.add("event", at=at, rank=rank, kind=kind, content=json.dumps(content))
@@ -37,7 +40,7 @@ class Rows:
 
     def know(self, rank: int, **columns: Any) -> None:
         """What is known of a rank from now on; other columns stay."""
-        self._ranks[rank] |= columns
+        self.ranks[rank] |= columns
 
     def fact(self, key: str, value: Any) -> None:
         """What holds for the whole run."""
@@ -45,22 +48,22 @@ class Rows:
 
     @property
     def touched(self) -> set[str]:
-        return set(self._rows)
+        return set(self.tables)
 
     def rewind(self, rank: int, step: int) -> None:
         """A rank makes the steps after this one again: what it told of them before is no part of its run."""
-        self._rewound[rank] = min(step, self._rewound.get(rank, step))
+        self.rewound[rank] = min(step, self.rewound.get(rank, step))
         for table in STEPWISE:
-            self._rows[table] = [row for row in self._rows[table] if row["rank"] != rank or row["step"] <= step]
+            self.tables[table] = [row for row in self.tables[table] if row["rank"] != rank or row["step"] <= step]
 
     def write(self, db: sqlite3.Connection) -> None:
         """Call within a transaction."""
-        for rank, step in self._rewound.items():
+        for rank, step in self.rewound.items():
             for table in STEPWISE:
                 db.execute(f"DELETE FROM {table} WHERE rank = ? AND step > ?", (rank, step))
-        for table, rows in self._rows.items():
+        for table, rows in self.tables.items():
             insert(db, table, rows)
-        for rank, columns in self._ranks.items():
+        for rank, columns in self.ranks.items():
             names = ", ".join(["rank", *columns])
             marks = ", ".join("?" * (len(columns) + 1))
             changes = ", ".join(f"{name} = excluded.{name}" for name in columns) or "rank = rank"
