@@ -29,7 +29,7 @@ from gossamer.telemetry import insert, open_store
 from gossamer.telemetry.thinning import TABLES, thin
 
 BLOCK_STEPS, BLOCKS = 2000, 15
-RANKS, STEPS, STEPS_A_SECOND = 256, 100_000, 10
+RANKS, STEPS, STEPS_A_SECOND = 256, 100_000, 100
 CHUNK_SECONDS = 200
 
 

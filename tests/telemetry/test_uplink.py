@@ -19,7 +19,7 @@ from gossamer.core.peer_ops import Answer, Ask, Pull, Receipt
 from gossamer.errors import PeerLost
 from gossamer.telemetry.batches import MOST_BYTES
 from gossamer.telemetry.machines import BATCH, CLOCK, MOST_WAITING, MachineDesk, RankBook
-from gossamer.telemetry.rows import Rows
+from gossamer.telemetry.rows import NewRows
 from gossamer.telemetry.store import open_store
 from gossamer.telemetry.uplink import Line, Uplink, to_coordinator
 from gossamer.transports.elastic.coordinator_server import CoordinatorServer
@@ -53,8 +53,8 @@ class Straight:
         return found
 
 
-def line(step: int, rank: int = 0) -> Rows:
-    rows = Rows()
+def line(step: int, rank: int = 0) -> NewRows:
+    rows = NewRows()
     rows.log(1000.0 + step, rank, 0, "stdout", f"step {step}")
     rows.know(rank, state="training", began=999.0)
     return rows
@@ -74,7 +74,7 @@ def test_rows_come_once_though_answers_get_lost(db: sqlite3.Connection, desk: Ma
     with uplink(lambda: nullcontext(way)) as up:
         for step in range(3):
             up.forward(line(step))
-        up.forward(Rows())  # nothing to send
+        up.forward(NewRows())  # nothing to send
         assert eventually(lambda: not way.broken and up._waiting.empty())
     desk.drain(db, RankBook(db, own=range(2)))
     assert texts(db) == [(2, 1100.0 + step, f"step {step}") for step in range(3)]
@@ -142,7 +142,7 @@ def test_nonsense_is_refused_and_training_goes_on(
 
 
 def test_columns_that_the_store_has_not_are_refused(db: sqlite3.Connection, desk: MachineDesk) -> None:
-    rows = Rows()
+    rows = NewRows()
     rows.add("log", **{"text) SELECT 1 --": 1})
     with uplink(lambda: nullcontext(Straight(desk))) as up:
         up.forward(rows)

@@ -115,7 +115,7 @@ class Aside:
         self.log.begin()
         collector = CollectorClock()
         self._ends = [
-            events.subscribe(self.log, shows_notices=False),
+            events.subscribe(self.log),
             watch_warnings(self.log.warned),
             watch_threads(self.log.failed),
             collector.install(),

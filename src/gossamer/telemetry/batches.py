@@ -14,7 +14,7 @@ from typing import Any
 
 from gossamer.core.json_text import read_json
 from gossamer.errors import MalformedError
-from gossamer.telemetry.rows import Rows
+from gossamer.telemetry.rows import NewRows
 
 MOST_BYTES = 2**21  # of a batch on its way
 MOST_JSON_BYTES = 2**26
@@ -23,7 +23,7 @@ RANKS = ("rank", "source", "caused_by")
 LOCAL = {"source", "run"}  # tables whose rows are each machine's own
 
 
-def pack(rows: Rows) -> bytes | None:
+def pack(rows: NewRows) -> bytes | None:
     """None where nothing in them is for others."""
     tables = {table: each for table, each in rows.tables.items() if table not in LOCAL and each}
     if not tables and not rows.ranks and not rows.rewound:
@@ -31,7 +31,7 @@ def pack(rows: Rows) -> bytes | None:
     return zlib.compress(json.dumps({"tables": tables, "ranks": rows.ranks, "rewound": rows.rewound}).encode(), 1)
 
 
-def count(rows: Rows) -> int:
+def count(rows: NewRows) -> int:
     return sum(len(each) for table, each in rows.tables.items() if table not in LOCAL)
 
 
@@ -46,10 +46,10 @@ class BatchReader:
             if table not in LOCAL
         }
 
-    def read(self, packed: bytes, ranks: Callable[[int], int], offset: float) -> Rows:
+    def read(self, packed: bytes, ranks: Callable[[int], int], offset: float) -> NewRows:
         """ranks: of this store, by the sender's; offset: added to the sender's clock. Raises MalformedError."""
         told = _unpacked(packed)
-        rows = Rows()
+        rows = NewRows()
         try:
             for rank, columns in told["ranks"].items():
                 rows.know(ranks(int(rank)), **self._translated("rank", columns, ranks, offset))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gossamer.core.json_text import read_json
-from gossamer.telemetry.rows import MOST_CHARACTERS, Rows
+from gossamer.telemetry.rows import MOST_CHARACTERS, NewRows
 
 Entry = Mapping[str, Any]
 Memory = dict[str, Any]  # what the next lines of a file need to be understood; JSON
@@ -34,7 +34,7 @@ def read_entry(line: bytes) -> Entry | None:
 # -- the event log -----------------------------------------------------------------------------------------------------
 
 
-def take_event(rows: Rows, rank: int, memory: Memory, entry: Entry) -> None:
+def take_event(rows: NewRows, rank: int, memory: Memory, entry: Entry) -> None:
     """memory: `began`, unix seconds of the session whose entries follow; `anew`, whether none of its steps has."""
     kind = entry.get("kind")
     if kind == "attached":
@@ -60,7 +60,7 @@ def take_event(rows: Rows, rank: int, memory: Memory, entry: Entry) -> None:
         rows.know(rank, state="left")
 
 
-def _attached(rows: Rows, rank: int, memory: Memory, entry: Entry) -> None:
+def _attached(rows: NewRows, rank: int, memory: Memory, entry: Entry) -> None:
     if "moment" in entry:
         memory |= {"began": entry["moment"] - entry.get("at", 0.0), "anew": True}
         rows.know(rank, state="training", machine=entry.get("host"), pid=entry.get("pid"))
@@ -69,7 +69,7 @@ def _attached(rows: Rows, rank: int, memory: Memory, entry: Entry) -> None:
             rows.fact(key, entry.get(key))
 
 
-def _steps(rows: Rows, rank: int, at: float, entry: Entry) -> None:
+def _steps(rows: NewRows, rank: int, at: float, entry: Entry) -> None:
     seconds, waiting, data = sum(entry["seconds"]), entry["waiting_seconds"], entry.get("data_seconds", 0.0)
     rows.add(
         "step",
@@ -90,7 +90,7 @@ def _steps(rows: Rows, rank: int, at: float, entry: Entry) -> None:
     )
 
 
-def _logged(rows: Rows, rank: int, began: float, entry: Entry) -> None:
+def _logged(rows: NewRows, rank: int, began: float, entry: Entry) -> None:
     for step, seconds, values in entry["points"]:
         for name, value in values.items():
             rows.add("metric", name=name, step=step, at=began + seconds, rank=rank, value=value)
@@ -99,7 +99,7 @@ def _logged(rows: Rows, rank: int, began: float, entry: Entry) -> None:
 # -- what is told aside ------------------------------------------------------------------------------------------------
 
 
-def take_aside(rows: Rows, rank: int, machine: str, entry: Entry) -> None:
+def take_aside(rows: NewRows, rank: int, machine: str, entry: Entry) -> None:
     kind, at = str(entry.get("kind")), entry.get("moment")
     if kind == "vitals":
         take_vitals(rows, rank, machine, entry)
@@ -113,7 +113,7 @@ def take_aside(rows: Rows, rank: int, machine: str, entry: Entry) -> None:
         rows.event(at, rank, kind, _without(entry, "kind", "moment"))
 
 
-def take_vitals(rows: Rows, rank: int | None, machine: str, entry: Entry) -> None:
+def take_vitals(rows: NewRows, rank: int | None, machine: str, entry: Entry) -> None:
     for name, value in entry["values"].items():
         rows.add("vital", machine=machine, rank=rank, at=entry["moment"], name=name, value=value)
 
@@ -121,12 +121,12 @@ def take_vitals(rows: Rows, rank: int | None, machine: str, entry: Entry) -> Non
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
-def take_started(rows: Rows, rank: int, attempt: int, report: Entry) -> None:
+def take_started(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
     began = {"attempt": attempt, "machine": report["host"], "pid": report["pid"], "began": report["moment"]}
     rows.know(rank, **began, ended=None, state="starting")
 
 
-def take_failure(rows: Rows, rank: int, attempt: int, report: Entry) -> None:
+def take_failure(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
     kind, at = str(report["origin"]).lower(), report["moment"]
     rows.add(
         "failure",
@@ -141,11 +141,11 @@ def take_failure(rows: Rows, rank: int, attempt: int, report: Entry) -> None:
     rows.know(rank, attempt=attempt, ended=at, state="failed")
 
 
-def take_finished(rows: Rows, rank: int, attempt: int, report: Entry) -> None:
+def take_finished(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
     rows.know(rank, attempt=attempt, ended=report["moment"], state="finished")
 
 
-def take_exited(rows: Rows, rank: int, attempt: int, report: Entry) -> None:
+def take_exited(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
     """A launcher saw the process end. Without an exit code of its own it was ended from outside."""
     exit_code, at = report["exit_code"], report["moment"]
     if not exit_code:
@@ -156,7 +156,7 @@ def take_exited(rows: Rows, rank: int, attempt: int, report: Entry) -> None:
     rows.add("failure", at=at, rank=rank, attempt=attempt, **text)
 
 
-Report = Callable[[Rows, int, int, Entry], None]
+Report = Callable[[NewRows, int, int, Entry], None]
 REPORTS: Mapping[str, Report] = {
     "started": take_started,
     "failure": take_failure,

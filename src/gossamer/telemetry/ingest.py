@@ -18,7 +18,7 @@ from typing import Any
 from gossamer.telemetry import entries
 from gossamer.telemetry.entries import Memory
 from gossamer.telemetry.failures import name_causes
-from gossamer.telemetry.rows import MOST_CHARACTERS, Rows
+from gossamer.telemetry.rows import MOST_CHARACTERS, NewRows
 from gossamer.telemetry.store import STORE_FILE, open_store
 from gossamer.telemetry.tail import Tail, read_tail
 from gossamer.telemetry.thinning import Thinning
@@ -48,7 +48,7 @@ class Ingest:
         directory: Path | None = None,
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.time,
-        forward: Callable[[Rows], None] = lambda rows: None,
+        forward: Callable[[NewRows], None] = lambda rows: None,
     ) -> None:
         self._folder, self._directory, self._clock = folder, directory, clock
         self._ranks = ranks or self._worker
@@ -64,7 +64,7 @@ class Ingest:
         files = sorted(_files(self._directory or _newest(self._folder)))
         with _writing(self.db):
             known = {row["path"]: row for row in self.db.execute("SELECT path, offset, memory FROM source")}
-            rows = Rows()
+            rows = NewRows()
             more = False
             for path in files:
                 key = f"{path.parent.name}/{path.name}"
@@ -86,7 +86,7 @@ class Ingest:
     def close(self) -> None:
         self.db.close()
 
-    def _read(self, path: Path, key: str, before: sqlite3.Row | None, rows: Rows, last: bool) -> bool:
+    def _read(self, path: Path, key: str, before: sqlite3.Row | None, rows: NewRows, last: bool) -> bool:
         offset, memory = (before["offset"], json.loads(before["memory"])) if before else (0, {})
         if _size(path) == offset:
             return False
@@ -98,7 +98,7 @@ class Ingest:
             self._done.add(key)
         return tail.more
 
-    def _take(self, path: Path, tail: Tail, memory: Memory, rows: Rows) -> None:
+    def _take(self, path: Path, tail: Tail, memory: Memory, rows: NewRows) -> None:
         if path.name == TOLD:
             self._take_told(tail, rows)
             return
@@ -120,14 +120,14 @@ class Ingest:
             for entry in _entries(tail):
                 entries.take_aside(rows, rank, self._machine, entry)
 
-    def _print(self, rows: Rows, rank: int | None, attempt: int, stream: str, tail: Tail) -> None:
+    def _print(self, rows: NewRows, rank: int | None, attempt: int, stream: str, tail: Tail) -> None:
         at = self._clock()
         for line in tail.lines:
             text = line.removesuffix(b"\r").rpartition(b"\r")[2].decode(errors="replace")[:MOST_CHARACTERS]
             if text.strip():
                 rows.log(at, rank, attempt, stream, text)
 
-    def _take_told(self, tail: Tail, rows: Rows) -> None:
+    def _take_told(self, tail: Tail, rows: NewRows) -> None:
         for entry in _entries(tail):
             match entry:
                 case {"kind": "facts", "facts": facts}:

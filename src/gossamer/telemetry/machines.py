@@ -20,7 +20,7 @@ from gossamer.core.json_text import read_json
 from gossamer.core.peer_ops import Answer, Ask, Pull, Pulled, Receipt
 from gossamer.errors import MalformedError
 from gossamer.telemetry.batches import MOST_BYTES, BatchReader
-from gossamer.telemetry.rows import Rows
+from gossamer.telemetry.rows import NewRows
 from gossamer.telemetry.store import insert
 
 CLOCK, BATCH = "telemetry/clock", "telemetry/batch"
@@ -102,7 +102,7 @@ class MachineDesk:
         try:
             rows = BatchReader(db).read(batch.packed, lambda number: book.rank(batch.launcher, number), offset)
         except MalformedError as problem:
-            rows = Rows()
+            rows = NewRows()
             rows.event(self._clock(), None, "refused", {"why": str(problem)[:500]})
         for rank in tuple(rows.ranks):
             rows.know(rank, clock_offset=offset, clock_error=float(batch.about["error"]))

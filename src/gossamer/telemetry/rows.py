@@ -15,7 +15,7 @@ MOST_CHARACTERS = 20_000  # of one text
 STEPWISE = ("step", "metric", "tensor")
 
 
-class Rows:
+class NewRows:
     """Collects rows, and what is known anew of ranks, and writes them in one go.
 
     tables: rows by table; ranks: columns that are known anew; rewound: steps after which a rank begins again.

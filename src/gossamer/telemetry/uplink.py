@@ -26,7 +26,7 @@ from gossamer.membership.messages import COORDINATOR
 from gossamer.telemetry.batches import MOST_BYTES, count, pack
 from gossamer.telemetry.clock_offset import ClockOffset
 from gossamer.telemetry.machines import BATCH, CLOCK, FULL
-from gossamer.telemetry.rows import Rows
+from gossamer.telemetry.rows import NewRows
 from gossamer.transports.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.options import EndpointOptions
@@ -69,7 +69,7 @@ class Uplink:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer uplink", daemon=True)
 
-    def forward(self, rows: Rows) -> None:
+    def forward(self, rows: NewRows) -> None:
         """Take rows to be sent; never waits."""
         packed = pack(rows)
         if packed is None:
