@@ -67,6 +67,10 @@ class CheckpointError(GossamerError):
     """A checkpoint that is missing, damaged, or belongs to another run."""
 
 
+class StoreError(GossamerError):
+    """A run's store that is missing, is none, or was written by a newer version."""
+
+
 def require(condition: bool, message: str) -> None:
     """Check a hyperparameter once, at construction."""
     if not condition:

@@ -59,6 +59,7 @@ class StepEnded(Event):
     encode_seconds: float = 0.0  # of the communication thread, hidden behind computing or not
     wire_seconds: float = 0.0  # likewise
     decode_seconds: float = 0.0  # likewise
+    data_seconds: float = 0.0  # from the last step's end to this one's first forward pass
     bytes_sent: float = 0.0  # payload
     bytes_pulled: float = 0.0  # payload, from parameter servers
     skipped: bool = False

@@ -19,6 +19,7 @@ from gossamer.launch.job import Job, loopback
 from gossamer.launch.member_launcher import Elasticity
 from gossamer.launch.worker_range import WorkerRange, read_worker_range
 from gossamer.observe.live import LiveView
+from gossamer.telemetry import MachineDesk
 
 ONE = Machines(None, 1, 0, None)
 
@@ -107,11 +108,12 @@ def test_on_emulated_hosts_the_coordinator_is_on_the_first_and_workers_meet_nowh
     emulation = Emulation(testbed=testbed)  # type: ignore[arg-type]
     elasticity = Elasticity(range=read_worker_range("1:2"))
     job = Job(script=Path("train.py"), logs=tmp_path / "logs")
-    start = elastic_starter(job, elasticity, emulation, LiveView(tmp_path, ()))
+    start = elastic_starter(job, elasticity, emulation, LiveView(tmp_path, ()), MachineDesk())
     placed, elastic = start.args  # type: ignore[attr-defined]
     assert (placed.prefix, placed.interface) == (("enter", "${local_rank}"), "eth0")
     assert (elastic.listen, elastic.network) == (("10.77.0.1", PORT), DIRECTORY / "lab-1")
-    assert elastic_starter(job, elasticity, Emulation(), LiveView(tmp_path, ())).args[1] == elasticity  # type: ignore[attr-defined]
+    plain = elastic_starter(job, elasticity, Emulation(), LiveView(tmp_path, ()), MachineDesk())
+    assert plain.args[1] == elasticity  # type: ignore[attr-defined]
 
 
 def test_an_emulation_that_would_slow_nothing_is_refused() -> None:

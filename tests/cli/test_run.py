@@ -68,7 +68,7 @@ def test_a_run_ends_with_its_record_its_picture_and_a_table(tmp_path: Path) -> N
     assert (tmp_path / "out.png").exists()
     assert "picture                   out.png" in done.stdout
     assert "workers agree             yes" in done.stdout
-    assert sorted(os.listdir(tmp_path / "logs")) == ["rank-0.log", "rank-1.log", "record.json"]
+    assert sorted(os.listdir(tmp_path / "logs")) == ["rank-0.log", "rank-1.log", "record.json", "run.sqlite"]
 
 
 ATTACHED = """
@@ -279,7 +279,7 @@ def test_a_run_beside_servers_outlives_a_worker(tmp_path: Path, monkeypatch: pyt
     record = json.loads((tmp_path / "out.json").read_text())
     assert (record["steps"], record["final"]["loss"]) == (20, pytest.approx(0.05))
     (logs,) = (tmp_path / "runs").iterdir()
-    assert sorted(os.listdir(logs)) == ["rank-0.log", "rank-1.log", "record.json", "server-0.log"]
+    assert sorted(os.listdir(logs)) == ["rank-0.log", "rank-1.log", "record.json", "run.sqlite", "server-0.log"]
 
 
 @pytest.mark.processes

@@ -81,7 +81,7 @@ def test_where_the_record_cannot_be_written_what_was_logged_is_kept(
     assert CliRunner().invoke(gossamer, ["record", str(tmp_path / "logs")]).exit_code == 0
     assert json.loads((tmp_path / "logs" / "record.json").read_text())["metrics"]["loss"][0][2] == 0.5
     done = run(tmp_path, LOGGED, "--logs", "again")
-    assert sorted(os.listdir(tmp_path / "again")) == ["rank-0.log", "rank-1.log", "record.json"]
+    assert sorted(os.listdir(tmp_path / "again")) == ["rank-0.log", "rank-1.log", "record.json", "run.sqlite"]
 
 
 # One line of output once 30 slow steps are logged, and then no end

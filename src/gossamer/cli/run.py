@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -25,6 +27,7 @@ from gossamer.cli.elastic import (
     listen_option,
     most_workers,
     read_elasticity,
+    uplink,
 )
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.options import (
@@ -58,7 +61,9 @@ from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
+from gossamer.telemetry import Collector, MachineDesk
 from gossamer.transports.mesh.collective_selector import WISHES
+from gossamer.version import __version__
 
 WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
 NEVER_ATTACHED = (
@@ -212,17 +217,27 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
     with _private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
         terminal = Terminal(live, console, aside)
+        others = MachineDesk()
+        collector = Collector(
+            job.logs,
+            directory,
+            _facts(job, around),
+            terminal.note,
+            others=others if around.elasticity is not None else None,
+            uplink=uplink(job, around.elasticity),
+        )
         try:
-            with emulate(around.network, around.planned, terminal.note) as emulation:
+            with collector, emulate(around.network, around.planned, terminal.note) as emulation:
                 faults = schedule(around.faults, emulation, directory, terminal.note)
                 start = (
-                    elastic_starter(job, around.elasticity, emulation, live)
+                    elastic_starter(job, around.elasticity, emulation, live, others)
                     if around.elasticity is not None
                     else starter(job, around.serving, emulation)
                 )
                 stacks = StackRequests(RunFiles(directory), job.logs, terminal.note)
-                outcome = _launch(start, directory, terminal, live, emulation, faults, stacks)
+                outcome = _launch(start, directory, terminal, collector, live, emulation, faults, stacks)
                 network = emulation.record()
+                collector.ended(_ended(outcome))
         except PeerLost as lost:  # a server that no restart brings back
             _report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
             say(f"\n{lost}", error=True)
@@ -238,6 +253,7 @@ def _launch(
     start: Start,
     directory: Path,
     terminal: Terminal,
+    collector: Collector,
     live: LiveView,
     emulation: Emulation,
     faults: Schedule,
@@ -251,11 +267,23 @@ def _launch(
             faults.tick(seconds)
 
     with terminal.progress(), on_signal(stack_dumps.SIGNAL, stacks):
-        outcome = start(directory, show=terminal.line, note=terminal.note, tick=tick)
+        outcome = start(directory, show=terminal.line, note=collector.heard(terminal.note), tick=tick)
     stacks.keep()
     for text in faults.not_begun:
         terminal.note(f"{text} never happened: training was over before.")
     return outcome
+
+
+def _facts(job: Job, around: Surroundings) -> dict[str, object]:
+    """What is known of a run before it begins."""
+    return {
+        "workers": job.workers * job.nodes,
+        "servers": 0 if around.serving is None else around.serving.servers,
+        "script": job.command,
+        "machine": socket.gethostname(),
+        "network": None if around.network is None else around.network.text,
+        "versions": {"gossamer": __version__, "python": platform.python_version()},
+    }
 
 
 def _ended(outcome: Outcome) -> Ended:

@@ -14,6 +14,7 @@ from gossamer.launch import worker
 from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles
 from gossamer.launch.stack_dumps import DumpOnSignal
 from gossamer.launch.startup import StageMarks
+from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target
 from gossamer.runtime.open_sessions import open_sessions
@@ -30,6 +31,7 @@ def main() -> None:
         steps_live=os.environ["LOCAL_RANK"] == "0" or _others_report(),
         interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
     )
+    aside = Aside(directory, rank)
     events.subscribe(recorder)
     events.subscribe(StageMarks(RunFiles(directory), rank, worker.current_attempt()))
     stacks = DumpOnSignal(RunFiles(directory), rank)
@@ -39,6 +41,7 @@ def main() -> None:
     def finish(failed: bool) -> None:
         recorder.close(failed)
         stacks.close()
+        aside.close()
 
     worker.main(finish=finish)
 

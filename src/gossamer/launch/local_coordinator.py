@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
+from gossamer.core.peer_ops import Answer, Ask
 from gossamer.errors import ConnectError
 from gossamer.launch.worker_range import WorkerRange
 from gossamer.transports.elastic.coordinator_server import CoordinatorServer
@@ -26,8 +27,8 @@ OTHERS = (
 class LocalCoordinator:
     """Serves the coordinator in threads of this process until it is closed. Implements CoordinatorLink.
 
-    listen: where, port 0 for any free one; directory: the run's, for its journal. Raises ConnectError where the port is
-    taken, or the address is none of this machine's.
+    listen: where, port 0 for any free one; directory: the run's, for its journal; beside: as CoordinatorServer's.
+    Raises ConnectError where the port is taken, or the address is none of this machine's.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class LocalCoordinator:
         directory: Path,
         note: Callable[[str], None],
         tls: Tls | None = None,
+        beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
     ) -> None:
         _check_free(*listen)
         self._server = CoordinatorServer(
@@ -50,6 +52,7 @@ class LocalCoordinator:
             journal=directory / JOURNAL,
             note=note,
             tls=tls,
+            beside=beside,
         )
         self.address = self._server.address
         self._resizes = 0  # of which the launcher knows

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from gossamer.core.peer_ops import Answer, Ask
 from gossamer.environment.network_interfaces import interface_towards
 from gossamer.environment.run_settings import tls_contexts
 from gossamer.environment.run_token import check_token_file, make_token_file
@@ -66,10 +67,15 @@ Coordinate = Callable[[Job, Elasticity, Path, Path, Callable[[str], None]], Coor
 
 
 def coordinate_run(
-    job: Job, elasticity: Elasticity, token_file: Path, directory: Path, note: Callable[[str], None]
+    job: Job,
+    elasticity: Elasticity,
+    token_file: Path,
+    directory: Path,
+    note: Callable[[str], None],
+    beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
 ) -> CoordinatorLink:
     """This launcher's coordinator; or the other launcher's, found to be there. Raises ConnectError within two seconds
-    where the port is taken, nobody answers, or who does has another token."""
+    where the port is taken, nobody answers, or who does has another token. beside: as CoordinatorServer's."""
     token = hashlib.sha256(token_file.read_bytes()).digest()
     folder = job.settings.get("GOSSAMER_TLS")
     tls = Tls(*tls_contexts(folder)) if folder else None
@@ -77,7 +83,7 @@ def coordinate_run(
         check_joinable(elasticity.coordinator, token, tls)
         return RemoteCoordinator(elasticity.coordinator)
     assert elasticity.listen is not None
-    serve = partial(LocalCoordinator, elasticity.range, elasticity.listen, token, directory, note, tls)
+    serve = partial(LocalCoordinator, elasticity.range, elasticity.listen, token, directory, note, tls, beside)
     return serve() if elasticity.network is None else in_namespace(elasticity.network, serve)
 
 

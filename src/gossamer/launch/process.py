@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from gossamer.launch.logs.run_files import RunFiles, Stage
+from gossamer.launch.failure import from_exit
+from gossamer.launch.logs.run_files import RunFiles, Stage, write_json
 from gossamer.launch.parent_watchdog import OrphanReaper
 
 POLL_SECONDS = 0.02
@@ -125,6 +126,7 @@ class ManagedProcess:
         self._signal(signal.SIGKILL)  # its helpers
         self._orphan_reaper.remove(self._process.pid)
         self._process = None
+        self._report_exit(exit_code)
         return exit_code
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -140,6 +142,13 @@ class ManagedProcess:
         if self._process is not None:
             self._process.wait()
         return self.ended()
+
+    def _report_exit(self, exit_code: int) -> None:
+        """For who keeps the run's store, which the run does not depend on."""
+        how = from_exit(self.number, exit_code, time.time(), stopped=False)
+        report = {"exit_code": exit_code, "moment": how.moment, "summary": str(how) if exit_code else ""}
+        with contextlib.suppress(OSError):
+            write_json(self._files.exited(self.number, self.attempt), report)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
@@ -101,7 +103,9 @@ class EventLog:
         self.flush()
         self._attached, self._count = event, 0
         told = ("rank", "world", "recipe", "parameters", "period")
-        self._tell("attached", **{name: getattr(event, name) for name in told})
+        unix = round(time.time() + event.moment - time.perf_counter(), 6)  # when, for who compares ranks
+        place = {"moment": unix, "host": socket.gethostname(), "pid": os.getpid()}
+        self._tell("attached", **{name: getattr(event, name) for name in told}, **place)
 
     def _step(self, event: StepEnded) -> None:
         self._count += 1
@@ -111,6 +115,8 @@ class EventLog:
         steps["skipped_steps"] += event.skipped
         for name in SUMMED:
             steps[name] += getattr(event, name)
+        if event.data_seconds:  # of which a record has no use
+            steps["data_seconds"] = round(steps.get("data_seconds", 0.0) + event.data_seconds, 6)
         if self._interface_bytes is not None:
             counted = self._interface_bytes()
             steps["counted"] = [steps.get("counted", [counted])[0], counted]

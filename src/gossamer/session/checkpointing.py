@@ -114,6 +114,7 @@ class SessionCheckpoints:
         else:
             coordinated.save(directory, *place, tree, about, tell, wanted.keep, copies)
             self._saved(directory, session["step"])
+        self._status.saved()
 
     def _device(self) -> torch.device:
         return next(self._model.parameters()).device

@@ -100,6 +100,7 @@ class Session:
             self._first_batch.watch(model),
             *guard_against_ddp(model, recipe, transport.world),
             *self._step_hooks.install(self._group),
+            *self.status.watch(model, optimizer),
         ]
         open_sessions.register(self)
         self._group.publish()

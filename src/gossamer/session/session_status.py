@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from gossamer import events
 from gossamer.observe.units import bytes_text
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
+from gossamer.session.data_wait import DataWait
 from gossamer.synchronizers.base import StepCosts
 
 
@@ -21,14 +24,24 @@ class SessionStatus:
         self._recipe, self._rank, self._world, self._step = recipe, transport.rank, transport.world, step
         self._last_at, self.step_seconds = time.perf_counter(), 0.0  # of the last step
         self._steps, self._bytes_sent = 0, 0.0
+        self._data = DataWait()
         self.record = self.checkpoint = ""  # where they are
+
+    def watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[RemovableHandle, ...]:
+        """Hooks that time the loop's data, where anybody listens."""
+        return self._data.watch(model, optimizer) if events.observed() else ()
+
+    def saved(self) -> None:
+        """What the loop does from now on is for its next batch; what it did was saving."""
+        self._data.begin()
 
     def step_ended(self, skipped: bool, costs: StepCosts) -> None:
         now = time.perf_counter()
         seconds, self._last_at = now - self._last_at, now
         self._steps, self.step_seconds = self._steps + 1, seconds
         self._bytes_sent += costs.get("bytes_sent", 0.0)
-        events.emit(events.StepEnded(step=self._step(), seconds=seconds, skipped=skipped, **costs))
+        data = self._data.take()
+        events.emit(events.StepEnded(step=self._step(), seconds=seconds, skipped=skipped, data_seconds=data, **costs))
 
     def text(self, parameters: Iterable[Tensor]) -> str:
         gradients = sum(parameter.numel() * parameter.element_size() for parameter in parameters)

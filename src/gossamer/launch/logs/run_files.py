@@ -81,6 +81,15 @@ class RunFiles:
         """What a worker of an elastic run last told of what it had still to send."""
         return self.directory / f"residual-{attempt}-{rank}.json"
 
+    def exited(self, number: int, attempt: int) -> Path:
+        """There once the launcher has seen the process end."""
+        return self.directory / f"exited-{attempt}-{number}.json"
+
+    @property
+    def told(self) -> Path:
+        """What the launcher has to say, a line of JSON each."""
+        return self.directory / "launcher.jsonl"
+
     def failure(self, rank: int, attempt: int) -> Path:
         return self.directory / f"failure-{attempt}-{rank}.json"
 

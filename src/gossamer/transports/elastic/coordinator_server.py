@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from gossamer.core.peer_ops import PeerEvent, PeerScript, Reply
+from gossamer.core.peer_ops import Answer, Arrived, Ask, PeerEvent, PeerScript, Reply
 from gossamer.errors import GossamerError
 from gossamer.membership.coordinator import Coordinator, coordinate
 from gossamer.membership.journal import MemoryJournal, ViewLog
@@ -26,8 +26,9 @@ class CoordinatorServer:
 
     token: of the run; 32 bytes, where others than this machine can reach `address`. least, most: workers of a view.
     initial: workers with which the run begins, or `least` of them after patience_seconds. journal: a file from which a
-    server that is started again goes on. note: is told what users should know; it must not call the server. Raises
-    ConnectError where the address or the journal is taken, and CheckpointError where the journal is damaged.
+    server that is started again goes on. note: is told what users should know; it must not call the server. beside:
+    answers by key what other launchers ask that is none of the coordinator's; at once, since workers wait meanwhile.
+    Raises ConnectError where the address or the journal is taken, and CheckpointError where the journal is damaged.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class CoordinatorServer:
         note: Callable[[str], None],
         patience_seconds: float = 300.0,
         tls: Tls | None = None,
+        beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
     ) -> None:
-        self._note, self._lock = note, threading.Lock()
+        self._note, self._lock, self._beside = note, threading.Lock(), beside or {}
         self._log = None if journal is None else ViewLog(journal, note)
         try:
             self._coordinator = Coordinator(
@@ -152,6 +154,8 @@ class CoordinatorServer:
             raise
 
     def _react(self, event: PeerEvent) -> list[Reply]:
+        if isinstance(event, Arrived) and event.op.key in self._beside:
+            return [Reply(token=event.token, answer=self._beside[event.op.key](event.op))]
         with self._lock:
             return self._coordinator.react(event)
 

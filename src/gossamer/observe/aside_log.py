@@ -1,0 +1,171 @@
+"""Aside log: what of a rank's run belongs into no record, as lines of JSON: vitals, notices, warnings, errors, changes.
+
+Every line has its moment in unix seconds, since much of it comes before a session begins. Vitals are sampled by a
+thread, every few seconds: a rank that is stuck still tells of its machine, and one that is stopped tells nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from gossamer import events
+from gossamer.events import Event, GroupChanged, Joined, Noticed, Skipped
+from gossamer.observe.event_log import Entry, LineFile
+from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
+from gossamer.version import __version__
+
+VITALS_SECONDS = 2.0
+MOST_WARNINGS = 200  # of a process: a loop that warns in every step says nothing new
+MOST_CHARACTERS = 20_000  # of one text
+
+
+def aside_log_path(directory: Path, rank: int) -> Path:
+    return directory / f"aside-{rank}.jsonl"
+
+
+class AsideLog:
+    """A listener that tells `put` what a record leaves out. clock: unix seconds."""
+
+    def __init__(self, put: Callable[[Entry], None], clock: Callable[[], float] = time.time) -> None:
+        self._put, self._clock = put, clock
+        self._lock, self._pid = threading.Lock(), os.getpid()  # notices and warnings come from any thread
+        self._warnings = 0
+        self._takes: Mapping[type[Event], Callable[[Any], Entry]] = {
+            Joined: lambda event: {"kind": "joined"},
+            Noticed: lambda event: {"kind": "noticed", "message": event.message[:MOST_CHARACTERS]},
+            Skipped: lambda event: _entry("skipped", event, "step", "rank", "tensor", "scaled"),
+            GroupChanged: lambda event: _entry(
+                "group changed", event, "step", "view", "world", "lost", "joined", "seconds", "finished"
+            ),
+        }
+
+    def __call__(self, event: Event) -> None:
+        take = self._takes.get(type(event))
+        if take is not None:
+            self._tell(take(event))
+
+    def begin(self) -> None:
+        """A process begins: what it runs on."""
+        torch = sys.modules.get("torch")
+        versions = {"python": platform.python_version(), "gossamer": __version__}
+        self._tell({"kind": "environment", "versions": versions | ({"torch": str(torch.__version__)} if torch else {})})
+
+    def warned(self, category: str, message: str, where: str) -> None:
+        self._warnings += 1
+        if self._warnings <= MOST_WARNINGS:
+            text = message[:MOST_CHARACTERS]
+            self._tell({"kind": "warning", "category": category, "message": text, "where": where})
+
+    def failed(self, error: BaseException, thread: str) -> None:
+        """An error that nothing caught has ended a thread."""
+        text = "".join(traceback.format_exception(error))[-MOST_CHARACTERS:]
+        summary = traceback.format_exception_only(error)[-1].strip()[:MOST_CHARACTERS]
+        self._tell({"kind": "uncaught", "thread": thread, "summary": summary, "traceback": text})
+
+    def vitals(self, sampled: Mapping[str, float]) -> None:
+        self._tell({"kind": "vitals", "values": sampled})
+
+    def _tell(self, entry: Entry) -> None:
+        if os.getpid() != self._pid:
+            return  # a loader's process, which may have been forked while the lock was held
+        with self._lock:
+            self._put({**entry, "moment": round(self._clock(), 6)})
+
+
+def _entry(kind: str, event: Event, *names: str) -> Entry:
+    return {"kind": kind, **{name: getattr(event, name) for name in names}}
+
+
+class VitalsThread:
+    """Samples vitals every `seconds` in a thread, and hands them on, until it is closed; then once more."""
+
+    def __init__(
+        self, sampler: VitalsSampler, tell: Callable[[Mapping[str, float]], None], seconds: float = VITALS_SECONDS
+    ) -> None:
+        self._sampler, self._tell, self._seconds = sampler, tell, seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gossamer vitals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._seconds):
+            self._tell(self._sampler.sample())
+        self._tell(self._sampler.sample())
+
+
+class Aside:
+    """All that a worker of `gossamer run` tells aside: hears events, warnings, errors of threads, and vitals."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._file = LineFile(aside_log_path(directory, rank), lambda sentence: None)
+        self.log = AsideLog(self._file.append)
+        self.log.begin()
+        collector = CollectorClock()
+        self._ends = [
+            events.subscribe(self.log),
+            watch_warnings(self.log.warned),
+            watch_threads(self.log.failed),
+            collector.install(),
+        ]
+        self._vitals = VitalsThread(process_vitals(collector), self.log.vitals)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end()
+        self._vitals.close()
+        self._file.close()
+
+
+def watch_warnings(tell: Callable[[str, str, str], None]) -> Callable[[], None]:
+    """Have category, message and place of Python's warnings told, which are shown as before; returns the end."""
+    shown = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        tell(category.__name__, str(message), f"{filename}:{lineno}")
+        shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+
+    def end() -> None:
+        if warnings.showwarning is show:  # else somebody has put another one around it
+            warnings.showwarning = shown
+
+    return end
+
+
+def watch_threads(tell: Callable[[BaseException, str], None]) -> Callable[[], None]:
+    """Have errors told that end a thread, which are shown as before; returns the end."""
+    shown = threading.excepthook
+
+    def show(about: threading.ExceptHookArgs) -> None:
+        if about.exc_value is not None:
+            tell(about.exc_value, about.thread.name if about.thread else "")
+        shown(about)
+
+    threading.excepthook = show
+
+    def end() -> None:
+        if threading.excepthook is show:
+            threading.excepthook = shown
+
+    return end

@@ -1,0 +1,19 @@
+"""Telemetry: what a run's ranks, machines and launchers tell, kept in one SQLite file beside its logs.
+
+schema  the tables, their columns and units; the schema's version
+store   open_store: opens the file to read or to write, refuses what is newer
+ingest  Ingest: reads what is new in a run's files, by tail; entries says what a line means, rows writes it;
+        failures finds which end caused the others, thinning keeps the store small
+clock_offset  what another machine's clock shows, with a bound of the error
+uplink  what a launcher that joined a run on another machine sends to the first one; machines: how it is taken in there;
+        batches: rows on their way
+collector  the launcher's thread that does so while a run goes on
+"""
+
+from gossamer.telemetry.collector import Collector
+from gossamer.telemetry.ingest import Ingest
+from gossamer.telemetry.machines import MachineDesk
+from gossamer.telemetry.store import STORE_FILE, insert, open_store
+from gossamer.telemetry.uplink import Uplink, to_coordinator
+
+__all__ = ["STORE_FILE", "Collector", "Ingest", "MachineDesk", "Uplink", "insert", "open_store", "to_coordinator"]

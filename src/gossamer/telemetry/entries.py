@@ -1,0 +1,169 @@
+"""Entries: what a rank's lines and its launcher's reports mean as rows. Sources are told apart by their files' names.
+
+events-RANK.jsonl             steps, metrics and what is rare: the event log, of which the record is made
+aside-RANK.jsonl              vitals, notices, warnings, errors of threads, changes of the group
+boot-ATTEMPT-RANK.txt         what a worker prints before its two streams are one
+output-ATTEMPT-RANK.txt       what it prints then
+launcher.jsonl                what its launcher says, and its machine's vitals
+started-, failure-, finished-, exited-ATTEMPT-RANK.json     reports, written once
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gossamer.core.json_text import read_json
+from gossamer.telemetry.rows import MOST_CHARACTERS, NewRows
+
+Entry = Mapping[str, Any]
+Memory = dict[str, Any]  # what the next lines of a file need to be understood; JSON
+RARE = {"collective", "servers", "saved", "closed", "left"}  # kinds of the event log that become events as they are
+
+
+def read_entry(line: bytes) -> Entry | None:
+    """None for a line that was torn as its process was killed."""
+    try:
+        entry = read_json(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+# -- the event log -----------------------------------------------------------------------------------------------------
+
+
+def take_event(rows: NewRows, rank: int, memory: Memory, entry: Entry) -> None:
+    """memory: `began`, unix seconds of the session whose entries follow; `anew`, whether none of its steps has."""
+    kind = entry.get("kind")
+    if kind == "attached":
+        _attached(rows, rank, memory, entry)
+    if "began" not in memory:
+        return  # the log of a version that did not tell when
+    at = memory["began"] + entry.get("at", 0.0)
+    if kind == "steps":
+        if memory.pop("anew", False):
+            rows.rewind(rank, entry["step"] - len(entry["seconds"]))
+        _steps(rows, rank, at, entry)
+    elif kind == "logged":
+        _logged(rows, rank, memory["began"], entry)
+    elif kind in RARE:
+        rows.event(at, rank, str(kind), _without(entry, "kind", "at"))
+    elif kind == "links":
+        for row in entry["links"]:
+            rows.add("link", source=rank, at=at, **row)
+    elif kind == "tensors":
+        for row in entry["tensors"]:
+            rows.add("tensor", rank=rank, step=entry["step"], **row)
+    if kind == "left":
+        rows.know(rank, state="left")
+
+
+def _attached(rows: NewRows, rank: int, memory: Memory, entry: Entry) -> None:
+    if "moment" in entry:
+        memory |= {"began": entry["moment"] - entry.get("at", 0.0), "anew": True}
+        rows.know(rank, state="training", machine=entry.get("host"), pid=entry.get("pid"))
+        rows.event(entry["moment"], rank, "attached", _without(entry, "kind", "at", "moment"))
+        for key in ("recipe", "parameters"):
+            rows.fact(key, entry.get(key))
+
+
+def _steps(rows: NewRows, rank: int, at: float, entry: Entry) -> None:
+    seconds, waiting, data = sum(entry["seconds"]), entry["waiting_seconds"], entry.get("data_seconds", 0.0)
+    rows.add(
+        "step",
+        rank=rank,
+        step=entry["step"],
+        at=at,
+        steps=len(entry["seconds"]),
+        seconds=seconds,
+        compute=max(0.0, seconds - waiting - data),
+        encode=entry["encode_seconds"],
+        wire=entry["wire_seconds"],
+        decode=entry["decode_seconds"],
+        waiting=waiting,
+        data=data,
+        bytes_sent=entry["bytes_sent"],
+        bytes_pulled=entry["bytes_pulled"],
+        skipped=entry["skipped_steps"],
+    )
+
+
+def _logged(rows: NewRows, rank: int, began: float, entry: Entry) -> None:
+    for step, seconds, values in entry["points"]:
+        for name, value in values.items():
+            rows.add("metric", name=name, step=step, at=began + seconds, rank=rank, value=value)
+
+
+# -- what is told aside ------------------------------------------------------------------------------------------------
+
+
+def take_aside(rows: NewRows, rank: int, machine: str, entry: Entry) -> None:
+    kind, at = str(entry.get("kind")), entry.get("moment")
+    if kind == "vitals":
+        take_vitals(rows, rank, machine, entry)
+    elif kind == "environment":
+        rows.know(rank, environment=json.dumps(entry["versions"]))
+    elif kind == "uncaught":
+        message = f"{entry['summary']} (in thread {entry['thread']})"
+        failure = {"kind": "uncaught", "message": message, "traceback": entry["traceback"], "caused_by": None}
+        rows.add("failure", at=at, rank=rank, attempt=None, **failure)
+    else:
+        rows.event(at, rank, kind, _without(entry, "kind", "moment"))
+
+
+def take_vitals(rows: NewRows, rank: int | None, machine: str, entry: Entry) -> None:
+    for name, value in entry["values"].items():
+        rows.add("vital", machine=machine, rank=rank, at=entry["moment"], name=name, value=value)
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def take_started(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
+    began = {"attempt": attempt, "machine": report["host"], "pid": report["pid"], "began": report["moment"]}
+    rows.know(rank, **began, ended=None, state="starting")
+
+
+def take_failure(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
+    kind, at = str(report["origin"]).lower(), report["moment"]
+    rows.add(
+        "failure",
+        at=at,
+        rank=rank,
+        attempt=attempt,
+        kind=kind,
+        message=report["summary"][:MOST_CHARACTERS],
+        traceback=report["traceback"][-MOST_CHARACTERS:],
+        caused_by=None,
+    )
+    rows.know(rank, attempt=attempt, ended=at, state="failed")
+
+
+def take_finished(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
+    rows.know(rank, attempt=attempt, ended=report["moment"], state="finished")
+
+
+def take_exited(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
+    """A launcher saw the process end. Without an exit code of its own it was ended from outside."""
+    exit_code, at = report["exit_code"], report["moment"]
+    if not exit_code:
+        return  # it has said itself whether it had finished, or left
+    killed = exit_code < 0
+    rows.know(rank, attempt=attempt, ended=at, state="lost" if killed else "failed")
+    text = {"kind": "killed" if killed else "ended", "message": report["summary"], "traceback": None, "caused_by": None}
+    rows.add("failure", at=at, rank=rank, attempt=attempt, **text)
+
+
+Report = Callable[[NewRows, int, int, Entry], None]
+REPORTS: Mapping[str, Report] = {
+    "started": take_started,
+    "failure": take_failure,
+    "finished": take_finished,
+    "exited": take_exited,
+}
+
+
+def _without(entry: Entry, *names: str) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in names}
