@@ -8,6 +8,7 @@ clock_offset  what another machine's clock shows, with a bound of the error
 uplink  what a launcher that joined a run on another machine sends to the first one; machines: how it is taken in there;
         batches: rows on their way
 collector  the launcher's thread that does so while a run goes on
+stragglers  names the rank that all others wait for, and why; findings reads what that takes, and writes it down
 """
 
 from gossamer.telemetry.collector import Collector

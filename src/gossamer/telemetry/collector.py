@@ -16,6 +16,7 @@ from gossamer.errors import StoreError
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.observe.event_log import LineFile
 from gossamer.observe.vitals import machine_vitals
+from gossamer.telemetry import findings
 from gossamer.telemetry.ingest import Ingest
 from gossamer.telemetry.machines import MachineDesk, RankBook
 from gossamer.telemetry.store import STORE_FILE
@@ -113,6 +114,11 @@ class Collector:
         if self._others is not None and self._book is not None:
             self._others.drain(self._ingest.db, self._book)
 
+    def _find_straggler(self) -> None:
+        if self._ingest is not None:
+            with self._ingest.db as db:
+                findings.look(db, time.time())
+
     def _finish(self) -> None:
         assert self._ingest is not None
         self._look()
@@ -123,9 +129,10 @@ class Collector:
         looks = 0
         while self._ingest is not None and not self._over.wait(LOOK_SECONDS):
             looks += 1
+            self._guarded(self._look)
             if looks % VITALS_LOOKS == 0:
                 self.tell("vitals", values=machine.sample())
-            self._guarded(self._look)
+                self._guarded(self._find_straggler)
 
     def _guarded(self, action: Callable[[], object]) -> None:
         """A store is there to look at: no run ends because of it."""

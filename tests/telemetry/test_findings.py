@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.synthetic_store import SyntheticRun, fill
+
+from gossamer.telemetry import insert, open_store
+from gossamer.telemetry.findings import AGAIN_SECONDS, look, paces
+
+RUN = SyntheticRun(ranks=4, steps=100, fails=None, ended=False)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    store = open_store(fill(tmp_path / "run.sqlite", RUN))
+    with store:
+        store.execute("DELETE FROM finding")
+        store.execute("DELETE FROM vital")
+    yield store
+    store.close()
+
+
+def heard(db: sqlite3.Connection, rank: int, at: float, **values: float) -> None:
+    own = {"cpu_share": 1.0, **values}
+    insert(
+        db,
+        "vital",
+        ({"machine": RUN.machine(rank), "rank": rank, "at": at, "name": name, "value": own[name]} for name in own),
+    )
+
+
+def written(db: sqlite3.Connection) -> list[tuple[int, str]]:
+    return [(rank, cause) for rank, cause in db.execute("SELECT rank, cause FROM finding ORDER BY at")]
+
+
+def test_the_straggler_of_a_run_is_written_down_once_in_a_while(db: sqlite3.Connection) -> None:
+    for rank in range(RUN.ranks):
+        heard(db, rank, RUN.at(RUN.steps))
+    for seconds in (0.0, 1.0, AGAIN_SECONDS + 2):
+        assert look(db, 1000.0 + seconds) is not None
+    assert written(db) == [(RUN.straggler, "computing")] * 2
+
+
+def test_the_cause_is_what_vitals_show(db: sqlite3.Connection) -> None:
+    for rank in range(RUN.ranks):
+        heard(db, rank, RUN.at(RUN.steps), cpu_wait=0.6 if rank == RUN.straggler else 0.0)
+    found = look(db, 0.0)
+    assert found is not None
+    assert (found.rank, found.cause) == (RUN.straggler, "loaded machine")
+
+
+def test_who_is_not_heard_any_more_has_stopped(db: sqlite3.Connection) -> None:
+    for rank in range(RUN.ranks):
+        for late in (0.0, 20.0) if rank != 3 else (0.0,):
+            heard(db, rank, RUN.at(RUN.steps) + late)
+    found = look(db, 0.0)
+    assert found is not None
+    assert (found.rank, found.cause) == (3, "stopped")
+
+
+def test_who_has_left_holds_up_nobody(db: sqlite3.Connection) -> None:
+    db.execute("UPDATE rank SET state = 'lost' WHERE rank = ?", (RUN.straggler,))
+    assert [pace.rank for pace in paces(db)] == [rank for rank in range(RUN.ranks) if rank != RUN.straggler]
+    assert look(db, 0.0) is None
+    assert written(db) == []
+
+
+def test_an_empty_store_has_no_findings(tmp_path: Path) -> None:
+    db = open_store(tmp_path / "run.sqlite")
+    assert paces(db) == []
+    assert look(db, 0.0) is None
+    db.close()
