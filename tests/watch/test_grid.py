@@ -13,7 +13,7 @@ from support.synthetic_store import SyntheticRun, fill
 from gossamer.telemetry import insert, open_store
 from gossamer.watch import grid as grids
 from gossamer.watch.grid import SUMS, read_grid
-from gossamer.watch.window import Window, whole
+from gossamer.watch.window import TimeWindow, whole
 
 RUN = SyntheticRun(ranks=3, steps=200, fails=None)
 
@@ -70,13 +70,13 @@ def test_a_sampled_grid_says_so_and_is_near(db: sqlite3.Connection, monkeypatch:
 
 def test_a_stretch_holds_its_own_steps_only(db: sqlite3.Connection) -> None:
     begin, end = RUN.at(50) + 0.01, RUN.at(60) + 0.01
-    grid = read_grid(db, Window(begin=begin, end=end, cells=10))
+    grid = read_grid(db, TimeWindow(begin=begin, end=end, cells=10))
     assert grid.total("steps") == 10 * RUN.ranks
 
 
 def test_a_stretch_of_a_large_run_is_exact(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grids, "WHOLE_ROWS", 100)
-    grid = read_grid(db, Window(begin=RUN.at(50) + 0.01, end=RUN.at(60) + 0.01, cells=10))
+    grid = read_grid(db, TimeWindow(begin=RUN.at(50) + 0.01, end=RUN.at(60) + 0.01, cells=10))
     assert (grid.sampled, grid.total("steps")) == (False, 30)
 
 

@@ -13,7 +13,7 @@ from support.watched_runs import KINDS, made
 pytest.importorskip("anyio")
 
 from gossamer.telemetry import insert, open_store
-from gossamer.watch.news import Place, RunNews, read_places, stream
+from gossamer.watch.news import NewsPlace, RunNews, read_places, stream
 from gossamer.watch.runs import WatchedRun
 
 LIVE = KINDS["live"]
@@ -75,7 +75,7 @@ def test_an_id_that_is_none_is_the_end_of_what_there_is(text: str) -> None:
 
 
 def test_ids_are_read_back() -> None:
-    place = Place((1, 2, 3, 4))
+    place = NewsPlace((1, 2, 3, 4))
     assert read_places(f"{place},{place}", 2) == [place, place]
 
 

@@ -33,7 +33,7 @@ CELLS = """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class MetricCurve:
     """One point per cell that holds any: the cell's last step and moment (unix seconds), and its values.
 
     not_finite: how many values of the whole curve were none; the points of a cell that has no others are None.
@@ -57,10 +57,12 @@ def metric_names(db: sqlite3.Connection) -> list[str]:
     return sorted(names, key=lambda name: ("loss" not in name.lower(), name.lower() != "loss", name))
 
 
-def read_curve(db: sqlite3.Connection, name: str, cells: int) -> Curve:
+def read_curve(db: sqlite3.Connection, name: str, cells: int) -> MetricCurve:
     ranks = [row[0] for row in db.execute(RANKS, {"name": name})]
     if not ranks:
-        return Curve(name=name, step=[], at=[], least=[], mean=[], greatest=[], not_finite=0, ranks=0, logged_by=0)
+        return MetricCurve(
+            name=name, step=[], at=[], least=[], mean=[], greatest=[], not_finite=0, ranks=0, logged_by=0
+        )
     ends = "SELECT min(step), max(step), count(*) FROM metric WHERE name = ? AND rank = ?"
     first, last, count = db.execute(ends, (name, ranks[0])).fetchone()
     shown = ranks[: max(1, WHOLE_ROWS // count)]
@@ -68,7 +70,7 @@ def read_curve(db: sqlite3.Connection, name: str, cells: int) -> Curve:
     scale = clamped(cells) / (last - first + 1)
     found = [tuple(row) for row in db.execute(CELLS, {**place, "scale": scale})]
     _, step, at, least, mean, greatest, lacking = map(list, zip(*found, strict=True))
-    return Curve(
+    return MetricCurve(
         name=name,
         step=step,
         at=at,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.watch.window import Window, ranks_of
+from gossamer.watch.window import TimeWindow, ranks_of
 
 TRAINING = ("compute", "waiting", "data")  # of the training thread: they add up to `seconds`
 COMMUNICATION = ("encode", "wire", "decode")  # of the communication thread, hidden behind computing or not
@@ -44,7 +44,7 @@ SAMPLED = """
 class Grid:
     """sums[name]: (ranks, cells), NaN where a rank ended no step; fastest, slowest: (ranks, cells), seconds."""
 
-    window: Window
+    window: TimeWindow
     ranks: list[int]
     sums: dict[str, Floats]
     fastest: Floats
@@ -59,7 +59,7 @@ class Grid:
         return float(np.nansum(self.sums[name]))
 
 
-def read_grid(db: sqlite3.Connection, window: Window) -> Grid:
+def read_grid(db: sqlite3.Connection, window: TimeWindow) -> Grid:
     ranks = ranks_of(db)
     edges = {rank: _steps_within(db, rank, window) for rank in ranks}
     sampled = len(ranks) * _rows(db, ranks, edges) > WHOLE_ROWS
@@ -123,7 +123,7 @@ def _spread(grid: Grid, row: int, covered: Iterable[tuple[int, float]]) -> None:
         line[told_by >= 0] = line[told]
 
 
-def _steps_within(db: sqlite3.Connection, rank: int, window: Window) -> tuple[int, int | None]:
+def _steps_within(db: sqlite3.Connection, rank: int, window: TimeWindow) -> tuple[int, int | None]:
     """A rank's first and last step in the window, by halving: moments grow with steps."""
     ends = "SELECT (SELECT min(step) FROM step WHERE rank = ?1), (SELECT max(step) FROM step WHERE rank = ?1)"
     least, most = db.execute(ends, (rank,)).fetchone()

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from gossamer.telemetry import STORE_FILE
 from gossamer.watch.grid import Grid, read_grid
 from gossamer.watch.runs import WatchedRun
-from gossamer.watch.window import Window, whole
+from gossamer.watch.window import TimeWindow, whole
 
 KEPT = 16  # grids; one of 256 ranks in 300 cells takes 8 MB
 
@@ -28,7 +28,7 @@ class GridCache:
         with self._lock, run.reading() as db:
             key = (run.folder, cells, span, *_stamp(run))
             if key not in self._grids:
-                window = whole(db, cells) if span is None else Window(begin=span[0], end=span[1], cells=cells)
+                window = whole(db, cells) if span is None else TimeWindow(begin=span[0], end=span[1], cells=cells)
                 self._grids[key] = read_grid(db, window)
                 while len(self._grids) > KEPT:
                     self._grids.popitem(last=False)

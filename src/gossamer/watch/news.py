@@ -26,7 +26,7 @@ TABLES = ("log", "event", "failure", "finding")
 
 
 @dataclass(frozen=True)
-class Place:
+class NewsPlace:
     """The row ids up to which a run's news was told, by table in the order of TABLES."""
 
     told: tuple[int, ...] = (0, 0, 0, 0)
@@ -35,20 +35,20 @@ class Place:
         return ".".join(map(str, self.told))
 
 
-def read_places(text: str, count: int) -> list[Place | None]:
+def read_places(text: str, count: int) -> list[NewsPlace | None]:
     """Places from an event's id, `1.2.3.4,5.6.7.8`; None, the end of what there is, for a run that is not in it."""
-    found: list[Place | None] = [None] * count
+    found: list[NewsPlace | None] = [None] * count
     for number, each in enumerate(text.split(",")[:count]):
         parts = each.split(".")
         if len(parts) == len(TABLES) and all(part.isdigit() and len(part) < 19 for part in parts):
-            found[number] = Place(tuple(map(int, parts)))
+            found[number] = NewsPlace(tuple(map(int, parts)))
     return found
 
 
 class RunNews:
     """What one run has new, for one page. Its connection sees other connections' commits by PRAGMA data_version."""
 
-    def __init__(self, run: WatchedRun, place: Place | None) -> None:
+    def __init__(self, run: WatchedRun, place: NewsPlace | None) -> None:
         self.run, self.place = run, place
         self._db: sqlite3.Connection | None = None
         self._seen: int | None = None
@@ -75,7 +75,7 @@ class RunNews:
         if version == self._seen:
             return []
         self._seen, self._problem = version, None
-        now = Place(
+        now = NewsPlace(
             tuple(self._db.execute(f"SELECT coalesce(max(rowid), 0) FROM {each}").fetchone()[0] for each in TABLES)
         )
         events = [("tick", {"key": self.run.key, **summarize(self._db)})]
@@ -84,7 +84,7 @@ class RunNews:
         self.place = now
         return events
 
-    def _rows_between(self, told: Place, now: Place) -> dict[str, Any]:
+    def _rows_between(self, told: NewsPlace, now: NewsPlace) -> dict[str, Any]:
         assert self._db is not None
         content: dict[str, Any] = {}
         for table, first, last in zip(TABLES, told.told, now.told, strict=True):
@@ -108,7 +108,7 @@ async def stream(
         while not stopping():
             for news in listened:
                 for kind, content in await anyio.to_thread.run_sync(news.look):
-                    identity = ",".join(str(each.place or Place()) for each in listened)
+                    identity = ",".join(str(each.place or NewsPlace()) for each in listened)
                     yield f"id: {identity}\nevent: {kind}\ndata: ".encode() + msgspec.json.encode(content) + b"\n\n"
                     silent = 0.0
             if silent >= ALIVE_SECONDS:

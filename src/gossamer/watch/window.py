@@ -9,7 +9,7 @@ MOST_CELLS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class TimeWindow:
     """From `begin` to `end` (unix seconds); cell i of `cells` begins at begin + i cell_seconds."""
 
     begin: float
@@ -24,12 +24,12 @@ class Window:
         return [self.begin + (cell + 0.5) * self.cell_seconds for cell in range(self.cells)]
 
 
-def whole(db: sqlite3.Connection, cells: int) -> Window:
+def whole(db: sqlite3.Connection, cells: int) -> TimeWindow:
     """From the first step's begin to the latest step's end: the first and last row of each rank say it."""
     ranks = ranks_of(db)
     edges = [edge for rank in ranks for edge in _edges(db, rank)]
     begin, end = (min(edges), max(edges)) if edges else (0.0, 1.0)
-    return Window(begin=begin, end=max(end, begin + 1e-3), cells=clamped(cells))
+    return TimeWindow(begin=begin, end=max(end, begin + 1e-3), cells=clamped(cells))
 
 
 def clamped(cells: int) -> int:
