@@ -16,7 +16,7 @@ from support.elastic_groups import ElasticRun, Join, Loss
 from support.virtual_workers import Worker, cluster, notices
 from torch import Tensor, nn
 
-from gossamer.synchronizers.admission import Admission
+from gossamer.synchronizers.admission_gate import AdmissionGate
 
 STEPS, GLOBAL, BATCH = 8, 24, 2
 LATE = Join(op=-1)  # worker 0 lets newcomers begin half-way, in whatever group it is by then
@@ -141,8 +141,8 @@ def test_a_run_that_begins_with_one_worker() -> None:
 
 def test_twin_a_worker_that_comes_into_the_exchange_of_a_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its passes are on top of all that the others have made."""
-    init = Admission.__init__
-    monkeypatch.setattr(Admission, "__init__", lambda self, context, *, gates: init(self, context, gates=False))
+    init = AdmissionGate.__init__
+    monkeypatch.setattr(AdmissionGate, "__init__", lambda self, context, *, gates: init(self, context, gates=False))
     _, sizes = run(KEPT, 3, join=Join(op=5), newcomers=1)
     assert max(sizes) > GLOBAL
 

@@ -20,6 +20,7 @@ from gossamer.cli.resize import resize_command
 from gossamer.cli.run import run
 from gossamer.cli.stacks import stacks_command
 from gossamer.cli.terminal_encoding import write_plainly
+from gossamer.cli.watch import watch_command
 from gossamer.errors import GossamerError
 from gossamer.version import __version__
 
@@ -32,6 +33,7 @@ def gossamer() -> None:
 
 for command in (
     run,
+    watch_command,
     resize_command,
     compare_command,
     record_command,

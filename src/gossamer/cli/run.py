@@ -42,6 +42,7 @@ from gossamer.cli.options import (
 )
 from gossamer.cli.program import TrainingProgram, program_argument
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
+from gossamer.cli.watch import check_watch, page_beside
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
@@ -129,6 +130,7 @@ NOT_WRITTEN = (
     callback=check_certificates,
     help="Encrypt what workers and servers tell each other: a folder with cert.pem, key.pem, ca.pem.",
 )
+@click.option("--watch", is_flag=True, callback=check_watch, help="Serve a page of this run, and print its link.")
 @emulation_option
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
 @join_option
@@ -148,6 +150,7 @@ def run(
     grace_seconds: float,
     token_file: Path | None,
     tls: Path | None,
+    watch: bool,
     network_text: str | None,
     fault_texts: tuple[str, ...],
     join: tuple[str, int] | None,
@@ -193,7 +196,9 @@ def run(
         worker_module="gossamer.cli.worker",
         settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to),
     )
-    sys.exit(_run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file))
+    with page_beside(job.logs, watch):
+        exit_code = _run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file)
+    sys.exit(exit_code)
 
 
 def _settings(**told: object) -> dict[str, str]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
+
+from gossamer.reducer.bucket import Bucket
 
 
 class KeptInputs:
     """What went in, by the place in a reduction: where it lay, while nothing is written there; else as a copy, in
-    memory that serves one reduction after the other."""
+    memory that serves one reduction after the other.
 
-    def __init__(self) -> None:
+    buckets: those whose means are written elsewhere from now on, so that their inputs stay where they are.
+    """
+
+    def __init__(self, buckets: Iterable[Bucket] = ()) -> None:
+        for bucket in buckets:
+            bucket.keep_inputs()
         self._copies: dict[int, Tensor] = {}
         self._copied: set[int] = set()  # places of the reduction under way
         self._there: set[int] = set()  # likewise, where what went in still lies

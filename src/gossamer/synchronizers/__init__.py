@@ -3,7 +3,7 @@
     stages               builds the synchronizer of a strategy's stage, and switches to the next stage's
     base                 Synchronizer, and what all are built from: SyncContext, LoopState, LoopControls
     gradients            GradientSynchronizer: averages gradients during backward (EveryStep)
-    admission            newcomers of an elastic run, where a step has several passes
+    admission_gate       newcomers of an elastic run, where a step has several passes
     scheduled            ScheduledSynchronizer: rounds that travel while training goes on; asks a round_task
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging; delayed_gradients: of EveryStep(delay=...)
     in_flight            one round: what leaves, its reduction on the communication thread, its result

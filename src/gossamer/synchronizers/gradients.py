@@ -32,7 +32,7 @@ from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.strategies import GradientStage
-from gossamer.synchronizers.admission import Admission
+from gossamer.synchronizers.admission_gate import AdmissionGate
 from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
 
 MANY_DROPPED = 10
@@ -63,7 +63,7 @@ class GradientSynchronizer(Synchronizer):
         self._buckets, self._sparse, self._passes = buckets, sparse, 0
         self._parts: Sequence[Bucket | SparseGradients] = (*buckets, sparse)
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
-        self._stage, self._admission = stage, Admission(context, gates=stage.accumulates)
+        self._stage, self._admission = stage, AdmissionGate(context, gates=stage.accumulates)
         self._sums = GradientAccumulator(buckets, self._due if stage.accumulates else 1)
         self.names = [name for part in self._parts for name in part.parameters]
         self._context, self._loop = context, context.loop
@@ -77,9 +77,7 @@ class GradientSynchronizer(Synchronizer):
         self._dropped = 0  # averages in a row that no optimizer used
         self._seen: list[int] = []  # versions of some parameters when that average was shown
         self._trained: Sequence[int] = self._members  # who did in the exchange before
-        self._kept = None if context.comm_thread.is_fixed else KeptInputs()
-        for bucket in buckets if self._kept is not None else ():
-            bucket.keep_inputs()
+        self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
             for bucket in buckets

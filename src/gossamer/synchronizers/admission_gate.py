@@ -1,4 +1,4 @@
-"""Admission: lets newcomers of an elastic run in before a step's first pass, where several passes make a step."""
+"""Admission gate: lets newcomers of an elastic run in before a step's first pass, where several passes make a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from gossamer.synchronizers.base import SyncContext
 
 
-class Admission:
+class AdmissionGate:
     """Newcomers wait until a step is over, and all passes of the next one are dealt out among who makes them.
 
     They would otherwise come into the exchange that ends a step, with passes of their own on top of all that it has.

@@ -1,0 +1,80 @@
+"""`gossamer watch`: a page, or a screen of a terminal, that shows runs while they go on and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from gossamer.cli.console import say
+from gossamer.errors import GossamerError
+from gossamer.watch.ingestion import ingesting
+from gossamer.watch.runs import WatchedRun, find_runs
+from gossamer.watch.server import PageServer, check_installed
+from gossamer.watch.terminal_view import watch_in_terminal
+
+OPENED = "watch this run at {link} (with its token, the link lets in whoever has it)"
+
+
+@click.command("watch")
+@click.option("--terminal", is_flag=True, help="Show the essentials here, without a page.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen on; others than loopback let in other machines.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="[default: one that is free]")
+@click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A further name of this machine in links.")
+@click.option("--open", "opened", is_flag=True, help="Open the page in this machine's browser.")
+@click.argument("folders", metavar="[RUN]...", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def watch_command(
+    terminal: bool, host: str, port: int, names: tuple[str, ...], opened: bool, folders: tuple[Path, ...]
+) -> None:
+    """Watch RUN, a run's folder, or several side by side; by default the newest in runs/.
+
+    Runs may be going on, finished, or crashed. The page only reads, listens on this machine alone, and lets in who has
+    the link. From elsewhere: ssh -L 8080:127.0.0.1:PORT, and port 8080 in the link.
+    """
+    runs = find_runs(folders)
+    with ingesting(runs, note=lambda sentence: say(f"gossamer: {sentence}")):
+        if terminal:
+            _in_terminal(runs)
+            return
+        server = PageServer(runs, host, port, names)
+        click.echo(f"{', '.join(run.name for run in runs)}: {server.link}")
+        say("Ctrl-C ends the page; the runs go on.")
+        if opened:
+            click.launch(server.link)
+        server.serve()
+
+
+def _in_terminal(runs: tuple[WatchedRun, ...]) -> None:
+    try:
+        watch_in_terminal(runs, Console(highlight=False))
+    except KeyboardInterrupt:
+        say("The runs go on.")
+
+
+def check_watch(context: click.Context, option: click.Parameter, wanted: bool) -> bool:
+    """Refuse a page that could not be served before the run, not beside it."""
+    if wanted:
+        try:
+            check_installed()
+        except GossamerError as error:
+            raise click.UsageError(str(error)) from None
+    return wanted
+
+
+@contextmanager
+def page_beside(logs: Path, wanted: bool) -> Iterator[None]:
+    """Serve the page of the run that logs there, while the block runs, and print the link."""
+    with PageServer([WatchedRun("0", logs)]).in_thread() if wanted else nullcontext() as link:
+        if wanted:
+            say(OPENED.format(link=link))
+        yield
+    if wanted:
+        say(f"The page has ended with the run. Again: gossamer watch {logs}")

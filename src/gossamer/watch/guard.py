@@ -1,0 +1,83 @@
+"""Guard: lets in who has the link, from this page alone, and tells browsers to run nothing but the page's own files.
+
+A token in the link proves that one may look. The Host header must name a way to this server (a page elsewhere, whose
+name was pointed at this machine, has another), and an Origin, where one is sent, must be the page itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import parse_qs
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+OPEN_TO_ALL = "/static/"  # the page's own files, which tell nothing of a run
+
+
+class Guard:
+    """ASGI middleware around the page's server: reads only, and answers 403 to who has no business here.
+
+    token: a secret of 24 random bytes; names: the host names, without port, under which the page may be asked for.
+    """
+
+    def __init__(self, app: Any, token: str, names: Collection[str]) -> None:
+        self._app, self._token = app, token.encode()
+        self._names = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def sealed(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
+            await send(message)
+
+        status, reason = self._refusal(scope)
+        if status:
+            plain = [(b"content-type", b"text/plain; charset=utf-8")]
+            await sealed({"type": "http.response.start", "status": status, "headers": plain})
+            await sealed({"type": "http.response.body", "body": reason.encode()})
+        else:
+            await self._app(scope, receive, sealed)
+
+    def _refusal(self, scope: Any) -> tuple[int, str]:
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, "This page only reads."
+        if _without_port(host).lower() not in self._names:
+            return (
+                403,
+                "This server answers under other names. Ask by the link that it printed, or add --allow-host NAME.",
+            )
+        if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+            return 403, "Another page may not ask this server."
+        if not scope["path"].startswith(OPEN_TO_ALL) and not self._knows(scope["query_string"]):
+            return 403, "The link is not complete: its token is missing or wrong. Copy the whole link that was printed."
+        return 0, ""
+
+    def _knows(self, query: bytes) -> bool:
+        try:
+            given = parse_qs(query.decode("latin-1"), max_num_fields=20).get("token", [""])[0]
+        except ValueError:
+            return False
+        return secrets.compare_digest(given.encode(), self._token)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() and not name.endswith(":") else host

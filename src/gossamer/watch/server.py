@@ -1,0 +1,96 @@
+"""Server: serves the page on one port of this machine until it is told to stop, and makes the link to it."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from gossamer.errors import GossamerError
+from gossamer.watch.app import make_app
+from gossamer.watch.guard import LOOPBACK
+from gossamer.watch.runs import WatchedRun
+
+NEEDS = ("starlette", "uvicorn")
+STOP_SECONDS = 5.0
+
+
+def check_installed() -> None:
+    """Raises GossamerError, with the line to write, where the page's server lacks a package."""
+    if missing := [name for name in NEEDS if find_spec(name) is None]:
+        raise GossamerError(
+            f"The page needs {' and '.join(missing)}, which is not installed here. "
+            'Write: pip install "gossamer[watch]" (or add --terminal, which needs nothing)'
+        )
+
+
+class PageServer:
+    """Listens from construction on, so that a port that is taken is told at once; serves in `serve` or a thread.
+
+    host: an address of this machine; loopback lets in nobody from elsewhere. names: further host names in links to it.
+    """
+
+    def __init__(
+        self, runs: Sequence[WatchedRun], host: str = "127.0.0.1", port: int = 0, names: Collection[str] = ()
+    ) -> None:
+        check_installed()
+        import uvicorn
+
+        self._listening = _listen(host, port)
+        self._token = secrets.token_urlsafe(24)
+        self._host, self.port = host, self._listening.getsockname()[1]
+        self._stopping = threading.Event()
+        allowed = {*LOOPBACK, _in_link(host), *names}
+        app: Any = make_app(runs, self._token, allowed, self._stopping.is_set)
+        self._uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                app, log_level="error", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=2
+            )
+        )
+
+    @property
+    def link(self) -> str:
+        host = socket.gethostname() if self._host in ("0.0.0.0", "::") else _in_link(self._host)
+        return f"http://{host}:{self.port}/?token={self._token}"
+
+    def serve(self) -> None:
+        """Serve until `stop`, SIGINT or SIGTERM."""
+        try:
+            self._uvicorn.run(sockets=[self._listening])
+        finally:
+            self._listening.close()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._uvicorn.should_exit = True
+
+    @contextmanager
+    def in_thread(self) -> Iterator[str]:
+        """Serve beside what this process does; the link."""
+        thread = threading.Thread(target=self.serve, name="page server", daemon=True)
+        thread.start()
+        try:
+            yield self.link
+        finally:
+            self.stop()
+            thread.join(STOP_SECONDS)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise GossamerError(
+            f"the page cannot listen on {host} port {port} ({reason}). Leave --port out for one that is free, or name "
+            "another; --host takes an address of this machine"
+        ) from error
+
+
+def _in_link(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,27 @@
+// Elements: made of names, properties and children. Strings become text nodes, so nothing that a run says is markup.
+export function h(name, properties = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key === "data") Object.assign(element.dataset, value);
+    else if (key === "style") Object.assign(element.style, value);
+    else if (key.includes("-") || key === "role") element.setAttribute(key, value);
+    else element[key] = value;
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+// Replaces what an element holds only where it would look different: selections, scrolling and hovering stay.
+export function settle(element, ...children) {
+  const next = h("div", {}, ...children);
+  if (next.innerHTML !== element.innerHTML) element.replaceChildren(...next.childNodes);
+}
+
+export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+export const empty = (...sentences) => h("p", { className: "empty" }, ...sentences);
+
+export const code = (text) => h("code", {}, text);

@@ -1,0 +1,48 @@
+// Network: every pair of ranks as a cell, the pairs that are worst, and which collectives were picked.
+import { code, empty, h, settle } from "./dom.js";
+import { heatmap } from "./heatmap.js";
+import { bytes, count, rate, seconds } from "./units.js";
+
+const FIELDS = { round_trip: ["round trip", seconds], bytes_per_second: ["rate", rate], used_bytes: ["bytes sent", bytes], retransmits: ["retransmits", count] };
+const WORST = 12;
+
+export function make({ run, get }) {
+  let field = "round_trip";
+  let told = null;
+  let ranks = [];
+  let cells = [];
+  const map = heatmap({
+    square: true, rowNames: () => ranks.map((rank) => `${rank} →`), columnNames: () => [`→ ${ranks[0]}`, `→ ${ranks.at(-1)}`], format: (value) => FIELDS[field][1](value),
+    told: (row, column, value) => (row === column ? `rank ${ranks[row]} itself` : `rank ${ranks[row]} to rank ${ranks[column]}: ${value === null ? "not measured" : FIELDS[field][1](value)}`),
+  });
+  const choice = h("select", { "aria-label": "What the matrix shows", onchange: () => { field = choice.value; draw(); } }, Object.entries(FIELDS).map(([name, [words]]) => h("option", { value: name }, words)));
+  const nothing = h("div", {});
+  const worst = h("div", { className: "scroll" });
+  const picked = h("div", {});
+  const element = h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Every pair of ranks"), h("p", { className: "note" }, "Rows send, columns receive; as the sender's kernel last saw it."), h("div", { className: "row" }, choice), nothing, map.element),
+    h("div", { className: "card" }, h("h2", {}, "Longest round trips"), h("p", { className: "note" }, "One slow pair holds up every collective that it is a part of."), worst), h("div", { className: "card" }, h("h2", {}, "Collectives picked"), h("p", { className: "note" }, "By size of what is averaged, from measured links."), picked));
+
+  const pair = (place) => Object.fromEntries(Object.keys(told.pairs).map((name) => [name, told.pairs[name][place]]));
+  function draw() {
+    const { source, target } = told.pairs;
+    ranks = [...new Set([...source, ...target])].sort((a, b) => a - b);
+    map.element.hidden = !ranks.length;
+    settle(nothing, ranks.length ? null : empty("No link was measured yet. Links are measured between ranks that talk over Gossamer's own connections, which several workers on processors do; NCCL and Gloo tell nothing of theirs."));
+    if (!ranks.length) return settle(worst, empty("Nothing to compare."));
+    const place = new Map(ranks.map((rank, index) => [rank, index]));
+    cells = ranks.map(() => Array(ranks.length).fill(null));
+    source.forEach((rank, index) => { cells[place.get(rank)][place.get(target[index])] = told.pairs[field][index]; });
+    map.draw(cells);
+    const order = source.map((_, index) => index).sort((a, b) => (told.pairs.round_trip[b] ?? 0) - (told.pairs.round_trip[a] ?? 0)).slice(0, WORST);
+    settle(worst, h("table", {}, h("thead", {}, h("tr", {}, h("th", { className: "left" }, "pair"), Object.values(FIELDS).map(([name]) => h("th", {}, name)))),
+      h("tbody", {}, order.map(pair).map((each) => h("tr", {}, h("td", { className: "left" }, `${each.source} → ${each.target}`), Object.entries(FIELDS).map(([name, [, format]]) => h("td", {}, format(each[name]))))))));
+  }
+  async function show() {
+    if (!run().summary) return;
+    told = await get(`${run().key}/network`);
+    draw();
+    settle(picked, told.collectives.length ? h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "bytes averaged"), h("th", { className: "left" }, "collective"))), h("tbody", {}, told.collectives.map((each) => h("tr", {}, h("td", { title: count(each.nbytes) }, bytes(each.nbytes)), h("td", { className: "left" }, String(each.collective))))))
+      : empty("None was picked yet. ", code("gossamer run --collective auto"), " measures links and picks; gossip and servers use none."));
+  }
+  return { element, show, redraw: () => { if (ranks.length) map.draw(cells); } };
+}

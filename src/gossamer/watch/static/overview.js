@@ -1,0 +1,118 @@
+// Overview: what was logged over steps, seconds or bytes, of all runs; where the time goes; what was foretold.
+import { chart, stacked } from "./chart.js";
+import { series } from "./colors.js";
+import { code, empty, h, settle } from "./dom.js";
+import { bytes, count, seconds, share, short } from "./units.js";
+
+const AXES = { steps: ["step", "steps", count], seconds: ["seconds since the start", "seconds", seconds], bytes: ["bytes sent by all ranks", "bytes", bytes] };
+const FIRST = 6; // metrics that are shown before someone asks for more
+const CELLS = 400;
+
+const xOf = (axis, curve, started) => (axis === "steps" ? curve.step : axis === "bytes" ? curve.bytes : curve.at.map((at) => at - started));
+
+// Curves of several runs on one x: every point of any, with null where another has none.
+function aligned(curves) {
+  const x = [...new Set(curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
+  const place = new Map(x.map((value, index) => [value, index]));
+  const spread = (curve, values) => { const line = Array(x.length).fill(null); curve.x.forEach((value, index) => { line[place.get(value)] = values[index]; }); return line; };
+  return [x, curves.map((curve) => ({ label: curve.label, color: curve.color, values: spread(curve, curve.mean), low: curve.band ? spread(curve, curve.least) : null, high: curve.band ? spread(curve, curve.greatest) : null }))];
+}
+
+function recipeOf(run) {
+  const told = run.summary.run;
+  const rows = [["recipe", told.recipe], ["script", told.script], ["workers", told.workers], ["parameters", told.parameters && count(told.parameters)], ["network", told.network && JSON.stringify(told.network)], ["machine", told.machine], ["versions", told.versions && Object.entries(told.versions).map((each) => each.join(" ")).join(", ")], ["folder", run.folder]];
+  return h("dl", { className: "dl" }, rows.filter(([, value]) => value !== undefined && value !== null && value !== "").flatMap(([name, value]) => [h("dt", {}, name), h("dd", { className: "mono" }, typeof value === "string" ? value.replace(/^"|"$/g, "") : Array.isArray(value) ? value.join(" ") : String(value))]));
+}
+
+export function make({ run, runs, get }) {
+  let axis = "steps";
+  let wanted = "";
+  let most = FIRST;
+  const cards = new Map();
+  const filter = h("input", { type: "search", placeholder: "metrics named …", "aria-label": "Filter metrics", oninput: () => { wanted = filter.value.toLowerCase(); most = FIRST; show(); } });
+  const buttons = Object.keys(AXES).map((name) => h("button", { "aria-pressed": String(name === axis), onclick: () => { axis = name; buttons.forEach((each) => each.setAttribute("aria-pressed", String(each.textContent === name))); cards.clear(); metrics.replaceChildren(); show(); } }, name));
+  const metrics = h("div", { className: "grid" });
+  const more = h("div", { className: "row" });
+  const parts = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "seconds a step", yFormat: seconds, zero: true });
+  const thread = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "seconds a step", yFormat: seconds, zero: true });
+  const pace = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "steps a second", zero: true });
+  const sampled = h("p", { className: "note" });
+  const beside = h("div", {});
+  const compared = h("div", { className: "card wide" });
+  const card = (title, text, ...inside) => h("div", { className: "card" }, h("h2", {}, title), h("p", { className: "note" }, text), ...inside);
+  const element = h("div", {}, h("div", { className: "row" }, filter, h("span", { className: "note" }, "over"), ...buttons), metrics, more,
+    h("div", { className: "grid" }, card("Where a step's time goes", "The training loop's time, as means over ranks.", parts.element), card("Beside it, the communication thread", "Its time, much of which computing may hide.", thread.element), card("Pace", "Means over ranks.", pace.element)), sampled,
+    h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Foretold beside measured"), beside), h("div", { className: "card" }, h("h2", {}, "This run"), h("div", { className: "of-run" }))), compared);
+  compared.hidden = true;
+
+  function cardOf(name) {
+    if (!cards.has(name)) {
+      const [label, , format] = AXES[axis];
+      const drawn = chart({ xLabel: label, xFormat: format, yLabel: "" });
+      const words = h("p", { className: "note" }, "\u00a0");
+      const made = { drawn, words, element: h("div", { className: "card", data: { metric: name } }, h("h2", {}, name), words, drawn.element) };
+      metrics.append(made.element);
+      cards.set(name, made);
+    }
+    return cards.get(name);
+  }
+
+  async function showMetrics(shown) {
+    const known = shown.filter((each) => each.summary);
+    const names = [...new Set(known.flatMap((each) => each.metrics ?? []))].filter((name) => name.toLowerCase().includes(wanted));
+    const now = names.slice(0, most);
+    for (const [name, each] of cards) if (!now.includes(name)) { each.element.remove(); cards.delete(name); }
+    const answers = now.length ? await Promise.all(known.map((each) => get(`${each.key}/curves`, { name: now, cells: CELLS, axis }))) : [];
+    for (const name of now) {
+      const curves = known.map((each, place) => ({ ...answers[place].find((curve) => curve.name === name), label: known.length > 1 ? each.name : name, color: series(place), band: known.length === 1, started: each.summary.run.started ?? 0 }))
+        .filter((curve) => curve.step?.length).map((curve) => ({ ...curve, x: xOf(axis, curve, curve.started) }));
+      const made = cardOf(name);
+      const lacking = curves.reduce((sum, curve) => sum + curve.not_finite, 0);
+      const [first] = curves;
+      made.words.textContent = [first && (first.ranks < first.logged_by ? `ranks 0 to ${first.ranks - 1} of ${first.logged_by}` : `${first.logged_by} rank${first.logged_by === 1 ? "" : "s"}`), lacking ? `${count(lacking)} values were not finite` : null].filter(Boolean).join(" · ");
+      made.drawn.draw(...aligned(curves));
+    }
+    settle(more, names.length > now.length ? h("span", { className: "note" }, `${now.length} of ${count(names.length)} metrics`) : null);
+    if (names.length > now.length) more.append(h("button", { onclick: () => { most += 12; show(); } }, "Show more"));
+    if (!now.length) settle(more, wanted ? empty("No metric is called so.") : empty("Nothing was logged yet. Write ", code("session.log(loss=loss)"), " in the training loop, after the step, and its curve is here."));
+  }
+
+  async function showTime() {
+    const each = run();
+    const told = await get(`${each.key}/time`, { cells: CELLS });
+    const started = each.summary.run.started ?? told.at[0];
+    const x = told.at.map((at) => at - started);
+    const lines = (names, call = {}) => stacked(names.map((name) => ({ label: call[name] ?? name, color: name, values: told.parts[name] })));
+    if (told.steps) {
+      parts.draw(x, lines(["compute", "waiting", "data"], { data: "data loading" }));
+      thread.draw(x, lines(["encode", "wire", "decode"]));
+      const foretold = each.summary.run.foretold_seconds_per_step;
+      pace.draw(x, [{ label: "measured", color: "series-0", values: told.pace }, ...(foretold ? [{ label: "foretold", color: "series-1", values: x.map(() => 1 / foretold), dashed: true }] : [])]);
+    } else for (const drawn of [parts, thread, pace]) if (!drawn.element.childElementCount) drawn.element.append(empty("No step has ended yet. The first comes with ", code("optimizer.step()"), " after ", code("gossamer.attach"), "."));
+    sampled.textContent = told.sampled ? "This run has so many steps that a part of them stands for all; the Workers tab shows every one of a stretch that you drag over." : "";
+    const foretold = each.summary.run.foretold_seconds_per_step;
+    const row = (name, said, measured) => h("tr", {}, h("td", { className: "left" }, name), h("td", {}, said), h("td", {}, measured));
+    settle(beside, h("table", {}, h("thead", {}, h("tr", {}, h("th", { className: "left" }, ""), h("th", {}, "foretold"), h("th", {}, "measured"))), h("tbody", {},
+      row("a step", foretold ? seconds(foretold) : "–", told.steps ? seconds(told.seconds_per_step) : "–"),
+      row("steps a second", foretold ? short(1 / foretold) : "–", told.steps ? short(1 / told.seconds_per_step) : "–"),
+      row("longer than foretold", "", foretold && told.steps ? share(told.seconds_per_step / foretold - 1) : "–"),
+      row("sent by all ranks", "", bytes(told.sent)), row("steps of all ranks", "", count(told.steps)), row("steps skipped", "", count(told.skipped)))),
+    foretold ? null : h("p", { className: "note" }, "Nothing was foretold for this run: ", code("gossamer explain --network"), " says how long a step will take."));
+    settle(element.querySelector(".of-run"), recipeOf(each));
+  }
+
+  function compare(shown) {
+    compared.hidden = shown.length < 2;
+    if (compared.hidden) return;
+    const cell = (text) => h("td", {}, text);
+    settle(compared, h("h2", {}, "Runs side by side"), h("div", { className: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["run", "recipe"].map((name) => h("th", { className: "left" }, name)), ["workers", "step", "loss", "a step", "waiting", "sent a step", "state"].map((name) => h("th", {}, name)))),
+      h("tbody", {}, shown.map((each) => { const told = each.summary; return h("tr", {}, h("td", { className: "name" }, each.name), h("td", { className: "name" }, String(told?.run.recipe ?? "–")), ...(told ? [cell(count(told.run.workers)), cell(count(told.step)), cell(short(told.loss?.value)), cell(seconds(told.pace?.seconds)), cell(told.pace ? share(told.pace.waiting / told.pace.seconds) : "–"), cell(bytes(told.pace?.bytes_sent)), cell(told.ended ?? "going on")] : [cell(each.problem)])); })))));
+  }
+
+  async function show() {
+    if (!run().summary) return;
+    compare(runs());
+    await Promise.all([showMetrics(runs()), showTime()]);
+  }
+  return { element, show };
+}

@@ -1,0 +1,88 @@
+// Workers: who holds up whom and why, every rank over time, and how each does now.
+import { h, settle, empty } from "./dom.js";
+import { heatmap } from "./heatmap.js";
+import { bytes, clock, count, rate, seconds, share, short } from "./units.js";
+
+const FIELDS = {
+  waiting: ["waiting, share of the time", share], compute: ["compute, seconds a step", seconds], data: ["data loading, seconds a step", seconds], seconds: ["a step, seconds", seconds],
+  slowest: ["slowest step, seconds", seconds], wire: ["wire, seconds a step", seconds], encode: ["encode, seconds a step", seconds], bytes_sent: ["sent a second", rate], steps: ["steps a second", short],
+};
+const KINDS = { training: "good", finished: "good", waiting: "warn", saving: "good", starting: "", left: "", lost: "bad", failed: "bad" };
+const HEAT_CELLS = 240;
+
+function finding(each) {
+  return h("div", { className: "finding" }, h("b", {}, `Rank ${each.rank} is the straggler: ${each.cause}.`), " ", each.evidence, h("br"),
+    h("small", {}, `found at step ${count(each.step)}, ${clock(each.at)}${each.times > 1 ? `; ${each.times} times since ${clock(each.first)}` : ""}`));
+}
+
+function cell(rank, vitals, slow) {
+  const pace = rank.pace;
+  const says = rank.state === "waiting" && rank.waits_for ? `waits for ${rank.waits_for}` : pace ? `waits ${share(pace.waiting / pace.seconds)}, computes ${seconds(pace.compute)}` : "no step yet";
+  const own = [vitals?.cpu_share !== undefined ? `CPU ${share(vitals.cpu_share)}` : null, vitals?.rss !== undefined ? bytes(vitals.rss) : null].filter(Boolean).join(", ");
+  return h("div", { className: `cell${slow ? " straggler" : ""}`, data: { kind: KINDS[rank.state] ?? "" }, title: `${rank.machine ?? "machine not known"}, process ${rank.pid ?? "not known"}, attempt ${(rank.attempt ?? 0) + 1}` },
+    h("span", { className: "state" }, rank.state ?? "–"), h("b", {}, `rank ${rank.rank}`), h("span", {}, [`step ${count(rank.step)}`, rank.machine].filter(Boolean).join(" · ")), h("span", {}, says), h("span", { className: "of" }, own));
+}
+
+const VITALS = { cpu_share: share, steal: share, throttled: share, load: short, memory: bytes, rss: bytes, sent: (value) => `${bytes(value)}/s`, received: (value) => `${bytes(value)}/s`, gc_seconds: seconds };
+
+function machines(told) {
+  const names = Object.keys(told);
+  if (!names.length) return empty("No machine has told of itself yet: load, memory and network are sampled while ranks train.");
+  const columns = [...new Set(names.flatMap((name) => Object.keys(told[name])))].sort();
+  return h("div", { className: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { className: "left" }, "machine"), columns.map((name) => h("th", {}, name.replaceAll("_", " "))))),
+    h("tbody", {}, names.map((name) => h("tr", {}, h("td", { className: "name" }, name), columns.map((column) => h("td", {}, (VITALS[column] ?? short)(told[name][column] ?? null))))))));
+}
+
+export function make({ run, get }) {
+  let field = "waiting";
+  let stretch = null;
+  let told = null;
+  const span = () => told.end - told.begin;
+  const since = (part) => seconds(told.begin + part * span() - (run().summary.run.started ?? told.begin));
+  const map = heatmap({
+    rowNames: () => told.ranks.map((rank) => `rank ${rank}`), columnNames: () => [0, 0.25, 0.5, 0.75, 1].map(since), format: (value) => FIELDS[field][1](value),
+    told: (row, column, value) => `rank ${told.ranks[row]}, ${since((column + 0.5) / told.cells[row].length)} after the start: ${value === null ? "no step ended" : FIELDS[field][1](value)}`,
+    picked: (first, last) => {
+      const columns = told.cells[0].length;
+      stretch = first === null ? null : { begin: told.begin + (first / columns) * span(), end: told.begin + ((last + 1) / columns) * span() };
+      show();
+    },
+  });
+  const choice = h("select", { "aria-label": "What the heat map shows", onchange: () => { field = choice.value; show(); } }, Object.entries(FIELDS).map(([name, [words]]) => h("option", { value: name }, words)));
+  const back = h("button", { hidden: true, onclick: () => { stretch = null; show(); } }, "Whole run");
+  const sampled = h("span", { className: "note" });
+  const found = h("div", {});
+  const now = h("div", { className: "cells" });
+  const nothing = h("div", {});
+  const around = h("div", { className: "card wide" });
+  const filter = h("input", { type: "search", placeholder: "rank, state, machine …", "aria-label": "Filter ranks", oninput: () => showRanks() });
+  let vitals = { ranks: {}, machines: {} };
+  let slow = new Set();
+  const element = h("div", {}, found, h("div", { className: "card" }, h("h2", {}, "Every rank over time"), h("p", { className: "note" }, "A straggler waits little while all others wait for it. Drag over a stretch to see it alone, double-click for the whole run."), h("div", { className: "row" }, choice, back, sampled), nothing, map.element),
+    h("div", { className: "grid", style: { marginTop: "14px" } }, h("div", { className: "card wide" }, h("div", { className: "row" }, h("h2", {}, "Now"), filter), now), around));
+
+  function showRanks() {
+    const words = filter.value.toLowerCase();
+    const ranks = run().summary.ranks.filter((rank) => `rank ${rank.rank} ${rank.state} ${rank.machine}`.toLowerCase().includes(words));
+    now.classList.toggle("dense", ranks.length > 48);
+    settle(now, ranks.length ? ranks.map((rank) => cell(rank, vitals.ranks[rank.rank], slow.has(rank.rank))) : empty(words ? "No rank is like that." : "No rank has begun yet."));
+  }
+
+  async function show() {
+    const each = run();
+    if (!each.summary) return;
+    const [heat, people] = await Promise.all([get(`${each.key}/heat`, { field, cells: HEAT_CELLS, ...(stretch ?? {}) }), get(`${each.key}/workers`)]);
+    told = heat;
+    vitals = people.vitals;
+    slow = new Set(people.findings.map((one) => one.rank));
+    settle(found, people.findings.length ? people.findings.slice(0, 5).map(finding) : h("p", { className: "fine" }, "No straggler was found: no rank keeps the others waiting for long."));
+    back.hidden = !stretch;
+    sampled.textContent = told.sampled ? "a part of the steps stands for all; drag over a stretch for every one" : "";
+    map.element.hidden = !told.ranks.length;
+    settle(nothing, told.ranks.length ? null : empty("No step has ended yet, so there is nothing to draw."));
+    if (told.ranks.length) map.draw(told.cells);
+    showRanks();
+    settle(around, h("h2", {}, "Machines"), machines(vitals.machines));
+  }
+  return { element, show, redraw: () => { if (told?.ranks.length) map.draw(told.cells); } };
+}
