@@ -3,6 +3,7 @@
 main.py               the entry point
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
 elastic.py            the options of a run whose workers come and go; resize.py: how many it may have from now on
+trace.py              gossamer trace: what all ranks of a run did, on one clock
 record.py             shows a run's record again, or makes it of what a killed run left
 checkpoint.py         lists a directory of checkpoints, and exports one
 compare.py            the same training with several recipes

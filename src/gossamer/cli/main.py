@@ -19,6 +19,7 @@ from gossamer.cli.rehearse import rehearse
 from gossamer.cli.resize import resize_command
 from gossamer.cli.run import run
 from gossamer.cli.terminal_encoding import write_plainly
+from gossamer.cli.trace import trace_command
 from gossamer.errors import GossamerError
 from gossamer.version import __version__
 
@@ -34,6 +35,7 @@ for command in (
     resize_command,
     compare_command,
     record_command,
+    trace_command,
     checkpoint_command,
     explain,
     rehearse,

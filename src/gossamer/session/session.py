@@ -28,7 +28,7 @@ from gossamer.reducer.pending_reduction import StepContext
 from gossamer.runtime import open_sessions
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
+from gossamer.session import lifecycle_events, session_checkpoint, step_spans, uneven_inputs
 from gossamer.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.session.ddp_guard import DdpGuard, guard_against_ddp
 from gossamer.session.first_batch import NO_BATCH, FirstBatch
@@ -101,8 +101,7 @@ class Session:
             comm_thread.close()
             raise
         self._hooks: list[RemovableHandle | OptimizerStepHook | DdpGuard | LoopScaler] = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            *step_spans.hooks(model, optimizer, self._before_step, self._after_step),
             self._first_batch.watch(model),
             OptimizerStepHook(self._before_any_step),
             *guard_against_ddp(model, recipe, transport.world),

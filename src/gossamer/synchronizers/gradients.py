@@ -32,6 +32,8 @@ from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind
 
 MANY_DROPPED = 10
 
@@ -233,8 +235,10 @@ class GradientSynchronizer(Synchronizer):
         decision = pending.wait()
         if training:
             self._sums.clear()
-        waited = time.perf_counter() - asked
-        return self._settle(pending, decision, waited)
+        answered = time.perf_counter()
+        if active.recorder is not None:
+            active.recorder.add(SpanKind.WAITING, asked, answered)
+        return self._settle(pending, decision, answered - asked)
 
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
         self._pending = None
