@@ -104,6 +104,7 @@ with gossamer.attach(model, optimizer, "TopK(density=0.5)"):
 """
 
 
+@pytest.mark.processes
 def test_two_real_workers_leave_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(active.TRACE, str(tmp_path))
     monkeypatch.setenv(active.STEPS, "2:4")
