@@ -4,6 +4,7 @@ main.py               the entry point
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
 elastic.py            the options of a run whose workers come and go; resize.py: how many it may have from now on
 watch.py              a page, or a terminal, that shows runs while they go on and after
+trace.py              gossamer trace: what all ranks of a run did, on one clock
 record.py             shows a run's record again, or makes it of what a killed run left
 stacks.py             where every rank was, in Python, when last it was asked
 checkpoint.py         lists a directory of checkpoints, and exports one

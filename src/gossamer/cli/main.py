@@ -20,6 +20,7 @@ from gossamer.cli.resize import resize_command
 from gossamer.cli.run import run
 from gossamer.cli.stacks import stacks_command
 from gossamer.cli.terminal_encoding import write_plainly
+from gossamer.cli.trace import trace_command
 from gossamer.cli.watch import watch_command
 from gossamer.errors import GossamerError
 from gossamer.version import __version__
@@ -38,6 +39,7 @@ for command in (
     compare_command,
     record_command,
     stacks_command,
+    trace_command,
     checkpoint_command,
     explain,
     rehearse,

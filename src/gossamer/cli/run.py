@@ -42,6 +42,7 @@ from gossamer.cli.options import (
 )
 from gossamer.cli.program import TrainingProgram, program_argument
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
+from gossamer.cli.trace import trace_option, trace_settings
 from gossamer.cli.watch import check_watch, page_beside
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
@@ -63,6 +64,7 @@ from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
 from gossamer.telemetry import Collector, MachineDesk
+from gossamer.tracing.step_range import StepRange
 from gossamer.transports.mesh.collective_selector import WISHES
 from gossamer.version import __version__
 
@@ -135,6 +137,7 @@ NOT_WRITTEN = (
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
 @join_option
 @listen_option
+@trace_option
 @machine_options
 @program_argument
 def run(
@@ -155,6 +158,7 @@ def run(
     fault_texts: tuple[str, ...],
     join: tuple[str, int] | None,
     listen: tuple[str, int] | None,
+    trace: StepRange | None,
     machines: Machines,
     program: TrainingProgram,
 ) -> None:
@@ -184,6 +188,7 @@ def run(
         check_matplotlib()
     planned = enter(network, faults)
     check_emulation(elasticity, planned)
+    logs = logs or _new_logs()
     job = Job(
         **vars(program),
         workers=first_workers(workers),
@@ -192,9 +197,10 @@ def run(
         token_file=token_file,
         max_restarts=max_restarts,
         grace_seconds=grace_seconds,
-        logs=logs or _new_logs(),
+        logs=logs,
         worker_module="gossamer.cli.worker",
-        settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to),
+        settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to)
+        | trace_settings(trace, logs),
     )
     with page_beside(job.logs, watch):
         exit_code = _run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file)

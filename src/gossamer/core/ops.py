@@ -8,7 +8,7 @@ operations.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Self
@@ -64,9 +64,17 @@ class Operation(ABC):
         """What a price list calls it."""
         return self.name
 
+    def names(self) -> set[str]:
+        """Of all kinds of operations in it."""
+        return {self.name}
+
     def concurrent(self) -> Iterator[CollectiveOp]:
         """The operations that it consists of, none of which waits for another."""
         yield self  # type: ignore[misc]
+
+    def heard(self, world: int) -> Collection[int]:
+        """The ranks that its answer holds a part of: it is not there before they have begun."""
+        return range(world)
 
     def within(self, ranks: tuple[int, ...]) -> CollectiveOp:
         """The same operation within the sub-group `ranks` of a larger group."""
@@ -211,6 +219,9 @@ class NeighborAllGather(Operation):
         """The peers that the payload goes to."""
         return self.hears if self.tells is None else self.tells
 
+    def heard(self, world: int) -> Collection[int]:
+        return self.hears
+
     def tensors(self) -> Payload:
         return self.payload
 
@@ -286,6 +297,12 @@ class InGroup(Operation):
     def label(self) -> str:
         return f"{self.op.name} among {len(self.ranks)}"
 
+    def heard(self, world: int) -> Collection[int]:
+        return [self.ranks[place] for place in self.op.heard(len(self.ranks))]
+
+    def names(self) -> set[str]:
+        return {self.name, self.op.name}
+
     def within(self, ranks: tuple[int, ...]) -> CollectiveOp:
         return InGroup(tuple(ranks[place] for place in self.ranks), self.op)
 
@@ -327,6 +344,12 @@ class Coalesced(Operation):
     def concurrent(self) -> Iterator[CollectiveOp]:
         for op in self.ops:
             yield from op.concurrent()
+
+    def heard(self, world: int) -> Collection[int]:
+        return {rank for op in self.ops for rank in op.heard(world)}
+
+    def names(self) -> set[str]:
+        return {name for op in self.ops for name in op.names()}
 
     def within(self, ranks: tuple[int, ...]) -> CollectiveOp:
         return Coalesced(tuple(op.within(ranks) for op in self.ops))  # type: ignore[misc]

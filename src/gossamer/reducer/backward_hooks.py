@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.kernels import all_finite
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.sparse_gradients import entries
+from gossamer.tracing import active
 
 
 class OutermostBackward:
@@ -47,6 +48,8 @@ class OutermostBackward:
         if now is None or (outer is None and not now.holds(self.task)):
             now = _Pass(self.task)
             self._pass = weakref.ref(now)
+            if active.recorder is not None:
+                active.recorder.backward_begins()
             self._began()
         if outer is None:
             self._await_end(now)
@@ -72,6 +75,8 @@ class OutermostBackward:
     def _end(self, now: _Pass) -> None:
         if self._pass is not None and self._pass() is now:
             self.task = self._pass = None
+            if active.recorder is not None:
+                active.recorder.backward_ended()
             self._over()
 
 

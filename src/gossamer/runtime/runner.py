@@ -12,6 +12,9 @@ from torch import Tensor
 from gossamer.core.op_semantics import answer_all
 from gossamer.core.ops import CollectiveOp, Script
 from gossamer.runtime.transport import Transport
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind, code_of
+from gossamer.tracing.span_recorder import SpanRecorder, mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,18 @@ class ScriptCost:
     bytes_sent: float
 
 
+class OperationUnderWay:
+    """An operation under way, as the trace will show it. Made just before it begins: no part of it left earlier."""
+
+    def __init__(self, recorder: SpanRecorder, transport: Transport, op: CollectiveOp, began: float) -> None:
+        world = transport.world
+        self._began, self._position = began, recorder.position(transport)
+        self._about = code_of(op.names()), int(op.bytes_sent(world, transport.rank)), mask(op.heard(world), world)
+
+    def ended(self, recorder: SpanRecorder, answered: float) -> None:
+        recorder.operation(self._began, answered, self._position, *self._about)
+
+
 class ScriptRun:
     """One worker's script over a transport, operation by operation."""
 
@@ -34,6 +49,7 @@ class ScriptRun:
         self._answered: Callable[[], Any] = _nothing
         self._result: Any = None
         self._encode = self._wire = self._decode = self._sent = 0.0
+        self._under_way: OperationUnderWay | None = None  # while spans are recorded
 
     def advance(self) -> bool:
         """Wait for the operation under way, if there is one, and begin the next; False where none follows."""
@@ -44,15 +60,32 @@ class ScriptRun:
         try:
             op = self._script.send(answer)
         except StopIteration as stop:
-            self._compute(time.perf_counter() - heard)
+            ended = time.perf_counter()
+            self._compute(ended - heard)
+            if active.recorder is not None:
+                self._record(active.recorder, asked, heard, ended, None)
             self._said, self._answered, self._result = None, _nothing, stop.value
             return False
         computed = time.perf_counter()
         self._compute(computed - heard)
+        if active.recorder is not None:
+            self._record(active.recorder, asked, heard, computed, op)
         self._said, self._answered = op, self._transport.begin(op)
         self._wire += time.perf_counter() - computed
         self._sent += op.bytes_sent(self._transport.world, self._transport.rank)
         return True
+
+    def _record(
+        self, recorder: SpanRecorder, asked: float, heard: float, computed: float, op: CollectiveOp | None
+    ) -> None:
+        """What this thread did since it asked for the last answer; `op` begins now."""
+        if self._under_way is not None:
+            recorder.add(SpanKind.WIRE, asked, heard)
+            self._under_way.ended(recorder, heard)
+            recorder.add(SpanKind.DECODE, heard, computed)
+        else:
+            recorder.add(SpanKind.ENCODE, heard, computed)
+        self._under_way = None if op is None else OperationUnderWay(recorder, self._transport, op, computed)
 
     def _compute(self, seconds: float) -> None:
         if self._answered is _nothing:
@@ -89,7 +122,9 @@ def broadcast(transport: Transport, tensors: Sequence[Tensor], source: int) -> S
     asked = time.perf_counter()
     transport.broadcast_(tensors, source)
     sent = sum(tensor.nbytes for tensor in tensors) * (transport.world - 1) / transport.world
-    wire = time.perf_counter() - asked
+    wire = (answered := time.perf_counter()) - asked
+    if active.recorder is not None:
+        active.recorder.add(SpanKind.WIRE, asked, answered)
     return ScriptCost(result=None, encode_seconds=0.0, wire_seconds=wire, decode_seconds=0.0, bytes_sent=sent)
 
 

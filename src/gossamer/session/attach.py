@@ -16,6 +16,7 @@ from gossamer.session.gradient_guards import Scaler, within_wrapper
 from gossamer.session.recipe_choice import Written, chosen_recipe
 from gossamer.session.reporting import RecordOption, begin_reporting
 from gossamer.session.session import Session
+from gossamer.session.step_spans import begin_tracing
 from gossamer.session.transport_setup import transport_for
 from gossamer.session.validation import (
     innermost,
@@ -90,6 +91,7 @@ def attach(
         events.notice(caution)
     transport = transport_for(world, resolved)
     recorded = begin_reporting(record, world, log_to)
+    begin_tracing(world)
     session = Session(
         model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify
     )

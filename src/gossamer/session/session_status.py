@@ -15,6 +15,7 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
 from gossamer.session.data_wait import DataWait
 from gossamer.synchronizers.base import StepCosts
+from gossamer.tracing import active
 
 
 class SessionStatus:
@@ -37,6 +38,8 @@ class SessionStatus:
 
     def step_ended(self, skipped: bool, costs: StepCosts) -> None:
         now = time.perf_counter()
+        if active.recorder is not None:
+            active.recorder.step_ended(self._step(), self._last_at, now)
         seconds, self._last_at = now - self._last_at, now
         self._steps, self.step_seconds = self._steps + 1, seconds
         self._bytes_sent += costs.get("bytes_sent", 0.0)

@@ -14,6 +14,7 @@ from gossamer.moments.take_over import take_over
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.runtime.transport import Transport
+from gossamer.session import step_spans
 from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
 from gossamer.session.gradient_guards import GradientClip, Scaler, has_closure
 from gossamer.session.group_calls import GroupCalls
@@ -65,8 +66,7 @@ class StepHooks:
     def install(self, group: GroupCalls) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler]:
         """What calls the hooks, until it is removed. To be exhausted."""
         self._group = group
-        yield self._optimizer.register_step_pre_hook(self._before_step)
-        yield self._optimizer.register_step_post_hook(self._after_step)
+        yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
         yield OptimizerStepHook(self._before_any_step)
         yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
 

@@ -34,6 +34,8 @@ from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.strategies import GradientStage
 from gossamer.synchronizers.admission_gate import AdmissionGate
 from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind
 
 MANY_DROPPED = 10
 AT_ONCE = GradientStage(0)
@@ -245,8 +247,10 @@ class GradientSynchronizer(Synchronizer):
         decision = pending.wait()
         if training:
             self._sums.clear()
-        waited = time.perf_counter() - asked
-        return self._settle(pending, decision, waited)
+        answered = time.perf_counter()
+        if active.recorder is not None:
+            active.recorder.add(SpanKind.WAITING, asked, answered)
+        return self._settle(pending, decision, answered - asked)
 
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
         self._pending = None

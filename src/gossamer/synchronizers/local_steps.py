@@ -10,6 +10,8 @@ from enum import Enum, auto
 from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
 from gossamer.reducer.bucket import Bucket
 from gossamer.synchronizers.base import LoopControls, LoopState
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind
 
 
 class StepPhase(Enum):
@@ -95,7 +97,10 @@ class LocalSteps:
         """Within the block the training thread waits."""
         asked = time.perf_counter()
         yield
-        self._waited += time.perf_counter() - asked
+        answered = time.perf_counter()
+        self._waited += answered - asked
+        if active.recorder is not None:
+            active.recorder.add(SpanKind.WAITING, asked, answered)
 
     def add(self, skipped: bool, costs: Mapping[str, float]) -> None:
         """Count something as part of the step that is reported next."""

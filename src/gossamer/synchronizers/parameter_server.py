@@ -27,6 +27,8 @@ from gossamer.strategies import ServerStrategy
 from gossamer.strategies.parameter_server import ASYNC
 from gossamer.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
 from gossamer.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind
 
 WIDEST_BYTES = 8
 
@@ -133,9 +135,11 @@ class ServerSynchronizer(Synchronizer):
         handle, self._in_flight = self._in_flight, None
         began = time.perf_counter()
         result: StepResult = handle.wait()
-        waited, served = time.perf_counter() - began, self._endpoints.bytes_served()
+        answered, served = time.perf_counter(), self._endpoints.bytes_served()
+        if active.recorder is not None:
+            active.recorder.add(SpanKind.WAITING, began, answered)
         costs = {
-            "waiting_seconds": waited,
+            "waiting_seconds": answered - began,
             "encode_seconds": result.encode_seconds,
             "wire_seconds": result.wire_seconds,
             "decode_seconds": result.decode_seconds,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gossamer.parameter_server.shard_spec import Options
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,8 @@ class StepTimer:
 
     def lap(self, what: str) -> None:
         now = time.perf_counter()
+        if active.recorder is not None:
+            active.recorder.add(SpanKind[what.upper()], self._mark, now)
         self._spent[f"{what}_seconds"] += now - self._mark
         self._mark = now
 

@@ -34,6 +34,11 @@ class OperationLog:
         return len(self._answers) - 1
 
     @property
+    def begun(self) -> int:
+        """How many operations have a place."""
+        return len(self._answers)
+
+    @property
     def answered(self) -> int:
         """How many of the first operations have all been answered."""
         return next((place for place, each in enumerate(self._answers) if each is MISSING), len(self._answers))

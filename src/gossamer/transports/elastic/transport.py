@@ -111,9 +111,7 @@ class ElasticTransport:
         return list(self._from_others(place) if self._given is not None else texts)
 
     def _try(self, call: Callable[[], Any]) -> Any:
-        """What a call comes to; None where the transaction is finished by the answers of others.
-
-        Raises Regrouped where it is made again."""
+        """What a call comes to; None where others' answers finish the transaction. Raises Regrouped: made again."""
         if self._given is not None:
             return None
         try:
@@ -133,6 +131,11 @@ class ElasticTransport:
         assert self._given is not None
         self._log.keep(place, self._given[place])
         return self._given[place]
+
+    @property
+    def operation_number(self) -> int:
+        """Of the next operation, for traces: the same on every rank, and again where it is made again."""
+        return self._completed << 32 | self._log.begun
 
     def make_progress(self) -> bool:
         group = self._group
@@ -320,15 +323,12 @@ class ElasticTransport:
             except Stopped:
                 self.released = True
                 raise
-            self._refuse_stateless(view)
+            if self._membership.number in view.newcomers:
+                raise PutOut  # without a state
             try:
                 return self._resolve(self._connect(view.stage()), view, began)
             except FAILURES as another:
                 failure, why = another, str(another)
-
-    def _refuse_stateless(self, view: View) -> None:
-        if self._membership.number in view.newcomers:
-            raise PutOut
 
     def _resolve(self, group: Group, view: View, began: float) -> bool:
         """Compare how far the survivors have come, and give those who are behind the answers that they miss."""

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+from pathlib import Path
+
+import pytest
+from support.command_line import output_of, refusal
+from support.processes import succeed
+from support.virtual_traces import CLOCKS, Rounds
+
+from gossamer.cli.trace import trace_command, trace_settings, write
+from gossamer.errors import GossamerError
+from gossamer.trace.span_files import read_run
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind
+from gossamer.tracing.step_range import StepRange
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    Rounds(count=10).record(tmp_path / "run", CLOCKS)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["t.pftrace", "t.json", "t.json.gz", "t.png"])
+def test_the_format_follows_the_files_name(run: Path, tmp_path: Path, name: str) -> None:
+    if name.endswith("png"):
+        pytest.importorskip("matplotlib")
+    code, said = output_of(trace_command, str(run), "-o", str(tmp_path / name), "--steps", "3:5")
+    assert code == 0, said
+    assert "4 processes" in said
+    assert "ranks 1: within" in said
+    content = (tmp_path / name).read_bytes()
+    beginnings = {"t.pftrace": b"\n", "t.json": b"{", "t.json.gz": b"\x1f\x8b", "t.png": b"\x89PNG"}
+    assert content.startswith(beginnings[name])
+    if name == "t.json.gz":
+        steps = {each["name"] for each in json.loads(gzip.decompress(content))["traceEvents"]}
+        assert {"ProfilerStep#3", "ProfilerStep#5"} <= steps
+        assert "ProfilerStep#6" not in steps
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_read(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text("mine")
+    assert "is there already" in refusal("trace", str(run), "-o", str(tmp_path / "there.json"))
+    assert (tmp_path / "there.json").read_text() == "mine"
+    assert "end it with .pftrace" in refusal("trace", str(run), "-o", str(tmp_path / "trace.txt"))
+    assert "end it with .pftrace" in refusal("trace", str(run), "-o", str(tmp_path / ".json"))
+    assert "no directory" in refusal("trace", str(run), "-o", str(tmp_path / "no" / "t.json"))
+    assert "Missing option" in refusal("trace", str(run))
+
+
+def test_what_cannot_be_read_is_refused(run: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "t.json")
+    assert "gossamer run --trace all" in refusal("trace", str(tmp_path), "-o", out)
+    assert "there are 1 to 10" in refusal("trace", str(run), "-o", out, "--steps", "11:12")
+    assert "names no steps" in refusal("trace", str(run), "-o", out, "--steps", "eleven")
+    assert not Path(out).exists()
+
+
+def test_torn_files_and_missing_ranks_are_told(run: Path, tmp_path: Path) -> None:
+    torn = next(run.glob("trace-1-*"))
+    torn.write_bytes(torn.read_bytes()[:-5])
+    next(run.glob("trace-3-*")).unlink()
+    code, said = output_of(trace_command, str(run), "-o", str(tmp_path / "t.json"))
+    assert code == 0
+    assert "missing: ranks 3" in said
+    assert f"{torn.name} is torn" in said
+
+
+def test_a_file_that_could_not_be_written_whole_is_not_left(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(GossamerError, match="could not be written"):
+            write(tmp_path / "t.json", bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_are_told_where_and_which_steps(tmp_path: Path) -> None:
+    assert trace_settings(None, tmp_path) == {}
+    assert trace_settings(StepRange(3, 5), tmp_path) == {active.TRACE: str(tmp_path), active.STEPS: "3:5"}
+
+
+def test_run_refuses_steps_that_are_none(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    assert "100:110" in refusal("run", "--trace", "often", str(script))
+
+
+TRAINING = """
+import torch, gossamer
+world = gossamer.init()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with gossamer.attach(model, optimizer, "TopK(density=0.5)"):
+    for _ in range(4):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.processes
+def test_two_real_workers_leave_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(active.TRACE, str(tmp_path))
+    monkeypatch.setenv(active.STEPS, "2:4")
+    succeed(["-c", TRAINING], 2)
+    processes = read_run(tmp_path)
+    assert [each.rank for each in processes] == [0, 1]
+    for each in processes:
+        assert list(each.of(SpanKind.STEP)["number"]) == [2, 3, 4]
+        for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.WAITING):
+            assert len(each.of(kind)) == 3
+        assert len(each.of(SpanKind.OPTIMIZER)) in (3, 4)  # the last one is of a step that ends later
+        for forward, backward, waiting in zip(
+            *(each.of(kind) for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.WAITING)), strict=True
+        ):
+            assert forward["end"] <= backward["begin"] < backward["end"] <= waiting["begin"]
+    assert processes[0].operations.keys() == processes[1].operations.keys() != set()
+    code, said = output_of(trace_command, str(tmp_path), "-o", str(tmp_path / "t.pftrace"))
+    assert code == 0
+    assert "2 processes" in said

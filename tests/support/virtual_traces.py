@@ -1,0 +1,75 @@
+"""Traces of runs that never were: ranks with clocks of their own, on a network with a known way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from gossamer.tracing.record_format import EVERYONE, SpanKind, code_of
+from gossamer.tracing.span_recorder import SpanRecorder
+from gossamer.tracing.step_range import StepRange
+
+OWN_SECONDS = 1e-4  # after which a rank has its own part
+GATHER = code_of({"Gather"})
+
+
+@dataclass(frozen=True)
+class SkewedClock:
+    """Shows ahead + (1 + drift) t at the true time t."""
+
+    ahead: float = 0.0
+    drift: float = 0.0
+
+    def __call__(self, true: float) -> float:
+        return self.ahead + (1 + self.drift) * true
+
+
+@dataclass
+class FakeGroup:
+    rank: int
+    world: int
+
+    __hash__ = object.__hash__
+
+
+CLOCKS = (SkewedClock(), SkewedClock(1234.5, 80e-6), SkewedClock(-77.7, -120e-6), SkewedClock(5e4, 30e-6))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds in which every rank computes, gathers, and goes on when it has heard all."""
+
+    count: int = 120
+    compute_seconds: float = 0.2  # and up to as much again
+    way_seconds: float = 0.010
+    jitter_seconds: float = 0.0005  # on average, in addition
+    pause_seconds: float = 0.0  # between two rounds
+    machines: Sequence[int] = ()  # by rank; each has its own where that is not said
+
+    def record(self, folder: Path, clocks: Sequence[SkewedClock], seed: int = 0) -> float:
+        """Write a file for each clock's rank; returns the true time at the end."""
+        random, world, now = Random(seed), len(clocks), [0.0] * len(clocks)
+        machines = self.machines or range(world)
+        recorders = [
+            SpanRecorder(folder, rank, world, StepRange(), clock=f"machine {machines[rank]}") for rank in range(world)
+        ]
+        groups = [FakeGroup(rank, world) for rank in range(world)]
+        for number in range(1, self.count + 1):
+            begins = [t + self.compute_seconds * (1 + random.random()) for t in now]
+            ends = [max(self._comes(begins, sender, rank, random) for sender in range(world)) for rank in range(world)]
+            for rank, (recorder, clock) in enumerate(zip(recorders, clocks, strict=True)):
+                began, ended = clock(begins[rank]), clock(ends[rank])
+                recorder.add(SpanKind.FORWARD, clock(now[rank]), began)
+                recorder.operation(began, ended, recorder.position(groups[rank]), GATHER, 40, EVERYONE)
+                recorder.add(SpanKind.WIRE, began, ended)
+                recorder.add(SpanKind.STEP, clock(now[rank]), ended, number)
+            now = [end + self.pause_seconds for end in ends]
+        for recorder in recorders:
+            recorder.close()
+        return max(now)
+
+    def _comes(self, begins: Sequence[float], sender: int, receiver: int, random: Random) -> float:
+        way = self.way_seconds + random.expovariate(1 / self.jitter_seconds)
+        return begins[sender] + (OWN_SECONDS if sender == receiver else way)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.virtual_traces import CLOCKS, Rounds
+
+from gossamer.errors import GossamerError
+from gossamer.trace import picture
+from gossamer.trace.span_files import read_run
+from gossamer.trace.timeline import build
+from gossamer.tracing.step_range import StepRange
+
+
+def test_a_few_steps_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    Rounds(count=5).record(tmp_path, CLOCKS[:2])
+    assert picture.draw(build(read_run(tmp_path), StepRange(2, 3))).startswith(b"\x89PNG")
+
+
+def test_too_much_for_a_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    Rounds(count=5).record(tmp_path, CLOCKS[:2])
+    monkeypatch.setattr(picture, "MOST_SLICES", 10)
+    with pytest.raises(GossamerError, match="--steps"):
+        picture.draw(build(read_run(tmp_path)))
+
+
+def test_without_matplotlib_the_line_to_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Rounds(count=5).record(tmp_path, CLOCKS[:2])
+    monkeypatch.setattr(picture, "find_spec", lambda name: None)
+    with pytest.raises(GossamerError, match=r"gossamer\[plot\]"):
+        picture.draw(build(read_run(tmp_path)))
