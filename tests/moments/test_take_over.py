@@ -76,7 +76,7 @@ def test_the_check_notices_a_newcomer_that_keeps_its_momentum_since_it_comes_alo
 
 
 def momentum(rule: Rule, worker: Worker) -> Momentum:
-    return worker.attach(model := network(0), rule(model), DGC)._momentum
+    return worker.attach(model := network(0), rule(model), DGC)._step_hooks.momentum
 
 
 def test_momentum_moves_in_a_group_of_one_to_which_others_may_come() -> None:

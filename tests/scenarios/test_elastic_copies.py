@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -47,8 +48,8 @@ class CheckedLog(OperationLog):
 class CheckedInputs(KeptInputs):
     """Looks, before what went in is forgotten or needed, whether what was trusted to stay has stayed."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, buckets: Iterable[Bucket] = ()) -> None:
+        super().__init__(buckets)
         self.trusted: dict[int, Tensor] = {}
 
     def restores(self, place: int, flat: Tensor) -> bool:

@@ -126,12 +126,20 @@ def batch(number: int) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 3, generator=generator).double(), torch.randn(2, 2, generator=generator).double()
 
 
+def linear(seed: int) -> nn.Linear:
+    """Drawn apart from torch's own generator, which workers in threads share."""
+    model, generator = nn.Linear(3, 2).double(), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
 def trained(
     folder: Path | None, steps: int, first: int, worker: Worker, recipe: str = WRITTEN, *, passes: int = 0
 ) -> Tensor:
     """Until so many steps are made, and `passes` more; batches are dealt out in turns, from number `first`."""
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2).double()
+    model = linear(0)
     optimizer = sgd(model)
     session = worker.attach(model, optimizer, recipe)
     mine = {} if folder is None else session.load(folder)
@@ -149,8 +157,7 @@ def trained(
 
 
 def in_one_process(steps: int) -> Tensor:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2).double()
+    model = linear(0)
     optimizer = sgd(model)
     for step in range(steps):
         xs, ys = zip(*(batch(number) for number in range(12 * step, 12 * step + 12)), strict=True)
@@ -174,8 +181,7 @@ def test_a_run_resumed_by_other_workers_has_as_many_samples_a_step(before: int, 
     cluster(partial(trained, tmp_path, 2, 0), before)
 
     def resumed(worker: Worker) -> Tensor:
-        torch.manual_seed(1)
-        model = nn.Linear(3, 2).double()
+        model = linear(1)
         optimizer = sgd(model)
         session = worker.attach(model, optimizer, WRITTEN)
         session.load(tmp_path)

@@ -11,6 +11,7 @@ import runpy
 import shlex
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -77,7 +78,8 @@ def check_line(line: Line) -> None:
         if variable[1] not in variables():
             raise WrongCommand(f"{line.text}: nothing reads {variable[1]}")
         words.pop(0)
-    program, *arguments = [token_file() if word == "FILE" else word for word in without_ellipses(words)]
+    there = {"FILE": token_file(), "RUN": str(ROOT)}
+    program, *arguments = [there.get(word, word) for word in without_ellipses(words)]
     if program not in READERS:
         raise WrongCommand(f"{line.text}: no reader for {program!r}; there are {', '.join(READERS)}")
     try:
@@ -220,7 +222,8 @@ def read_launched(arguments: Sequence[str], fragment: bool) -> None:
 
 
 def read_pip(arguments: Sequence[str], fragment: bool) -> None:
-    if list(arguments) not in (["install", "."], ["install", ".[plot]"]):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    if list(arguments) not in (["install", "."], *(["install", f".[{extra}]"] for extra in extras)):
         raise ValueError("this project is not on a package index: pip install .")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -254,3 +254,14 @@ def layout_text(buckets: Iterable[Bucket]) -> str:
 
 def layouts(buckets: Iterable[Bucket]) -> list[tuple[str, Layout]]:
     return [(dtype_name(bucket.flat.dtype), bucket.layout) for bucket in buckets]
+
+
+def refuse_late_part(bucket: Bucket, name: str, sent: Sequence[Bucket]) -> None:
+    """Raise LoopError where a part of a gradient comes after the others have left to be averaged."""
+    if any(bucket is each for each in sent):
+        raise LoopError(
+            f'"{name}" was given another part of its gradient after the first had left to be averaged: reentrant '
+            "activation checkpointing adds up the gradient of a parameter that several segments share in parts, "
+            "and in every pass before this one it came whole. Call torch.utils.checkpoint.checkpoint(..., "
+            "use_reentrant=False), or checkpoint the same segments in every step."
+        )

@@ -22,7 +22,7 @@ from gossamer.errors import LoopError
 from gossamer.events import notice
 from gossamer.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
 from gossamer.reducer.backward_hooks import OutermostBackward
-from gossamer.reducer.bucket import Bucket, copy_state
+from gossamer.reducer.bucket import Bucket, copy_state, refuse_late_part
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.model_buffers import BufferVersions
 from gossamer.reducer.participation import refuse_apart
@@ -119,7 +119,7 @@ class GradientSynchronizer(Synchronizer):
         if name in bucket.early:
             bucket.take(name, parameter)
         if bucket.in_parts:
-            self._refuse_late_part(self._pending, bucket, name)
+            refuse_late_part(bucket, name, self._buckets[: self._pending.sent])
         elif self._seen_pass and not bucket.missing:
             while (sent := self._pending.sent) < len(self._buckets) and self._buckets[sent].complete:
                 self._send(self._pending, Presence.TRAINING)
@@ -128,15 +128,6 @@ class GradientSynchronizer(Synchronizer):
         """Rows leave when the pass is over: few are worth no message of their own."""
         if not self.controls.muted and torch._C._current_graph_task_id() != self._backward.task:
             self._backward.enter()
-
-    def _refuse_late_part(self, pending: PendingReduction, bucket: Bucket, name: str) -> None:
-        if any(bucket is sent for sent in self._buckets[: pending.sent]):
-            raise LoopError(
-                f'"{name}" was given another part of its gradient after the first had left to be averaged: reentrant '
-                "activation checkpointing adds up the gradient of a parameter that several segments share in parts, "
-                "and in every pass before this one it came whole. Call torch.utils.checkpoint.checkpoint(..., "
-                "use_reentrant=False), or checkpoint the same segments in every step."
-            )
 
     def _pass_began(self) -> None:
         self._loop.begins()
