@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual_workers import Worker, cluster
+from support.virtual_workers import Worker, cluster, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
@@ -126,13 +126,9 @@ def batch(number: int) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 3, generator=generator).double(), torch.randn(2, 2, generator=generator).double()
 
 
-def linear(seed: int) -> nn.Linear:
-    """Drawn apart from torch's own generator, which workers in threads share."""
-    model, generator = nn.Linear(3, 2).double(), torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return model
+def linear(seed: int) -> nn.Module:
+    with seeded(seed):
+        return nn.Linear(3, 2).double()
 
 
 def trained(
