@@ -65,5 +65,6 @@ class Transaction:
                 again = True
                 continue
             if last:
+                self._parts.clear()  # they know whose they are, and that knows this: a cycle for every exchange
                 self._recovery.complete()
             return result

@@ -13,7 +13,7 @@ from typing import Any
 
 from gossamer.errors import MismatchError
 from gossamer.membership.view import View
-from gossamer.transports.elastic.change import FAILURES, Group, RunMembership, Trainee
+from gossamer.transports.elastic.change import FAILURES, Group, RunMembership, Trainee, unreached
 from gossamer.transports.elastic.state_transfer import hand_over_value
 
 
@@ -73,7 +73,7 @@ class Admission:
             except FAILURES as failure:
                 if group is not None:
                     group.close()
-                self._membership.broken(number, getattr(failure, "unreached", ()), str(failure))
+                self._membership.broken(number, unreached(failure), str(failure))
         return Admitted(view, group, told, completed, began)
 
     def _exchange_state(self, group: Group, view: View, trainee: Trainee | None, completed: int) -> int:

@@ -15,6 +15,12 @@ from gossamer.runtime.transport import Transport
 FAILURES = (PeerLost, ConnectError)  # of a group that breaks, or cannot be made
 
 
+def unreached(failure: Exception) -> Sequence[int]:
+    """Numbers of the members that a failure names."""
+    found: Sequence[int] = getattr(failure, "unreached", ())
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """Another view."""

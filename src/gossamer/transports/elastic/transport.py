@@ -33,6 +33,7 @@ from gossamer.transports.elastic.change import (
     Resolved,
     RunMembership,
     Trainee,
+    unreached,
 )
 from gossamer.transports.elastic.operation_log import OperationLog, handed_out
 from gossamer.transports.elastic.state_transfer import broadcast_value
@@ -123,9 +124,12 @@ class ElasticTransport:
             lost: GossamerError = mismatch
         except FAILURES as failure:
             lost = failure
-        if self._regroup(str(lost)):
-            return None
-        raise Regrouped from lost
+        try:
+            if self._regroup(str(lost)):
+                return None
+            raise Regrouped from lost
+        finally:
+            del lost  # it knows this frame, which knows it: together they would keep the tensors of all callers
 
     def _from_others(self, place: int) -> Any:
         assert self._given is not None
@@ -207,7 +211,7 @@ class ElasticTransport:
             except PutOut:
                 raise
             except FAILURES as failure:
-                self._regroup(str(failure), failure)
+                self._regroup(str(failure), unreached(failure))
         self._inside, self.awaited = True, bool(self._seen.newcomers)
 
     def complete(self) -> None:
@@ -310,13 +314,13 @@ class ElasticTransport:
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
-    def _regroup(self, why: str, failure: Exception | None = None) -> bool:
+    def _regroup(self, why: str, suspects: Sequence[int] = ()) -> bool:
         """Form the group anew; whether others had completed the transaction under way. Raises PeerLost where there is
-        no way back in."""
+        no way back in. suspects: numbers of members that could not be reached."""
         began = time.monotonic()
         while True:
             self._break()
-            suspects, went_on = getattr(failure, "unreached", ()), self._completed > self._began_at
+            went_on = self._completed > self._began_at
             self._membership.broken(self._seen.number, suspects, why, went_on=went_on)
             try:
                 self._view = view = self._membership.view_after(self._seen.number, self._seconds)
@@ -327,8 +331,8 @@ class ElasticTransport:
                 raise PutOut  # without a state
             try:
                 return self._resolve(self._connect(view.stage()), view, began)
-            except FAILURES as another:
-                failure, why = another, str(another)
+            except FAILURES as failure:
+                suspects, why = unreached(failure), str(failure)
 
     def _resolve(self, group: Group, view: View, began: float) -> bool:
         """Compare how far the survivors have come, and give those who are behind the answers that they miss."""

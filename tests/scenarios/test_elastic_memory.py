@@ -1,0 +1,73 @@
+"""What an exchange needed is given back once it is over, without waiting for the garbage collector, which counts
+objects and knows nothing of the tensors that they hold."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.elastic_groups import Loss
+from support.elastic_training import check_run
+
+from gossamer.reducer.pending_reduction import PendingReduction
+from gossamer.runtime.transaction import Transaction
+from gossamer.transports.elastic.transport import ElasticTransport
+
+LOSS = Loss(victim=1, op=9, answered=False, deaf=frozenset())
+
+
+def left_by(train: Callable[[], object]) -> int:
+    """Exchanges that only the collector would find."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = [id(each) for each in gc.get_objects() if type(each) is PendingReduction]
+        train()
+        return sum(type(each) is PendingReduction and id(each) not in before for each in gc.get_objects())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])
+def test_no_exchange_outlives_its_step(recipe: str) -> None:
+    assert left_by(lambda: check_run(recipe, 3)) == 0
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])
+def test_no_exchange_that_broke_outlives_its_step(recipe: str) -> None:
+    """But for that of the one that is killed, whose error the test keeps."""
+    assert left_by(lambda: check_run(recipe, 3, [LOSS])) <= 1
+
+
+def test_a_transaction_that_keeps_its_parts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Transaction.run
+
+    def run(self: Transaction, part: Callable[[], Any], *, last: bool = False) -> Any:
+        result = original(self, part, last=last)
+        if last:
+            self._parts.append(part)
+        return result
+
+    monkeypatch.setattr(Transaction, "run", run)
+    assert left_by(lambda: check_run("Dense()", 3)) > 0
+
+
+def test_an_error_that_knows_its_own_frame_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ElasticTransport._try
+
+    def attempt(self: ElasticTransport, call: Callable[[], Any]) -> Any:
+        kept: list[BaseException] = []
+
+        def noted() -> Any:
+            try:
+                return call()
+            except Exception as error:
+                kept.append(error)
+                raise
+
+        return original(self, noted)
+
+    monkeypatch.setattr(ElasticTransport, "_try", attempt)
+    assert left_by(lambda: check_run("Dense()", 3, [LOSS])) > 1
