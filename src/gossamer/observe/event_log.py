@@ -18,6 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from gossamer.core.json_text import read_json
 from gossamer.events import (
     Attached,
     Closed,
@@ -217,13 +218,19 @@ def _ends_whole(path: Path) -> bool:
         return file.read() == b"\n"
 
 
+def read_entry(line: bytes) -> Entry | None:
+    """None for a line that was torn as its process was killed."""
+    try:
+        entry = read_json(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
 def read_entries(path: Path) -> Iterator[Entry]:
-    """The entries of an event log, in order, without those that were torn as their process was killed."""
+    """The entries of an event log, in order, without those that were torn."""
     with path.open("rb") as file:
         for line in file:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict):
+            entry = read_entry(line)
+            if entry is not None:
                 yield entry

@@ -14,21 +14,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gossamer.core.json_text import read_json
 from gossamer.telemetry.rows import MOST_CHARACTERS, NewRows
 
 Entry = Mapping[str, Any]
 Memory = dict[str, Any]  # what the next lines of a file need to be understood; JSON
 RARE = {"collective", "servers", "saved", "closed", "left"}  # kinds of the event log that become events as they are
-
-
-def read_entry(line: bytes) -> Entry | None:
-    """None for a line that was torn as its process was killed."""
-    try:
-        entry = read_json(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) else None
 
 
 # -- the event log -----------------------------------------------------------------------------------------------------

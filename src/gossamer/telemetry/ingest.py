@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gossamer.observe.event_log import read_entry
 from gossamer.telemetry import entries
 from gossamer.telemetry.entries import Memory
 from gossamer.telemetry.failures import name_causes
@@ -172,7 +173,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 def _entries(tail: Tail) -> Iterator[dict[str, Any]]:
     for line in tail.lines:
-        entry = entries.read_entry(line)
+        entry = read_entry(line)
         if entry is not None:
             yield dict(entry)
 
