@@ -132,7 +132,8 @@ def main(args: argparse.Namespace) -> None:
         rows.append(row(size, found))
     print(
         f"{WORKERS} workers learn bytes (benchmarks/elastic_worker.py, {args.recipe}). Median step of {args.steps} "
-        f"after {WARM_UP}; of {args.pairs} rounds the median (the least to the most).\n\n{markdown(rows)}\n\n{provenance()}"
+        f"after {WARM_UP}; of {args.pairs} rounds the median (the least to the most).\n\n{markdown(rows)}\n\n"
+        f"{provenance()}"
     )
 
 
