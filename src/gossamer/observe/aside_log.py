@@ -19,8 +19,10 @@ from typing import Any, TextIO
 
 from gossamer import events
 from gossamer.events import Event, GroupChanged, Joined, Noticed, Skipped
+from gossamer.observe.activity import ActivityWatch
 from gossamer.observe.event_log import Entry, LineFile
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
+from gossamer.runtime import flight_recorder
 from gossamer.version import __version__
 
 VITALS_SECONDS = 2.0
@@ -74,6 +76,10 @@ class AsideLog:
     def vitals(self, sampled: Mapping[str, float]) -> None:
         self._tell({"kind": "vitals", "values": sampled})
 
+    def active(self, activity: Entry) -> None:
+        """What the rank is at, as ActivityWatch tells it."""
+        self._tell(activity)
+
     def _tell(self, entry: Entry) -> None:
         if os.getpid() != self._pid:
             return  # a loader's process, which may have been forked while the lock was held
@@ -120,7 +126,14 @@ class Aside:
             watch_threads(self.log.failed),
             collector.install(),
         ]
-        self._vitals = VitalsThread(process_vitals(collector), self.log.vitals)
+        self._activity = ActivityWatch(flight_recorder.current)
+        self._vitals = VitalsThread(process_vitals(collector), self._sampled)
+
+    def _sampled(self, sampled: Mapping[str, float]) -> None:
+        self.log.vitals(sampled)
+        activity = self._activity.look()
+        if activity is not None:
+            self.log.active(activity)
 
     def close(self) -> None:
         for end in self._ends:
