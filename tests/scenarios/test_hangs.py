@@ -65,6 +65,11 @@ def test_a_rank_that_is_stuck_outside_an_operation_is_named(
     assert int(said[1]) <= 15
     assert ("all-reduce" in said[2], int(said[3])) == (True, STUCK_AT + 1)
     assert "rank 1 is in no operation" in done.output
+    dumped = CliRunner().invoke(
+        gossamer, ["stacks", str(tmp_path / "logs"), "--flight-recorder", str(tmp_path / "dump")]
+    )
+    assert dumped.exit_code == 0, dumped.output
+    assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == ["gossamer_rank_0", "gossamer_rank_1"]
     with closing(open_store(tmp_path / "logs" / "run.sqlite", readonly=True)) as db:
         finding = db.execute("SELECT rank, step, evidence FROM finding WHERE cause = 'hang'").fetchone()
         assert tuple(finding)[:2] == (1, STUCK_AT + 1)

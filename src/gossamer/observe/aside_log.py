@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +22,7 @@ from gossamer import events
 from gossamer.events import Event, GroupChanged, Joined, Noticed, Skipped
 from gossamer.observe.activity import ActivityWatch
 from gossamer.observe.event_log import Entry, LineFile
+from gossamer.observe.flight_dump import flight_path, write_flight
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
 from gossamer.runtime import flight_recorder
 from gossamer.version import __version__
@@ -126,6 +128,7 @@ class Aside:
             watch_threads(self.log.failed),
             collector.install(),
         ]
+        self._flight = flight_path(directory, rank)
         self._activity = ActivityWatch(flight_recorder.current)
         self._vitals = VitalsThread(process_vitals(collector), self._sampled)
 
@@ -134,11 +137,19 @@ class Aside:
         activity = self._activity.look()
         if activity is not None:
             self.log.active(activity)
+            if "operation" in activity:
+                self._keep_flight()
+
+    def _keep_flight(self) -> None:
+        with suppress(OSError):  # a full disk: nothing that training needs
+            write_flight(self._flight, flight_recorder.current)
 
     def close(self) -> None:
         for end in self._ends:
             end()
         self._vitals.close()
+        if flight_recorder.current.begun:
+            self._keep_flight()
         self._file.close()
 
 

@@ -66,6 +66,7 @@ class FlightRecorder:
         self._ring: deque[NotedOperation] = deque(maxlen=room)
         self._counts: dict[tuple[int, int], Iterator[int]] = {}
         self.waiting = NOTHING
+        self.begun = 0  # operations, ever
         self.step = 0  # that the operations which begin now belong to
         self.buckets = 0  # of a step; 0: not known
         self.saving = False
@@ -81,6 +82,7 @@ class FlightRecorder:
             told = next(numbers if numbers is not None else self._counts.setdefault(key, itertools.count()))
         noted = NotedOperation(key, told, kinds, nbytes, self.step, bucket, began)
         self._ring.append(noted)
+        self.begun += 1
         return noted
 
     @contextmanager
