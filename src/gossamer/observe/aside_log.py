@@ -7,8 +7,6 @@ thread, every few seconds: a rank that is stuck still tells of its machine, and 
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import threading
 import time
 import traceback
@@ -19,13 +17,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer import events
+from gossamer.environment.rank_environment import rank_environment
 from gossamer.events import Event, GroupChanged, Joined, Noticed, Skipped
 from gossamer.observe.activity import ActivityWatch
 from gossamer.observe.event_log import Entry, LineFile
 from gossamer.observe.flight_dump import flight_path, write_flight
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
 from gossamer.runtime import flight_recorder
-from gossamer.version import __version__
 
 VITALS_SECONDS = 2.0
 MOST_WARNINGS = 200  # of a process: a loop that warns in every step says nothing new
@@ -59,9 +57,7 @@ class AsideLog:
 
     def begin(self) -> None:
         """A process begins: what it runs on."""
-        torch = sys.modules.get("torch")
-        versions = {"python": platform.python_version(), "gossamer": __version__}
-        self._tell({"kind": "environment", "versions": versions | ({"torch": str(torch.__version__)} if torch else {})})
+        self._tell({"kind": "environment", "versions": rank_environment()})
 
     def warned(self, category: str, message: str, where: str) -> None:
         self._warnings += 1
