@@ -13,7 +13,7 @@ TABLES = """
 -- network, parameters, foretold_seconds_per_step
 CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 
--- A rank and its latest attempt. state: starting, training, waiting, saving, lost, left, finished, failed.
+-- A rank and its latest attempt. state: starting, joined, training, waiting, saving, lost, left, finished, failed.
 -- clock_offset: what was added to its machine's clock; clock_error: its bound. environment: JSON of versions and
 -- settings. activity: JSON of the operation that has lasted for seconds, or was the last before `since`, else NULL
 CREATE TABLE rank(
