@@ -112,3 +112,12 @@ def test_a_notice_that_never_comes_is_refused(text: str, monkeypatch: pytest.Mon
     monkeypatch.setenv("GOSSAMER_HANG_SECONDS", text)
     with pytest.raises(GossamerError, match="GOSSAMER_HANG_SECONDS=30"):
         notice_seconds()
+
+
+def test_a_rank_that_waits_while_it_saves_is_heard(db: sqlite3.Connection, tmp_path: Path) -> None:
+    """Broken twin: asking for ranks that wait alone."""
+    seen = Watched(tmp_path)
+    tell(db, 0, "saving", under_way=True, seconds=4.0, waits_for=[1])
+    tell(db, 1, "training", under_way=False, number=16, seconds=5.0, waits_for=[])
+    seen.watch.look(db, NOW + 7.0)
+    assert "for rank 1 in the all-reduce of step 5" in seen.notes[0]

@@ -82,7 +82,7 @@ class HangWatch:
         now = time.time() if now is None else now
         if self._dumping is not None:
             self._tell_stacks(self._dumping, db, now)
-        hang = find_hang(read_activities(db, now), now, patience(self._notice, _usual_step(db)))
+        hang = self._find(db, now)
         key = (hang.ranks, hang.step, hang.number) if hang else ()
         if key == self._told:
             return
@@ -95,6 +95,20 @@ class HangWatch:
             self._note(hang.evidence)
             if self._dump(self._files.all_stacks()):
                 self._dumping = hang
+
+    def _find(self, db: sqlite3.Connection, now: float) -> Hang | None:
+        """What reads more of a store than its ranks is asked only where some have waited for long."""
+        if (
+            db.execute(
+                "SELECT 1 FROM rank WHERE state IN ('waiting', 'saving') AND activity IS NOT NULL LIMIT 1"
+            ).fetchone()
+            is None
+        ):
+            return None
+        activities = read_activities(db, now)
+        if find_hang(activities, now, self._notice) is None:
+            return None
+        return find_hang(activities, now, patience(self._notice, _usual_step(db)))
 
     def _tell_stacks(self, hang: Hang, db: sqlite3.Connection, now: float) -> None:
         self._dumping = None
