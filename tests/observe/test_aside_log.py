@@ -13,6 +13,8 @@ from gossamer import events
 from gossamer.events import GroupChanged, Noticed, Skipped, StepEnded
 from gossamer.observe.aside_log import MOST_WARNINGS, Aside, AsideLog, aside_log_path, watch_threads, watch_warnings
 from gossamer.observe.event_log import Entry, read_entries
+from gossamer.runtime import flight_recorder
+from gossamer.runtime.flight_recorder import FlightRecorder
 
 
 def test_what_no_record_has_is_told_with_its_moment() -> None:
@@ -67,7 +69,8 @@ def test_an_error_that_ends_a_thread_is_told_and_shown(monkeypatch: pytest.Monke
     assert "in fail" in told[0]["traceback"]
 
 
-def test_a_worker_tells_of_itself_from_beginning_to_end(tmp_path: Path) -> None:
+def test_a_worker_tells_of_itself_from_beginning_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "current", FlightRecorder())
     aside = Aside(tmp_path, 3)
     events.emit(Noticed(message="here"))
     aside.close()

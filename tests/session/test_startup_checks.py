@@ -1,10 +1,12 @@
 """Startup checks: what ranks are given as they begin."""
 
+import json
+
 import pytest
 import torch
 
 from gossamer.errors import MismatchError
-from gossamer.session.startup_checks import hand_out
+from gossamer.session.startup_checks import compare, fingerprint, hand_out
 
 
 class Told(Exception):
@@ -74,3 +76,21 @@ def test_what_is_repeated_in_mind_is_written_once():
 def test_buffers_of_another_form_are_no_buffers_to_hand_out(other):
     with pytest.raises(MismatchError, match="number, shapes or dtypes differ"):
         Ranks([[torch.zeros(3)], other]).hand_out()
+
+
+def prints(**second):
+    first = fingerprint(recipe="EveryStep()", layout="1", optimizer=None) | {"host": "alpha"}
+    return [json.dumps(first), json.dumps(first | second)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("byte order", "big"), ("torch", "1.13.0"), ("gossamer", "9.9")])
+def test_versions_and_platforms_that_differ_are_refused_with_both_values_and_machines(name, value):
+    with pytest.raises(MismatchError) as refused:
+        compare(prints(**{name: value, "host": "beta"}))
+    text = str(refused.value)
+    assert f"'{value}' on rank 1" in text
+    assert "machines are 'alpha' on rank 0, 'beta' on rank 1" in text
+
+
+def test_machines_alone_may_differ():
+    compare(prints(host="beta"))

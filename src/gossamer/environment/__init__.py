@@ -15,6 +15,7 @@ store.py               a key-value store at the rendezvous, before any process g
 worker_registry.py     addresses of workers, for those that come back
 run_settings.py        servers, TLS and names from GOSSAMER_* variables
 run_token.py           the run's secret: made, checked and read
+rank_environment.py    versions, platform and settings of this process, without secrets
 host_info.py           processor, cores and versions of this machine
 """
 

@@ -98,7 +98,7 @@ class StackRequests:
 
     def keep(self) -> None:
         """At the end: what was dumped stays beside the logs."""
-        for path in self._files.all_stacks():
+        for path in [*self._files.all_stacks(), *self._files.all_flights()]:
             if path.stat().st_size:
                 shutil.copyfile(path, self._logs / path.name)
 

@@ -7,21 +7,23 @@ thread, every few seconds: a rank that is stuck still tells of its machine, and 
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer import events
+from gossamer.environment.rank_environment import rank_environment
 from gossamer.events import Event, GroupChanged, Joined, Noticed, Skipped
+from gossamer.observe.activity import ActivityWatch
 from gossamer.observe.event_log import Entry, LineFile
+from gossamer.observe.flight_dump import flight_path, write_flight
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
-from gossamer.version import __version__
+from gossamer.runtime import flight_recorder
 
 VITALS_SECONDS = 2.0
 MOST_WARNINGS = 200  # of a process: a loop that warns in every step says nothing new
@@ -55,9 +57,7 @@ class AsideLog:
 
     def begin(self) -> None:
         """A process begins: what it runs on."""
-        torch = sys.modules.get("torch")
-        versions = {"python": platform.python_version(), "gossamer": __version__}
-        self._tell({"kind": "environment", "versions": versions | ({"torch": str(torch.__version__)} if torch else {})})
+        self._tell({"kind": "environment", "versions": rank_environment()})
 
     def warned(self, category: str, message: str, where: str) -> None:
         self._warnings += 1
@@ -73,6 +73,10 @@ class AsideLog:
 
     def vitals(self, sampled: Mapping[str, float]) -> None:
         self._tell({"kind": "vitals", "values": sampled})
+
+    def active(self, activity: Entry) -> None:
+        """What the rank is at, as ActivityWatch tells it."""
+        self._tell(activity)
 
     def _tell(self, entry: Entry) -> None:
         if os.getpid() != self._pid:
@@ -120,12 +124,28 @@ class Aside:
             watch_threads(self.log.failed),
             collector.install(),
         ]
-        self._vitals = VitalsThread(process_vitals(collector), self.log.vitals)
+        self._flight = flight_path(directory, rank)
+        self._activity = ActivityWatch(flight_recorder.current)
+        self._vitals = VitalsThread(process_vitals(collector), self._sampled)
+
+    def _sampled(self, sampled: Mapping[str, float]) -> None:
+        self.log.vitals(sampled)
+        activity = self._activity.look()
+        if activity is not None:
+            self.log.active(activity)
+            if "operation" in activity:
+                self._keep_flight()
+
+    def _keep_flight(self) -> None:
+        with suppress(OSError):  # a full disk: nothing that training needs
+            write_flight(self._flight, flight_recorder.current)
 
     def close(self) -> None:
         for end in self._ends:
             end()
         self._vitals.close()
+        if flight_recorder.current.begun:
+            self._keep_flight()
         self._file.close()
 
 

@@ -70,20 +70,26 @@ def where(stack: Stack) -> str:
     return f"{inside} from {frame.place}" if inside else f"at {frame.place} in {frame.function}"
 
 
-def side_by_side(dumps: Mapping[int, Sequence[Stack]], steps: Mapping[int, int], threads: bool = False) -> list[str]:
+def side_by_side(
+    dumps: Mapping[int, Sequence[Stack]],
+    steps: Mapping[int, int],
+    threads: bool = False,
+    beside: Mapping[int, str] | None = None,
+) -> list[str]:
     """Lines to show. dumps: threads by rank, the main one first; steps: by rank, one that it is known to have ended,
-    as its event log says, which is written once a second.
+    as its event log says, which is written once a second; beside: by rank, the operation that it is in.
 
     threads: show all, instead of the main one alone. Groups of ranks come with the smallest first: whom others wait for
     is seldom in the largest.
     """
-    groups: dict[tuple[Stack, ...], list[int]] = {}
+    groups: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
     for rank in sorted(dumps):
-        groups.setdefault(tuple(dumps[rank]) if threads else tuple(dumps[rank][:1]), []).append(rank)
+        shown = tuple(dumps[rank]) if threads else tuple(dumps[rank][:1])
+        groups.setdefault((shown, (beside or {}).get(rank, "")), []).append(rank)
     lines = []
-    for stacks, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
+    for (stacks, place), ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
         main = stacks[0] if stacks else ()
-        lines.append(f"{_named(ranks)}: {where(main)}{_after(ranks, steps)}")
+        lines.append(f"{_named(ranks)}: {where(main)}{', ' * bool(place)}{place or _after(ranks, steps)}")
         for number, stack in enumerate(stacks):
             lines += [f"  another thread, {where(stack)}"] if number else []
             lines += [f"    {frame}" for frame in _from_script(stack)]

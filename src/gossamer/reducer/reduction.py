@@ -32,6 +32,7 @@ from gossamer.reducer.step_report import (
     gather_first_batches,
     gather_standings,
 )
+from gossamer.runtime import flight_recorder
 from gossamer.runtime.pipeline import DEPTH, Pipeline
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.runtime.runner import ScriptCost, ScriptRun, broadcast, run_script
@@ -224,7 +225,8 @@ class StepReduction:
         return [self._staged[place] for place in sorted(self._staged)]
 
     def _leave(self, script: Script) -> ScriptRun:
-        self._left.append(ScriptRun(script, self.transport))
+        flight_recorder.current.step = self.at.step + 1
+        self._left.append(ScriptRun(script, self.transport, bucket=len(self._left) + 1))
         self._pipeline.put(self._left[-1])
         return self._left[-1]
 

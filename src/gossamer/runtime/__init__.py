@@ -2,6 +2,7 @@
 
 transport       the Transport protocol: answers the operations of one worker in a lock-step group
 runner          runs a script over a transport, all workers' scripts in one process, or only its price
+flight_recorder the latest operations of this process, in a ring, and what it waits for now
 comm_thread     the communication thread: a queue of jobs, executed in order
 transaction     operations that are finished or made again as a whole where the group changes
 pipeline        several scripts at once over one transport, in an order that is the same on every rank

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gossamer.core.op_semantics import answer_all
 from gossamer.core.ops import CollectiveOp, Script
+from gossamer.runtime import flight_recorder
 from gossamer.runtime.transport import Transport
 from gossamer.tracing import active
 from gossamer.tracing.record_format import SpanKind, code_of
@@ -43,8 +44,10 @@ class OperationUnderWay:
 class ScriptRun:
     """One worker's script over a transport, operation by operation."""
 
-    def __init__(self, script: Script, transport: Transport) -> None:
-        self._script, self._transport = script, transport
+    def __init__(self, script: Script, transport: Transport, bucket: int = 0) -> None:
+        """bucket: whose operations these are, by its place in the step from 1; 0: of none."""
+        self._script, self._transport, self._bucket = script, transport, bucket
+        self._flight, self._noted = flight_recorder.current, flight_recorder.NOTHING
         self._said: CollectiveOp | None = None  # kept while it is under way: its tensors are the transport's
         self._answered: Callable[[], Any] = _nothing
         self._result: Any = None
@@ -54,8 +57,10 @@ class ScriptRun:
     def advance(self) -> bool:
         """Wait for the operation under way, if there is one, and begin the next; False where none follows."""
         asked = time.perf_counter()
+        self._flight.waiting = self._noted
         answer = self._answered()
-        heard = time.perf_counter()
+        self._flight.waiting = flight_recorder.NOTHING
+        heard = self._noted.answered = time.perf_counter()
         self._wire += heard - asked
         try:
             op = self._script.send(answer)
@@ -70,9 +75,13 @@ class ScriptRun:
         self._compute(computed - heard)
         if active.recorder is not None:
             self._record(active.recorder, asked, heard, computed, op)
+        nbytes = op.bytes_sent(self._transport.world, self._transport.rank)
+        self._noted = self._flight.begin(self._transport, op.names(), nbytes, computed, self._bucket)
+        self._flight.waiting = self._noted  # a transport may need others to begin
         self._said, self._answered = op, self._transport.begin(op)
+        self._flight.waiting = flight_recorder.NOTHING
         self._wire += time.perf_counter() - computed
-        self._sent += op.bytes_sent(self._transport.world, self._transport.rank)
+        self._sent += nbytes
         return True
 
     def _record(
@@ -120,7 +129,8 @@ def run_script(script: Script, transport: Transport) -> ScriptCost:
 def broadcast(transport: Transport, tensors: Sequence[Tensor], source: int) -> ScriptCost:
     """Overwrite tensors with those of `source`; each is sent once to every other rank, on average (n-1)/n a worker."""
     asked = time.perf_counter()
-    transport.broadcast_(tensors, source)
+    with flight_recorder.current.call(transport, "broadcast"):
+        transport.broadcast_(tensors, source)
     sent = sum(tensor.nbytes for tensor in tensors) * (transport.world - 1) / transport.world
     wire = (answered := time.perf_counter()) - asked
     if active.recorder is not None:

@@ -23,6 +23,7 @@ from gossamer.checkpoint.runs import agree_on_name
 from gossamer.checkpoint.snapshot import SnapshotBuffers
 from gossamer.checkpoint.state import Stateful, parameter_names
 from gossamer.errors import CheckpointError
+from gossamer.runtime import flight_recorder
 from gossamer.session import session_checkpoint
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.session_status import SessionStatus
@@ -91,6 +92,12 @@ class SessionCheckpoints:
         **options: Any,
     ) -> None:
         """Write a checkpoint: `session` is the session's state, `mine` the user's own values."""
+        with flight_recorder.current.save():
+            self._save(directory, session, mine, options)
+
+    def _save(
+        self, directory: StrPath, session: Mapping[str, Any], mine: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> None:
         wanted = self._agree_on(options)
         self._conclude(since="the next was to be saved")
         self._tracked.tell_missing(mine)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from gossamer.core.ops import Script
 from gossamer.errors import CheckpointError, LoopError
+from gossamer.runtime import flight_recorder
 from gossamer.runtime.comm_thread import CommThread
-from gossamer.runtime.runner import run_script
+from gossamer.runtime.runner import broadcast, run_script
 from gossamer.runtime.transport import Transport
 
 T = TypeVar("T")
@@ -46,11 +47,15 @@ class GroupCalls:
         """Every rank's text, by rank."""
         if self.alone:
             return [text]
-        return self.together(partial(self.transport.all_gather_text, text))
+        return self.together(partial(self._told, text))
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
         """Overwrite `tensors` with those of rank `source`."""
-        self.together(partial(self.transport.broadcast_, tensors, source))
+        self.together(partial(broadcast, self.transport, tensors, source))
+
+    def _told(self, text: str) -> list[str]:
+        with flight_recorder.current.call(self.transport, "all-gather of texts"):
+            return self.transport.all_gather_text(text)
 
     def together(self, calls: Callable[[], T]) -> T:
         """The result of several calls, which are made again from the first one where ranks change in between."""

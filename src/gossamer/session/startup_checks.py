@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,12 @@ from gossamer.session.group_calls import GroupCalls
 from gossamer.session.tensor_hash import tensor_hashes
 from gossamer.version import __version__
 
+HOST = "host"  # told along, and never compared
 MEANING = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
     "torch": "torch's version (install the same one everywhere)",
     "python": "Python's version (use the same one everywhere)",
+    "byte order": "the order of bytes in numbers (use machines of one kind: numbers travel as they lie in memory)",
     "nccl": "NCCL's version (install the same one everywhere)",
     "script": "a hash of the script (copy the same file everywhere)",
     "recipe": "the recipe (pass the same one everywhere)",
@@ -36,7 +39,9 @@ MEANING = {
 
 def check_ranks_alike(model: nn.Module, optimizer: Optimizer, group: GroupCalls, **about: str) -> None:
     """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers. about: see fingerprint."""
-    compare(group.all_gather_text(json.dumps(fingerprint(optimizer=optimizer, **about))))
+    compare(
+        group.all_gather_text(json.dumps({**fingerprint(optimizer=optimizer, **about), HOST: socket.gethostname()}))
+    )
     hand_out([*model.parameters(), *model.buffers()], group.all_gather_text, group.broadcast_)
 
 
@@ -46,6 +51,7 @@ def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, option
         "gossamer": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "byte order": sys.byteorder,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none",
         "script": _script_hash(),
         "recipe": recipe,
@@ -58,14 +64,17 @@ def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, option
 def compare(texts: Sequence[str]) -> None:
     """Refuse fingerprints (as JSON, by rank) that differ, naming each value and the ranks that hold it."""
     prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
-    differing = [key for key in prints[0] if len({each.get(key) for each in prints}) > 1]
+    differing = [key for key in prints[0] if key != HOST and len({each.get(key) for each in prints}) > 1]
     if differing:
+        hosts = [each.get(HOST, "") for each in prints]
+        machines = f". Their machines are {by_value(hosts)}" if len({*hosts}) > 1 else ""
         lines = [
             f"{MEANING.get(key, key)}: {by_value([each.get(key, 'none') for each in prints])}" for key in differing
         ]
         raise MismatchError(
             "the ranks are not alike, so their parameters would drift apart without a word. They differ in "
             + "; in ".join(lines)
+            + machines
         )
 
 

@@ -30,6 +30,7 @@ from gossamer.reducer.pending_reduction import PendingReduction
 from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer
 from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
+from gossamer.runtime import flight_recorder
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.strategies import GradientStage
 from gossamer.synchronizers.admission_gate import AdmissionGate
@@ -155,6 +156,7 @@ class GradientSynchronizer(Synchronizer):
         reduction = StepReduction(
             compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner, kept=self._kept
         )
+        flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
         thread = self._context.comm_thread
         self._pending = PendingReduction(reduction, self._buckets, self._sparse, thread, taken, admits)

@@ -9,6 +9,8 @@ uplink  what a launcher that joined a run on another machine sends to the first 
         batches: rows on their way
 collector  the launcher's thread that does so while a run goes on
 stragglers  names the rank that all others wait for, and why; findings reads what that takes, and writes it down
+hangs   names the rank that others have waited for too long, and where: the root of their wait_for_graph; hang_watch
+        looks for it in the store, tells it, and has all stacks dumped
 """
 
 from gossamer.telemetry.collector import Collector

@@ -17,6 +17,7 @@ from gossamer.launch.logs.run_files import RunFiles
 from gossamer.observe.event_log import LineFile
 from gossamer.observe.vitals import machine_vitals
 from gossamer.telemetry import findings
+from gossamer.telemetry.hang_watch import HangWatch
 from gossamer.telemetry.ingest import Ingest
 from gossamer.telemetry.machines import MachineDesk, RankBook
 from gossamer.telemetry.store import STORE_FILE
@@ -55,6 +56,7 @@ class Collector:
         self._told = LineFile(RunFiles(directory).told, lambda sentence: None)
         self._telling = threading.Lock()  # notes come from the launcher's threads
         self._ingest: Ingest | None = None
+        self._hangs = HangWatch(directory, self.heard(note), self.tell)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer collector", daemon=True)
         self.tell("facts", facts={**facts, "started": time.time()})
@@ -117,6 +119,7 @@ class Collector:
     def _find_straggler(self) -> None:
         if self._ingest is not None:
             with self._ingest.db as db:
+                self._hangs.look(db)
                 findings.look(db, time.time())
 
     def _finish(self) -> None:

@@ -95,12 +95,33 @@ def take_aside(rows: NewRows, rank: int, machine: str, entry: Entry) -> None:
         take_vitals(rows, rank, machine, entry)
     elif kind == "environment":
         rows.know(rank, environment=json.dumps(entry["versions"]))
+    elif kind == "activity":
+        _activity(rows, rank, at, entry)
     elif kind == "uncaught":
         message = f"{entry['summary']} (in thread {entry['thread']})"
         failure = {"kind": "uncaught", "message": message, "traceback": entry["traceback"], "caused_by": None}
         rows.add("failure", at=at, rank=rank, attempt=None, **failure)
     else:
+        if kind == "joined":
+            rows.know(rank, state="joined")
         rows.event(at, rank, kind, _without(entry, "kind", "moment"))
+
+
+def _activity(rows: NewRows, rank: int, at: float | None, entry: Entry) -> None:
+    """Ranks of a group that is a part of the run are numbered from its first one."""
+    told = _without(entry, "kind", "moment", "seconds")
+    if "place" in told:
+        first = rank - told.pop("place")
+        told["group"] = [first, told.pop("world")]
+        told["waits_for"] = [first + each for each in told["waits_for"]]
+        told["since"] = (at or 0.0) - entry["seconds"]
+    waits_for = ", ".join(map(str, told.get("waits_for", ())))
+    rows.know(
+        rank,
+        state=entry["state"],
+        waits_for=f"rank{'s' * (',' in waits_for)} {waits_for}" if waits_for else None,
+        activity=json.dumps(told) if "group" in told else None,
+    )
 
 
 def take_vitals(rows: NewRows, rank: int | None, machine: str, entry: Entry) -> None:
@@ -113,7 +134,7 @@ def take_vitals(rows: NewRows, rank: int | None, machine: str, entry: Entry) -> 
 
 def take_started(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
     began = {"attempt": attempt, "machine": report["host"], "pid": report["pid"], "began": report["moment"]}
-    rows.know(rank, **began, ended=None, state="starting")
+    rows.know(rank, **began, ended=None, state="starting", waits_for=None, activity=None)
 
 
 def take_failure(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:

@@ -13,11 +13,13 @@ TABLES = """
 -- network, parameters, foretold_seconds_per_step
 CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 
--- A rank and its latest attempt. state: starting, training, waiting, saving, lost, left, finished, failed.
--- clock_offset: what was added to its machine's clock; clock_error: its bound. environment: JSON of versions
+-- A rank and its latest attempt. state: starting, joined, training, waiting, saving, lost, left, finished, failed.
+-- clock_offset: what was added to its machine's clock; clock_error: its bound. environment: JSON of versions and
+-- settings. activity: JSON of the operation that has lasted for seconds, or was the last before `since`, else NULL
 CREATE TABLE rank(
     rank INTEGER PRIMARY KEY, attempt INTEGER, machine TEXT, pid INTEGER, began REAL, ended REAL, state TEXT,
-    waits_for TEXT, clock_offset REAL, clock_error REAL, environment TEXT
+    waits_for TEXT, clock_offset REAL, clock_error REAL, environment TEXT,
+    activity TEXT
 );
 
 -- The sum over `steps` steps that end with `step`. seconds = what passed; waiting: the training thread's, for others;
@@ -61,10 +63,11 @@ CREATE TABLE failure(
 );
 
 -- What happens rarely: attached, noticed, warning, saved, group changed, collective, skipped, servers, left, closed,
--- dropped. content: JSON
+-- dropped, stacks. content: JSON
 CREATE TABLE event(id INTEGER PRIMARY KEY, at REAL, rank INTEGER, kind TEXT, content TEXT);
 
--- Stragglers. cause: computing, data loading, link, stopped, garbage collection, loaded machine; evidence: a sentence
+-- Stragglers, and who hangs. cause: computing, data loading, link, stopped, garbage collection, loaded machine, hang;
+-- evidence: a sentence
 CREATE TABLE finding(at REAL, step INTEGER, rank INTEGER, cause TEXT, evidence TEXT);
 
 -- How far each file of the run has been read, and what its next lines need to be understood (JSON)

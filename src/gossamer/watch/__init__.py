@@ -7,6 +7,7 @@ grid_cache     grids that several pictures show are read once
 curves         what the training loop logged: least, mean, greatest per cell
 pictures       grids as what the page draws
 summary        what a run is, how far it is, how each rank does
+environments   what ranks do not have in common, of versions, platforms and settings
 tables         links, tensors, failures, events
 log_lines      what was printed, merged and filtered
 news           server-sent events: what is new since

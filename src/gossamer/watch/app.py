@@ -13,6 +13,7 @@ import msgspec
 from gossamer.errors import GossamerError
 from gossamer.watch import tables
 from gossamer.watch.curves import bytes_at, metric_names, read_curve
+from gossamer.watch.environments import read_differences
 from gossamer.watch.grid_cache import GridCache
 from gossamer.watch.guard import Guard
 from gossamer.watch.log_lines import LogFilter, read_lines
@@ -62,7 +63,11 @@ class Views:
 
     def workers(self, run: WatchedRun, query: Query) -> Any:
         with run.reading() as db:
-            return {"findings": read_findings(db), "vitals": read_vitals(db, read_ranks(db))}
+            return {
+                "findings": read_findings(db),
+                "vitals": read_vitals(db, read_ranks(db)),
+                "differences": read_differences(db),
+            }
 
     def network(self, run: WatchedRun, query: Query) -> Any:
         with run.reading() as db:

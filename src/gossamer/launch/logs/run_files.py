@@ -101,6 +101,10 @@ class RunFiles:
         """Of all ranks and processes."""
         return sorted(self.directory.glob("stacks-*-*.txt"))
 
+    def all_flights(self) -> list[Path]:
+        """Of each rank, its latest operations, as it wrote them when it stood still or ended."""
+        return sorted(self.directory.glob("flight-*.json"))
+
     def stalled(self, rank: int) -> Path:
         """Touched whenever the rank has told that it waits for long."""
         return self.directory / f"stalled-{rank}"

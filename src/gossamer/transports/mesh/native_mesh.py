@@ -18,6 +18,7 @@ from functools import partial
 
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.library import Count, Function, Pointer, library
+from gossamer.runtime import flight_recorder
 from gossamer.transports.mesh import last_words
 from gossamer.transports.mesh.program import Program
 from gossamer.transports.mesh.sealing import LinksKeys, cipher_functions
@@ -170,7 +171,9 @@ class Mesh:
     def _wait_long(self, op: int) -> int:
         silence = StallWatchdog(self.rank, self._patience, self._unanswered_seconds)
         while (answer := self._turn(op)) == NOT_YET:
-            silence.look(*self._waits_for(op))
+            moved, waited_for = self._waits_for(op)
+            flight_recorder.current.waiting.waits_for = tuple(waited_for)
+            silence.look(moved, waited_for)
         if answer == FINISHED:
             silence.end()
         return answer

@@ -11,7 +11,7 @@ const KINDS = { training: "good", finished: "good", waiting: "warn", saving: "go
 const HEAT_CELLS = 240;
 
 function finding(each) {
-  return h("div", { className: "finding" }, h("b", {}, `Rank ${each.rank} is the straggler: ${each.cause}.`), " ", each.evidence, h("br"),
+  return h("div", { className: "finding" }, h("b", {}, each.cause === "hang" ? `Others hang: they wait for rank ${each.rank}.` : `Rank ${each.rank} is the straggler: ${each.cause}.`), " ", each.evidence, h("br"),
     h("small", {}, `found at step ${count(each.step)}, ${clock(each.at)}${each.times > 1 ? `; ${each.times} times since ${clock(each.first)}` : ""}`));
 }
 
@@ -31,6 +31,14 @@ function machines(told) {
   const columns = [...new Set(names.flatMap((name) => Object.keys(told[name])))].sort();
   return h("div", { className: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { className: "left" }, "machine"), columns.map((name) => h("th", {}, name.replaceAll("_", " "))))),
     h("tbody", {}, names.map((name) => h("tr", {}, h("td", { className: "name" }, name), columns.map((column) => h("td", {}, (VITALS[column] ?? short)(told[name][column] ?? null))))))));
+}
+
+const ranksOf = (ranks) => `rank${ranks.length > 1 ? "s" : ""} ${ranks.length > 12 ? `${ranks.slice(0, 12).join(", ")} and ${ranks.length - 12} more` : ranks.join(", ")}`;
+
+function differences(told) {
+  if (!told.length) return null;
+  return h("div", { className: "card wide" }, h("h2", {}, "What ranks do not have in common"), h("p", { className: "note" }, "Versions, platforms and settings; what is not listed is alike everywhere."),
+    h("div", { className: "scroll" }, h("table", {}, h("tbody", {}, told.map((each) => h("tr", {}, h("td", { className: "name" }, each.name), h("td", { className: "left" }, each.values.map((one) => h("div", {}, `${one.value ?? "not set"}: ${ranksOf(one.ranks)}`)))))))));
 }
 
 export function make({ run, get }) {
@@ -55,11 +63,12 @@ export function make({ run, get }) {
   const now = h("div", { className: "cells" });
   const nothing = h("div", {});
   const around = h("div", { className: "card wide" });
+  const unlike = h("div", { className: "wide" });
   const filter = h("input", { type: "search", placeholder: "rank, state, machine …", "aria-label": "Filter ranks", oninput: () => showRanks() });
   let vitals = { ranks: {}, machines: {} };
   let slow = new Set();
   const element = h("div", {}, found, h("div", { className: "card" }, h("h2", {}, "Every rank over time"), h("p", { className: "note" }, "A straggler waits little while all others wait for it. Drag over a stretch to see it alone, double-click for the whole run."), h("div", { className: "row" }, choice, back, sampled), nothing, map.element),
-    h("div", { className: "grid", style: { marginTop: "14px" } }, h("div", { className: "card wide" }, h("div", { className: "row" }, h("h2", {}, "Now"), filter), now), around));
+    h("div", { className: "grid", style: { marginTop: "14px" } }, h("div", { className: "card wide" }, h("div", { className: "row" }, h("h2", {}, "Now"), filter), now), around, unlike));
 
   function showRanks() {
     const words = filter.value.toLowerCase();
@@ -83,6 +92,7 @@ export function make({ run, get }) {
     if (told.ranks.length) map.draw(told.cells);
     showRanks();
     settle(around, h("h2", {}, "Machines"), machines(vitals.machines));
+    settle(unlike, differences(people.differences ?? []));
   }
   return { element, show, redraw: () => { if (told?.ranks.length) map.draw(told.cells); } };
 }
