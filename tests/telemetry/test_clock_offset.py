@@ -83,3 +83,20 @@ def test_a_clock_that_is_set_begins_anew() -> None:
     clocks.add(1000.0, 1000.01, 1000.02)
     clocks.add(500.0, 1005.01, 500.02)
     assert clocks.at(500.01) == pytest.approx((505.0, 0.01))
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, 300.0, -300.0, 1.0])
+@pytest.mark.parametrize("whose", ["this", "other"])
+def test_a_clock_that_is_set_is_followed_at_the_next_round_trip(jump: float, whose: str) -> None:
+    """The broken twin remembers the trips of before, the shortest of which it goes on to believe."""
+    clocks, true = ClockOffset(), SKEW
+    mine = 1e6
+    for trip in range(20):
+        if trip == 10:
+            mine, true = (mine + jump, true - jump) if whose == "this" else (mine, true + jump)
+        seconds = 0.010 if trip < 10 else 0.020  # those of before look better
+        clocks.add(mine, mine + seconds / 2 + true, mine + seconds)
+        offset = clocks.at(mine + seconds)
+        assert offset is not None
+        assert abs(offset.seconds - true) <= offset.error < 0.1
+        mine += 5.0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
+from support.processes import eventually
 
 from gossamer.telemetry import Collector, open_store
 from gossamer.telemetry.collector import set_aside
+from gossamer.telemetry.rows import NewRows
 
 
 def facts(path: Path) -> dict[str, object]:
@@ -68,3 +72,51 @@ def test_a_store_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
         pass
     assert len(notes) == 1
     assert "Training and its record go on" in notes[0]
+
+
+def texts(path: Path) -> list[str]:
+    db = open_store(path, readonly=True)
+    found = [row["text"] for row in db.execute("SELECT text FROM log ORDER BY id")]
+    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    db.close()
+    return found
+
+
+def test_a_store_that_takes_nothing_for_a_while_catches_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came meanwhile is in the run's files, and is read once; the launcher says one sentence."""
+    monkeypatch.setattr("gossamer.telemetry.collector.LOOK_SECONDS", 0.01)
+    notes: list[str] = []
+    full = threading.Event()
+    write = NewRows.write
+
+    def on_a_full_disk(rows: NewRows, db: sqlite3.Connection) -> None:
+        write(rows, db)
+        if full.is_set():
+            raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(NewRows, "write", on_a_full_disk)
+    with Collector(tmp_path, tmp_path, {}, notes.append) as collector:
+        collector.tell("note", text="before")
+        assert eventually(lambda: "before" in texts(tmp_path / "run.sqlite"))
+        full.set()
+        collector.tell("note", text="meanwhile")
+        assert eventually(lambda: len(notes) == 1)
+        assert texts(tmp_path / "run.sqlite") == ["before"]
+        full.clear()
+        assert eventually(lambda: "meanwhile" in texts(tmp_path / "run.sqlite"))
+        full.set()
+        collector.tell("note", text="at the end")
+        assert eventually(lambda: collector._ingest is None)
+        full.clear()
+    assert texts(tmp_path / "run.sqlite") == ["before", "meanwhile", "at the end"]
+    (note,) = notes
+    assert "disk is full" in note
+    assert list(tmp_path.glob("run-*.sqlite")) == []  # and none was set aside for another
+
+
+def test_entries_that_no_version_writes_end_no_run(tmp_path: Path) -> None:
+    notes: list[str] = []
+    with Collector(tmp_path, tmp_path, {}, notes.append) as collector:
+        (tmp_path / "events-0.jsonl").write_text('{"kind": "attached", "moment": "noon", "at": 1}\n')
+        collector.ended("finished")
+    assert len(notes) == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.telemetry import insert, open_store
-from gossamer.telemetry.thinning import TABLES, ThinnedTable, thin
+from gossamer.telemetry import insert, open_store, thinning
+from gossamer.telemetry.thinning import LOOKS_BETWEEN, TABLES, ThinnedTable, Thinning, thin
 
 BY_NAME = {table.name: table for table in TABLES}
 ZERO = dict.fromkeys(("seconds", "compute", "encode", "wire", "decode", "waiting", "data", "bytes_pulled"), 0.0)
@@ -98,3 +98,15 @@ def test_a_metric_that_is_not_finite_does_not_hide_its_neighbors(db: sqlite3.Con
     values = [row["value"] for row in db.execute("SELECT value FROM metric WHERE step < 300")]
     assert values
     assert set(values) == {3.0}
+
+
+def test_long_lines_go_before_the_newest_hundred_thousand_are_there(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken twin counts rows alone: a hundred thousand lines of 20,000 letters are two gigabytes."""
+    monkeypatch.setattr(thinning, "MOST_CHARACTERS", 1000)
+    thin_now = Thinning(db)
+    insert(db, "log", ({"at": number, "text": "x" * 90} for number in range(50)))
+    for _ in range(LOOKS_BETWEEN):
+        thin_now.look({"log"})
+    assert [row["at"] for row in db.execute("SELECT at FROM log ORDER BY id")] == list(range(39, 50))

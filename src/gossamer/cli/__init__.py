@@ -3,6 +3,7 @@
 main.py               the entry point
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
 elastic.py            the options of a run whose workers come and go; resize.py: how many it may have from now on
+machine_links.py      what passes between the stores of a run's machines
 watch.py              a page, or a terminal, that shows runs while they go on and after
 trace.py              gossamer trace: what all ranks of a run did, on one clock
 record.py             shows a run's record again, or makes it of what a killed run left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,11 @@ from gossamer.cli.servers import Start
 from gossamer.emulation import EmulationPlan
 from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.environment import interfaces
-from gossamer.environment.run_settings import tls_contexts
 from gossamer.launch.job import Job
 from gossamer.launch.member_launcher import LOOPBACK, Elasticity, coordinate_run, launch_members
 from gossamer.launch.worker_range import MOST_WORKERS, WorkerRange, read_worker_range
 from gossamer.observe.live import LiveView
-from gossamer.telemetry import MachineDesk, Uplink, to_coordinator
-from gossamer.transports.rpc.sockets import Tls
+from gossamer.telemetry import MachineDesk
 
 HOST_PORT = "{text!r} is no address of a coordinator. Write HOST:PORT, such as 10.0.0.1:29600"
 EVERYWHERE = ("0.0.0.0", "::", "*")
@@ -137,7 +134,7 @@ def most_workers(workers: int | WorkerRange) -> int:
 
 
 def elastic_starter(
-    job: Job, elasticity: Elasticity, emulation: Emulation, live: LiveView, others: MachineDesk
+    job: Job, elasticity: Elasticity, emulation: Emulation, live: LiveView, others: MachineDesk | None
 ) -> Start:
     """The launcher of this job, on the emulation's hosts, with its coordinator on the first. The live view follows
     workers that come later, too; `others` hears other machines' launchers. Takes the remaining arguments of `launch`.
@@ -145,17 +142,8 @@ def elastic_starter(
     if emulation.testbed is not None:
         first = emulation.testbed.hosts[0]
         elasticity = replace(elasticity, listen=(first.address, PORT), network=DIRECTORY / first.namespace)
-    coordinate = partial(coordinate_run, beside=others.answers)
+    coordinate = partial(coordinate_run, beside=None if others is None else others.answers)
     return partial(launch_members, emulation.place(job), elasticity, staffed=live.staff, coordinate=coordinate)
-
-
-def uplink(job: Job, elasticity: Elasticity | None) -> Uplink | None:
-    """The way to the first machine's store, for a launcher that joins another's run."""
-    if elasticity is None or elasticity.coordinator is None or job.token_file is None:
-        return None
-    token, folder = hashlib.sha256(job.token_file.read_bytes()).digest(), job.settings.get("GOSSAMER_TLS")
-    tls = Tls(*tls_contexts(folder)) if folder else None
-    return Uplink(partial(to_coordinator, elasticity.coordinator, token, tls))
 
 
 def check_emulation(elasticity: Elasticity | None, planned: EmulationPlan | None) -> None:

@@ -27,9 +27,9 @@ from gossamer.cli.elastic import (
     listen_option,
     most_workers,
     read_elasticity,
-    uplink,
 )
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
+from gossamer.cli.machine_links import machine_links
 from gossamer.cli.options import (
     Machines,
     check_collective,
@@ -63,7 +63,7 @@ from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.terminal import Terminal
-from gossamer.telemetry import Collector, MachineDesk
+from gossamer.telemetry import Collector
 from gossamer.tracing.step_range import StepRange
 from gossamer.transports.mesh.collective_selector import WISHES
 from gossamer.version import __version__
@@ -228,22 +228,18 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
     with _private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
         terminal = Terminal(live, console, aside)
-        others = MachineDesk()
-        collector = Collector(
-            job.logs,
-            directory,
-            _facts(job, around),
-            terminal.note,
-            others=others if around.elasticity is not None else None,
-            uplink=uplink(job, around.elasticity),
-        )
+        facts = _facts(job, around)
         try:
-            with collector, emulate(around.network, around.planned, terminal.note) as emulation:
+            with (
+                machine_links(job, around.elasticity, terminal.note) as links,
+                Collector(job.logs, directory, facts, terminal.note, links.others, links.uplink) as collector,
+                emulate(around.network, around.planned, terminal.note) as emulation,
+            ):
                 faults = schedule(around.faults, emulation, directory, terminal.note)
                 start = (
-                    elastic_starter(job, around.elasticity, emulation, live, others)
+                    elastic_starter(job, around.elasticity, emulation, live, links.others)
                     if around.elasticity is not None
-                    else starter(job, around.serving, emulation)
+                    else starter(job, around.serving, emulation, links.met)
                 )
                 stacks = StackRequests(RunFiles(directory), job.logs, terminal.note)
                 outcome = _launch(start, directory, terminal, collector, live, emulation, faults, stacks)

@@ -14,6 +14,7 @@ from gossamer.cli.options import Machines
 from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.environment.run_token import check_token_file
 from gossamer.errors import ConnectError
+from gossamer.launch.agent_store import Met, nobody_asks
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job, Serving
@@ -58,10 +59,10 @@ def read_serving(servers: int, machines: Machines) -> Serving | None:
     return Serving(servers=servers)
 
 
-def starter(job: Job, serving: Serving | None, emulation: Emulation) -> Start:
+def starter(job: Job, serving: Serving | None, emulation: Emulation, met: Met = nobody_asks) -> Start:
     """The launcher of this job, on the emulation's hosts. Takes the remaining arguments of `launch`."""
     if serving is None:
-        return partial(launch, emulation.place(job))
+        return partial(launch, emulation.place(job), met=met)
     return partial(launch_peers, emulation.place(job), place_servers(job, serving, emulation))
 
 

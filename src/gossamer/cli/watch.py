@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gossamer.cli.console import say
 from gossamer.errors import GossamerError
-from gossamer.watch.ingestion import ingesting
+from gossamer.watch.ingestion import ingesting, writable
 from gossamer.watch.runs import WatchedRun, find_runs
 from gossamer.watch.server import PageServer, check_installed
 from gossamer.watch.terminal_view import watch_in_terminal
@@ -39,8 +39,11 @@ def watch_command(
     Runs may be going on, finished, or crashed. The page only reads, listens on this machine alone, and lets in who has
     the link. From elsewhere: ssh -L 8080:127.0.0.1:PORT, and port 8080 in the link.
     """
-    runs = find_runs(folders)
-    with ingesting(runs, note=lambda sentence: say(f"gossamer: {sentence}")):
+
+    def note(sentence: str) -> None:
+        say(f"gossamer: {sentence}")
+
+    with writable(find_runs(folders), note) as runs, ingesting(runs, note):
         if terminal:
             _in_terminal(runs)
             return

@@ -13,7 +13,7 @@ from torch.distributed import DistError
 from gossamer.environment.run_token import check_token_file, make_token_file
 from gossamer.environment.wait_timeout import duration, timeout_seconds, waiting_for
 from gossamer.errors import ConnectError
-from gossamer.launch.agent_store import AgentRendezvous
+from gossamer.launch.agent_store import AgentRendezvous, Met, nobody_asks
 from gossamer.launch.failure import LOOK_SECONDS, Failure, cause
 from gossamer.launch.failure import Outcome as Outcome
 from gossamer.launch.job import NO_SERVERS, Job
@@ -35,17 +35,19 @@ def launch(
     show: Show,
     note: Callable[[str], None],
     tick: Callable[[], None],
+    met: Met = nobody_asks,
 ) -> Outcome:
     """Run `job` to its end. directory: private to this run, empty, and the caller's to remove.
 
     show(rank, line) gets every line the workers print, note(sentence) what the launcher has to say, tick() is
-    called some twenty times a second in the same thread as `show`. Where workers may be lost one by one, they are
+    called some twenty times a second in the same thread as `show`; met(store, address) once, when the machines have
+    met. Where workers may be lost one by one, they are
     started and watched one by one: see launch_peers. Asked to stop, by Ctrl-C or SIGTERM, it asks the workers and gives
     them job.grace_seconds; asked again, it ends them.
     """
     if job.outlives_losses:
         return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
-    rendezvous = _rendezvous(job, note)
+    rendezvous = _rendezvous(job, note, met)
     files = RunFiles(directory)
     follower = Follower(job, files, show)
 
@@ -62,11 +64,11 @@ def launch(
         follower.close()
 
 
-def _rendezvous(job: Job, note: Callable[[str], None]) -> AgentRendezvous:
+def _rendezvous(job: Job, note: Callable[[str], None], met: Met) -> AgentRendezvous:
     """Come to machine 0 and say how it goes: the engine would wait for minutes, and say nothing."""
     if job.node_rank and job.rendezvous is not None:
         reach(job.rendezvous, timeout_seconds(), note)
-    rendezvous = AgentRendezvous(job)
+    rendezvous = AgentRendezvous(job, met)
     if job.nodes > 1 and not job.node_rank:
         others = "machine 1" if job.nodes == 2 else f"machines 1 to {job.nodes - 1}"
         note(f"waiting for {others} to come to {job.rendezvous}, {waiting_for(timeout_seconds())}")

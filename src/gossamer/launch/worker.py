@@ -5,6 +5,7 @@ Started as `python -u -m gossamer.launch.worker SCRIPT ARGS...`, or with `-m MOD
 
 from __future__ import annotations
 
+import io
 import os
 import runpy
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gossamer.launch.failure import Origin, is_echo
+from gossamer.launch.logs.patient_file import PatientFile
 from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles, Stage, write_json
 from gossamer.runtime import interruption
 from gossamer.runtime.open_sessions import open_sessions
@@ -34,6 +37,7 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed:
     files = RunFiles(Path(os.environ[RUN_DIRECTORY]))
     reporter = FailureReporter(files, int(os.environ["RANK"]))
     os.dup2(1, 2)  # one file for both streams, so that their order is kept
+    _print_patiently()
     reporter.started()
     _end_with_launcher(int(os.environ["GOSSAMER_LAUNCHER_PID"]))
     patience_seconds = float(os.environ.get("GOSSAMER_GRACE_SECONDS", "30")) / 3  # the rest is for saving
@@ -50,6 +54,15 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed:
     reporter.finished()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _print_patiently() -> None:
+    """A disk that is full, where the output goes, ends no training."""
+    raw: Any = PatientFile(1, "<stdout>")
+    for name in ("stdout", "stderr"):
+        before = getattr(sys, name)
+        encoding, errors = before.encoding, before.errors
+        setattr(sys, name, io.TextIOWrapper(raw, encoding=encoding, errors=errors, write_through=True))
 
 
 def current_attempt() -> int:
@@ -72,7 +85,8 @@ class FailureReporter:
         self._files.mark(Stage.ENTERED, self._rank, self._attempt)
 
     def finished(self) -> None:
-        write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
+        with suppress(OSError):  # a full disk at the very end makes no failure of a run
+            write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
 
     def ended(self, code: object) -> int:
         """The exit code of sys.exit(code); anything but a number is printed and means 1, as without a launcher."""

@@ -36,6 +36,7 @@ Entry = dict[str, Any]
 BATCH_SECONDS = 1.0
 SINGLE_STEPS = 10  # first steps with an entry each: times per step leave up to so many out as warm-up
 LOG_SUFFIX = ".events.jsonl"  # in place of a record's .json, while there is no launcher and training goes on
+MOST_LOGGED = 10_000  # numbers of one line, which is half a megabyte then
 PENDING_BYTES = 2**24  # kept while the disk takes nothing
 SUMMED = ("waiting_seconds", "encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent", "bytes_pulled")
 
@@ -64,6 +65,7 @@ class EventLog:
         self._slow = False  # steps take longer than a batch, so that nothing waits for the next
         self._steps: Entry = {}
         self._logged: list[tuple[int, float, dict[str, float | None]]] = []
+        self._numbers = 0  # in them
         # Twice a step, and functools.singledispatchmethod takes five microseconds
         self._takes: Mapping[type[Event], Callable[[Any], None]] = {
             StepEnded: self._step,
@@ -92,7 +94,7 @@ class EventLog:
             self._steps = {}
         if self._logged:
             self._tell("logged", points=self._logged)
-            self._logged = []
+            self._logged, self._numbers = [], 0
 
     def end(self, failed: bool = False) -> None:
         """The process comes to its end, whether training ended well or not."""
@@ -130,6 +132,9 @@ class EventLog:
     def _log(self, event: Logged) -> None:
         values = {name: value if isfinite(value) else None for name, value in event.values.items()}
         self._logged.append((event.step, self._seconds(), values))
+        self._numbers += len(values)
+        if self._numbers >= MOST_LOGGED:
+            self.flush()
         self._flush_if_due()
 
     def _save(self, event: Saved) -> None:

@@ -6,7 +6,7 @@ ingest  Ingest: reads what is new in a run's files, by tail; entries says what a
         failures finds which end caused the others, thinning keeps the store small
 clock_offset  what another machine's clock shows, with a bound of the error
 uplink  what a launcher that joined a run on another machine sends to the first one; machines: how it is taken in there;
-        batches: rows on their way
+        batches: rows on their way; meeting: how machines of a fixed number find the first one
 collector  the launcher's thread that does so while a run goes on
 stragglers  names the rank that all others wait for, and why; findings reads what that takes, and writes it down
 hangs   names the rank that others have waited for too long, and where: the root of their wait_for_graph; hang_watch
@@ -15,8 +15,21 @@ hangs   names the rank that others have waited for too long, and where: the root
 
 from gossamer.telemetry.collector import Collector
 from gossamer.telemetry.ingest import Ingest
-from gossamer.telemetry.machines import MachineDesk
+from gossamer.telemetry.machines import GlobalRanks, MachineDesk
+from gossamer.telemetry.meeting import FirstMachine, OtherMachine
 from gossamer.telemetry.store import STORE_FILE, insert, open_store
 from gossamer.telemetry.uplink import Uplink, to_coordinator
 
-__all__ = ["STORE_FILE", "Collector", "Ingest", "MachineDesk", "Uplink", "insert", "open_store", "to_coordinator"]
+__all__ = [
+    "STORE_FILE",
+    "Collector",
+    "FirstMachine",
+    "GlobalRanks",
+    "Ingest",
+    "MachineDesk",
+    "OtherMachine",
+    "Uplink",
+    "insert",
+    "open_store",
+    "to_coordinator",
+]

@@ -43,9 +43,10 @@ class ClockOffset:
         """A request left at `sent` and its answer came at `received`, by this clock; in between the other showed
         `told`."""
         middle = (sent + received) / 2
-        if received < sent or self._jumped(middle):
-            self._trips.clear()  # this clock was set
-        self._trips.append(_RoundTrip(middle, told - middle, received - sent))
+        trip = _RoundTrip(middle, told - middle, received - sent)
+        if received < sent or self._jumped(trip):
+            self._trips.clear()  # one of the clocks was set
+        self._trips.append(trip)
         while self._trips[0].moment < middle - WINDOW_SECONDS:
             self._trips.popleft()
 
@@ -62,8 +63,14 @@ class ClockOffset:
         best = min(self._trips, key=bound)
         return Offset(best.offset + (drift or 0.0) * (moment - best.moment), bound(best))
 
-    def _jumped(self, middle: float) -> bool:
-        return bool(self._trips) and middle < self._trips[-1].moment
+    def _jumped(self, trip: _RoundTrip) -> bool:
+        """Two offsets that are further apart than both bounds, and any drift, allow are not of the same clocks."""
+        if not self._trips:
+            return False
+        before = self._trips[-1]
+        passed = trip.moment - before.moment
+        allowed = (trip.seconds + before.seconds) / 2 + MOST_DRIFT * abs(passed)
+        return passed < 0 or abs(trip.offset - before.offset) > allowed
 
     def _drift(self) -> float | None:
         """Seconds a second by which the other clock gains; None while too little time has passed to tell."""

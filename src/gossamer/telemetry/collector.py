@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,22 +11,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gossamer.errors import StoreError
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.observe.event_log import LineFile
 from gossamer.observe.vitals import machine_vitals
 from gossamer.telemetry import findings
 from gossamer.telemetry.hang_watch import HangWatch
 from gossamer.telemetry.ingest import Ingest
-from gossamer.telemetry.machines import MachineDesk, RankBook
+from gossamer.telemetry.machines import MachineDesk, Ranks
 from gossamer.telemetry.store import STORE_FILE
 from gossamer.telemetry.uplink import Uplink
 
 LOOK_SECONDS = 0.5
 VITALS_LOOKS = 4  # so many looks between samples of the machine
-GIVEN_UP = (
-    "the run's store {file} takes nothing more ({reason}), so what follows is missing there. Training and its record "
-    "go on. What was written can be read."
+AGAIN_LOOKS = 4  # so many until a store that took nothing is tried again
+TAKES_NOTHING = (
+    "the run's store {file} takes nothing now ({reason}). Training and its record go on, and what was written can be "
+    "read. It is tried again, and takes then what the run's files have told meanwhile: make room there."
 )
 
 
@@ -36,7 +35,8 @@ class Collector:
 
     others: what the launchers of other machines tell, who ask beside its coordinator; uplink: to another machine's
     launcher, whose run this one has joined. A store of an earlier run is set aside. facts: what holds for the whole
-    run. note: hears once why nothing more is kept, where the store cannot be written.
+    run. note: hears once why the store takes nothing, where it cannot be written; nothing is lost by that, as long as
+    the run's own files are there when it can be again.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class Collector:
         directory: Path,
         facts: Mapping[str, Any],
         note: Callable[[str], None],
-        *,
         others: MachineDesk | None = None,
         uplink: Uplink | None = None,
     ) -> None:
         self._others, self._uplink, self._workers = others, uplink, range(facts.get("workers", 0))
         self._uplinked = ExitStack()
-        self._book: RankBook | None = None  # where others have ranks, too
+        self._book: Ranks | None = None  # where others have ranks, too
         self._logs, self._directory, self._note = logs, directory, note
         self._told = LineFile(RunFiles(directory).told, lambda sentence: None)
         self._telling = threading.Lock()  # notes come from the launcher's threads
-        self._ingest: Ingest | None = None
+        self._ingest: Ingest | None = None  # None while the store takes nothing
+        self._noted = self._is_aside = False
         self._hangs = HangWatch(directory, self.heard(note), self.tell)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer collector", daemon=True)
@@ -79,6 +79,8 @@ class Collector:
         self.tell("facts", facts={"ended": time.time(), "how": how})
 
     def __enter__(self) -> Collector:
+        if self._uplink is not None:
+            self._uplinked.enter_context(self._uplink)
         self._guarded(self._open)
         self._thread.start()
         return self
@@ -90,19 +92,20 @@ class Collector:
             self.ended("failed")
         self._over.set()
         self._thread.join()
-        if self._ingest is not None:
-            self._guarded(self._finish)
+        if self._others is not None:
+            self._others.await_farewells()
+        self._guarded(self._finish)
         self._uplinked.close()
         self._told.close()
 
     def _open(self) -> None:
-        set_aside(self._logs / STORE_FILE)
+        if not self._is_aside:
+            set_aside(self._logs / STORE_FILE)
+            self._is_aside = True
         forward = (lambda rows: None) if self._uplink is None else self._uplink.forward
         self._ingest = ingest = Ingest(self._logs, directory=self._directory, forward=forward, ranks=self._ranks())
         if self._others is not None:
-            self._book = RankBook(ingest.db, self._workers)
-        if self._uplink is not None:
-            self._uplinked.enter_context(self._uplink)
+            self._book = self._others.numbering(ingest.db, self._workers)
 
     def _ranks(self) -> Callable[[int], int | None] | None:
         """Where other machines' workers join, a place that comes later may find its number taken."""
@@ -110,43 +113,47 @@ class Collector:
             return None
         return lambda number: None if self._book is None else self._book.rank(0, number)
 
-    def _look(self) -> None:
+    def _look(self) -> Ingest:
+        if self._ingest is None:
+            self._open()
         assert self._ingest is not None
         self._ingest.look()
         if self._others is not None and self._book is not None:
             self._others.drain(self._ingest.db, self._book)
+        return self._ingest
 
-    def _find_straggler(self) -> None:
+    def _find_causes(self) -> None:
         if self._ingest is not None:
             with self._ingest.db as db:
                 self._hangs.look(db)
                 findings.look(db, time.time())
 
     def _finish(self) -> None:
-        assert self._ingest is not None
-        self._look()
-        self._ingest.finish()
+        self._look().finish()
 
     def _run(self) -> None:
         machine = machine_vitals()
         looks = 0
-        while self._ingest is not None and not self._over.wait(LOOK_SECONDS):
+        while not self._over.wait(LOOK_SECONDS):
             looks += 1
-            self._guarded(self._look)
+            if self._ingest is not None or looks % AGAIN_LOOKS == 0:
+                self._guarded(self._look)
             if looks % VITALS_LOOKS == 0:
                 self.tell("vitals", values=machine.sample())
-                self._guarded(self._find_straggler)
+                self._guarded(self._find_causes)
 
     def _guarded(self, action: Callable[[], object]) -> None:
-        """A store is there to look at: no run ends because of it."""
+        """A store is there to look at: no run ends because of it, whatever is wrong with it or with what it is told."""
         try:
             action()
-        except (sqlite3.Error, OSError, StoreError) as problem:
+        except Exception as problem:
             if self._ingest is not None:
-                with suppress(sqlite3.Error):
+                with suppress(Exception):
                     self._ingest.close()
-            self._ingest = None
-            self._note(GIVEN_UP.format(file=self._logs / STORE_FILE, reason=problem))
+            self._ingest = self._book = None
+            if not self._noted:
+                self._noted = True
+                self._note(TAKES_NOTHING.format(file=self._logs / STORE_FILE, reason=problem))
 
 
 def set_aside(path: Path) -> Path | None:

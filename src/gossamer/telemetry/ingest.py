@@ -19,7 +19,7 @@ from gossamer.observe.event_log import read_entry
 from gossamer.telemetry import entries
 from gossamer.telemetry.entries import Memory
 from gossamer.telemetry.failures import name_causes
-from gossamer.telemetry.rows import MOST_CHARACTERS, NewRows
+from gossamer.telemetry.rows import NewRows
 from gossamer.telemetry.store import STORE_FILE, open_store
 from gossamer.telemetry.tail import Tail, read_tail
 from gossamer.telemetry.thinning import Thinning
@@ -91,7 +91,7 @@ class Ingest:
         offset, memory = (before["offset"], json.loads(before["memory"])) if before else (0, {})
         if _size(path) == offset:
             return False
-        tail = read_tail(path, offset, last=last or path.suffix == ".json")
+        tail = read_tail(path, offset, last=last or path.suffix == ".json", cuts=path.suffix == ".txt")
         if tail.offset != offset:
             self._take(path, tail, memory, rows)
             rows.add("source", path=key, offset=tail.offset, memory=json.dumps(memory))
@@ -124,7 +124,7 @@ class Ingest:
     def _print(self, rows: NewRows, rank: int | None, attempt: int, stream: str, tail: Tail) -> None:
         at = self._clock()
         for line in tail.lines:
-            text = line.removesuffix(b"\r").rpartition(b"\r")[2].decode(errors="replace")[:MOST_CHARACTERS]
+            text = line.removesuffix(b"\r").rpartition(b"\r")[2].decode(errors="replace")
             if text.strip():
                 rows.log(at, rank, attempt, stream, text)
 
@@ -138,7 +138,7 @@ class Ingest:
                 case {"kind": "vitals"}:
                     entries.take_vitals(rows, None, self._machine, entry)
                 case {"kind": "note", "moment": at, "text": text}:
-                    rows.log(at, None, None, "launcher", text[:MOST_CHARACTERS])
+                    rows.log(at, None, None, "launcher", text)
                 case {"kind": str(kind), "moment": at, **content}:
                     rows.event(at, None, kind, content)
 
@@ -175,7 +175,13 @@ def _entries(tail: Tail) -> Iterator[dict[str, Any]]:
     for line in tail.lines:
         entry = read_entry(line)
         if entry is not None:
-            yield dict(entry)
+            yield _encodable(dict(entry)) if b"\\ud" in line else dict(entry)
+
+
+def _encodable(entry: dict[str, Any]) -> dict[str, Any]:
+    """Half of a pair of surrogates is no text that a store takes."""
+    found: dict[str, Any] = json.loads(json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace"))
+    return found
 
 
 def _writing(db: sqlite3.Connection) -> sqlite3.Connection:

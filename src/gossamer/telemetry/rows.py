@@ -12,6 +12,7 @@ from gossamer.telemetry.store import insert
 
 Row = dict[str, Any]
 MOST_CHARACTERS = 20_000  # of one text
+CUT = " … [cut here: {count} characters more in the log file]"
 STEPWISE = ("step", "metric", "tensor")
 
 
@@ -36,7 +37,8 @@ class NewRows:
         self.add("event", at=at, rank=rank, kind=kind, content=json.dumps(content))
 
     def log(self, at: float, rank: int | None, attempt: int | None, stream: str, text: str) -> None:
-        self.add("log", at=at, rank=rank, attempt=attempt, stream=stream, level=level_of(text), text=text)
+        level = level_of(text)
+        self.add("log", at=at, rank=rank, attempt=attempt, stream=stream, level=level, text=shortened(text))
 
     def know(self, rank: int, **columns: Any) -> None:
         """What is known of a rank from now on; other columns stay."""
@@ -71,6 +73,12 @@ class NewRows:
                 f"INSERT INTO rank({names}) VALUES({marks}) ON CONFLICT(rank) DO UPDATE SET {changes}",
                 (rank, *columns.values()),
             )
+
+
+def shortened(text: str) -> str:
+    """A text that is too long ends with how much is missing."""
+    more = len(text) - MOST_CHARACTERS
+    return text if more <= 0 else text[:MOST_CHARACTERS] + CUT.format(count=more)
 
 
 LEVELS = {

@@ -15,6 +15,12 @@ LOOKS_BETWEEN = 30  # merging is a look through tables
 LEAST_ROWS = 16  # of a series, however many series there are
 LOG_ROWS = 100_000  # the oldest lines go first; the files beside the store keep all
 EVENT_ROWS = 100_000
+MOST_CHARACTERS = 40_000_000  # of all lines, or of all events: rows may be long
+TOO_LONG = """
+DELETE FROM {name} WHERE id <= (
+    SELECT MAX(id) FROM (SELECT id, SUM(LENGTH({text})) OVER (ORDER BY id DESC) AS total FROM {name}) WHERE total > ?
+)
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +97,10 @@ class Thinning:
             for table in TABLES:
                 if table.name in self._touched:
                     thin(self._db, table, int(table.most * self._share))
-            for name, most in (("log", LOG_ROWS), ("event", EVENT_ROWS)):
-                self._db.execute(f"DELETE FROM {name} WHERE id <= (SELECT MAX(id) FROM {name}) - ?", (most,))
+            for name, most, text in (("log", LOG_ROWS, "text"), ("event", EVENT_ROWS, "content")):
+                if name in self._touched:
+                    self._db.execute(f"DELETE FROM {name} WHERE id <= (SELECT MAX(id) FROM {name}) - ?", (most,))
+                    self._db.execute(TOO_LONG.format(name=name, text=text), (MOST_CHARACTERS,))
             self._touched.clear()
 
 

@@ -25,7 +25,7 @@ from gossamer.errors import GossamerError
 from gossamer.membership.messages import COORDINATOR
 from gossamer.telemetry.batches import MOST_BYTES, count, pack
 from gossamer.telemetry.clock_offset import ClockOffset
-from gossamer.telemetry.machines import BATCH, CLOCK, FULL
+from gossamer.telemetry.machines import BATCH, CLOCK, DONE, FULL
 from gossamer.telemetry.rows import NewRows
 from gossamer.transports.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.transports.rpc.endpoint import TcpEndpoint
@@ -35,6 +35,7 @@ from gossamer.transports.wire.authentication import Credentials
 
 MOST_WAITING = 64  # batches
 ANSWER_SECONDS = 5.0
+FAREWELL_SECONDS = 1.0
 CLOCK_SECONDS = 5.0  # between round trips
 AGAIN_SECONDS = 0.5  # after a batch found no room, or nobody was there
 
@@ -105,8 +106,14 @@ class Uplink:
                     continue
                 number += 1
                 while not self._sent(line, number, batch):
-                    if self._over.wait(AGAIN_SECONDS):
+                    if self._over.is_set():
                         return
+                    self._over.wait(AGAIN_SECONDS)  # and once more, if that was the end
+            if number:
+                _asked(
+                    line,
+                    Push(to=COORDINATOR, key=DONE, stamp=Stamp(self._launcher, 0), within_seconds=FAREWELL_SECONDS),
+                )
 
     def _measure(self, line: Line) -> None:
         sent = self._clock()
@@ -115,9 +122,9 @@ class Uplink:
             self._offsets.add(sent, float(answer.about), self._clock())
 
     def _sent(self, line: Line, number: int, batch: _Waiting) -> bool:
-        offset = self._offsets.at(self._clock())
-        if offset is None:  # moments of unknown clocks would be lies
+        if self._offsets.at(self._clock()) is None:
             self._measure(line)
+        if (offset := self._offsets.at(self._clock())) is None:  # moments of unknown clocks would be lies
             return False
         dropped = self.dropped
         about = {

@@ -41,7 +41,7 @@ def _stamp(run: WatchedRun) -> tuple[object, ...]:
     found: list[object] = []
     for name in (STORE_FILE, f"{STORE_FILE}-wal"):
         try:
-            state = os.stat(run.folder / name)
+            state = os.stat(run.store.with_name(name))
             found += [state.st_size, state.st_mtime_ns]
         except OSError:
             found.append(None)

@@ -28,10 +28,15 @@ class WatchedRun:
 
     key: str
     folder: Path
+    copy: Path | None = None  # of its store, where the folder itself cannot be written
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
+
+    @property
+    def store(self) -> Path:
+        return self.copy or self.folder / STORE_FILE
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -43,7 +48,7 @@ class WatchedRun:
             db.close()
 
     def open(self) -> sqlite3.Connection:
-        db = open_store(self.folder / STORE_FILE, readonly=True)
+        db = open_store(self.store, readonly=True)
         db.text_factory = _decoded
         return db
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.launch.job import Job
+from gossamer.launch.logs.patient_file import PatientFile
 from gossamer.launch.logs.run_files import RunFiles, read_json
 
 BLOCK_BYTES = 1 << 20
@@ -76,7 +77,8 @@ class RankLog:
     """One rank's log file: a header, then every line with the time it was read."""
 
     def __init__(self, path: Path, command: str) -> None:
-        self._file = path.open("w", buffering=1, encoding="utf-8")
+        self._opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._file = PatientFile(self._opened)
         self._command = command
 
     def header(self, rank: int, attempt: int, started: Mapping[str, Any]) -> None:
@@ -84,17 +86,18 @@ class RankLog:
         restarted = f" attempt {attempt + 1}" if attempt else ""
         host, pid = started.get("host", socket.gethostname()), started.get("pid", "unknown")
         moment = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(started.get("moment")))
-        self._file.write(
-            f"# rank {rank}{restarted} host {host} pid {pid} started {moment}\n# command {self._command}\n"
-        )
+        self._write(f"# rank {rank}{restarted} host {host} pid {pid} started {moment}\n# command {self._command}\n")
 
     def add(self, lines: Iterable[str]) -> None:
         moment = time.time()
         stamp = time.strftime("%H:%M:%S", time.localtime(moment)) + f".{int(moment % 1 * 1000):03d}"
-        self._file.writelines(f"{stamp} {line}\n" for line in lines)
+        self._write("".join(f"{stamp} {line}\n" for line in lines))
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._opened)
+
+    def _write(self, text: str) -> None:
+        self._file.write(text.encode("utf-8", "replace"))
 
 
 class OutputReader:
