@@ -115,6 +115,30 @@ class CollectivePicked(Event):
     collective: str
 
 
+@dataclass(frozen=True)
+class LinkCounters:
+    """What the kernel knows of a connection to another worker. Sums count since it was opened."""
+
+    round_trip_seconds: float  # smoothed; queues on the way are part of it
+    acknowledged_bytes: int  # sent and acknowledged, once each; TLS and message headers included, TCP's and IP's not
+    retransmits: int  # segments sent again
+    bytes_per_second: float  # of the latest stretch that was acknowledged; 0 where the kernel does not say
+    limited: bool  # whether that stretch ended for want of data, so that the connection may be faster
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinksOpened(Event):
+    """This worker's own connections to others stand. Peers are named by process: "HOST PID" or "HOST PID RANK".
+
+    round_trips: seconds, bytes_per_second: what both ends' lines allow, as the group began; by peer.
+    """
+
+    round_trips: Mapping[str, float]
+    bytes_per_second: Mapping[str, float]
+    read: Callable[[], Mapping[str, LinkCounters]]  # now, from any thread; the last numbers once they are closed
+    is_open: Callable[[], bool]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupChanged(Event):
     """Workers of an elastic run were lost, or newcomers let in. Emitted by the communication thread."""

@@ -15,12 +15,15 @@ LONGEST_TEXT = 20_000  # characters of a traceback
 
 
 def read_network(db: sqlite3.Connection) -> Row:
-    """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s) and rate
-    (bytes/s), and all that they sent; collectives picked."""
-    pairs = """SELECT source, target, max(at) AS at, round_trip, bytes_per_second, sum(used_bytes) AS used_bytes,
+    """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s), the latest
+    rate at which they were full (bytes/s), and all that they sent; collectives picked."""
+    pairs = """SELECT source, target, max(at) AS at, round_trip, sum(used_bytes) AS used_bytes,
         sum(retransmits) AS retransmits FROM link GROUP BY source, target"""
+    full = """SELECT source, target, bytes_per_second, max(at) FROM link WHERE bytes_per_second IS NOT NULL
+        GROUP BY source, target"""
     picked = "SELECT at, content FROM event WHERE kind = 'collective' ORDER BY id DESC LIMIT 200"
-    found = db.execute(pairs).fetchall()
+    rates = {(row["source"], row["target"]): row["bytes_per_second"] for row in db.execute(full)}
+    found = [{**dict(row), "bytes_per_second": rates.get((row["source"], row["target"]))} for row in db.execute(pairs)]
     by_size: dict[int, Row] = {}
     for row in db.execute(picked):
         content = _content(row["content"])
