@@ -113,6 +113,7 @@ class CollectivePicked(Event):
 
     nbytes: int
     collective: str
+    world: int = 0  # workers whose mean it is; 0: not told
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ class LinkCounters:
     round_trip_seconds: float  # smoothed; queues on the way are part of it
     acknowledged_bytes: int  # sent and acknowledged, once each; TLS and message headers included, TCP's and IP's not
     retransmits: int  # segments sent again
-    bytes_per_second: float  # of the latest stretch that was acknowledged; 0 where the kernel does not say
-    limited: bool  # whether that stretch ended for want of data, so that the connection may be faster
+    busy_seconds: float  # in which something was to be sent or acknowledged, and the receiver had room for it
+    flight_bytes_per_second: float  # of the latest flight that was acknowledged; 0 where the kernel does not say
+    limited: bool  # whether that flight ended for want of data, so that the connection may be faster
 
 
 @dataclass(frozen=True, kw_only=True)

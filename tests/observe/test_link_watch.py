@@ -10,10 +10,10 @@ import pytest
 from gossamer.events import LinkCounters, LinksOpened
 from gossamer.observe.aside_log import AsideLog
 from gossamer.observe.event_log import Entry
-from gossamer.observe.link_watch import MOST_ROWS, LinkWatch, was_full
+from gossamer.observe.link_watch import MOST_ROWS, LinkWatch, full_rate
 
-IDLE = LinkCounters(0.02, 0, 0, 0.0, limited=True)
-FULL = LinkCounters(0.02, 500_000, 3, 1e7, limited=False)  # 200 kB are on the way at once
+IDLE = LinkCounters(0.02, 0, 0, 0.0, 0.0, limited=True)
+FULL = LinkCounters(0.02, 500_000, 3, 0.0625, 1e7, limited=False)  # 200 kB are on the way at once
 
 
 class Group:
@@ -34,16 +34,20 @@ class Group:
 
 
 @pytest.mark.parametrize(
-    ("counters", "used", "full"),
+    ("counters", "used", "rate"),
     [
-        (FULL, 200_000, True),
-        (FULL, 199_999, False),  # the rate may be older than these bytes
-        (replace(FULL, limited=True), 500_000, False),  # the sender had no more to send
-        (replace(FULL, bytes_per_second=0.0), 500_000, False),  # the kernel does not say
+        (FULL, 200_000, 4e5),
+        (FULL, 199_999, None),  # the rate may be older than these bytes
+        (replace(FULL, limited=True), 500_000, None),  # the sender had no more to send
+        (replace(FULL, flight_bytes_per_second=0.0), 500_000, None),  # the kernel does not say
     ],
 )
-def test_a_rate_is_a_connections_where_it_was_full(counters: LinkCounters, used: int, full: bool) -> None:
-    assert was_full(counters, used) == full
+def test_a_rate_is_a_connections_where_it_was_full(counters: LinkCounters, used: int, rate: float | None) -> None:
+    assert full_rate(counters, used, 0.5) == rate
+
+
+def test_a_kernel_that_does_not_say_how_long_it_was_busy_tells_no_rate() -> None:
+    assert full_rate(FULL, 500_000, 0.0) is None
 
 
 def test_first_rows_are_what_was_measured_and_later_ones_what_was_carried_since() -> None:
@@ -59,7 +63,7 @@ def test_first_rows_are_what_was_measured_and_later_ones_what_was_carried_since(
     assert watch.sample() == []  # it has carried nothing
     group.now = {"host 0": FULL}
     assert [(row["used_bytes"], row["retransmits"], row["bytes_per_second"]) for row in watch.sample()] == [
-        (500_000, 3, 10_000_000)
+        (500_000, 3, 8_000_000)
     ]
     group.now = {"host 0": replace(FULL, acknowledged_bytes=500_100, limited=True)}
     assert [(row["used_bytes"], row["retransmits"], row["bytes_per_second"]) for row in watch.sample()] == [

@@ -84,10 +84,11 @@ def linked(db: sqlite3.Connection, at: float, rate: float | None) -> None:
     insert(db, "link", [row])
 
 
-def test_rates_of_links_are_the_latest_at_which_they_were_full(db: sqlite3.Connection) -> None:
+def test_rates_of_links_are_the_mean_of_when_they_were_full(db: sqlite3.Connection) -> None:
     db.execute("DELETE FROM link")
     end = RUN.at(RUN.steps)
-    linked(db, end - 3.0, 5e6)
+    linked(db, end - 5.0, 4e6)
+    linked(db, end - 3.0, 6e6)
     linked(db, end - 1.0, None)  # it had nothing to send
     assert rates(db)[0] == {1: 5e6}
 

@@ -18,14 +18,15 @@ Row = dict[str, Any]
 MOST_ROWS = 32  # of one sample: with more peers each has its turn less often
 
 
-def was_full(counters: LinkCounters, used_bytes: int) -> bool:
-    """Whether the kernel's rate is this connection's, measured over these bytes.
+def full_rate(counters: LinkCounters, used_bytes: int, busy_seconds: float) -> float | None:
+    """Bytes a second while the connection was busy, over these bytes; None where it was not full.
 
-    It is no older than they are only where they are more than are on the way at once at that rate; and where the sender
-    had no more to send it is merely what was asked of the connection.
+    It was where the kernel's rate of the latest flight is not for want of data, and no older than these bytes: they are
+    more than one flight. That rate itself is of a round trip only, and where packets are lost a matter of chance.
     """
-    rate = counters.bytes_per_second
-    return not counters.limited and rate > 0 and used_bytes >= rate * counters.round_trip_seconds
+    flight = counters.flight_bytes_per_second * counters.round_trip_seconds
+    full = not counters.limited and 0 < flight <= used_bytes and busy_seconds > 0
+    return used_bytes / busy_seconds if full else None
 
 
 class LinkWatch:
@@ -68,7 +69,7 @@ class LinkWatch:
             again = now.retransmits - (then.retransmits if then else 0)
             before[process] = now
             if used or again:
-                rate = now.bytes_per_second if was_full(now, used) else None
+                rate = full_rate(now, used, now.busy_seconds - (then.busy_seconds if then else 0.0))
                 found.append(_row(process, now.round_trip_seconds, rate, used, again))
         return found
 

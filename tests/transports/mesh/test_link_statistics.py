@@ -30,7 +30,7 @@ class Kernel:
         struct.pack_into("=I", info, 68, round_trip)
         struct.pack_into("=I", info, 100, retransmits)
         struct.pack_into("=Q", info, 120, acknowledged)
-        struct.pack_into("=Q", info, 160, rate)
+        struct.pack_into("=3Q", info, 160, rate, 2_000_000, 500_000)
         self.info = bytes(info)
 
     def getsockopt(self, level: int, option: int, nbytes: int) -> bytes:
@@ -41,7 +41,7 @@ class Kernel:
 @pytest.mark.parametrize("limited", [False, True])
 def test_counters_are_read_where_the_kernel_has_them(limited: bool) -> None:
     kernel = Kernel(limited=limited, round_trip=20_500, retransmits=7, acknowledged=2**40 + 3, rate=2**33)
-    assert link_counters(kernel) == LinkCounters(0.0205, 2**40 + 3, 7, 2.0**33, limited)  # type: ignore[arg-type]
+    assert link_counters(kernel) == LinkCounters(0.0205, 2**40 + 3, 7, 1.5, 2.0**33, limited)  # type: ignore[arg-type]
 
 
 def test_a_kernel_of_a_shorter_struct_says_nothing() -> None:

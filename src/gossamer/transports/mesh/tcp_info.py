@@ -19,6 +19,7 @@ ROUND_TRIP_MICROSECONDS = 68  # where tcpi_rtt lies in the struct; these numbers
 RETRANSMITTED = 100  # tcpi_total_retrans
 SENT = 156  # tcpi_data_segs_out, of Linux 4.6 and later
 ACKNOWLEDGED, RATE = 120, 160  # tcpi_bytes_acked of Linux 4.1, tcpi_delivery_rate of 4.9, with 64 bits
+BUSY, NO_ROOM = 168, 176  # tcpi_busy_time and, of that, tcpi_rwnd_limited, in microseconds; of 4.10, with 64 bits
 
 
 def packets(sockets: Iterable[socket.socket | None]) -> list[tuple[int, int]]:
@@ -34,14 +35,18 @@ def round_trip_seconds(connection: socket.socket) -> float:
 
 def link_counters(connection: socket.socket) -> LinkCounters | None:
     """None where the kernel does not say, or the connection is closed."""
-    info = _info(connection, RATE + LONG_NUMBER.size)
+    info = _info(connection, NO_ROOM + LONG_NUMBER.size)
     if not any(info):
         return None
+    acknowledged, rate, busy, no_room = (
+        LONG_NUMBER.unpack_from(info, place)[0] for place in (ACKNOWLEDGED, RATE, BUSY, NO_ROOM)
+    )
     return LinkCounters(
         round_trip_seconds=NUMBER.unpack_from(info, ROUND_TRIP_MICROSECONDS)[0] / 1e6,
-        acknowledged_bytes=LONG_NUMBER.unpack_from(info, ACKNOWLEDGED)[0],
+        acknowledged_bytes=acknowledged,
         retransmits=NUMBER.unpack_from(info, RETRANSMITTED)[0],
-        bytes_per_second=float(LONG_NUMBER.unpack_from(info, RATE)[0]),
+        busy_seconds=max(0, busy - no_room) / 1e6,
+        flight_bytes_per_second=float(rate),
         limited=bool(info[LIMITED] & 1),
     )
 
