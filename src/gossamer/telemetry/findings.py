@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from gossamer.telemetry.stragglers import RankPace, Straggler, straggler
 
 WINDOW_SECONDS = 6.0  # of steps and vitals, before the newest
+LINKS_SECONDS = 4.0  # more, of links: they are sampled every two seconds, and those to many peers less often
 WARM_UP_STEPS = 10  # of a run: what is made once is no straggler's work
 AGAIN_SECONDS = 60.0  # before the same finding is written down once more
 AWAY = ("lost", "left", "finished", "failed", "saving")
@@ -27,7 +28,7 @@ def paces(db: sqlite3.Connection) -> list[RankPace]:
         " WHERE at > ? AND step > ? GROUP BY rank ORDER BY rank",
         (begin, WARM_UP_STEPS),
     )
-    vitals, heard, rates = _vitals(db, begin), _heard(db), _rates(db)
+    vitals, heard, rates = _vitals(db, begin), _heard(db), _rates(db, begin - LINKS_SECONDS)
     last = max(heard.values(), default=newest)
     found = []
     for rank, step, steps, seconds, waiting, data in rows:
@@ -66,12 +67,16 @@ def _heard(db: sqlite3.Connection) -> dict[int, float]:
     )
 
 
-def _rates(db: sqlite3.Connection) -> dict[int, dict[int, float]]:
+def _rates(db: sqlite3.Connection, begin: float) -> dict[int, dict[int, float]]:
+    """Rates of connections that were full, by source and target: what the others could do nobody has seen."""
     rates: dict[int, dict[int, float]] = defaultdict(dict)
-    rows = db.execute("SELECT source, target, bytes_per_second, max(at) FROM link GROUP BY source, target")
-    for source, target, rate, _ in rows:
-        if rate:
-            rates[source][target] = rate
+    rows = db.execute(
+        "SELECT source, target, avg(bytes_per_second) FROM link"
+        " WHERE at > ? AND bytes_per_second > 0 GROUP BY source, target",
+        (begin,),
+    )
+    for source, target, rate in rows:
+        rates[source][target] = rate
     return dict(rates)
 
 

@@ -9,6 +9,7 @@ pictures       grids as what the page draws
 summary        what a run is, how far it is, how each rank does
 environments   what ranks do not have in common, of versions, platforms and settings
 tables         links, tensors, failures, events
+hops           a collective as pictures of who sends to whom
 log_lines      what was printed, merged and filtered
 news           server-sent events: what is new since
 guard          who may ask, and what a browser may run
