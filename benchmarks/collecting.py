@@ -10,6 +10,7 @@ is the thread's own on a core, so that other work of the machine does not count.
 from __future__ import annotations
 
 import argparse
+import sqlite3
 import statistics
 import tempfile
 import time
@@ -110,17 +111,20 @@ def size() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.sqlite"
         db = open_store(path)
-        largest = 0
-        for begin in range(0, STEPS // STEPS_A_SECOND, CHUNK_SECONDS):
-            with db:
-                for table, rows in chunk(range(begin, begin + CHUNK_SECONDS)).items():
-                    insert(db, table, rows)
-                for each in TABLES:
-                    thin(db, each, each.most)
-            largest = max(largest, path.stat().st_size)
+        fill(db)
         counts = {each.name: db.execute(f"SELECT COUNT(*) FROM {each.name}").fetchone()[0] for each in TABLES}
         db.close()
         print(f"{RANKS} ranks x {STEPS} steps: {path.stat().st_size / 1e6:.0f} MB, rows {counts}")
+
+
+def fill(db: sqlite3.Connection) -> None:
+    """Insert all of a large run, thinned as it comes."""
+    for begin in range(0, STEPS // STEPS_A_SECOND, CHUNK_SECONDS):
+        with db:
+            for table, rows in chunk(range(begin, begin + CHUNK_SECONDS)).items():
+                insert(db, table, rows)
+            for each in TABLES:
+                thin(db, each, each.most)
 
 
 Row = dict[str, object]

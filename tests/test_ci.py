@@ -22,7 +22,7 @@ def ci(tmp_path: Path) -> Ci:
     def run(*said: str, fails: str = "nothing") -> tuple[int, str]:
         (tmp_path / ".ci").mkdir()
         shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
-        for name in ("mpirun", "ip", "make"):
+        for name in ("mpirun", "ip", "chromium", "make"):
             (tmp_path / name).write_text("#!/bin/sh\n")
             (tmp_path / name).chmod(0o755)
         lines = "\n".join(said)

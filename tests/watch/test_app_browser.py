@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.synthetic_store import extend
+from support.watched_pages import CHROMIUM, in_browser, walk
 from support.watched_runs import KINDS, hostile, made
 
 from gossamer.telemetry import open_store
@@ -18,54 +17,16 @@ from gossamer.watch.server import PageServer
 playwright = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
 ]
-TABS = ("overview", "workers", "network", "compression", "log")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page of the browser that has no error, opens no dialog and asks no other server; `complaints` holds those."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 800})
-    opened.complaints = []
-    opened.on("pageerror", lambda error: opened.complaints.append(str(error)))
-    opened.on("console", lambda said: opened.complaints.append(said.text) if said.type == "error" else None)
-    opened.on("dialog", lambda dialog: opened.complaints.append(dialog.message))
-    opened.on("request", lambda asked: None if "127.0.0.1" in asked.url else opened.complaints.append(asked.url))
-    yield opened
-    opened.close()
-
-
-def walk(page: Any) -> None:
-    for number, tab in enumerate(TABS, start=1):
-        page.keyboard.press(str(number))
-        page.wait_for_selector(f"#content[data-shown={tab}]")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{tab} scrolls sideways"
+browser, page = in_browser()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 375])
 def test_every_tab_of_every_kind_of_run(tmp_path: Path, page: Any, kind: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     with PageServer([made(tmp_path, KINDS[kind])]).in_thread() as link:

@@ -17,5 +17,5 @@ export function listen(heard, said) {
   const source = new EventSource(`/events?${new URLSearchParams({ token })}`);
   for (const kind of ["tick", "news"]) source.addEventListener(kind, (event) => heard(kind, JSON.parse(event.data)));
   source.onopen = () => said("live");
-  source.onerror = () => said("lost");
+  source.onerror = () => said(source.readyState === EventSource.CLOSED ? "refused" : "lost");
 }

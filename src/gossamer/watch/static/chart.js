@@ -55,7 +55,7 @@ export function chart({ xLabel, xFormat = short, yLabel = "", yFormat = short, z
       shape = next;
       const hidden = lines.flatMap((line) => (line.low ? ["band", "band", "line"] : ["line"]));
       plot = new uPlot({
-        width: Math.max(220, element.clientWidth), height, series: series(lines), bands: bands(lines), axes: axes(xLabel, xFormat, yLabel, yFormat), padding: [10, 12, 0, 0],
+        width: Math.max(220, element.clientWidth), height, series: series(lines), bands: bands(lines), axes: axes(xLabel, xFormat, yLabel, yFormat), padding: [10, 28, 0, 0],
         scales: { x: { time: false }, y: logarithmic ? { distr: 3 } : { range: (_, low, high) => (low === null ? [0, 1] : uPlot.rangeNum(zero ? Math.min(0, low) : low, high === low ? low + (Math.abs(low) || 1) : high, { min: { pad: zero ? 0 : 0.08, soft: zero ? 0 : undefined, mode: zero ? 1 : 0 }, max: { pad: 0.08 } })) } },
         cursor: { y: false, drag: { x: true, y: false } }, legend: { live: true },
       }, data, element);

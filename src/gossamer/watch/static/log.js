@@ -12,7 +12,7 @@ const ranksOf = (ranks) => (ranks.length > 12 ? `${ranks.slice(0, 12).join(", ")
 function failure(each, others) {
   return h("section", { className: "failure" }, h("h2", {}, `${each.rank === null ? "The run" : `Rank ${each.rank}`} ${KINDS[each.kind] ?? each.kind ?? "failed"} first, at ${clock(each.at)}`), h("div", {}, each.message),
     each.took.length ? h("p", { className: "note" }, `What it caused: rank${each.took.length > 1 ? "s" : ""} ${ranksOf(each.took)} ended after it, and because of it.`) : h("p", { className: "note" }, "No other rank is known to have ended because of it."),
-    others.length ? h("p", { className: "note" }, `${count(others.length)} further failure${others.length > 1 ? "s" : ""} without a known cause: rank ${ranksOf(others.map((other) => other.rank))}.`) : null, each.traceback ? h("pre", {}, each.traceback) : h("p", { className: "note" }, "It left no traceback: a signal, or the system, ended it."));
+    others.length ? h("p", { className: "note" }, `${count(others.length)} further failure${others.length > 1 ? "s" : ""} without a known cause: rank${others.length > 1 ? "s" : ""} ${ranksOf(others.map((other) => other.rank))}.`) : null, each.traceback ? h("pre", {}, each.traceback) : h("p", { className: "note" }, "It left no traceback: a signal, or the system, ended it."));
 }
 
 const line = (each) => h("div", { className: "line", data: { level: each.level ?? "info" } }, h("span", {}, clock(each.at)), h("span", {}, each.rank === null ? each.stream ?? "launcher" : `rank ${each.rank}`), h("p", {}, each.text, each.more ? h("em", {}, ` … and ${bytes(each.more)} more`) : null));

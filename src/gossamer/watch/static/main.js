@@ -122,6 +122,6 @@ addEventListener("keydown", (event) => {
 
 const asked = location.hash.slice(1);
 if (TABS.some(([key]) => key === asked)) state.tab = asked;
-const SAID = { live: "connected", lost: "connection lost, trying again" };
+const SAID = { live: "connected", lost: "connection lost, trying again", refused: "another server answers: open its link" };
 start().then(() => listen(heard, (how) => { byId("connection").dataset.state = how; byId("connection").textContent = SAID[how]; }))
   .catch((problem) => byId("content").replaceChildren(h("p", { className: "empty" }, `The server does not answer: ${problem.message}`)));

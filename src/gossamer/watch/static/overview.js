@@ -28,6 +28,7 @@ export function make({ run, runs, get }) {
   let axis = "steps";
   let wanted = "";
   let most = FIRST;
+  let asked = 0;
   const cards = new Map();
   const filter = h("input", { type: "search", placeholder: "metrics named …", "aria-label": "Filter metrics", oninput: () => { wanted = filter.value.toLowerCase(); most = FIRST; show(); } });
   const buttons = Object.keys(AXES).map((name) => h("button", { "aria-pressed": String(name === axis), onclick: () => { axis = name; buttons.forEach((each) => each.setAttribute("aria-pressed", String(each.textContent === name))); cards.clear(); metrics.replaceChildren(); show(); } }, name));
@@ -41,7 +42,7 @@ export function make({ run, runs, get }) {
   const compared = h("div", { className: "card wide" });
   const card = (title, text, ...inside) => h("div", { className: "card" }, h("h2", {}, title), h("p", { className: "note" }, text), ...inside);
   const element = h("div", {}, h("div", { className: "row" }, filter, h("span", { className: "note" }, "over"), ...buttons), metrics, more,
-    h("div", { className: "grid" }, card("Where a step's time goes", "The training loop's time, as means over ranks.", parts.element), card("Beside it, the communication thread", "Its time, much of which computing may hide.", thread.element), card("Pace", "Means over ranks.", pace.element)), sampled,
+    h("div", { className: "grid" }, card("Where a step's time goes", "The training loop's time, as means over ranks.", parts.element), card("Beside it, the communication thread", "Its time, much of which computing may hide.", thread.element), h("div", { className: "card wide" }, h("h2", {}, "Pace"), h("p", { className: "note" }, "Means over ranks."), pace.element)), sampled,
     h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Foretold beside measured"), beside), h("div", { className: "card" }, h("h2", {}, "This run"), h("div", { className: "of-run" }))), compared);
   compared.hidden = true;
 
@@ -58,18 +59,20 @@ export function make({ run, runs, get }) {
   }
 
   async function showMetrics(shown) {
+    const mine = (asked += 1);
     const known = shown.filter((each) => each.summary);
     const names = [...new Set(known.flatMap((each) => each.metrics ?? []))].filter((name) => name.toLowerCase().includes(wanted));
     const now = names.slice(0, most);
-    for (const [name, each] of cards) if (!now.includes(name)) { each.element.remove(); cards.delete(name); }
     const answers = now.length ? await Promise.all(known.map((each) => get(`${each.key}/curves`, { name: now, cells: CELLS, axis }))) : [];
+    if (mine !== asked) return; // someone typed on
+    for (const [name, each] of cards) if (!now.includes(name)) { each.element.remove(); cards.delete(name); }
     for (const name of now) {
       const curves = known.map((each, place) => ({ ...answers[place].find((curve) => curve.name === name), label: known.length > 1 ? each.name : name, color: series(place), band: known.length === 1, started: each.summary.run.started ?? 0 }))
         .filter((curve) => curve.step?.length).map((curve) => ({ ...curve, x: xOf(axis, curve, curve.started) }));
       const made = cardOf(name);
       const lacking = curves.reduce((sum, curve) => sum + curve.not_finite, 0);
       const [first] = curves;
-      made.words.textContent = [first && (first.ranks < first.logged_by ? `ranks 0 to ${first.ranks - 1} of ${first.logged_by}` : `${first.logged_by} rank${first.logged_by === 1 ? "" : "s"}`), lacking ? `${count(lacking)} values were not finite` : null].filter(Boolean).join(" · ");
+      made.words.textContent = [first && (first.ranks < first.logged_by ? `the lowest ${first.ranks === 1 ? "rank" : `${first.ranks} ranks`} of ${first.logged_by} that log it` : `${first.logged_by} rank${first.logged_by === 1 ? "" : "s"}`), lacking ? `${count(lacking)} values were not finite` : null].filter(Boolean).join(" · ");
       made.drawn.draw(...aligned(curves));
     }
     settle(more, names.length > now.length ? h("span", { className: "note" }, `${now.length} of ${count(names.length)} metrics`) : null);

@@ -23,7 +23,7 @@ function cell(rank, vitals, slow) {
     h("span", { className: "state" }, rank.state ?? "–"), h("b", {}, `rank ${rank.rank}`), h("span", {}, [`step ${count(rank.step)}`, rank.machine].filter(Boolean).join(" · ")), h("span", {}, says), h("span", { className: "of" }, own));
 }
 
-const VITALS = { cpu_share: share, steal: share, throttled: share, load: short, memory: bytes, rss: bytes, sent: (value) => `${bytes(value)}/s`, received: (value) => `${bytes(value)}/s`, gc_seconds: seconds };
+const VITALS = { cpu_share: share, busy: share, pressure: share, steal: share, throttled: share, load: short, memory: bytes, rss: bytes, sent: (value) => `${bytes(value)}/s`, received: (value) => `${bytes(value)}/s`, gc_seconds: seconds };
 
 function machines(told) {
   const names = Object.keys(told);
