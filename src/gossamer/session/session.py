@@ -23,6 +23,7 @@ from gossamer.reducer.optimizer_settings import settings, with_weights
 from gossamer.reducer.parameter_check import ParameterCheck, Verify, check_verify
 from gossamer.reducer.parameter_views import sparse_names, swapped_in, trainable
 from gossamer.reducer.pending_reduction import StepContext
+from gossamer.reducer.tensor_sampler import TensorSampler
 from gossamer.runtime import open_sessions
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
@@ -127,6 +128,7 @@ class Session:
             check=lambda: self._check,
             guarded=partial(self._judge, "pass"),
             sparse=partial(sparse_names, self.model),
+            tensors=TensorSampler(lambda: self.steps),
             clips=self.clip_norm is not None,
         )
 

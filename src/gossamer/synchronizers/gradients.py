@@ -152,9 +152,8 @@ class GradientSynchronizer(Synchronizer):
         compressor, transport = self._context.compressor, self._context.transport
         if self._kept is not None:
             self._kept.clear()
-        reduction = StepReduction(
-            compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner, kept=self._kept
-        )
+        reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
+        reduction.kept, reduction.sampler = self._kept, self._loop.tensors
         admits = presence == Presence.TRAINING and not self._admission.gates
         thread = self._context.comm_thread
         self._pending = PendingReduction(reduction, self._buckets, self._sparse, thread, taken, admits)
