@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer import events
-from gossamer.events import Event, GroupChanged, Joined, Noticed, Skipped
+from gossamer.events import Event, GroupChanged, Joined, Noticed, Parted, Skipped
 from gossamer.observe.event_log import Entry, LineFile
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
 from gossamer.version import __version__
@@ -42,7 +42,8 @@ class AsideLog:
         self._takes: Mapping[type[Event], Callable[[Any], Entry]] = {
             Joined: lambda event: {"kind": "joined"},
             Noticed: lambda event: {"kind": "noticed", "message": event.message[:MOST_CHARACTERS]},
-            Skipped: lambda event: _entry("skipped", event, "step", "rank", "tensor", "scaled"),
+            Skipped: lambda event: _entry("skipped", event, "step", "rank", "tensor", "scaled", "batch"),
+            Parted: lambda event: _entry("parted", event, "when", "tensor", "held", "agreed"),
             GroupChanged: lambda event: _entry(
                 "group changed", event, "step", "view", "world", "lost", "joined", "seconds", "finished"
             ),

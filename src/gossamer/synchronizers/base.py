@@ -90,6 +90,7 @@ class LoopControls:
 class Synchronizer(ABC):
     """Synchronizes the ranks during one stage of a strategy."""
 
+    judges_latest_pass = False  # whether what was not finite came from the latest backward pass
     in_step = True  # whether all ranks come to an epoch's end together
 
     def __init__(self, controls: LoopControls | None = None) -> None:

@@ -53,6 +53,8 @@ class GradientSynchronizer(Synchronizer):
     """Averages the gradients in `buckets`, and `sparse` ones beside them, over a transport's group, once per backward
     passes of a step, as `stage` says; sparse ones in every pass."""
 
+    judges_latest_pass = True
+
     def __init__(
         self,
         buckets: Sequence[Bucket],
@@ -249,6 +251,8 @@ class GradientSynchronizer(Synchronizer):
         refuse_apart(decision.presences)
         if decision.parted:
             self._context.compare_parameters(decision.parted, self.step)
+        elif decision.presences[self._context.transport.rank] == Presence.TRAINING and decision.in_step:
+            self._loop.check().note_alike(self.step)
         blame = pending.commit(decision)
         self.reference = pending.reduction.reference
         if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:
