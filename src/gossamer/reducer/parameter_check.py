@@ -241,8 +241,8 @@ def _held(by_rank: Mapping[int, tuple[int, ...]], place: int) -> tuple[tuple[str
 def _first(name: str, held: Sequence[tuple[str, Sequence[int]]], agreed: int | None) -> str:
     """Which ranks hold what of the first tensor that differs, and since when."""
     told = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in held)
-    since = "they parted after attach" if agreed is None else f"it was the same everywhere at step {agreed}"
-    return f'The checksum of "{name}" is {told}; {since}.'
+    since = "" if agreed is None else f"; it was the same everywhere at step {agreed}"
+    return f'The checksum of "{name}" is {told}{since}.'
 
 
 def _flat(parameter: Tensor) -> Tensor:
