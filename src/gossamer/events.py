@@ -73,6 +73,7 @@ class Skipped(Event):
     rank: int | None  # None: each rank's was finite, and their mean left the range of the format in which it travels
     tensor: str
     scaled: bool = False  # a GradScaler knows of it, and finds its scale this way
+    batch: int | None = None  # of `rank`, known there alone: its batch's number, from 0, since the epoch began
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,36 @@ class ResidualTold(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorCost:
+    """What one tensor costs on this worker; None where it is not known. gossamer.reducer.tensor_sampler has the law."""
+
+    name: str
+    numel: int
+    bytes: float | None  # payload of one exchange, its part of the bucket's
+    residual_norm: float | None  # of what is kept for later
+    gradient_norm: float | None  # of what this worker gives
+    energy_share: float | None  # of what was wanted, that went at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsTold(Event):
+    """What the tensors of one bucket cost, after `step` steps. A sample; emitted by the communication thread."""
+
+    step: int
+    tensors: tuple[TensorCost, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted(Event):
+    """Ranks in lock step were found to have different parameters. Emitted by the first of them."""
+
+    when: str
+    tensor: str  # the first that differs
+    held: tuple[tuple[str, tuple[int, ...]], ...]  # (checksum, ranks) of it, those of most ranks first
+    agreed: int | None  # the last step at which it was seen alike; None: not since attach
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServersTold(Event):
     """Counts of contributions at the end, from the parameter server shard that knows most."""
 
@@ -187,14 +218,18 @@ class Closed(Event):
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
 _silent: list[Listener] = []  # those of them that show no notice
+_samplers: list[Listener] = []  # those of them that take samples
 
 
-def subscribe(listener: Listener, *, shows_notices: bool = True) -> Callable[[], None]:
+def subscribe(listener: Listener, *, shows_notices: bool = True, takes_samples: bool = False) -> Callable[[], None]:
     """Call `listener` with every event from now on; returns the function that ends it.
 
-    shows_notices: whether it brings notices before the user, who else finds them in the log.
+    shows_notices: whether it brings notices before the user, who else finds them in the log. takes_samples: whether it
+    has a use for TensorsTold, which takes time to measure.
     """
     _listeners.append(listener)
+    if takes_samples:
+        _samplers.append(listener)
     if not shows_notices:
         _silent.append(listener)
     return partial(_unsubscribe, listener)
@@ -202,13 +237,19 @@ def subscribe(listener: Listener, *, shows_notices: bool = True) -> Callable[[],
 
 def _unsubscribe(listener: Listener) -> None:
     _listeners.remove(listener)
-    if listener in _silent:
-        _silent.remove(listener)
+    for some in (_silent, _samplers):
+        if listener in some:
+            some.remove(listener)
 
 
 def observed() -> bool:
     """Whether anything listens, such as the recorder of `gossamer run`."""
     return bool(_listeners)
+
+
+def sampled() -> bool:
+    """Whether anything takes samples of tensors."""
+    return bool(_samplers)
 
 
 def ended_by(kind: type[BaseException] | None) -> Ended:

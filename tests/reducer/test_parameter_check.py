@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from support.virtual_workers import Worker, cluster, loss_of, network, notices
+from support.virtual_workers import Worker, cluster, heard, loss_of, network, notices
 from torch import Tensor, nn
 
 from gossamer.errors import LoopError, MismatchError
-from gossamer.reducer.parameter_check import EVERY_STEPS, PARTS, ParameterCheck
+from gossamer.events import Parted
+from gossamer.reducer.parameter_check import EVERY_STEPS, PARTS, ParameterCheck, check_verify
 from gossamer.session.session_checkpoint import compare_parameters
 
 RECIPES = [
@@ -112,12 +114,19 @@ DEVIATIONS: list[Deviation] = [
 ]
 
 
-def train(worker: Worker, recipe: str, deviation: Deviation | None, verify: str = "warn", steps: int = 0) -> int:
+def train(
+    worker: Worker,
+    recipe: str,
+    deviation: Deviation | None,
+    verify: str = "warn",
+    steps: int = 0,
+    every: int | None = None,
+) -> int:
     """The steps that were made, of which rank 1 makes the fifth in its own way."""
     model = network(worker.rank)
     assert isinstance(model, nn.Sequential)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    session = worker.attach(model, optimizer, recipe, verify=verify)
+    session = worker.attach(model, optimizer, recipe, verify=verify, verify_every=every)
     for step in range(steps or 6 + WITHIN):
         optimizer.zero_grad()
         loss_of(model, step, worker.rank).backward()
@@ -274,3 +283,65 @@ def test_a_checkpoint_of_ranks_that_have_parted_is_told_or_refused() -> None:
     assert "rank 1 are not those of the others in the checkpoint of step 0" in told
     with pytest.raises(MismatchError, match="in the checkpoint of step 0"):
         cluster(lambda worker: saved(worker, "stop"), 3)
+
+
+# -- all parameters at once --------------------------------------------------------------------------------------------
+
+
+def parted(recipe: str, every: int | None, steps: int = 12) -> tuple[list[str], list[Parted]]:
+    def work(worker: Worker) -> None:
+        model = network(worker.rank)
+        assert isinstance(model, nn.Sequential)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        worker.attach(model, optimizer, recipe, verify_every=every)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(model, step, worker.rank).backward()
+            optimizer.step()
+            if (step, worker.rank) == (7, 1):
+                with torch.no_grad():
+                    model[2].weight[15, 15] += 1e-6
+
+    with heard(Parted) as events, notices() as said:
+        cluster(work, 3)
+    return [line for line in said if "not those of the others" in line], events
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "EveryStep(delay=1)"])
+def test_all_parameters_are_compared_every_so_many_steps(recipe: str) -> None:
+    (line,), (event,) = parted(recipe, every=3)
+    assert (event.tensor, event.agreed) == ("2.weight", 6)
+    assert [ranks for _, ranks in event.held] == [(0, 2), (1,)]
+    assert len({value for value, _ in event.held}) == 2
+    assert "the same everywhere at step 6" in line
+    assert f'The checksum of "2.weight" is {event.held[0][0]} on ranks 0 and 2; {event.held[1][0]} on rank 1' in line
+
+
+def test_without_it_the_same_difference_is_found_later() -> None:
+    """The twin."""
+    assert parted("Dense()", every=None) == ([], [])
+
+
+def test_ranks_that_stay_together_are_left_alone_by_whole_comparisons() -> None:
+    with notices() as said:
+        cluster(lambda worker: train(worker, "TopK(0.1)", None, steps=9, every=2), 3)
+    assert [line for line in said if "rank" in line] == []
+
+
+@pytest.mark.parametrize("every", [0, -3, 2.5, True, "100"])
+def test_verify_every_counts_steps(every: Any) -> None:
+    with pytest.raises(ValueError, match="verify_every counts steps between two comparisons"):
+        check_verify("warn", every)
+
+
+def test_verify_every_needs_a_look() -> None:
+    with pytest.raises(ValueError, match="would never compare"):
+        check_verify("off", 100)
+
+
+def test_ranks_compare_after_equally_many_steps() -> None:
+    def work(worker: Worker) -> None:
+        train(worker, "Dense()", None, steps=2, every=[None, 5][worker.rank])
+
+    with pytest.raises(MismatchError, match="verify"):
+        cluster(work, 2)

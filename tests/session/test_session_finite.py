@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 from gossamer import events
 from gossamer.compressors import Feedback
 from gossamer.errors import NonFiniteError
+from gossamer.session.gradient_guards import BatchCount
 
 
 def poisoned(
@@ -116,3 +117,38 @@ def test_float16_that_overflows_is_skipped_not_infinite() -> None:
     results = cluster(lambda worker: poisoned(worker, "Dense(dtype='float16')", poison, 3), 2)
     assert torch.isfinite(agree([ended for ended, *_ in results])).all()
     assert results[0][1] == 2
+
+
+def batches_told(recipe: str) -> list[tuple[int | None, int | None]]:
+    """(rank, batch) of all that is told where rank 1 meets a NaN in the third batch of its second epoch."""
+
+    def work(worker: Worker) -> None:
+        model = network(0)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer, recipe)
+        for epoch in range(2):
+            with session.epoch():
+                for step in range(4):
+                    optimizer.zero_grad()
+                    inputs, targets = batch(4 * epoch + step, worker.rank)
+                    bad = (epoch, step, worker.rank) == (1, 2, 1)
+                    (mse_loss(model(inputs), targets) * (float("nan") if bad else 1.0)).backward()
+                    optimizer.step()
+
+    with heard(events.Skipped) as skipped:
+        cluster(work, 2)
+    return sorted(((event.rank, event.batch) for event in skipped), key=str)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])
+def test_the_rank_that_met_it_says_which_batch_it_was(recipe: str) -> None:
+    assert batches_told(recipe) == [(1, 2), (1, None)]
+
+
+def test_the_batch_check_notices_a_count_that_goes_on_over_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BatchCount, "begin", lambda self: None)
+    assert batches_told("Dense()") == [(1, 6), (1, None)]
+
+
+def test_no_batch_is_named_where_the_numbers_of_many_travel() -> None:
+    assert {batch for _, batch in batches_told("EveryStep(delay=1)")} == {None}

@@ -32,7 +32,7 @@ def main() -> None:
         interface_bytes=_counter(os.environ.get(HEADER_BYTES)),
     )
     aside = Aside(directory, rank)
-    events.subscribe(recorder)
+    events.subscribe(recorder, takes_samples=True)
     events.subscribe(StageMarks(RunFiles(directory), rank, worker.current_attempt()))
     stacks = DumpOnSignal(RunFiles(directory), rank)
     events.subscribe(stacks)

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from gossamer import events
 from gossamer.environment.rank_environment import rank_environment
-from gossamer.events import Event, GroupChanged, Joined, LinksOpened, Noticed, Skipped
+from gossamer.events import Event, GroupChanged, Joined, LinksOpened, Noticed, Parted, Skipped
 from gossamer.observe.activity import ActivityWatch
 from gossamer.observe.event_log import Entry, LineFile
 from gossamer.observe.flight_dump import flight_path, write_flight
@@ -45,8 +45,9 @@ class AsideLog:
         self._takes: Mapping[type[Event], Callable[[Any], Entry]] = {
             Joined: lambda event: {"kind": "joined"},
             Noticed: lambda event: {"kind": "noticed", "message": event.message[:MOST_CHARACTERS]},
-            Skipped: lambda event: _entry("skipped", event, "step", "rank", "tensor", "scaled"),
             LinksOpened: lambda event: {"kind": "links", "links": self._watch.opened(event)},
+            Skipped: lambda event: _entry("skipped", event, "step", "rank", "tensor", "scaled", "batch"),
+            Parted: lambda event: _entry("parted", event, "when", "tensor", "held", "agreed"),
             GroupChanged: lambda event: _entry(
                 "group changed", event, "step", "view", "world", "lost", "joined", "seconds", "finished"
             ),

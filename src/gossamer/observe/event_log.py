@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from gossamer.events import (
     Saved,
     ServersTold,
     StepEnded,
+    TensorsTold,
 )
 
 Entry = dict[str, Any]
@@ -76,6 +78,7 @@ class EventLog:
             ServersTold: self._hear_servers,
             LeftRun: self._leave,
             ResidualTold: self._tell_residual,
+            TensorsTold: self._tell_tensors,
             Closed: self._close,
         }
 
@@ -153,6 +156,9 @@ class EventLog:
     def _tell_residual(self, event: ResidualTold) -> None:
         norm = event.norm if isfinite(event.norm) else None
         self._at_once("residual", residual={"norm": norm, "step": event.step})
+
+    def _tell_tensors(self, event: TensorsTold) -> None:
+        self._tell("tensors", step=event.step, tensors=[asdict(each) for each in event.tensors])
 
     def _close(self, event: Closed) -> None:
         told = ("digest", "holds_merged", "residual_bytes", "bucket_bytes")

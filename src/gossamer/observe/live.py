@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -99,11 +99,18 @@ class Progress:
             case {"kind": "noticed", "message": message}:
                 return self._once(message)
             case {"kind": "skipped", "step": step, "rank": rank, "tensor": tensor}:
-                return self._once(
+                skipped = self._once(
                     f"Step {step} was skipped on every worker, because the gradient of {tensor!r} was not "
                     f"finite on rank {rank}.{'' if line.get('scaled') else WITHOUT_SCALER}"
                 )
+                return " ".join(filter(None, (skipped, self._batch(line)))) or None
         return None
+
+    def _batch(self, line: Mapping[str, Any]) -> str | None:
+        """Which batch it was, where the rank that had it says so."""
+        if line.get("batch") is None:
+            return None
+        return self._once(f"At step {line['step']} rank {line['rank']} was at batch {line['batch']} of its epoch.")
 
     def _once(self, sentence: str) -> str | None:
         if sentence in self._said:

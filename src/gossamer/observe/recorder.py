@@ -100,7 +100,8 @@ class LiveLines:
         self._latest |= event.values
 
     def _skip(self, event: Skipped) -> None:
-        self._say("skipped", step=event.step, rank=event.rank, tensor=event.tensor, scaled=event.scaled)
+        about = {"step": event.step, "rank": event.rank, "tensor": event.tensor, "scaled": event.scaled}
+        self._say("skipped", **about, **({} if event.batch is None else {"batch": event.batch}))
 
     def _notice(self, event: Noticed) -> None:
         self._say("noticed", message=event.message)

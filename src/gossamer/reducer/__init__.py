@@ -4,6 +4,7 @@
     reduction            StepReduction, on the communication thread; kept_inputs: what it would be made again from
     pending_reduction    PendingReduction, in the training thread
     step_report          what a rank reports at a step's end, and what all ranks decide from all reports
+    tensor_sampler       measures now and then what each tensor costs, and what of it waits
     parameter_check      finds out whether parameters or steps of the ranks have parted, from those reports
     participation        poll before a sync round: which ranks take part, with what weight
     sparse_gradients     gradients of embeddings, which travel as rows beside the buckets

@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from gossamer.core.layout import dense_stride
 from gossamer.errors import LoopError, MismatchError, require
-from gossamer.events import notice
+from gossamer.events import Parted, emit, notice
 from gossamer.kernels.crc import crc32
 
 Verify = Literal["warn", "stop", "off"]
@@ -30,8 +30,18 @@ NAMED = 3  # tensors in a message
 CHUNK_BYTES = 2**26
 
 
-def check_verify(verify: str) -> None:
+def check_verify(verify: str, every: int | None = None) -> None:
     require(verify in ("warn", "stop", "off"), f'verify is "warn", "stop" or "off", not {verify!r}')
+    whole = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+    require(
+        every is None or whole,
+        f"verify_every counts steps between two comparisons of all parameters, 1 or more, not {every!r}: "
+        "attach(..., verify_every=100), or leave it out",
+    )
+    require(
+        every is None or verify != "off",
+        f'verify="off" looks at nothing, so verify_every={every!r} would never compare: leave one of them out',
+    )
 
 
 class ParameterCheck:
@@ -39,17 +49,25 @@ class ParameterCheck:
 
     verify: "warn" notices the first difference and lets training go on, "stop" raises MismatchError on every rank,
     "off" looks at nothing. rank: of this worker, among those that average gradients together; the first of them is
-    `first_rank` among all.
+    `first_rank` among all. every: after so many steps all parameters are compared at once.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Mapping[str, Parameter], verify: Verify, rank: int, first_rank: int = 0
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, Parameter],
+        verify: Verify,
+        rank: int,
+        first_rank: int = 0,
+        every: int | None = None,
     ) -> None:
         self._model, self._parameters, self._verify = model, parameters, verify
         self._rank, self._first_rank = rank, first_rank
         self._numel = sum(parameter.numel() for parameter in parameters.values())
         self._holders = _holders(model, parameters)
         self._told: set[str] = set()
+        self._every = every
+        self._alike: dict[int, int] = {}  # the last step at which all ranks' reports had the same of a part
 
     @property
     def looks(self) -> bool:
@@ -57,20 +75,43 @@ class ParameterCheck:
 
     def within_site(self, rank: int, first_rank: int) -> ParameterCheck:
         """The same among the ranks of one site."""
-        return ParameterCheck(self._model, self._parameters, self._verify, rank, first_rank)
+        return ParameterCheck(self._model, self._parameters, self._verify, rank, first_rank, self._every)
 
     # -- one part in every report --------------------------------------------------------------------------------------
 
     def sample(self, step: int) -> int:
-        """The checksum that goes into a step's report: of a part of the parameters, or 0."""
-        turn, rest = divmod(step, EVERY_STEPS)
-        if rest or self._verify == "off" or "parameters" in self._told:
+        """The checksum that goes into a step's report: of a part of the parameters, of all where that is due, or 0."""
+        parts = self._parts(step)
+        if not parts or self._verify == "off" or "parameters" in self._told:
             return 0
         size = -(-self._numel // PARTS)
         found = 0
-        for part in self._between(turn % PARTS * size, (turn % PARTS + 1) * size):
+        for part in self._between(parts.start * size, parts.stop * size):
             found = _checksum(part, found)
         return found
+
+    def _parts(self, step: int) -> range:
+        """The parts that are compared at a step."""
+        if self._every is not None and step and step % self._every == 0:
+            return range(PARTS)
+        turn, rest = divmod(step, EVERY_STEPS)
+        return range(0) if rest else range(turn % PARTS, turn % PARTS + 1)
+
+    def note_alike(self, step: int) -> None:
+        """All ranks' reports of a step had the same checksum."""
+        if self._verify != "off":
+            self._alike |= dict.fromkeys(self._parts(step), step)
+
+    def _last_alike(self, name: str) -> int | None:
+        """The last step at which a tensor was seen to be the same everywhere. None: not since attach."""
+        size, start = -(-self._numel // PARTS), 0
+        for each, parameter in self._parameters.items():
+            if each == name:
+                parts = range(start // size, -(-(start + max(1, parameter.numel())) // size))
+                seen = [self._alike.get(part) for part in parts]
+                return None if None in seen else min(step for step in seen if step is not None)
+            start += parameter.numel()
+        return None
 
     def _between(self, begin: int, end: int) -> Iterator[Tensor]:
         """All parameters' elements from one place to another, each as they lie in memory."""
@@ -95,12 +136,17 @@ class ParameterCheck:
             return
         sums_by_tensor = zip(self._parameters, *by_rank.values(), strict=True)
         differing = [name for name, *sums in sums_by_tensor if len(set(sums)) > 1]
+        agreed = self._last_alike(differing[0]) if kind == "parameters" else None
+        held = _held(by_rank, [*self._parameters].index(differing[0]))
+        if self._rank == 0 and kind not in self._told:
+            emit(Parted(when=when, tensor=differing[0], held=held, agreed=agreed))
         self._tell(
             kind,
-            f"the parameters of {_odd(by_rank)} {when}: {_listed(differing)}. All apply the same averages, so they "
-            "stay alike bit for bit unless something changes them on one rank alone: a weight that is set, "
-            "load_state_dict(), zero_grad() before the step, or an optimizer.step() left out. Do it on every rank, and "
-            'go on from a checkpoint of before, session.load(directory). attach(..., verify="stop") ends the run where '
+            f"the parameters of {_odd(by_rank)} {when}: {_listed(differing)}. {_first(differing[0], held, agreed)} "
+            "All apply the same averages, so they stay alike bit for bit unless something changes them on one rank "
+            "alone: a weight that is set, load_state_dict(), zero_grad() before the step, or an optimizer.step() left "
+            "out. Do it on every rank, and go on from a checkpoint of before, session.load(directory). "
+            'attach(..., verify="stop") ends the run where '
             'this happens; verify="off" does not look.',
         )
 
@@ -182,6 +228,21 @@ def _odd(by_rank: Mapping[int, tuple[int, ...]]) -> str:
     usual, times = Counter(by_rank.values()).most_common(1)[0]
     odd = [rank for rank, sums in by_rank.items() if sums != usual]
     return f"{_ranks(odd)} are not those of the others" if 2 * times > len(by_rank) else f"{_ranks([*by_rank])} differ"
+
+
+def _held(by_rank: Mapping[int, tuple[int, ...]], place: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """(checksum, ranks) of one tensor, that of most ranks first."""
+    ranks: dict[int, list[int]] = {}
+    for rank, sums in by_rank.items():
+        ranks.setdefault(sums[place], []).append(rank)
+    return tuple((f"{value:08x}", tuple(each)) for value, each in sorted(ranks.items(), key=lambda one: -len(one[1])))
+
+
+def _first(name: str, held: Sequence[tuple[str, Sequence[int]]], agreed: int | None) -> str:
+    """Which ranks hold what of the first tensor that differs, and since when."""
+    told = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in held)
+    since = "" if agreed is None else f"; it was the same everywhere at step {agreed}"
+    return f'The checksum of "{name}" is {told}{since}.'
 
 
 def _flat(parameter: Tensor) -> Tensor:

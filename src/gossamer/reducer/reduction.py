@@ -32,6 +32,7 @@ from gossamer.reducer.step_report import (
     gather_first_batches,
     gather_standings,
 )
+from gossamer.reducer.tensor_sampler import Metered, TensorSampler
 from gossamer.runtime import flight_recorder
 from gossamer.runtime.pipeline import DEPTH, Pipeline
 from gossamer.runtime.pipeline_tuner import PipelineTuner
@@ -116,6 +117,7 @@ class StepReduction:
     window: int = DEPTH  # of the pipeline
     tuner: PipelineTuner | None = None  # chooses the window instead, over all reductions of a synchronizer
     kept: KeptInputs | None = None  # what went in, where the group may change meanwhile
+    sampler: TensorSampler | None = None  # measures what tensors cost
     spent: list[ScriptCost] = field(default_factory=list)
     agreed_step: int | None = None  # the step that all ranks make, where it had to be known before anything left
     first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here
@@ -249,7 +251,14 @@ class StepReduction:
             if self.kept is not None:
                 self.kept.keep(place, bucket.flat)  # zeros are going to be written over it
 
-        staged = yield from aggregate_finite(self.compressor, bucket.packed, bucket.state, self.at, out, lost)
+        sampler = self.sampler if self.sampler and self.weight and self.sampler.takes(bucket.layout) else None
+        if sampler is not None and out is bucket.flat:
+            out = torch.empty_like(out)  # what went in is to be measured
+        meter, at = Metered(), self.at
+        script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost)
+        staged = yield from (script if sampler is None else meter.run(script, at))
+        if sampler is not None and self.first_nonfinite == NOBODY and staged.finite:
+            sampler.measure(self.compressor, bucket.packed, staged, meter.nbytes, at)
         self._staged[place] = self.keep(staged)
 
     def _sparse_mean(self, gradients: Mapping[str, Rows]) -> Script:

@@ -38,6 +38,7 @@ def attach(
     scaler: Scaler | None = None,
     clip_norm: float | None = None,
     verify: Verify = "warn",
+    verify_every: int | None = None,
     scheduler: Stateful | None = None,
     record: RecordOption = None,
     log_to: Iterable[str] = (),
@@ -56,7 +57,8 @@ def attach(
 
     verify: what to do where ranks in lock step part, in a parameter or in the number of their steps: "warn" names rank
     and tensor once, "stop" raises MismatchError on every rank, "off" does not look. A difference is found within 100
-    steps: reports carry a checksum of a part of all parameters, in turn.
+    steps: reports carry a checksum of a part of all parameters, in turn. verify_every: every so many steps, of all of
+    them, which reads the whole model: a difference is found within as many steps, and told since when.
 
     record: a file for the run's record, JSON of rank 0's numbers and of all that it logs, which outlives whatever ends
     the run; GOSSAMER_RECORD=FILE beats it. Without `gossamer run`, which shows more, rank 0 tells of its progress on
@@ -93,7 +95,15 @@ def attach(
     recorded = begin_reporting(record, world, log_to)
     begin_tracing(world)
     session = Session(
-        model, optimizer, resolved, transport, world=world, scaler=scaler, clip_norm=clip_norm, verify=verify
+        model,
+        optimizer,
+        resolved,
+        transport,
+        world=world,
+        scaler=scaler,
+        clip_norm=clip_norm,
+        verify=verify,
+        verify_every=verify_every,
     )
     session.status.record = recorded
     if scheduler is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from gossamer.checkpoint.state import Stateful
 from gossamer.errors import LoopError, NonFiniteError, require
@@ -110,26 +111,53 @@ def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return any(value is not None for value in (*args[1:], *kwargs.values()))
 
 
+class BatchCount:
+    """Counts the model's forward passes in training since an epoch began, or else since attach."""
+
+    def __init__(self) -> None:
+        self._passes = 0
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._passes = 0
+
+    def watch(self, model: nn.Module) -> RemovableHandle:
+        """The hook that counts, to be removed at the end."""
+        return model.register_forward_pre_hook(self._forward)
+
+    @property
+    def latest(self) -> int | None:
+        """The number of the latest batch, from 0; None before the first, and where a compiler took in the hook."""
+        return self._passes - 1 if self._passes else None
+
+    def _forward(self, model: nn.Module, inputs: Any) -> None:
+        if model.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._passes += 1
+
+
 class NonFiniteMonitor:
     """Reports the rank and tensor of non-finite numbers, and ends the run where they stay. Counts by kind of event."""
 
     def __init__(self) -> None:
         self._in_a_row: dict[str, int] = {}  # by "exchange" or "pass"
 
-    def judge(self, what: str, blame: tuple[int | None, str] | None, step: int, *, scaled: bool) -> None:
+    def judge(
+        self, what: str, blame: tuple[int | None, str] | None, step: int, *, scaled: bool, batch: int | None = None
+    ) -> None:
         """blame: (rank, tensor) where it was not; no rank where only the mean was not. scaled: a GradScaler may still
-        find its scale."""
+        find its scale. batch: the number of the batch that it came from, where this rank knows it."""
         self._in_a_row[what] = 0 if blame is None else self._in_a_row.get(what, 0) + 1
         if blame is None:
             return
         rank, tensor = blame
-        emit(Skipped(step=step, rank=rank, tensor=tensor, scaled=scaled))
+        emit(Skipped(step=step, rank=rank, tensor=tensor, scaled=scaled, batch=batch))
         if self._in_a_row[what] >= MAX_SKIPPED_STEPS and not scaled:
-            raise never_finite(self._in_a_row[what], rank, tensor)
+            raise never_finite(self._in_a_row[what], rank, tensor, batch)
 
 
-def never_finite(steps: int, rank: int | None, tensor: str) -> NonFiniteError:
+def never_finite(steps: int, rank: int | None, tensor: str, batch: int | None = None) -> NonFiniteError:
     where = "after averaging" if rank is None else f"on rank {rank}"
+    where += "" if batch is None else f" in batch {batch} of its epoch"
     return NonFiniteError(
         f'numbers were not finite {steps} steps in a row, the last time those of "{tensor}" {where}. They were used by '
         "nobody, so nothing was learnt there meanwhile. Lower the learning rate, clip gradients, for instance with "

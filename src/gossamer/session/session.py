@@ -23,6 +23,7 @@ from gossamer.reducer.optimizer_settings import settings, with_weights
 from gossamer.reducer.parameter_check import ParameterCheck, Verify, check_verify
 from gossamer.reducer.parameter_views import sparse_names, swapped_in, trainable
 from gossamer.reducer.pending_reduction import StepContext
+from gossamer.reducer.tensor_sampler import TensorSampler
 from gossamer.runtime import open_sessions
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
@@ -30,7 +31,7 @@ from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
 from gossamer.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.session.ddp_guard import guard_against_ddp
 from gossamer.session.first_batch import NO_BATCH, FirstBatch
-from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler
+from gossamer.session.gradient_guards import BatchCount, NonFiniteMonitor, Scaler
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.session.layout_change import laid_out_anew
@@ -65,8 +66,10 @@ class Session:
         clip_norm: float | None = None,
         seed: int = 0,
         verify: Verify = "warn",
+        verify_every: int | None = None,
     ) -> None:
-        check_verify(verify)
+        check_verify(verify, verify_every)
+        self._verify_every = verify_every
         self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
         self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
@@ -80,6 +83,7 @@ class Session:
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
         self.status, self._muted_at = SessionStatus(recipe, transport, lambda: self.steps), -1
         self._checkpoints = SessionCheckpoints(self._group, self.status, model, optimizer, self._tracked, self._saved)
+        self._batches = BatchCount()
         self._stop, self._weighs = StopBlocks(self.close, says=transport.rank == 0), False  # no weight was said yet
         self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, self._loop(), seed)
@@ -98,6 +102,7 @@ class Session:
             raise
         self._hooks = [
             self._first_batch.watch(model),
+            self._batches.watch(model),
             *guard_against_ddp(model, recipe, transport.world),
             *self._step_hooks.install(self._group),
             *self.status.watch(model, optimizer),
@@ -127,6 +132,7 @@ class Session:
             check=lambda: self._check,
             guarded=partial(self._judge, "pass"),
             sparse=partial(sparse_names, self.model),
+            tensors=TensorSampler(lambda: self.steps),
             clips=self.clip_norm is not None,
         )
 
@@ -140,12 +146,15 @@ class Session:
 
     def _about(self) -> dict[str, str]:
         scaled, clipped = self._loop_scaler.scale() is not None, self.clip_norm
-        options = f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={self._verify}"
+        options = (
+            f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={self._verify}, {self._verify_every}"
+        )
         return {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
 
     def _adopt(self, parameters: dict[str, Parameter]) -> None:
         self._parameters, self._form = parameters, ParameterForm(parameters)
-        self._check = ParameterCheck(self.model, parameters, self._verify, self._transport.rank)
+        rank, every = self._transport.rank, self._verify_every
+        self._check = ParameterCheck(self.model, parameters, self._verify, rank, every=every)
         self._step_hooks.adopt(parameters, self._transport)
 
     # -- in the loop -----------------------------------------------------------------------------------------------
@@ -194,6 +203,7 @@ class Session:
         stands below it runs, and the next epoch does not begin.
         """
         self._refuse_pass()
+        self._batches.begin()
         with self._stop.epoch():
             yield
         missed = 0 if self.stopping else self._synchronizer.end_epoch()
@@ -241,7 +251,10 @@ class Session:
             self._enter_next_stage()
 
     def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
-        self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None)
+        mine = blame is not None and blame[0] == self._transport.rank
+        known = mine and (what == "pass" or self._synchronizer.judges_latest_pass)
+        batch = self._batches.latest if known else None
+        self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None, batch=batch)
 
     def on_change(self, callback: Callable[[WorldChange], None]) -> None:
         """Let `callback` hear of an elastic run's workers that came or went, after the step in which they did."""

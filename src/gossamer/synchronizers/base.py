@@ -17,6 +17,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
 from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
+from gossamer.reducer.tensor_sampler import TensorSampler
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 
@@ -51,6 +52,7 @@ class LoopState:
     guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
     sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse
     begins: Callable[[], None] = lambda: None  # a pass whose gradients travel; raises where there must be none any more
+    tensors: TensorSampler | None = None  # measures what tensors cost
     clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
 
 
@@ -88,6 +90,7 @@ class LoopControls:
 class Synchronizer(ABC):
     """Synchronizes the ranks during one stage of a strategy."""
 
+    judges_latest_pass = False  # whether what was not finite came from the latest backward pass
     in_step = True  # whether all ranks come to an epoch's end together
 
     def __init__(self, controls: LoopControls | None = None) -> None:

@@ -54,6 +54,8 @@ class GradientSynchronizer(Synchronizer):
     """Averages the gradients in `buckets`, and `sparse` ones beside them, over a transport's group, once per backward
     passes of a step, as `stage` says; sparse ones in every pass."""
 
+    judges_latest_pass = True
+
     def __init__(
         self,
         buckets: Sequence[Bucket],
@@ -153,9 +155,8 @@ class GradientSynchronizer(Synchronizer):
         compressor, transport = self._context.compressor, self._context.transport
         if self._kept is not None:
             self._kept.clear()
-        reduction = StepReduction(
-            compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner, kept=self._kept
-        )
+        reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
+        reduction.kept, reduction.sampler = self._kept, self._loop.tensors
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
         thread = self._context.comm_thread
@@ -252,6 +253,8 @@ class GradientSynchronizer(Synchronizer):
         refuse_apart(decision.presences)
         if decision.parted:
             self._context.compare_parameters(decision.parted, self.step)
+        elif decision.presences[self._context.transport.rank] == Presence.TRAINING and decision.in_step:
+            self._loop.check().note_alike(self.step)
         blame = pending.commit(decision)
         self.reference = pending.reduction.reference
         if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:

@@ -111,6 +111,7 @@ class OutgoingRound:
             keep=with_own if keeps else without_own,
             spent=[participants],
             kept=kept,
+            sampler=context.loop.tensors,
         )
 
     def run(self, reduction: StepReduction, *, active: bool) -> RoundResult:

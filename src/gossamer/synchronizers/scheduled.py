@@ -241,6 +241,8 @@ class ScheduledSynchronizer(Synchronizer):
         self._awaited = self._awaited or (result.awaited and landed.number >= self._admitted)
         if result.parted:
             self._context.compare_parameters(result.parted, self.step)
+        elif result.committed and self._task.keeps_alike:
+            self._loop.check().note_alike(landed.sync_round.launch)
         self._local.add(not result.committed, result.costs)
         if result.lag is not None:
             events.emit(events.Logged(step=self.step, values={"lag": result.lag}))

@@ -92,7 +92,9 @@ class StageSequence:
         """A global batch is made of several passes by one worker, too. Nothing is compressed."""
         match self.now:
             case GradientStage(batches=int()) as stage:
-                context = replace(self._context(self.transport), compressor=Dense())
+                context = replace(
+                    self._context(self.transport), compressor=Dense(), loop=replace(self.loop, tensors=None)
+                )
                 buckets = self._dense_buckets(parameters, self.transport)
                 return GradientSynchronizer(buckets, self._sparse(parameters), context, stage)
             case _:
@@ -138,7 +140,7 @@ class StageSequence:
         if stage.per_site is None:
             return ScheduledSynchronizer(stage.schedule, fragments, task, context, stage.start)
         transport = self.transport.part(stage.site_size(self.transport.world))
-        site = replace(self._context(transport), compressor=Dense())
+        site = replace(self._context(transport), compressor=Dense(), loop=replace(self.loop, tensors=None))
         inside, sparse = self._dense_buckets(parameters, transport), self._sparse(parameters)
         return HierarchicalLocalSGD(inside, sparse, site, stage.schedule, fragments, task, context, stage.start)
 

@@ -3,14 +3,18 @@ import { empty, h, settle, code } from "./dom.js";
 import { bytes, count, share, short } from "./units.js";
 
 const ratio = (each) => (each.bytes ? (4 * each.numel) / each.bytes : null);
-const owed = (each) => (each.gradient_norm ? each.residual_norm / each.gradient_norm : null);
+const owed = (each) => (each.gradient_norm && each.residual_norm !== null ? each.residual_norm / each.gradient_norm : null);
+// Little's law; the two ends are gradients that are independent from step to step, and gradients that stay alike
+const waits = (ratio) => (ratio === null ? "–" : ratio === 0 ? "0" : `${short(Math.min(ratio, ratio ** 2))} – ${short(Math.max(ratio, ratio ** 2))}`);
 const times = (value) => (value === null ? "–" : `${short(value)} ×`);
 // name, words of its head, value, text, whether the bar shows it
 const COLUMNS = [
   ["name", "tensor", (each) => each.name, String, false], ["numel", "numbers", (each) => each.numel, count, false], ["bytes", "bytes a step", (each) => each.bytes, bytes, true],
   ["ratio", "smaller than float32", ratio, times, false], ["energy_share", "energy sent", (each) => each.energy_share, share, true], ["gradient_norm", "|gradient|", (each) => each.gradient_norm, short, false],
   ["residual_norm", "|unsent|", (each) => each.residual_norm, short, false], ["owed", "unsent / gradient", owed, times, true],
+  ["waits", "steps it waits, about", owed, waits, false],
 ];
+const WORST = 3;
 const MOST = 400;
 
 export function make({ run, get }) {
@@ -20,7 +24,8 @@ export function make({ run, get }) {
   const filter = h("input", { type: "search", placeholder: "tensors named …", "aria-label": "Filter tensors", oninput: () => draw() });
   const words = h("p", { className: "note" });
   const table = h("div", { className: "scroll" });
-  const element = h("div", { className: "card" }, h("div", { className: "row" }, h("h2", {}, "Every tensor"), filter), words, table);
+  const worst = h("p", { className: "note worst" });
+  const element = h("div", { className: "card" }, h("div", { className: "row" }, h("h2", {}, "Every tensor"), filter), worst, words, table);
   table.addEventListener("click", (event) => {
     const head = event.target.closest("[data-by]");
     if (!head) return;
@@ -29,17 +34,27 @@ export function make({ run, get }) {
     draw();
   });
 
+  // Those that keep most for later, or else lose most for good
+  function suffering() {
+    const keep = tensors.filter((each) => owed(each) > 0).sort((a, b) => owed(b) - owed(a)).slice(0, WORST);
+    if (keep.length) return `Suffer most: ${keep.map((each) => `${each.name} (waits about ${waits(owed(each))} steps${each.energy_share === null ? "" : `, ${share(each.energy_share)} of its energy goes at once`})`).join("; ")}.`;
+    const lose = tensors.filter((each) => each.energy_share !== null && each.energy_share < 1).sort((a, b) => a.energy_share - b.energy_share).slice(0, WORST);
+    if (lose.length) return `Nothing waits. Lose most: ${lose.map((each) => `${each.name} (${share(each.energy_share)} of its energy arrives)`).join("; ")}.`;
+    return tensors.length ? "No tensor suffers: nothing waits for later steps." : "";
+  }
+
   function draw() {
     const value = COLUMNS.find(([name]) => name === by)[2];
     const order = (a, b) => (typeof value(a) === "string" ? value(a).localeCompare(value(b)) : (value(a) ?? -1) - (value(b) ?? -1));
     const shown = tensors.filter((each) => each.name.toLowerCase().includes(filter.value.toLowerCase())).sort((a, b) => (falling ? order(b, a) : order(a, b))).slice(0, MOST);
     const greatest = Object.fromEntries(COLUMNS.filter((column) => column[4]).map(([name, , of]) => [name, name === "energy_share" ? 1 : Math.max(...tensors.map((each) => of(each) ?? 0)) || 1]));
-    const bar = (name, size) => h("span", { className: "bar" }, h("i", { style: { width: `${100 * Math.min(1, (size ?? 0) / greatest[name])}%` } }));
+    const bar = (name, size) => h("span", { className: "bar" }, h("i", { style: { width: `${100 * Math.min(1, Math.max(0, size ?? 0) / greatest[name])}%` } }));
     const total = tensors.reduce((sum, each) => sum + (each.bytes ?? 0), 0);
-    words.textContent = tensors.length ? `${count(tensors.length)} tensors, ${bytes(total)} a step and rank; means over ranks at step ${count(tensors[0].step)}. Energy sent: the share of the squared gradient that travels at once; the rest is kept for later steps.` : "";
+    worst.textContent = suffering();
+    words.textContent = tensors.length ? `${count(tensors.length)} tensors, ${bytes(total)} a step and rank; means over ranks, each as last sampled, up to step ${count(Math.max(...tensors.map((each) => each.step)))}. Energy sent: the share of the squared gradient, with what had waited, that travels at once.` : "";
     settle(table, tensors.length ? h("table", {}, h("thead", {}, h("tr", {}, COLUMNS.map(([name, said]) => h("th", { className: name === "name" ? "left" : "", "aria-sort": name === by ? (falling ? "descending" : "ascending") : "none" }, h("button", { data: { by: name } }, said, name === by ? (falling ? " ↓" : " ↑") : ""))))),
       h("tbody", {}, shown.map((each) => h("tr", {}, COLUMNS.map(([name, , of, format, barred]) => h("td", { className: name === "name" ? "name" : "" }, format(of(each) ?? null), barred ? bar(name, of(each)) : null))))))
-      : empty("No tensor has told of itself yet. Recipes that compress do, every now and then: try ", code("gossamer run --recipe \"TopK(density=0.01)\""), ". ", code("Dense()"), " sends everything as it is."));
+      : empty("No tensor has told of itself yet. With several workers they do, every now and then: try ", code("gossamer run --workers 2 --recipe \"TopK(density=0.01)\""), ". Exchanges with servers and with neighbors tell nothing of tensors."));
   }
   async function show() {
     if (!run().summary) return;

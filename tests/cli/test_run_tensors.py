@@ -1,0 +1,39 @@
+"""A run's store says what every tensor costs each of its workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gossamer.telemetry import open_store
+
+TRAINING = """
+import gossamer, torch
+world = gossamer.init()
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gossamer.attach(model, optimizer):
+    for step in range(3):
+        model(torch.randn(4, 64)).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.processes
+def test_the_store_says_what_every_tensor_costs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    command = [sys.executable, "-m", "gossamer", "run", "--workers", "2", "--recipe", "TopK(density=0.25)"]
+    done = subprocess.run(
+        [*command, "--logs", "logs", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    db = open_store(tmp_path / "logs" / "run.sqlite")
+    asked = "SELECT name, rank, numel, bytes > 0, gradient_norm > 0, energy_share > 0.25, energy_share < 1 FROM tensor"
+    told = {tuple(row) for row in db.execute(asked)}
+    db.close()
+    assert {("weight", rank, 4096, 1, 1, 1, 1) for rank in range(2)} <= told
+    assert {name for name, *_ in told} == {"weight", "bias"}
