@@ -42,7 +42,7 @@ from gossamer.cli.options import (
 )
 from gossamer.cli.program import TrainingProgram, program_argument
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
-from gossamer.cli.trace import trace_option, trace_settings
+from gossamer.cli.trace import profiler_option, trace_option, trace_settings
 from gossamer.cli.watch import check_watch, page_beside
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
@@ -138,6 +138,7 @@ NOT_WRITTEN = (
 @join_option
 @listen_option
 @trace_option
+@profiler_option
 @machine_options
 @program_argument
 def run(
@@ -159,6 +160,7 @@ def run(
     join: tuple[str, int] | None,
     listen: tuple[str, int] | None,
     trace: StepRange | None,
+    torch_profiler: str | None,
     machines: Machines,
     program: TrainingProgram,
 ) -> None:
@@ -200,7 +202,7 @@ def run(
         logs=logs,
         worker_module="gossamer.cli.worker",
         settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to)
-        | trace_settings(trace, logs),
+        | trace_settings(trace, torch_profiler, logs),
     )
     with page_beside(job.logs, watch):
         exit_code = _run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file)

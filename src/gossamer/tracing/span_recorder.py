@@ -48,6 +48,7 @@ class SpanRecorder:
         self.rank, self.world, self._steps = rank, world, steps
         self.recording = 1 in steps
         self.backward_began: float | None = None
+        self.follow: Callable[[bool], None] | None = None  # told before each forward pass whether it is recorded
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"trace-{rank}-{os.getpid()}-{secrets.token_hex(3)}{SUFFIX}"
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -183,6 +184,8 @@ class SpanRecorder:
     def close(self) -> None:
         """Write what all threads have recorded, if the disk takes it in CLOSE_SECONDS."""
         self.recording = False
+        if self.follow is not None:
+            self.follow(False)
         self._over.set()
         self._writer.join(CLOSE_SECONDS)
         if self._writer.is_alive():
