@@ -42,7 +42,7 @@ from gossamer.cli.options import (
 )
 from gossamer.cli.program import TrainingProgram, program_argument
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
-from gossamer.cli.trace import profiler_option, trace_option, trace_settings
+from gossamer.cli.trace import trace_options, trace_settings
 from gossamer.cli.watch import check_watch, page_beside
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
@@ -137,8 +137,7 @@ NOT_WRITTEN = (
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
 @join_option
 @listen_option
-@trace_option
-@profiler_option
+@trace_options
 @machine_options
 @program_argument
 def run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -25,6 +26,7 @@ WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
     ".json.gz": lambda timeline: gzip.compress(chrome.pack(timeline), mtime=0),
     ".png": draw,
 }
+Command = Callable[..., Any]
 OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser and sends it nowhere."
 
 
@@ -72,6 +74,11 @@ profiler_option = click.option(
     callback=check_ranks,
     help='With --trace: the operators of these ranks as well, by torch.profiler, such as 0,2, or "all".',
 )
+
+
+def trace_options(command: Command) -> Command:
+    """Both of them, --trace first."""
+    return trace_option(profiler_option(command))
 
 
 def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
