@@ -2,7 +2,8 @@
 
 Two workers on this machine train one model in the same processes, a block of steps with spans and a block without, then
 the other way round: whatever else the machine does slows both alike, and each pair of blocks gives one ratio. Processor
-seconds are told beside, which a busy machine does not stretch.
+seconds are told beside, which a busy machine does not stretch. What a step's records cost at least is told as well: how
+many there are, times what one costs in a loop, so that a share which the pairs cannot resolve is known all the same.
 
     python benchmarks/tracing.py [--blocks 40] [--cases CASE ...] [--recipe RECIPE]
 """
@@ -26,6 +27,9 @@ from benchmarks.report import markdown
 
 import gossamer
 from gossamer.tracing import active
+from gossamer.tracing.record_format import RECORD, SpanKind
+from gossamer.tracing.span_recorder import SpanRecorder
+from gossamer.tracing.step_range import StepRange
 
 TARGET = 1.03
 
@@ -42,6 +46,21 @@ def block(step: Step, steps: int) -> Block:
     for _ in range(steps):
         step()
     return Block((time.perf_counter() - began) / steps, (time.process_time() - busy) / steps)
+
+
+def record_seconds() -> float:
+    """Of the recording thread's processor, for one span: the median of many loops, without packing and writing."""
+    costs, count = [], 5000
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = SpanRecorder(Path(folder), 0, 1, StepRange())
+        for _ in range(50):
+            began = time.thread_time()
+            for number in range(count):
+                recorder.add(SpanKind.ENCODE, 1.0, 2.0, number)
+            costs.append((time.thread_time() - began) / count)
+            recorder.write()
+        recorder.close()
+    return statistics.median(costs)
 
 
 def measure(case: str, recipe: str, blocks: int, rank: int, folder: Path) -> dict[str, str]:
@@ -66,12 +85,14 @@ def measure(case: str, recipe: str, blocks: int, rank: int, folder: Path) -> dic
     written = recorder.path.stat().st_size / ((blocks + 2) * steps)
     walls, processors = ([on[which] / off[which] for off, on in pairs] for which in range(2))
     low, high = bootstrap(walls)
+    share = written / RECORD.size * record_seconds() / statistics.median(off.wall for off, _ in pairs)
     return {
         "": case,
         "off, ms": spread([1000 * off.wall for off, _ in pairs], 1),
         "on over off": f"{statistics.median(walls):.3f} ({low:.3f} to {high:.3f})",
         "of processor time": "{:.3f} ({:.3f} to {:.3f})".format(statistics.median(processors), *bootstrap(processors)),
-        "bytes a step": f"{written:.0f}",
+        "records a step": f"{written / RECORD.size:.1f}",
+        "their share of a step": f"{100 * share:.4f} %",
         f"at most {TARGET}": "yes" if statistics.median(walls) <= TARGET else "no",
     }
 
@@ -83,7 +104,8 @@ def main(args: argparse.Namespace) -> None:
     if world.is_first:
         print(
             f"Two workers, {args.recipe}, {args.blocks} pairs of blocks; medians of the ratios of pairs, with the 95 % "
-            f"interval of the median; load average {os.getloadavg()[0]:.1f}.\n\n{markdown(rows)}\n\n{provenance()}"
+            f"interval of the median; a record takes {1e6 * record_seconds():.2f} us; load average "
+            f"{os.getloadavg()[0]:.1f}.\n\n{markdown(rows)}\n\n{provenance()}"
         )
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from support.command_line import output_of, refusal
+from support.perfetto_readers import check_read_back, read_back
 from support.processes import succeed
 from support.virtual_traces import CLOCKS, Rounds
 
 from gossamer.cli.trace import trace_command, trace_settings, write
 from gossamer.errors import GossamerError
+from gossamer.session.operator_profile import PROFILED
 from gossamer.trace.span_files import read_run
+from gossamer.trace.timeline import build
 from gossamer.tracing import active
 from gossamer.tracing.record_format import SpanKind
 from gossamer.tracing.step_range import StepRange
@@ -81,14 +84,18 @@ def test_a_file_that_could_not_be_written_whole_is_not_left(tmp_path: Path) -> N
 
 
 def test_workers_are_told_where_and_which_steps(tmp_path: Path) -> None:
-    assert trace_settings(None, tmp_path) == {}
-    assert trace_settings(StepRange(3, 5), tmp_path) == {active.TRACE: str(tmp_path), active.STEPS: "3:5"}
+    assert trace_settings(None, None, tmp_path) == {}
+    told = {active.TRACE: str(tmp_path), active.STEPS: "3:5"}
+    assert trace_settings(StepRange(3, 5), None, tmp_path) == told
+    assert trace_settings(StepRange(3, 5), "0,2", tmp_path) == told | {PROFILED: "0,2"}
 
 
 def test_run_refuses_steps_that_are_none(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     assert "100:110" in refusal("run", "--trace", "often", str(script))
+    assert "such as 0,2" in refusal("run", "--trace", "all", "--torch-profiler", "some", str(script))
+    assert "add --trace" in refusal("run", "--torch-profiler", "0", str(script))
 
 
 TRAINING = """
@@ -96,7 +103,7 @@ import torch, gossamer
 world = gossamer.init()
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with gossamer.attach(model, optimizer, "TopK(density=0.5)"):
+with gossamer.attach(model, optimizer, RECIPE):
     for _ in range(4):
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
@@ -108,7 +115,7 @@ with gossamer.attach(model, optimizer, "TopK(density=0.5)"):
 def test_two_real_workers_leave_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(active.TRACE, str(tmp_path))
     monkeypatch.setenv(active.STEPS, "2:4")
-    succeed(["-c", TRAINING], 2)
+    succeed(["-c", TRAINING.replace("RECIPE", repr("TopK(density=0.5)"))], 2)
     processes = read_run(tmp_path)
     assert [each.rank for each in processes] == [0, 1]
     for each in processes:
@@ -124,3 +131,51 @@ def test_two_real_workers_leave_a_trace(tmp_path: Path, monkeypatch: pytest.Monk
     code, said = output_of(trace_command, str(tmp_path), "-o", str(tmp_path / "t.pftrace"))
     assert code == 0
     assert "2 processes" in said
+
+
+@pytest.mark.processes
+def test_servers_within_workers_have_a_track(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(active.TRACE, str(tmp_path))
+    succeed(["-c", TRAINING.replace("RECIPE", repr("Dense() + ParameterServer('sync')"))], 2)
+    processes = read_run(tmp_path)
+    served = {int(number) for each in processes for number in each.of(SpanKind.SERVE)["number"]}
+    assert served == {0, 1}
+    names = {track.name for process in build(processes).processes for track in process.tracks}
+    assert {"server", "communication"} <= names
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("recipe", ["TopK(density=0.5)", "Dense() + DiLoCo(period=2)"])
+def test_others_read_a_real_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+    """Perfetto's own classes and torch's validator; with operators of rank 1."""
+    monkeypatch.setenv(active.TRACE, str(tmp_path))
+    monkeypatch.setenv(active.STEPS, "2:4")
+    monkeypatch.setenv(PROFILED, "1")
+    succeed(["-c", TRAINING.replace("RECIPE", repr(recipe)).replace("range(4)", "range(8)")], 2)
+    for name in ("t.pftrace", "t.json"):
+        code, said = output_of(trace_command, str(tmp_path), "-o", str(tmp_path / name))
+        assert code == 0, said
+    validator = pytest.importorskip("torch.profiler._trace_validator", reason="torch's validator of traces")
+    assert validator.validate_trace(str(tmp_path / "t.json")) == (True, [])
+    told = read_back((tmp_path / "t.pftrace").read_bytes())
+    assert set(told.processes.values()) == {"rank 0", "rank 1"}
+    tracks = {(told.processes[parent], name) for parent, name in told.tracks.values()}
+    usual = {"steps", "training", "communication", "wire", "bytes in flight"}
+    assert {("rank 0", name) for name in usual} | {("rank 1", "operators")} <= tracks
+    assert not {name for process, name in tracks if process == "rank 0" and name.startswith("operators")}
+    check_read_back(told)
+    names = {each.name for each in told.slices}
+    assert {"step 4", "forward", "backward", "optimizer", "encode", "decode", "aten::addmm"} <= names
+    (operators,) = (track for track, (_, name) in told.tracks.items() if name == "operators")
+    steps = [each for each in told.slices if each.name.startswith("step ") and told.of(each) == "rank 1"]
+    forwards = [each for each in told.slices if each.name == "forward" and told.of(each) == "rank 1"]
+    assert len(steps) == len(forwards) == 3
+    for forward in forwards:  # two linear layers, on the clock of the spans
+        within = [
+            each
+            for each in told.slices
+            if each.track == operators
+            and each.name == "aten::linear"
+            and forward.begin - 200_000 <= each.begin < each.end <= forward.end + 200_000
+        ]
+        assert len(within) == 2

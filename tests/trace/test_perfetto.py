@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.perfetto_readers import check_read_back, read_back
 from support.virtual_traces import CLOCKS, Rounds
 
 from gossamer.trace.perfetto import _field, _varint, pack
@@ -107,3 +108,26 @@ def test_googles_classes_read_it(tmp_path: Path) -> None:
     assert sorted(leave) == sorted(come) == list(range(1, timeline.arrows + 1))
     counters = [packet.track_event.counter_value for packet in trace.packet if packet.track_event.type == 4]
     assert set(counters) == {0, 40}
+
+
+def test_nothing_comes_before_it_was_sent_in_perfettos_own_reading(tmp_path: Path) -> None:
+    """Of clocks that are hours apart and drift."""
+    check_read_back(read_back(pack(recorded(tmp_path))))
+
+
+def test_arrows_that_come_before_they_leave_would_be_seen(tmp_path: Path) -> None:
+    """One rank a second late: what it sends comes to others before it does."""
+    timeline = recorded(tmp_path)
+    for each in (one for track in timeline.processes[1].tracks for one in track.slices):
+        each.begin, each.end = each.begin + 1.0, each.end + 1.0
+    with pytest.raises(AssertionError):
+        check_read_back(read_back(pack(timeline)))
+
+
+def test_slices_that_overlap_in_part_would_be_seen(tmp_path: Path) -> None:
+    """What is written is closed in order, so that the one that began first would end too late."""
+    timeline = recorded(tmp_path)
+    first, second = timeline.processes[0].tracks[0].slices[:2]
+    first.end = (second.begin + second.end) / 2
+    with pytest.raises(AssertionError):
+        check_read_back(read_back(pack(timeline)))

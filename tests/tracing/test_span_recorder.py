@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from support.virtual_traces import FakeGroup
 from gossamer.trace.span_files import ProcessSpans, read_run
 from gossamer.tracing import span_recorder
 from gossamer.tracing.record_format import EVERYONE, SpanKind
-from gossamer.tracing.span_recorder import ROOM_RECORDS, SpanRecorder, mask
+from gossamer.tracing.span_buffer import MANY
+from gossamer.tracing.span_recorder import SpanRecorder, mask
 from gossamer.tracing.step_range import StepRange
 
 
@@ -26,7 +28,7 @@ def read(folder: Path) -> ProcessSpans:
 
 
 def test_threads_write_whole_records_beside_each_other(tmp_path: Path) -> None:
-    count, recording = 3 * ROOM_RECORDS, recorder(tmp_path)
+    count, recording = 50 * MANY + 7, recorder(tmp_path)
 
     def work(number: int) -> None:
         for moment in range(count):
@@ -35,21 +37,52 @@ def test_threads_write_whole_records_beside_each_other(tmp_path: Path) -> None:
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    while any(thread.is_alive() for thread in threads):
+        recording.write()  # meanwhile, as the writer does
     recording.close()
     spans = read(tmp_path).of(SpanKind.ENCODE)
     for number in range(3):
         assert list(spans[spans["number"] == number]["begin"]) == [float(moment) for moment in range(count)]
 
 
-def test_what_a_killed_process_loses_is_a_second_of_it(tmp_path: Path) -> None:
-    """A span writes those that are older, without any other call."""
+def test_what_a_killed_process_loses_is_a_second_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was recorded is written without any other call, also where nothing more is: as while a step hangs."""
+    assert span_recorder.WRITE_SECONDS <= 1.0
+    monkeypatch.setattr(span_recorder, "WRITE_SECONDS", 0.01)
     recording = recorder(tmp_path)
-    for tenth in range(1000, 1025):
-        recording.add(SpanKind.FORWARD, tenth / 10, tenth / 10 + 0.05)
-    assert read(tmp_path).of(SpanKind.FORWARD)["end"].max() > 102.4 - 1.1
+    recording.add(SpanKind.FORWARD, 1.0, 2.0)
+    until = time.monotonic() + 30
+    while not len(read(tmp_path).of(SpanKind.FORWARD)):
+        assert time.monotonic() < until
     recording.close()
+
+
+def test_a_disk_that_stalls_stops_no_thread_and_ends_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waits in memory has a bound; and neither a step nor the end waits for the disk."""
+    stalled, goes_on = threading.Event(), threading.Event()
+
+    def stall(file: int, content: bytes) -> int:
+        stalled.set()
+        assert goes_on.wait(60)
+        return len(content)
+
+    monkeypatch.setattr(span_recorder, "WRITE_SECONDS", 0.01)
+    monkeypatch.setattr(span_recorder, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(span_recorder, "MOST_WAITING", 100)
+    recording = recorder(tmp_path)
+    monkeypatch.setattr(span_recorder.os, "write", stall)
+    recording.add(SpanKind.FORWARD, 1.0, 2.0)
+    assert stalled.wait(60)
+    for moment in range(101):
+        assert recording.recording
+        recording.add(SpanKind.FORWARD, float(moment), moment + 0.5)
+    recording.step_ended(1, 0.0, 1.0)
+    assert not recording.recording
+    recording.close()
+    goes_on.set()
+    assert [record.getMessage().count("takes less than is recorded") for record in caplog.records] == [1]
 
 
 def test_only_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:
@@ -103,15 +136,16 @@ def test_a_full_disk_ends_the_trace_and_not_training(
 ) -> None:
     recording, write = recorder(tmp_path), os.write
 
-    def full(file: int, content: memoryview) -> int:
+    def full(file: int, content: bytes) -> int:
         if torn:
             return write(file, content[:30])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(span_recorder.os, "write", full)
     with caplog.at_level(logging.WARNING):
-        for moment in range(3 * ROOM_RECORDS):
+        for moment in range(12 * MANY):
             recording.add(SpanKind.FORWARD, float(moment), moment + 0.5)
+        recording.write()
         recording.step_ended(1, 0.0, 1.0)
     assert not recording.recording
     recording.close()
@@ -124,7 +158,7 @@ def test_a_full_disk_ends_the_trace_and_not_training(
 def test_a_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_recorder, "MOST_BYTES", 2**20)
     recording = recorder(tmp_path)
-    for moment in range(20 * ROOM_RECORDS):
+    for moment in range(300 * MANY):
         recording.add(SpanKind.FORWARD, moment / 1e6, moment / 1e6)
     recording.close()
     assert recording.path.stat().st_size < 2**21

@@ -42,7 +42,7 @@ from gossamer.cli.options import (
 )
 from gossamer.cli.program import TrainingProgram, program_argument
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
-from gossamer.cli.trace import trace_option, trace_settings
+from gossamer.cli.trace import trace_options, trace_settings
 from gossamer.cli.watch import check_watch, page_beside
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
@@ -137,7 +137,7 @@ NOT_WRITTEN = (
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
 @join_option
 @listen_option
-@trace_option
+@trace_options
 @machine_options
 @program_argument
 def run(
@@ -159,6 +159,7 @@ def run(
     join: tuple[str, int] | None,
     listen: tuple[str, int] | None,
     trace: StepRange | None,
+    torch_profiler: str | None,
     machines: Machines,
     program: TrainingProgram,
 ) -> None:
@@ -200,7 +201,7 @@ def run(
         logs=logs,
         worker_module="gossamer.cli.worker",
         settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to)
-        | trace_settings(trace, logs),
+        | trace_settings(trace, torch_profiler, logs),
     )
     with page_beside(job.logs, watch):
         exit_code = _run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file)

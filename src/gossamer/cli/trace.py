@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gossamer.cli.options import check_parent
 from gossamer.errors import GossamerError
+from gossamer.session.operator_profile import PROFILED, read_ranks
 from gossamer.trace import chrome, perfetto
 from gossamer.trace.clock_alignment import describe
 from gossamer.trace.picture import draw
@@ -24,6 +26,7 @@ WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
     ".json.gz": lambda timeline: gzip.compress(chrome.pack(timeline), mtime=0),
     ".png": draw,
 }
+Command = Callable[..., Any]
 OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser and sends it nowhere."
 
 
@@ -56,9 +59,38 @@ trace_option = click.option(
 )
 
 
-def trace_settings(steps: StepRange | None, logs: Path) -> dict[str, str]:
-    """What the environment of workers says of it."""
-    return {} if steps is None else {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
+def check_ranks(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    try:
+        if text is not None:
+            read_ranks(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+profiler_option = click.option(
+    "--torch-profiler",
+    metavar="RANKS",
+    callback=check_ranks,
+    help='With --trace: the operators of these ranks as well, by torch.profiler, such as 0,2, or "all".',
+)
+
+
+def trace_options(command: Command) -> Command:
+    """Both of them, --trace first."""
+    return trace_option(profiler_option(command))
+
+
+def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
+    """What the environment of workers says of it. Raises UsageError where operators are asked for, but no steps."""
+    if steps is None:
+        if profiled is not None:
+            raise click.UsageError(
+                "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
+            )
+        return {}
+    told = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
+    return told if profiled is None else told | {PROFILED: profiled}
 
 
 @click.command("trace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from math import inf
@@ -27,6 +28,8 @@ from gossamer.parameter_server.from_recipe import make_shard, policy_for
 from gossamer.parameter_server.journal import keep, restore
 from gossamer.parameter_server.shard import ServerShard
 from gossamer.parameter_server.update_policy import BEGIN, UpdatePolicy, forgot, refusal
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind
 
 Shown = Callable[[ServerShard], None]
 START_SECONDS = 60.0  # a worker not heard of so long after the first counts as absent
@@ -90,7 +93,10 @@ def serve(
                 silent.discard(peer)
             case Arrived(sender=peer):  # perhaps long after it was sent, by a worker that has left
                 silent.discard(peer)
+        began = time.perf_counter()
         yield from policy.react(shard, event)
+        if active.recorder is not None and isinstance(event, Arrived):
+            active.recorder.add(SpanKind.SERVE, began, time.perf_counter(), event.sender.number)
         if event.moment >= until:
             for each in sorted(silent):
                 yield from policy.react(shard, PeerLeft(peer=each, moment=event.moment))

@@ -18,6 +18,7 @@ tracked_loader.py      a DataLoader whose position is what the loop took
 group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
 startup_checks.py      fingerprints compared before step one; rank 0's parameters handed out
 tensor_hash.py         hashes of tensors on all cores, for that comparison
+operator_profile.py    torch.profiler around the traced steps of chosen ranks
 step_spans.py          forward, backward and the optimizer's step, for the trace
 first_batch.py         notices ranks that begin with the same batch
 validation.py          models and optimizers that cannot be served

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer.errors import AttachError
 from gossamer.session.first_batch import tensors_in
+from gossamer.session.operator_profile import PROFILED, profile_as_told
 from gossamer.tracing import active
 from gossamer.tracing.record_format import SpanKind
 from gossamer.world import World
@@ -31,6 +32,11 @@ def begin_tracing(world: World) -> None:
         ) from None
     except ValueError as error:
         raise AttachError(f"{active.STEPS}={error}") from None
+    if active.recorder is not None:
+        try:
+            profile_as_told(active.recorder)
+        except ValueError as error:
+            raise AttachError(f"{PROFILED}={error}") from None
 
 
 def hooks(model: nn.Module, optimizer: Optimizer, before: StepHook, after: StepHook) -> list[RemovableHandle]:
@@ -57,6 +63,8 @@ class StepSpans:
 
     def forward_begins(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         if active.recorder is not None and not torch.compiler.is_compiling():
+            if active.recorder.follow is not None:
+                active.recorder.follow(active.recorder.recording)
             self._forward_began = time.perf_counter()
 
     def forward_ended(self, model: nn.Module, args: tuple[Any, ...], output: object) -> None:

@@ -46,7 +46,7 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
                 begin, end = _micro(each.begin), _micro(each.end)
                 name = each.name.replace("step ", "ProfilerStep#") if track.name == "steps" else each.name
                 lasts = {"ts": begin, "dur": round(end - begin, 3)}
-                yield {"ph": "X", "name": name, "cat": category, "args": each.about, **where, **lasts}
+                yield {"ph": "X", "name": name, "cat": each.category or category, "args": each.about, **where, **lasts}
                 for flow in each.sends:
                     yield {"ph": "s", "name": "message", "cat": "gossamer", "id": flow, "ts": begin, **where}
                 for flow in each.receives:

@@ -43,7 +43,7 @@ def _track(track: SpanTrack, uuid: int) -> Iterator[bytes]:
         while open_ and open_[-1].end <= each.begin:
             yield from _ended(open_.pop(), uuid)
         open_.append(each)
-        told = _field(22, "gossamer") + _field(23, each.name)
+        told = _field(22, each.category or "gossamer") + _field(23, each.name)
         told += b"".join(_annotation(name, value) for name, value in each.about.items())
         told += b"".join(_fixed(47, flow) for flow in each.sends)
         yield _event(each.begin, BEGIN, uuid, told)

@@ -12,6 +12,7 @@ import numpy as np
 from gossamer.errors import GossamerError
 from gossamer.trace.clock_alignment import AlignedClock, align, hears
 from gossamer.trace.span_files import Key, ProcessSpans, Records
+from gossamer.trace.torch_operators import read_operators
 from gossamer.tracing.record_format import EVERYONE, MOST_PEERS, SpanKind, operation_text
 from gossamer.tracing.step_range import StepRange
 
@@ -20,6 +21,8 @@ TRACKS = {
     "training": (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER, SpanKind.WAITING),
     "communication": (SpanKind.ENCODE, SpanKind.WIRE, SpanKind.DECODE),
 }
+SERVER = "server"
+
 NAMES = {SpanKind.WAITING: "waiting", SpanKind.WIRE: "wire: waiting for an answer"}
 IN_FLIGHT = "bytes in flight"
 
@@ -34,6 +37,7 @@ class Slice:
     about: dict[str, int | str] = field(default_factory=dict)
     sends: list[int] = field(default_factory=list)  # arrows that leave at its beginning
     receives: list[int] = field(default_factory=list)  # arrows that come at its end
+    category: str = ""  # where torch's profiler has named one
 
 
 @dataclass
@@ -85,11 +89,14 @@ def build(processes: Sequence[ProcessSpans], steps: StepRange | None = None) -> 
             for title, kinds in TRACKS.items()
             for name, slices in _lanes(title, _slices(recorded, kinds, view), nests=True)
         ]
+        if len(served := _slices(recorded, (SpanKind.SERVE,), view)):
+            tracks += [SpanTrack(name, slices) for name, slices in _lanes(SERVER, served, nests=True)]
         operations = recorded[recorded["kind"] == SpanKind.OPERATION]
         sent = [_operation(record, view) for record in operations]
         for record, each_slice in zip(operations, sent, strict=True):
             made[each.key_of(record)].append((each, each_slice))
         tracks += [SpanTrack(name, slices) for name, slices in _lanes("wire", sent, nests=False)]
+        tracks += _operator_tracks(each, windows[each.path], view)
         timelines.append(ProcessTimeline(each.name, _label(each, clocks), tracks, _in_flight(sent)))
     first = processes[0]
     return Timeline(timelines, start + first.wall - first.moment, clocks, _draw_arrows(made))
@@ -151,6 +158,8 @@ def _slices(records: Records, kinds: Iterable[SpanKind], view: _View) -> list[Sl
 
 def _name(record: Any) -> str:
     kind = SpanKind(int(record["kind"]))
+    if kind == SpanKind.SERVE:
+        return f"serves worker {record['number']}"
     return f"step {record['number']}" if kind == SpanKind.STEP else NAMES.get(kind, kind.name.lower())
 
 
@@ -160,6 +169,20 @@ def _operation(record: Any, view: _View) -> Slice:
     if peers != EVERYONE:
         told["from places"] = ", ".join(str(place) for place in range(MOST_PEERS) if peers >> place & 1)
     return Slice(operation_text(int(record["code"])), view(record["begin"]), view(record["end"]), told)
+
+
+def _operator_tracks(each: ProcessSpans, window: Window | None, view: _View) -> Iterator[SpanTrack]:
+    """What torch.profiler saw of a process, a track a thread, the one with most operators first."""
+    assert window is not None
+    threads = read_operators(each.path).values()
+    for number, operators in enumerate(sorted(threads, key=len, reverse=True), 1):
+        shown = [
+            Slice(one.name, view(one.begin), view(one.end), category=one.category)
+            for one in operators
+            if one.end > window[0] and one.begin < window[1]
+        ]
+        title = "operators" if number == 1 else f"operators of thread {number}"
+        yield from (SpanTrack(name, slices) for name, slices in _lanes(title, shown, nests=True) if slices)
 
 
 def _lanes(title: str, slices: list[Slice], *, nests: bool) -> Iterator[tuple[str, list[Slice]]]:

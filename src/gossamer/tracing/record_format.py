@@ -11,6 +11,10 @@ from struct import Struct
 MAGIC = "gossamer spans"
 VERSION = 1
 SUFFIX = ".spans"
+OPERATORS_SUFFIX = ".torch.json.gz"  # of a file of torch.profiler beside it
+CLOCK_MARK = (
+    "gossamer clock "  # in that file: begins the name of a slice that began when time.perf_counter() was what follows
+)
 # begin and end: seconds of the process's time.perf_counter(); kind; channel; code; number; bytes; peers
 RECORD = Struct("<ddHHiqqq")
 FIELDS = [
@@ -40,6 +44,7 @@ class SpanKind(IntEnum):
     WIRE = 7  # waiting for an answer
     DECODE = 8
     OPERATION = 9  # one collective operation under way: channel, code, number, nbytes, peers
+    SERVE = 11  # a parameter server in this process answers; number: whom
     CHANNEL = 10  # channel: which; number: the first rank of its group; nbytes: how many, 0 where members change
 
 

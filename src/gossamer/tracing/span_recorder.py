@@ -1,7 +1,7 @@
-"""Span recorder: each thread packs its spans into memory of its own, which is written when it is full or a second old.
+"""Span recorder: each thread appends its spans to a list of its own, which a writer thread packs into the file.
 
-One call per span: no lock, no object, no text. What a thread has not written yet is lost where the process is killed: a
-second's spans at most, of a thread that is busy.
+One call per span, which makes no object that lasts, takes no lock and never meets the disk: a disk that stalls, stalls
+the writer. A killed process loses what it recorded in its last second.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from gossamer.tracing.clock_identity import clock_identity
-from gossamer.tracing.record_format import EVERYONE, MAGIC, MOST_PEERS, RECORD, SUFFIX, VERSION, SpanKind
+from gossamer.tracing.record_format import EVERYONE, MAGIC, MOST_PEERS, SUFFIX, VERSION, SpanKind
+from gossamer.tracing.span_buffer import Numbers, SpanBuffer
 from gossamer.tracing.step_range import StepRange
 
-ROOM_RECORDS = 4096  # of a thread's memory: 200 kB
 WRITE_SECONDS = 1.0
+CLOSE_SECONDS = 30.0  # for a disk to take the rest
 MOST_BYTES = 2**30  # of a process's file: some twenty million spans
-_PACK = RECORD.pack_into
+MOST_WAITING = 2**18  # spans that the disk has not taken: some 60 MB of memory
+NO_STEPS = StepRange(-1, -1)
 
 
 class NumberedGroup(Protocol):
@@ -46,14 +48,18 @@ class SpanRecorder:
         self.rank, self.world, self._steps = rank, world, steps
         self.recording = 1 in steps
         self.backward_began: float | None = None
+        self.follow: Callable[[bool], None] | None = None  # told before each forward pass whether it is recorded
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"trace-{rank}-{os.getpid()}-{secrets.token_hex(3)}{SUFFIX}"
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._bytes, self._closing = os.write(self._file, self._header(clock)), threading.Lock()
         self._threads = threading.local()
-        self._all: list[ThreadSpans] = []
+        self._all: list[SpanBuffer] = []
         self._channels: WeakKeyDictionary[NumberedGroup, int] = WeakKeyDictionary()
         self._counts: list[int] = []  # of operations so far, by channel
+        self._over = threading.Event()
+        self._writer = threading.Thread(target=self._write_on, name="gossamer-spans", daemon=True)
+        self._writer.start()
 
     def _header(self, clock: str) -> bytes:
         about = {
@@ -76,10 +82,10 @@ class SpanRecorder:
         """Something that this thread did from `begin` to `end`."""
         if self.recording:
             try:
-                pack = self._threads.pack
+                keep = self._threads.keep
             except AttributeError:  # its first span
-                pack = self._new_thread()
-            pack(kind, begin, end, 0, 0, number, 0, 0)
+                keep = self._new_thread()
+            keep((begin, end, kind, 0, 0, number, 0, 0))
 
     def operation(
         self, begin: float, end: float, position: tuple[int, int], code: int, nbytes: int, peers: int
@@ -87,8 +93,8 @@ class SpanRecorder:
         """A collective operation that was begun and answered then. peers: whose part the answer holds (`mask`)."""
         if self.recording:
             channel, number = position
-            pack = getattr(self._threads, "pack", None) or self._new_thread()
-            pack(SpanKind.OPERATION, begin, end, channel, code, number, nbytes, peers)
+            keep = getattr(self._threads, "keep", None) or self._new_thread()
+            keep((begin, end, SpanKind.OPERATION, channel, code, number, nbytes, peers))
 
     def position(self, group: NumberedGroup) -> tuple[int, int]:
         """The channel and number of a group's next operation, which are the same on every rank.
@@ -103,8 +109,8 @@ class SpanRecorder:
             self._counts.append(0)
             first, world = (0, 0) if told is not None else (self.rank - group.rank, group.world)
             now = time.perf_counter()
-            pack = getattr(self._threads, "pack", None) or self._new_thread()
-            pack(SpanKind.CHANNEL, now, now, channel, 0, first, world, 0)
+            keep = getattr(self._threads, "keep", None) or self._new_thread()
+            keep((now, now, SpanKind.CHANNEL, channel, 0, first, world, 0))
         number = self._counts[channel] if told is None else told
         self._counts[channel] += 1
         return channel, number
@@ -124,67 +130,69 @@ class SpanRecorder:
     def step_ended(self, step: int, began: float, ended: float) -> None:
         self.add(SpanKind.STEP, began, ended, step)
         self.recording = step + 1 in self._steps
+        if sum(map(len, self._all)) > MOST_WAITING:
+            self._end("the disk takes less than is recorded; record fewer steps: --trace 100:200")
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _new_thread(self) -> Callable[[int, float, float, int, int, int, int, int], None]:
-        spans = ThreadSpans(self._write)
+    def _new_thread(self) -> Callable[[Numbers], None]:
+        spans = SpanBuffer()
         self._all.append(spans)
-        self._threads.pack = spans.pack
-        return spans.pack
+        self._threads.keep = spans.keep
+        return spans.keep
 
-    def _write(self, spans: memoryview) -> None:
-        """A disk that is full ends the trace, not training."""
+    def _write_on(self) -> None:
+        while not self._over.wait(WRITE_SECONDS):
+            self.write()
+
+    def write(self) -> None:
+        """What all threads have recorded so far; the writer thread does so every second."""
         with self._closing:
-            if self._file < 0:
-                return
-            try:
-                wrote = os.write(self._file, spans)
-                why = "the disk took a part of it" if wrote < len(spans) else ""
-            except OSError as error:
-                wrote, why = 0, error.strerror or str(error)
-            self._bytes += wrote
-            if self._bytes >= MOST_BYTES:
-                why = f"it holds {MOST_BYTES >> 30} GiB; record fewer steps: --trace 100:200"
-            if why:
-                self.recording = False
-                self._steps = StepRange(-1, -1)
-                os.close(self._file)
-                self._file = -1
-                logging.getLogger("gossamer").warning(
-                    "%s ends here: %s. Training goes on without being traced.", self.path, why
-                )
+            for spans in self._all:
+                for packed in spans.take():
+                    self._append(packed)
+
+    def _append(self, packed: bytes) -> None:
+        """A disk that is full ends the trace, not training."""
+        if self._file < 0:
+            return
+        try:
+            wrote = os.write(self._file, packed)
+            why = "the disk took a part of it" if wrote < len(packed) else ""
+        except OSError as error:
+            wrote, why = 0, error.strerror or str(error)
+        self._bytes += wrote
+        if self._bytes >= MOST_BYTES:
+            why = f"it holds {MOST_BYTES >> 30} GiB; record fewer steps: --trace 100:200"
+        if why:
+            self._close_file()
+            self._end(why)
+
+    def _end(self, why: str) -> None:
+        self.recording = False
+        if self._steps != NO_STEPS:
+            self._steps = NO_STEPS
+            logging.getLogger("gossamer").warning(
+                "%s ends here: %s. Training goes on without being traced.", self.path, why
+            )
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def close(self) -> None:
-        """Write what all threads have recorded."""
+        """Write what all threads have recorded, if the disk takes it in CLOSE_SECONDS."""
         self.recording = False
-        for spans in self._all:
-            spans.flush()
-        with self._closing:
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
-
-
-class ThreadSpans:
-    """One thread's spans that are not written yet. write: takes whole records."""
-
-    def __init__(self, write: Any) -> None:
-        self._room, self._used, self._due, self._write = bytearray(ROOM_RECORDS * RECORD.size), 0, 0.0, write
-
-    def pack(
-        self, kind: int, begin: float, end: float, channel: int, code: int, number: int, nbytes: int, peers: int
-    ) -> None:
-        if end >= self._due or self._used == len(self._room):
-            self.flush()
-            self._due = end + WRITE_SECONDS
-        _PACK(self._room, self._used, begin, end, kind, channel, code, number, nbytes, peers)
-        self._used += RECORD.size
-
-    def flush(self) -> None:
-        if self._used:
-            self._write(memoryview(self._room)[: self._used])
-            self._used = 0
+        if self.follow is not None:
+            self.follow(False)
+        self._over.set()
+        self._writer.join(CLOSE_SECONDS)
+        if self._writer.is_alive():
+            self._end(f"its disk has taken nothing for {CLOSE_SECONDS:.0f} s")
+            return
+        self.write()
+        self._close_file()
 
 
 def mask(ranks: Iterable[int], world: int) -> int:
