@@ -24,6 +24,7 @@ from gossamer.telemetry.uplink import Uplink
 
 LOOK_SECONDS = 0.5
 VITALS_LOOKS = 4  # so many looks between samples of the machine
+STRAGGLER_LOOKS = 2  # and between questions who holds up the others
 GIVEN_UP = (
     "the run's store {file} takes nothing more ({reason}), so what follows is missing there. Training and its record "
     "go on. What was written can be read."
@@ -132,6 +133,7 @@ class Collector:
             self._guarded(self._look)
             if looks % VITALS_LOOKS == 0:
                 self.tell("vitals", values=machine.sample())
+            if looks % STRAGGLER_LOOKS == 0:
                 self._guarded(self._find_straggler)
 
     def _guarded(self, action: Callable[[], object]) -> None:

@@ -61,7 +61,7 @@ CREATE TABLE failure(
 );
 
 -- What happens rarely: attached, noticed, warning, saved, group changed, collective, skipped, servers, left, closed,
--- dropped. content: JSON
+-- dropped, caught up (the rank of the latest finding, which is over). content: JSON
 CREATE TABLE event(id INTEGER PRIMARY KEY, at REAL, rank INTEGER, kind TEXT, content TEXT);
 
 -- Stragglers. cause: computing, data loading, link, stopped, garbage collection, loaded machine; evidence: a sentence
