@@ -113,6 +113,32 @@ class CollectivePicked(Event):
 
     nbytes: int
     collective: str
+    world: int = 0  # workers whose mean it is; 0: not told
+
+
+@dataclass(frozen=True)
+class LinkCounters:
+    """What the kernel knows of a connection to another worker. Sums count since it was opened."""
+
+    round_trip_seconds: float  # smoothed; queues on the way are part of it
+    acknowledged_bytes: int  # sent and acknowledged, once each; TLS and message headers included, TCP's and IP's not
+    retransmits: int  # segments sent again
+    busy_seconds: float  # in which something was to be sent or acknowledged, and the receiver had room for it
+    flight_bytes_per_second: float  # of the latest flight that was acknowledged; 0 where the kernel does not say
+    limited: bool  # whether that flight ended for want of data, so that the connection may be faster
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinksOpened(Event):
+    """This worker's own connections to others stand. Peers are named by process: "HOST PID" or "HOST PID RANK".
+
+    round_trips: seconds, bytes_per_second: what both ends' lines allow, as the group began; by peer.
+    """
+
+    round_trips: Mapping[str, float]
+    bytes_per_second: Mapping[str, float]
+    read: Callable[[], Mapping[str, LinkCounters]]  # now, from any thread; the last numbers once they are closed
+    is_open: Callable[[], bool]
 
 
 @dataclass(frozen=True, kw_only=True)

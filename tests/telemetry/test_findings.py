@@ -114,3 +114,27 @@ def test_a_finding_ends_once_its_rank_has_caught_up_and_may_come_again(db: sqlit
     ends = [tuple(row) for row in db.execute("SELECT at, rank, kind FROM event")]
     assert ends == [(2001.0, 2, OVER)]
     assert written(db) == [(2, "data loading")] * 2
+
+
+def rates(db: sqlite3.Connection) -> dict[int, dict[int, float] | None]:
+    return {pace.rank: None if pace.rates is None else dict(pace.rates) for pace in paces(db)}
+
+
+def linked(db: sqlite3.Connection, at: float, rate: float | None) -> None:
+    row = {"source": 0, "target": 1, "at": at, "round_trip": 0.02, "bytes_per_second": rate, "used_bytes": 1.0}
+    insert(db, "link", [row])
+
+
+def test_rates_of_links_are_the_mean_of_when_they_were_full(db: sqlite3.Connection) -> None:
+    db.execute("DELETE FROM link")
+    end = RUN.at(RUN.steps)
+    linked(db, end - 5.0, 4e6)
+    linked(db, end - 3.0, 6e6)
+    linked(db, end - 1.0, None)  # it had nothing to send
+    assert rates(db)[0] == {1: 5e6}
+
+
+def test_what_a_link_could_do_long_ago_says_nothing_of_now(db: sqlite3.Connection) -> None:
+    db.execute("DELETE FROM link")
+    linked(db, RUN.at(RUN.steps) - 60.0, 5e6)
+    assert rates(db)[0] is None

@@ -2,7 +2,8 @@
 
 recorder           listens to one rank's events: logs them, writes live lines
 event_log          one rank's numbers as lines of JSON, appended while training goes on
-aside_log          what belongs into no record: vitals, notices, warnings, errors of threads, changes of the group
+aside_log          what belongs into no record: vitals, links, notices, warnings, errors, changes of the group
+link_watch         what this worker's connections carried, from the kernel's counters
 vitals             what a process and its machine use and lack, from the system's counters
 rank_record        one rank's numbers, added up from its event log
 live               reads the live lines of this machine's ranks

@@ -1,4 +1,4 @@
-"""Aside log: what of a rank's run belongs into no record, as lines of JSON: vitals, notices, warnings, errors, changes.
+"""Aside log: what belongs into no record of a rank, as JSON lines: vitals, links, notices, warnings, errors, changes.
 
 Every line has its moment in unix seconds, since much of it comes before a session begins. Vitals are sampled by a
 thread, every few seconds: a rank that is stuck still tells of its machine, and one that is stopped tells nothing.
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer import events
-from gossamer.events import Event, GroupChanged, Joined, Noticed, Skipped
+from gossamer.events import Event, GroupChanged, Joined, LinksOpened, Noticed, Skipped
 from gossamer.observe.event_log import Entry, LineFile
+from gossamer.observe.link_watch import LinkWatch
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
 from gossamer.version import __version__
 
@@ -38,11 +39,12 @@ class AsideLog:
     def __init__(self, put: Callable[[Entry], None], clock: Callable[[], float] = time.time) -> None:
         self._put, self._clock = put, clock
         self._lock, self._pid = threading.Lock(), os.getpid()  # notices and warnings come from any thread
-        self._warnings = 0
+        self._warnings, self._watch = 0, LinkWatch()
         self._takes: Mapping[type[Event], Callable[[Any], Entry]] = {
             Joined: lambda event: {"kind": "joined"},
             Noticed: lambda event: {"kind": "noticed", "message": event.message[:MOST_CHARACTERS]},
             Skipped: lambda event: _entry("skipped", event, "step", "rank", "tensor", "scaled"),
+            LinksOpened: lambda event: {"kind": "links", "links": self._watch.opened(event)},
             GroupChanged: lambda event: _entry(
                 "group changed", event, "step", "view", "world", "lost", "joined", "seconds", "finished"
             ),
@@ -73,6 +75,12 @@ class AsideLog:
 
     def vitals(self, sampled: Mapping[str, float]) -> None:
         self._tell({"kind": "vitals", "values": sampled})
+
+    def links(self, *, last: bool = False) -> None:
+        """What connections have carried since before."""
+        rows = self._watch.sample(last=last)
+        if rows:
+            self._tell({"kind": "links", "links": rows})
 
     def _tell(self, entry: Entry) -> None:
         if os.getpid() != self._pid:
@@ -120,12 +128,17 @@ class Aside:
             watch_threads(self.log.failed),
             collector.install(),
         ]
-        self._vitals = VitalsThread(process_vitals(collector), self.log.vitals)
+        self._vitals = VitalsThread(process_vitals(collector), self._sampled)
+
+    def _sampled(self, vitals: Mapping[str, float]) -> None:
+        self.log.vitals(vitals)
+        self.log.links()
 
     def close(self) -> None:
         for end in self._ends:
             end()
         self._vitals.close()
+        self.log.links(last=True)
         self._file.close()
 
 

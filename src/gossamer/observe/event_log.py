@@ -136,7 +136,7 @@ class EventLog:
         self._at_once("saved", step=event.step, directory=event.directory)
 
     def _pick(self, event: CollectivePicked) -> None:
-        self._at_once("collective", nbytes=event.nbytes, collective=event.collective)
+        self._at_once("collective", nbytes=event.nbytes, collective=event.collective, world=event.world)
 
     def _hear_servers(self, event: ServersTold) -> None:
         ages = {str(age): count for age, count in sorted(event.staleness.items())}

@@ -1,7 +1,7 @@
 """Entries: what a rank's lines and its launcher's reports mean as rows. Sources are told apart by their files' names.
 
 events-RANK.jsonl             steps, metrics and what is rare: the event log, of which the record is made
-aside-RANK.jsonl              vitals, notices, warnings, errors of threads, changes of the group
+aside-RANK.jsonl              vitals, links, notices, warnings, errors of threads, changes of the group
 boot-ATTEMPT-RANK.txt         what a worker prints before its two streams are one
 output-ATTEMPT-RANK.txt       what it prints then
 launcher.jsonl                what its launcher says, and its machine's vitals
@@ -40,9 +40,6 @@ def take_event(rows: NewRows, rank: int, memory: Memory, entry: Entry) -> None:
         _logged(rows, rank, memory["began"], entry)
     elif kind in RARE:
         rows.event(at, rank, str(kind), _without(entry, "kind", "at"))
-    elif kind == "links":
-        for row in entry["links"]:
-            rows.add("link", source=rank, at=at, **row)
     elif kind == "tensors":
         for row in entry["tensors"]:
             rows.add("tensor", rank=rank, step=entry["step"], **row)
@@ -93,6 +90,9 @@ def take_aside(rows: NewRows, rank: int, machine: str, entry: Entry) -> None:
     kind, at = str(entry.get("kind")), entry.get("moment")
     if kind == "vitals":
         take_vitals(rows, rank, machine, entry)
+    elif kind == "links":
+        for row in entry["links"]:
+            rows.add("link", source=rank, target=row["process"], at=at, **_without(row, "process"))
     elif kind == "environment":
         rows.know(rank, environment=json.dumps(entry["versions"]))
     elif kind == "uncaught":

@@ -14,6 +14,7 @@ PROMPT_BATCHES = 2  # a rank that is slower by much in so many, of a second each
 PROMPT_VITALS_SECONDS = 2.5
 MUCH = 2 * NOTEWORTHY
 MOST_BATCHES = 16  # in a window
+LINKS_SECONDS = 4.0  # more, of links: they are sampled every two seconds, and those to many peers less often
 WARM_UP_STEPS = 10  # of a run: what is made once is no straggler's work
 AGAIN_SECONDS = 60.0  # before the same finding is written down once more
 OVER = "caught up"  # the event that ends a finding
@@ -45,7 +46,11 @@ def _newest(batches: Batches) -> float:
 def _paces(db: sqlite3.Connection, batches: Batches, vitals_begin: float) -> list[RankPace]:
     if not batches:
         return []
-    vitals, heard, rates = _vitals(db, vitals_begin), _heard(db), _rates(db)
+    vitals, heard, rates = (
+        _vitals(db, vitals_begin),
+        _heard(db),
+        _rates(db, _newest(batches) - WINDOW_SECONDS - LINKS_SECONDS),
+    )
     last = max(heard.values(), default=0.0)
     found = []
     for rank, rows in batches.items():
@@ -100,12 +105,16 @@ def _heard(db: sqlite3.Connection) -> dict[int, float]:
     )
 
 
-def _rates(db: sqlite3.Connection) -> dict[int, dict[int, float]]:
+def _rates(db: sqlite3.Connection, begin: float) -> dict[int, dict[int, float]]:
+    """Rates of connections that were full, by source and target: what the others could do nobody has seen."""
     rates: dict[int, dict[int, float]] = defaultdict(dict)
-    rows = db.execute("SELECT source, target, bytes_per_second, max(at) FROM link GROUP BY source, target")
-    for source, target, rate, _ in rows:
-        if rate:
-            rates[source][target] = rate
+    rows = db.execute(
+        "SELECT source, target, avg(bytes_per_second) FROM link"
+        " WHERE at > ? AND bytes_per_second > 0 GROUP BY source, target",
+        (begin,),
+    )
+    for source, target, rate in rows:
+        rates[source][target] = rate
     return dict(rates)
 
 

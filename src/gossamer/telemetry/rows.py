@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gossamer.telemetry.store import insert
@@ -62,7 +62,8 @@ class NewRows:
             for table in STEPWISE:
                 db.execute(f"DELETE FROM {table} WHERE rank = ? AND step > ?", (rank, step))
         for table, rows in self.tables.items():
-            insert(db, table, rows)
+            if table != "link":
+                insert(db, table, rows)
         for rank, columns in self.ranks.items():
             names = ", ".join(["rank", *columns])
             marks = ", ".join("?" * (len(columns) + 1))
@@ -71,6 +72,25 @@ class NewRows:
                 f"INSERT INTO rank({names}) VALUES({marks}) ON CONFLICT(rank) DO UPDATE SET {changes}",
                 (rank, *columns.values()),
             )
+        insert(db, "link", _between_ranks(db, self.tables.get("link", [])))
+
+
+def _between_ranks(db: sqlite3.Connection, links: Sequence[Row]) -> list[Row]:
+    """Links whose target, told as a process ("HOST PID" or "HOST PID RANK"), is a rank; others are left out.
+
+    The store knows processes by what they told themselves; where it has nothing from them, as from other machines of a
+    fixed group, their own word for their rank holds.
+    """
+    if not links:
+        return []
+    known = {f"{row['machine']} {row['pid']}": row["rank"] for row in db.execute("SELECT rank, machine, pid FROM rank")}
+    found = []
+    for row in links:
+        host, pid, *rank = str(row["target"]).split(" ")
+        target = known.get(f"{host} {pid}", int(rank[0]) if rank and rank[0].isdecimal() else None)
+        if target is not None:
+            found.append({**row, "target": target})
+    return found
 
 
 LEVELS = {

@@ -8,6 +8,7 @@ curves         what the training loop logged: least, mean, greatest per cell
 pictures       grids as what the page draws
 summary        what a run is, how far it is, how each rank does
 tables         links, tensors, failures, events
+hops           a collective as pictures of who sends to whom
 log_lines      what was printed, merged and filtered
 news           server-sent events: what is new since
 guard          who may ask, and what a browser may run

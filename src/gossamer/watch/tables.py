@@ -4,31 +4,52 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterable
 from typing import Any
 
 from gossamer.observe.control_sequences import without_controls
+from gossamer.watch.hops import drawn
 
 PAIR = ("source", "target", "at", "round_trip", "bytes_per_second", "used_bytes", "retransmits")
 
 Row = dict[str, Any]
+MOST_DRAWINGS = 4
 LONGEST_TEXT = 20_000  # characters of a traceback
 
 
 def read_network(db: sqlite3.Connection) -> Row:
-    """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s) and rate
-    (bytes/s), and all that they sent; collectives picked."""
-    pairs = """SELECT source, target, max(at) AS at, round_trip, bytes_per_second, sum(used_bytes) AS used_bytes,
+    """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s), the latest
+    rate at which they were full (bytes/s), and all that they sent; collectives picked, and drawn."""
+    pairs = """SELECT source, target, max(at) AS at, round_trip, sum(used_bytes) AS used_bytes,
         sum(retransmits) AS retransmits FROM link GROUP BY source, target"""
+    full = """SELECT source, target, bytes_per_second, max(at) FROM link WHERE bytes_per_second IS NOT NULL
+        GROUP BY source, target"""
     picked = "SELECT at, content FROM event WHERE kind = 'collective' ORDER BY id DESC LIMIT 200"
-    found = db.execute(pairs).fetchall()
-    by_size: dict[int, Row] = {}
+    rates = {(row["source"], row["target"]): row["bytes_per_second"] for row in db.execute(full)}
+    found = [{**dict(row), "bytes_per_second": rates.get((row["source"], row["target"]))} for row in db.execute(pairs)]
+    by_size: dict[tuple[int, int], Row] = {}
     for row in db.execute(picked):
         content = _content(row["content"])
-        by_size.setdefault(int(content.get("nbytes") or 0), {**content, "at": row["at"]})
+        nbytes, world = int(content.get("nbytes") or 0), int(content.get("world") or 0)
+        by_size.setdefault((nbytes, world), {**content, "at": row["at"]})
     return {
         "pairs": {name: [row[name] for row in found] for name in PAIR},
         "collectives": [by_size[size] for size in sorted(by_size, reverse=True)],
+        "drawings": _drawings(by_size.values()),
     }
+
+
+def _drawings(picked: Iterable[Row]) -> list[Row]:
+    """Each collective once, that of the most bytes first."""
+    largest: dict[tuple[str, int], int] = {}
+    for each in picked:
+        key = str(each.get("collective")), int(each.get("world") or 0)
+        largest[key] = max(largest.get(key, 0), int(each.get("nbytes") or 0))
+    found = [
+        {"collective": text, "world": world, "nbytes": nbytes, "pictures": drawn(text, world)}
+        for (text, world), nbytes in sorted(largest.items(), key=lambda item: -item[1])
+    ]
+    return [each for each in found if each["pictures"]][:MOST_DRAWINGS]
 
 
 def read_tensors(db: sqlite3.Connection) -> list[Row]:

@@ -14,6 +14,7 @@ sealing              keys of encrypted connections, agreed inside TLS; libcrypto
 shared_memory        memory between two workers of one machine
 link_measurement     round trips, rates and losses between ranks, measured as the group begins
 bandwidth_probe      which pairs send to each other to find each host's rates
+link_statistics      the kernel's counters of all connections by peer, for observers
 tcp_info             the kernel's statistics of a connection
 collective_selector  which collective a mean takes
 stall_watchdog       notices and timeouts while connected peers are silent

@@ -55,7 +55,8 @@ class CollectiveSelector:
         key = (nbytes, itemsize, ranks)
         if key not in self._picked:
             self._picked[key] = wished(self._wish, nbytes, itemsize, self._links.among(ranks).network)
-            events.emit(events.CollectivePicked(nbytes=nbytes, collective=repr(self._picked[key])))
+            picked = repr(self._picked[key])
+            events.emit(events.CollectivePicked(nbytes=nbytes, collective=picked, world=len(ranks)))
             self._explain(itemsize, self._picked[key])
         return self._picked[key]
 

@@ -19,6 +19,7 @@ from gossamer.runtime.transport import Transport
 from gossamer.transports.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.link_measurement import Links
+from gossamer.transports.mesh.link_statistics import declared, heard, tell_links
 from gossamer.transports.mesh.native_mesh import Mesh, available
 from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait
 from gossamer.transports.mesh.program import Ranks
@@ -45,7 +46,7 @@ def encrypted_mesh(
     if engine.world == 1:
         return engine
     rank = engine.rank
-    wishes = engine.all_gather_text((wish if available() else ENGINE) + SEALED)
+    wishes, processes = heard(engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED)))
     check_same_wish(wishes)
     if ENGINE + SEALED in wishes:
         raise ConnectError(
@@ -64,7 +65,9 @@ def encrypted_mesh(
         again = partial(encrypted_mesh, address=address, tls=tls, wish=wish)
         fallback = EncryptedFallback(MeshFallback(operations), engine, again)
         mesh.share(share(rank, sockets, fallback.all_gather_text))
-        operations.pick = CollectiveSelector(wish, known or measured(mesh, sockets, fallback), says=rank == 0)
+        links = known or measured(mesh, sockets, fallback)
+        tell_links(mesh, sockets, processes, links)
+        operations.pick = CollectiveSelector(wish, links, says=rank == 0)
         failing.pop_all()
     return MeshTransport(operations, fallback)
 

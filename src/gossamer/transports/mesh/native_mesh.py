@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -83,6 +83,7 @@ class Mesh:
         self._peer, self._error = ctypes.c_int32(), ctypes.c_int32()
         self._closed, self._running = False, threading.Lock()  # while the loops run, their memory may not be freed
         self._closing = threading.Lock()  # or two threads at once would free it twice
+        self._before_leaving: Callable[[], object] = lambda: None
         self._kept: dict[int, object] = {}
         self._next = 0  # the next operation's number
         self._answered: set[int] = set()  # of those, what is done and was not waited for yet
@@ -262,7 +263,12 @@ class Mesh:
         self._closed, self._running = True, threading.Lock()  # a thread that is not here may hold the other one
         self._leave()
 
+    def call_before_leaving(self, call: Callable[[], object]) -> None:
+        """`call` is made once, while the connections' last numbers can still be read."""
+        self._before_leaving = call
+
     def _leave(self) -> None:
+        self._before_leaving()
         self._kept.clear()
         for memory in self._shared.values():
             memory.close()

@@ -15,6 +15,7 @@ from gossamer.errors import GossamerError, MalformedError, require
 from gossamer.runtime.transport import Transport
 from gossamer.transports.mesh.collective_selector import ENGINE, CollectiveSelector, check_wish
 from gossamer.transports.mesh.link_measurement import Links
+from gossamer.transports.mesh.link_statistics import declared, heard, tell_links
 from gossamer.transports.mesh.native_mesh import Mesh, available
 from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait
 from gossamer.transports.mesh.program import Ranks
@@ -48,9 +49,11 @@ def standalone_mesh(
         _check(wish)
         mesh = Mesh(rank, sockets, requested_timeouts(), keys=keys)
         texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(wish, _unknown(mesh.world))))
-        check_same_wish(texts.all_gather_text(wish))
+        wishes, processes = heard(texts.all_gather_text(declared(wish, fixed=False)))
+        check_same_wish(wishes)
         mesh.share(share(rank, sockets, texts.all_gather_text))
         links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
+        tell_links(mesh, sockets, processes, links)
         operations = MeshOperations(mesh, CollectiveSelector(wish, links, says=says))
         return MeshTransport(operations, MeshFallback(operations))
     except BaseException:

@@ -7,14 +7,19 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
-NUMBER = struct.Struct("=I")
+from gossamer.events import LinkCounters
+
+NUMBER, LONG_NUMBER = struct.Struct("=I"), struct.Struct("=Q")
 RETRANSMISSIONS, PROBES = 2, 3  # bytes: tcpi_retransmits and tcpi_probes, in a row and unanswered
+LIMITED = 7  # the byte whose lowest bit is tcpi_delivery_rate_app_limited
 TIMER_MICROSECONDS = 8  # tcpi_rto
 IN_FLIGHT = 24  # tcpi_unacked, in packets
 ACKNOWLEDGED_MILLISECONDS = 56  # tcpi_last_ack_recv
-ROUND_TRIP_MICROSECONDS = 68  # where tcpi_rtt lies in the struct; all numbers read here have 32 bits
+ROUND_TRIP_MICROSECONDS = 68  # where tcpi_rtt lies in the struct; these numbers have 32 bits
 RETRANSMITTED = 100  # tcpi_total_retrans
 SENT = 156  # tcpi_data_segs_out, of Linux 4.6 and later
+ACKNOWLEDGED, RATE = 120, 160  # tcpi_bytes_acked of Linux 4.1, tcpi_delivery_rate of 4.9, with 64 bits
+BUSY, NO_ROOM = 168, 176  # tcpi_busy_time and, of that, tcpi_rwnd_limited, in microseconds; of 4.10, with 64 bits
 
 
 def packets(sockets: Iterable[socket.socket | None]) -> list[tuple[int, int]]:
@@ -26,6 +31,24 @@ def packets(sockets: Iterable[socket.socket | None]) -> list[tuple[int, int]]:
 def round_trip_seconds(connection: socket.socket) -> float:
     """The kernel's own estimate; 0 where it does not say."""
     return _numbers(connection, ROUND_TRIP_MICROSECONDS)[0] / 1e6
+
+
+def link_counters(connection: socket.socket) -> LinkCounters | None:
+    """None where the kernel does not say, or the connection is closed."""
+    info = _info(connection, NO_ROOM + LONG_NUMBER.size)
+    if not any(info):
+        return None
+    acknowledged, rate, busy, no_room = (
+        LONG_NUMBER.unpack_from(info, place)[0] for place in (ACKNOWLEDGED, RATE, BUSY, NO_ROOM)
+    )
+    return LinkCounters(
+        round_trip_seconds=NUMBER.unpack_from(info, ROUND_TRIP_MICROSECONDS)[0] / 1e6,
+        acknowledged_bytes=acknowledged,
+        retransmits=NUMBER.unpack_from(info, RETRANSMITTED)[0],
+        busy_seconds=max(0, busy - no_room) / 1e6,
+        flight_bytes_per_second=float(rate),
+        limited=bool(info[LIMITED] & 1),
+    )
 
 
 def unanswered_seconds(connection: socket.socket) -> float:

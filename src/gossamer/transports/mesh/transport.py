@@ -18,6 +18,7 @@ from gossamer.runtime.transport import Transport
 from gossamer.transports.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.link_measurement import Links, measure
+from gossamer.transports.mesh.link_statistics import declared, heard, tell_links
 from gossamer.transports.mesh.native_mesh import Mesh, available
 from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait, is_here
 from gossamer.transports.mesh.program import Ranks
@@ -37,7 +38,7 @@ def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Lin
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
-    wishes = engine.all_gather_text(wish if available() else ENGINE)
+    wishes, processes = heard(engine.all_gather_text(declared(wish if available() else ENGINE)))
     if ENGINE in wishes:
         return engine
     check_same_wish(wishes)
@@ -50,6 +51,7 @@ def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Lin
     mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.all_gather_text))
     fallback = EngineFallback(engine, partial(mesh_transport, address=address, wish=wish))
     links = known or measured(mesh, sockets, fallback)
+    tell_links(mesh, sockets, processes, links)
     pick = CollectiveSelector(wish, links, says=engine.rank == 0)
     return MeshTransport(MeshOperations(mesh, pick, advice(engine.rank)), fallback)
 

@@ -1,6 +1,7 @@
 // Network: every pair of ranks as a cell, the pairs that are worst, and which collectives were picked.
 import { code, empty, h, settle } from "./dom.js";
 import { heatmap } from "./heatmap.js";
+import { hops } from "./hops.js";
 import { bytes, count, rate, seconds } from "./units.js";
 
 const FIELDS = { round_trip: ["round trip", seconds], bytes_per_second: ["rate", rate], used_bytes: ["bytes sent", bytes], retransmits: ["retransmits", count] };
@@ -19,8 +20,9 @@ export function make({ run, get }) {
   const nothing = h("div", {});
   const worst = h("div", { className: "scroll" });
   const picked = h("div", {});
-  const element = h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Every pair of ranks"), h("p", { className: "note" }, "Rows send, columns receive; as the sender's kernel last saw it."), h("div", { className: "row" }, choice), nothing, map.element),
-    h("div", { className: "card" }, h("h2", {}, "Longest round trips"), h("p", { className: "note" }, "One slow pair holds up every collective that it is a part of."), worst), h("div", { className: "card" }, h("h2", {}, "Collectives picked"), h("p", { className: "note" }, "By size of what is averaged, from measured links."), picked));
+  const pictures = h("div", {});
+  const element = h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Every pair of ranks"), h("p", { className: "note" }, "Rows send, columns receive; as the sender's kernel last saw it. A rate is told of connections that were full; bytes and retransmits are sums."), h("div", { className: "row" }, choice), nothing, map.element),
+    h("div", { className: "card" }, h("h2", {}, "Longest round trips"), h("p", { className: "note" }, "One slow pair holds up every collective that it is a part of."), worst), h("div", { className: "card" }, h("h2", {}, "Collectives picked"), h("p", { className: "note" }, "By size of what is averaged, from measured links. Arrows are messages: blue ones are added up, green ones replace what was there."), picked, pictures));
 
   const pair = (place) => Object.fromEntries(Object.keys(told.pairs).map((name) => [name, told.pairs[name][place]]));
   function draw() {
@@ -41,6 +43,7 @@ export function make({ run, get }) {
     if (!run().summary) return;
     told = await get(`${run().key}/network`);
     draw();
+    settle(pictures, told.drawings.map(hops));
     settle(picked, told.collectives.length ? h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "bytes averaged"), h("th", { className: "left" }, "collective"))), h("tbody", {}, told.collectives.map((each) => h("tr", {}, h("td", { title: count(each.nbytes) }, bytes(each.nbytes)), h("td", { className: "left" }, String(each.collective))))))
       : empty("None was picked yet. ", code("gossamer run --collective auto"), " measures links and picks; gossip and servers use none."));
   }
