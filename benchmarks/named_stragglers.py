@@ -42,6 +42,7 @@ MOST_SECONDS = 20.0  # until it is named, and until it is over
 START_SECONDS = 150.0
 POLL_SECONDS = 0.05
 HEALTHY = "healthy"
+FAULT_SAID = "after training began"
 
 
 @dataclass(frozen=True)
@@ -248,9 +249,9 @@ def measure(cause: str, rank: int, seed: int) -> Found:
         with disturbed(cause, run.folder, rank) as end:
             begun = time.time()
             if fault is not None:
-                began = "SELECT at FROM log WHERE stream = 'launcher' AND text LIKE '%slow(%' ORDER BY at LIMIT 1"
-                run.wait(lambda: run.rows(began), START_SECONDS)
-                begun = run.rows(began)[0][0]
+                if not run.wait(lambda: FAULT_SAID in (run.logs / "said.txt").read_text(), START_SECONDS):
+                    raise SystemExit(f"nothing was said of {fault}")
+                begun = time.time()
             run.wait(lambda: any(at > begun for at, _, _ in run.findings()), MOST_SECONDS)
             end()
             ended = time.time()
