@@ -8,7 +8,8 @@ import pytest
 from support.synthetic_store import SyntheticRun, fill
 
 from gossamer.telemetry import insert, open_store
-from gossamer.telemetry.findings import AGAIN_SECONDS, look, paces
+from gossamer.telemetry.findings import AGAIN_SECONDS, OVER, look, paces
+from gossamer.watch.summary import read_findings
 
 RUN = SyntheticRun(ranks=4, steps=100, fails=None, ended=False)
 
@@ -73,6 +74,46 @@ def test_an_empty_store_has_no_findings(tmp_path: Path) -> None:
     assert paces(db) == []
     assert look(db, 0.0) is None
     db.close()
+
+
+def steps_told(db: sqlite3.Connection, data: list[list[float]]) -> None:
+    """Of four ranks in lock step, a row for each second: seconds a step of data loading, by rank."""
+    db.execute("DELETE FROM step")
+    for second, each in enumerate(data):
+        longest = max(each)
+        for rank, own in enumerate(each):
+            row = {"rank": rank, "step": 100 + 10 * second, "at": 1000.0 + second, "steps": 10, "data": 10 * own}
+            insert(db, "step", [{**row, "seconds": 10 * (0.08 + longest), "waiting": 10 * (longest - own)}])
+
+
+CALM, SLOW = [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.055, 0.0]  # two fifths of a step, which the window sees too late
+
+
+@pytest.mark.parametrize("latest", [[SLOW], [SLOW, SLOW]])
+def test_much_is_seen_in_two_batches_and_what_came_once_names_nobody(
+    db: sqlite3.Connection, latest: list[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_told(db, [CALM] * (7 - len(latest)) + [[0.4 * own for own in each] for each in latest])
+    assert look(db, 1007.0) is None, "not much, and not for long"
+    steps_told(db, [CALM] * (6 - len(latest)) + latest)
+    with monkeypatch.context() as patch:
+        patch.setattr("gossamer.telemetry.findings.PROMPT_BATCHES", 99)
+        assert look(db, 1007.0) is None, "the window alone sees it too late"
+    found = look(db, 1007.0)
+    assert (found is not None) == (len(latest) == 2)
+    assert written(db) == [(2, "data loading")] * (len(latest) - 1)
+
+
+def test_a_finding_ends_once_its_rank_has_caught_up_and_may_come_again(db: sqlite3.Connection) -> None:
+    db.execute("DELETE FROM event")
+    for at, pace in enumerate((SLOW, CALM, CALM, SLOW, SLOW)):
+        steps_told(db, [pace] * 8)
+        look(db, 2000.0 + at)
+        slow = [finding["rank"] for finding in read_findings(db) if finding["now"]]
+        assert slow == ([2] if pace is SLOW else [])
+    ends = [tuple(row) for row in db.execute("SELECT at, rank, kind FROM event")]
+    assert ends == [(2001.0, 2, OVER)]
+    assert written(db) == [(2, "data loading")] * 2
 
 
 def rates(db: sqlite3.Connection) -> dict[int, dict[int, float] | None]:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import GossamerError
-from gossamer.telemetry import insert, open_store
+from gossamer.telemetry import findings, insert, open_store
 from gossamer.telemetry.entries import take_aside
 from gossamer.telemetry.hang_watch import HangWatch, notice_seconds, read_places
 from gossamer.telemetry.rows import NewRows
+from gossamer.watch.summary import read_findings
 
 NOW = 5000.0
 DUMP = 'Current thread 0x01 (most recent call first):\n  File "/home/me/train.py", line 7 in load_a_batch\n'
@@ -70,6 +71,26 @@ def test_a_hang_is_told_once_with_the_stacks_of_all(db: sqlite3.Connection, tmp_
     tell(db, 0, "training")
     seen.watch.look(db, NOW + 14.0)
     assert seen.notes[1:] == ["the ranks that had waited for each other go on"]
+
+
+def test_a_hang_is_not_over_because_nobody_is_slow(db: sqlite3.Connection, tmp_path: Path) -> None:
+    """Whoever looks for stragglers finds none, since nobody makes a step; that ends no hang."""
+    seen = Watched(tmp_path)
+
+    def lasting() -> list[bool]:
+        return [found["now"] for found in read_findings(db)]
+
+    with db:
+        db.execute("DELETE FROM step")
+    hang(db)
+    with db:
+        seen.watch.look(db, NOW + 70.0)
+        assert findings.look(db, NOW + 71.0) is None
+    assert lasting() == [True]
+    tell(db, 0, "training")
+    with db:
+        seen.watch.look(db, NOW + 72.0)
+    assert lasting() == [False]
 
 
 def test_the_state_of_a_rank_is_what_it_told_last(db: sqlite3.Connection) -> None:

@@ -23,6 +23,7 @@ from gossamer.telemetry.uplink import Uplink
 
 LOOK_SECONDS = 0.5
 VITALS_LOOKS = 4  # so many looks between samples of the machine
+CAUSE_LOOKS = 2  # and between questions who holds up the others
 AGAIN_LOOKS = 4  # so many until a store that took nothing is tried again
 TAKES_NOTHING = (
     "the run's store {file} takes nothing now ({reason}). Training and its record go on, and what was written can be "
@@ -140,6 +141,7 @@ class Collector:
                 self._guarded(self._look)
             if looks % VITALS_LOOKS == 0:
                 self.tell("vitals", values=machine.sample())
+            if looks % CAUSE_LOOKS == 0:
                 self._guarded(self._find_causes)
 
     def _guarded(self, action: Callable[[], object]) -> None:

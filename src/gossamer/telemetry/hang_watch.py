@@ -16,7 +16,7 @@ from gossamer.errors import GossamerError
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.stack_dumps import ask
 from gossamer.observe.stacks import newest_dump, side_by_side
-from gossamer.telemetry.findings import AWAY
+from gossamer.telemetry.findings import AWAY, HANG, HANG_OVER
 from gossamer.telemetry.hangs import NOTICE_SECONDS, Hang, RankActivity, find_hang, patience
 
 VARIABLE = "GOSSAMER_HANG_SECONDS"
@@ -88,9 +88,10 @@ class HangWatch:
             return
         if hang is None:
             self._note("the ranks that had waited for each other go on")
+            db.execute("INSERT INTO event(at, kind, content) VALUES(?, ?, '{}')", (now, HANG_OVER))
         self._told = key
         if hang is not None:
-            row = (now, hang.step, hang.ranks[0], "hang", hang.evidence)
+            row = (now, hang.step, hang.ranks[0], HANG, hang.evidence)
             db.execute("INSERT INTO finding(at, step, rank, cause, evidence) VALUES(?, ?, ?, ?, ?)", row)
             self._note(hang.evidence)
             if self._dump(self._files.all_stacks()):

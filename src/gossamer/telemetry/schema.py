@@ -65,7 +65,8 @@ CREATE TABLE failure(
 );
 
 -- What happens rarely: attached, noticed, warning, saved, group changed, collective, skipped, servers, left, closed,
--- dropped, stacks. content: JSON
+-- dropped, stacks, parted (ranks whose parameters differ), caught up (the rank of the latest finding, which is over),
+-- went on (those who had hung). content: JSON
 CREATE TABLE event(id INTEGER PRIMARY KEY, at REAL, rank INTEGER, kind TEXT, content TEXT);
 
 -- Stragglers, and who hangs. cause: computing, data loading, link, stopped, garbage collection, loaded machine, hang;

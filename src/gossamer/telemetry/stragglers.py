@@ -54,14 +54,15 @@ class Straggler:
     evidence: str
 
 
-def straggler(paces: Sequence[RankPace]) -> Straggler | None:
+def straggler(paces: Sequence[RankPace], noteworthy: float = NOTEWORTHY) -> Straggler | None:
     """Who holds up the others; None where nobody does, or there is nobody to compare it with.
 
-    law:    at most one is named, and nobody whose work is within a fifth of a step of the others' median
+    noteworthy: how much longer its work must be, of a step
+    law:    at most one is named, and nobody whose work is within that of the others' median
     """
     if len(paces) < 2:
         return None
-    return _stopped(paces) or _slow(paces) or _behind_a_slow_link(paces)
+    return _stopped(paces) or _slow(paces, noteworthy) or _behind_a_slow_link(paces)
 
 
 def _stopped(paces: Sequence[RankPace]) -> Straggler | None:
@@ -74,12 +75,12 @@ def _stopped(paces: Sequence[RankPace]) -> Straggler | None:
     return Straggler(last.rank, last.step, "stopped", said)
 
 
-def _slow(paces: Sequence[RankPace]) -> Straggler | None:
+def _slow(paces: Sequence[RankPace], noteworthy: float) -> Straggler | None:
     slowest = max(paces, key=lambda pace: pace.work)
     others = [pace for pace in paces if pace is not slowest]
     excess = slowest.work - median(pace.work for pace in others)
     waited = median(pace.waiting for pace in others) - slowest.waiting
-    if excess < NOTEWORTHY * median(pace.seconds for pace in paces) or waited < EXPLAINED * excess:
+    if excess < noteworthy * median(pace.seconds for pace in paces) or waited < EXPLAINED * excess:
         return None
     cause, evidence = _why(slowest, others, excess)
     return Straggler(slowest.rank, slowest.step, cause, evidence)

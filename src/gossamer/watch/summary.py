@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.observe.control_sequences import without_controls
+from gossamer.telemetry.findings import HANG, NOT_OVER
 
 Row = dict[str, Any]
 LATEST_ROWS = 20  # of a rank, from which its pace is told
@@ -54,11 +55,18 @@ def read_ranks(db: sqlite3.Connection) -> list[Row]:
 
 
 def read_findings(db: sqlite3.Connection, limit: int = 50) -> list[Row]:
-    """Stragglers, the latest of each rank and cause first, with how often it was found."""
+    """Stragglers, the latest of each rank and cause first, with how often it was found, and whether it is so now."""
     asked = """SELECT rank, cause, max(at) AS at, step, evidence, count(*) AS times, min(at) AS first
         FROM finding GROUP BY rank, cause ORDER BY max(at) DESC LIMIT ?"""
+    latest = f"SELECT rank, cause, max(at) FROM finding {NOT_OVER} GROUP BY cause = '{HANG}'"
+    lasting = {(rank, cause) for rank, cause, _ in db.execute(latest)}
     return [
-        {**row, "evidence": without_controls(row["evidence"] or "")} for row in map(dict, db.execute(asked, (limit,)))
+        {
+            **row,
+            "evidence": without_controls(row["evidence"] or ""),
+            "now": (row["rank"], row["cause"]) in lasting,
+        }
+        for row in map(dict, db.execute(asked, (limit,)))
     ]
 
 

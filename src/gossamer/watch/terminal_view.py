@@ -72,9 +72,12 @@ def _parts(run: WatchedRun, db: sqlite3.Connection) -> list[RenderableType]:
     if curve:
         parts.append(Text.assemble("loss ", (spark(curve), "cyan"), f" {short(curve[-1])}"))
     findings, failures = read_findings(db, 3), read_failures(db)
-    slow = {finding["rank"] for finding in findings}
+    slow = {finding["rank"] for finding in findings if finding["now"]}
     parts.append(_ranks(summary["ranks"], slow) if summary["ranks"] else Text("No rank has begun yet."))
-    parts += [Text(f"! rank {each['rank']}, {each['cause']}: {each['evidence']}", style="yellow") for each in findings]
+    parts += [
+        Text(f"! rank {each['rank']}, {each['cause']}: {each['evidence']}", style="yellow" if each["now"] else "dim")
+        for each in findings
+    ]
     for failure in failures[:1]:
         took = f"; it took ranks {', '.join(map(str, failure['took']))} along" if failure["took"] else ""
         parts.append(Text(f"✗ rank {failure['rank']}: {failure['message']}{took}", style="bold red"))

@@ -11,7 +11,10 @@ const KINDS = { training: "good", finished: "good", waiting: "warn", saving: "go
 const HEAT_CELLS = 240;
 
 function finding(each) {
-  return h("div", { className: "finding" }, h("b", {}, each.cause === "hang" ? `Others hang: they wait for rank ${each.rank}.` : `Rank ${each.rank} is the straggler: ${each.cause}.`), " ", each.evidence, h("br"),
+  const name = each.cause === "hang"
+    ? `Others ${each.now ? "wait" : "waited"} for rank ${each.rank}, and nobody ${each.now ? "goes" : "went"} on.`
+    : `Rank ${each.rank} ${each.now ? "is" : "was"} the straggler: ${each.cause}.`;
+  return h("div", { className: "finding" }, h("b", {}, name), " ", each.evidence, h("br"),
     h("small", {}, `found at step ${count(each.step)}, ${clock(each.at)}${each.times > 1 ? `; ${each.times} times since ${clock(each.first)}` : ""}`));
 }
 
@@ -83,7 +86,7 @@ export function make({ run, get }) {
     const [heat, people] = await Promise.all([get(`${each.key}/heat`, { field, cells: HEAT_CELLS, ...(stretch ?? {}) }), get(`${each.key}/workers`)]);
     told = heat;
     vitals = people.vitals;
-    slow = new Set(people.findings.map((one) => one.rank));
+    slow = new Set(people.findings.filter((one) => one.now).map((one) => one.rank));
     settle(found, people.findings.length ? people.findings.slice(0, 5).map(finding) : h("p", { className: "fine" }, "No straggler was found: no rank keeps the others waiting for long."));
     back.hidden = !stretch;
     sampled.textContent = told.sampled ? "a part of the steps stands for all; drag over a stretch for every one" : "";
