@@ -28,6 +28,6 @@ def test_where_the_first_may_be_lost_all_tell_of_their_steps(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(worker, "Recorder", record)
     monkeypatch.setattr(worker.worker, "main", lambda finish: finish(False))
-    monkeypatch.setattr(events, "subscribe", lambda listener: lambda: None)
+    monkeypatch.setattr(events, "subscribe", lambda listener, **options: lambda: None)
     worker.main()
     assert [each["steps_live"] for each in begun] == [tells]

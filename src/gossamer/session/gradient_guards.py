@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gossamer.checkpoint.state import Stateful
 from gossamer.errors import LoopError, NonFiniteError, require
@@ -109,30 +108,6 @@ def _refuse_two_scales(optimizer: Optimizer, graded: Iterable[Parameter]) -> Non
 def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer's step is called with a closure; args: the optimizer first, as hooks are given them."""
     return any(value is not None for value in (*args[1:], *kwargs.values()))
-
-
-class BatchCount:
-    """Counts the model's forward passes in training since an epoch began, or else since attach."""
-
-    def __init__(self) -> None:
-        self._passes = 0
-
-    def begin(self) -> None:
-        """An epoch begins."""
-        self._passes = 0
-
-    def watch(self, model: nn.Module) -> RemovableHandle:
-        """The hook that counts, to be removed at the end."""
-        return model.register_forward_pre_hook(self._forward)
-
-    @property
-    def latest(self) -> int | None:
-        """The number of the latest batch, from 0; None before the first, and where a compiler took in the hook."""
-        return self._passes - 1 if self._passes else None
-
-    def _forward(self, model: nn.Module, inputs: Any) -> None:
-        if model.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._passes += 1
 
 
 class NonFiniteMonitor:

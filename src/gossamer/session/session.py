@@ -31,7 +31,7 @@ from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
 from gossamer.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.session.ddp_guard import guard_against_ddp
 from gossamer.session.first_batch import NO_BATCH, FirstBatch
-from gossamer.session.gradient_guards import BatchCount, NonFiniteMonitor, Scaler
+from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.session.layout_change import laid_out_anew
@@ -83,7 +83,7 @@ class Session:
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
         self.status, self._muted_at = SessionStatus(recipe, transport, lambda: self.steps), -1
         self._checkpoints = SessionCheckpoints(self._group, self.status, model, optimizer, self._tracked, self._saved)
-        self._batches = BatchCount()
+        self._passes_before = 0  # this epoch
         self._stop, self._weighs = StopBlocks(self.close, says=transport.rank == 0), False  # no weight was said yet
         self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, self._loop(), seed)
@@ -102,7 +102,6 @@ class Session:
             raise
         self._hooks = [
             self._first_batch.watch(model),
-            self._batches.watch(model),
             *guard_against_ddp(model, recipe, transport.world),
             *self._step_hooks.install(self._group),
             *self.status.watch(model, optimizer),
@@ -203,7 +202,7 @@ class Session:
         stands below it runs, and the next epoch does not begin.
         """
         self._refuse_pass()
-        self._batches.begin()
+        self._passes_before = self._synchronizer.passes
         with self._stop.epoch():
             yield
         missed = 0 if self.stopping else self._synchronizer.end_epoch()
@@ -253,7 +252,7 @@ class Session:
     def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
         mine = blame is not None and blame[0] == self._transport.rank
         known = mine and (what == "pass" or self._synchronizer.judges_latest_pass)
-        batch = self._batches.latest if known else None
+        batch = self._synchronizer.passes - self._passes_before - 1 if known else None
         self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None, batch=batch)
 
     def on_change(self, callback: Callable[[WorldChange], None]) -> None:
