@@ -81,13 +81,27 @@ def trace_options(command: Command) -> Command:
     return trace_option(profiler_option(command))
 
 
-def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
-    """What the environment of workers says of it. Raises UsageError where operators are asked for, but no steps."""
+def check_profiled(steps: StepRange | None, profiled: str | None, world: int | None) -> None:
+    """Before anything is made. world: how many ranks there will be; None where workers come and go. Raises UsageError
+    where operators are asked for, but no steps, or of ranks that there will not be."""
+    if profiled is None:
+        return
     if steps is None:
-        if profiled is not None:
-            raise click.UsageError(
-                "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
-            )
+        raise click.UsageError(
+            "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
+        )
+    ranks = read_ranks(profiled) or frozenset()
+    if world is not None and (beyond := sorted(rank for rank in ranks if rank >= world)):
+        there = ",".join(map(str, sorted(ranks.difference(beyond)) or range(min(world, 2))))
+        raise click.UsageError(
+            f"--torch-profiler {profiled} names ranks that this run does not have ({', '.join(map(str, beyond))}): it "
+            f"counts them from 0 to {world - 1}. Write --torch-profiler {there}, or all"
+        )
+
+
+def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
+    """What the environment of workers says of it."""
+    if steps is None:
         return {}
     told = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
     return told if profiled is None else told | {PROFILED: profiled}
