@@ -18,7 +18,8 @@ from gossamer.session.operator_profile import PROFILED
 from gossamer.trace.span_files import read_run
 from gossamer.trace.timeline import build
 from gossamer.tracing import active
-from gossamer.tracing.record_format import SpanKind
+from gossamer.tracing.record_format import SpanKind, Untraced
+from gossamer.tracing.span_recorder import SpanRecorder
 from gossamer.tracing.step_range import StepRange
 
 
@@ -73,6 +74,20 @@ def test_torn_files_and_missing_ranks_are_told(run: Path, tmp_path: Path) -> Non
     assert f"{torn.name} is torn" in said
 
 
+def test_what_is_not_traced_is_told_in_one_line(run: Path, tmp_path: Path) -> None:
+    code, before = output_of(trace_command, str(run), "-o", str(tmp_path / "before.json"))
+    recorder = SpanRecorder(run, 4, 5, StepRange(7, 7))  # records no step, and tells it all the same
+    recorder.lacks(Untraced.SERVERS)
+    recorder.lacks(Untraced.PAIRS)
+    recorder.close()
+    code, said = output_of(trace_command, str(run), "-o", str(tmp_path / "t.json"))
+    assert code == 0
+    assert "not traced" not in before
+    assert "not traced: what servers in processes of their own do" in said
+    assert "not traced: exchanges of two workers" in said
+    assert "4 processes" in said  # what is said of a process is nothing that it did
+
+
 def test_a_file_that_could_not_be_written_whole_is_not_left(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -118,8 +133,8 @@ def test_operators_that_there_will_not_be_are_refused_before_anything_is_made(
         *two, "1,7,2"
     )
     assert "Write --torch-profiler 0,1, or all" in refused(*two, "2")
+    monkeypatch.setattr("gossamer.cli.run._run", lambda *about: 0)
     with pytest.raises(AssertionError):  # ranks that there are lead to a run
-        monkeypatch.setattr("gossamer.cli.run._run", lambda *about: 0)
         refusal("run", *two, "0,1", str(script))
 
 

@@ -181,7 +181,8 @@ def run(
         servers=servers,
         network_text=network_text,
     )
-    check_profiled(trace, torch_profiler, workers * machines.nodes if elasticity is None else None)
+    fixed = isinstance(workers, int) and elasticity is None
+    check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
     serving = read_serving(servers, machines)
     faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)

@@ -18,6 +18,7 @@ from gossamer.trace.picture import draw
 from gossamer.trace.span_files import ProcessSpans, missing_ranks, read_run
 from gossamer.trace.timeline import Timeline, build
 from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind, Untraced
 from gossamer.tracing.step_range import StepRange, read_steps
 
 WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
@@ -25,6 +26,10 @@ WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
     ".json": chrome.pack,
     ".json.gz": lambda timeline: gzip.compress(chrome.pack(timeline), mtime=0),
     ".png": draw,
+}
+NOT_TRACED = {
+    Untraced.SERVERS: "not traced: what servers in processes of their own do; pushes and pulls of workers are",
+    Untraced.PAIRS: "not traced: exchanges of two workers (Gossip('pairwise')), which go on beside training",
 }
 Command = Callable[..., Any]
 OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser and sends it nowhere."
@@ -142,6 +147,8 @@ def _lacks(processes: list[ProcessSpans]) -> list[str]:
     if missing := missing_ranks(processes):
         ranks = ", ".join(map(str, missing))
         said.append(f"missing: ranks {ranks}, whose files may lie on other machines: copy them into the same folder")
+    found = {int(number) for each in processes for number in each.of(SpanKind.NOT_TRACED)["number"]}
+    said += [line for what, line in NOT_TRACED.items() if what in found]
     said += [
         f"{each.path.name} is torn at its end, where its process was killed or its disk was full: "
         "all before that is shown"
