@@ -5,19 +5,21 @@ import json
 import resource
 from pathlib import Path
 
+import click
 import pytest
 from support.command_line import output_of, refusal
 from support.perfetto_readers import check_read_back, read_back
 from support.processes import succeed
 from support.virtual_traces import CLOCKS, Rounds
 
-from gossamer.cli.trace import trace_command, trace_settings, write
+from gossamer.cli.trace import check_profiled, trace_command, trace_settings, write
 from gossamer.errors import GossamerError
 from gossamer.session.operator_profile import PROFILED
 from gossamer.trace.span_files import read_run
 from gossamer.trace.timeline import build
 from gossamer.tracing import active
-from gossamer.tracing.record_format import SpanKind
+from gossamer.tracing.record_format import SpanKind, Untraced
+from gossamer.tracing.span_recorder import SpanRecorder
 from gossamer.tracing.step_range import StepRange
 
 
@@ -72,6 +74,20 @@ def test_torn_files_and_missing_ranks_are_told(run: Path, tmp_path: Path) -> Non
     assert f"{torn.name} is torn" in said
 
 
+def test_what_is_not_traced_is_told_in_one_line(run: Path, tmp_path: Path) -> None:
+    code, before = output_of(trace_command, str(run), "-o", str(tmp_path / "before.json"))
+    recorder = SpanRecorder(run, 4, 5, StepRange(7, 7))  # records no step, and tells it all the same
+    recorder.lacks(Untraced.SERVERS)
+    recorder.lacks(Untraced.PAIRS)
+    recorder.close()
+    code, said = output_of(trace_command, str(run), "-o", str(tmp_path / "t.json"))
+    assert code == 0
+    assert "not traced" not in before
+    assert "not traced: what servers in processes of their own do" in said
+    assert "not traced: exchanges of two workers" in said
+    assert "4 processes" in said  # what is said of a process is nothing that it did
+
+
 def test_a_file_that_could_not_be_written_whole_is_not_left(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -95,7 +111,39 @@ def test_run_refuses_steps_that_are_none(tmp_path: Path) -> None:
     script.touch()
     assert "100:110" in refusal("run", "--trace", "often", str(script))
     assert "such as 0,2" in refusal("run", "--trace", "all", "--torch-profiler", "some", str(script))
-    assert "add --trace" in refusal("run", "--torch-profiler", "0", str(script))
+
+
+def test_operators_that_there_will_not_be_are_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder of logs is left by a run that never was."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.touch()
+
+    def refused(*options: str) -> str:
+        said = " ".join(refusal("run", *options, str(script)).split())
+        assert list(tmp_path.iterdir()) == [script]
+        return said
+
+    assert "add --trace 100:102" in refused("--torch-profiler", "0")
+    assert "such as 0,2" in refused("--trace", "all", "--torch-profiler", "0;1")
+    two = ("--workers", "2", "--trace", "all", "--torch-profiler")
+    assert "does not have (2, 7): it counts them from 0 to 1. Write --torch-profiler 1, or all" in refused(
+        *two, "1,7,2"
+    )
+    assert "Write --torch-profiler 0,1, or all" in refused(*two, "2")
+    monkeypatch.setattr("gossamer.cli.run._run", lambda *about: 0)
+    with pytest.raises(AssertionError):  # ranks that there are lead to a run
+        refusal("run", *two, "0,1", str(script))
+
+
+def test_ranks_are_refused_only_where_their_number_is_fixed() -> None:
+    check_profiled(StepRange(), "5", None)
+    check_profiled(StepRange(), "all", 2)
+    check_profiled(None, None, 2)
+    with pytest.raises(click.UsageError, match="does not have"):
+        check_profiled(StepRange(), "5", 5)
 
 
 TRAINING = """

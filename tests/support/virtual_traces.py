@@ -37,6 +37,39 @@ class FakeGroup:
 CLOCKS = (SkewedClock(), SkewedClock(1234.5, 80e-6), SkewedClock(-77.7, -120e-6), SkewedClock(5e4, 30e-6))
 
 
+@dataclass
+class ElasticGroup(FakeGroup):
+    """Says the number of its next operation, as a group whose members change does."""
+
+    operation_number: int = 0
+
+    __hash__ = object.__hash__
+
+
+LEFT, JOINED, LAST = 5, 8, 12  # rounds: rank 1's last, its successor's first, and the last of all
+
+
+def record_changes(folder: Path, clocks: Sequence[SkewedClock], *, numbered: bool = True) -> None:
+    """Rounds of an elastic run: rank 1 is killed while it writes, and another one joins later, who is rank 1, too.
+
+    clocks: of rank 0, of the one that leaves, of the one that joins. numbered: whether the group says its numbers.
+    """
+    members = [(0, range(1, LAST + 1)), (1, range(1, LEFT + 1)), (1, range(JOINED, LAST + 1))]
+    for place, ((rank, rounds), clock) in enumerate(zip(members, clocks, strict=True)):
+        recorder = SpanRecorder(folder, rank, 2, StepRange(), clock=f"machine {place}")
+        group = ElasticGroup(rank, 2) if numbered else FakeGroup(rank, 2)
+        for number in rounds:
+            if isinstance(group, ElasticGroup):
+                group.operation_number = number << 32
+            late = 0.05 if number % 2 == bool(rank) else 0.0  # either comes last now and then
+            began, ended = clock(number + late), clock(number + 0.07)
+            recorder.operation(began, ended, recorder.position(group), GATHER, 40, EVERYONE)
+            recorder.add(SpanKind.STEP, clock(number - 0.9), ended, number)
+        recorder.close()
+        if place == 1:
+            recorder.path.write_bytes(recorder.path.read_bytes()[:-7])
+
+
 @dataclass(frozen=True)
 class Rounds:
     """Rounds in which every rank computes, gathers, and goes on when it has heard all."""

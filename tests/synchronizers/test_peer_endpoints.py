@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from pathlib import Path
 
 import pytest
 from support.virtual_workers import notices
@@ -13,7 +14,11 @@ from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import Cut, Fault, Kill, Restart, VirtualNetwork
 from gossamer.synchronizers import peer_endpoints
-from gossamer.synchronizers.peer_endpoints import watch_servers
+from gossamer.synchronizers.peer_endpoints import connect_to_servers, connect_workers, watch_servers
+from gossamer.trace.span_files import read_run
+from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind, Untraced
+from gossamer.tracing.step_range import StepRange
 
 ME, FIRST, SECOND = Peer(WORKER, 0), Peer(SERVER, 0), Peer(SERVER, 1)
 PLACES = {FIRST: ("127.0.0.1", 4321), SECOND: ("10.0.0.2", 4322)}
@@ -121,3 +126,39 @@ def test_watchers_that_miss_something_are_found(
     monkeypatch.setattr(peer_endpoints, name, broken)
     with pytest.raises((AssertionError, ValueError)):
         check()
+
+
+def tell(text: str) -> list[str]:
+    return [text]
+
+
+def found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dedicated: list[tuple[str, int]], connect: Callable[[], object]
+) -> set[int]:
+    """What a trace says it lacks, where nobody can be reached."""
+
+    def refuse(token: bytes, frame_bytes: int) -> None:
+        raise ConnectError("nobody")
+
+    monkeypatch.setattr(peer_endpoints, "_opener", refuse)
+    monkeypatch.setattr(peer_endpoints, "run_token", lambda: bytes(32))
+    monkeypatch.setattr(peer_endpoints, "dedicated_servers", lambda: dedicated)
+    active.begin(folder, 0, 2, StepRange(100, 110))
+    try:
+        with pytest.raises(ConnectError, match="nobody"):
+            connect()
+    finally:
+        active.end()
+    (spans,) = read_run(folder)
+    return {int(number) for number in spans.of(SpanKind.NOT_TRACED)["number"]}
+
+
+def test_a_trace_says_what_it_lacks_also_where_other_steps_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve() -> object:
+        return connect_to_servers(0, 2, None, 100, tell)
+
+    assert found(tmp_path / "1", monkeypatch, [("127.0.0.1", 9)], serve) == {Untraced.SERVERS}
+    assert found(tmp_path / "2", monkeypatch, [], serve) == set()  # servers within workers are traced
+    assert found(tmp_path / "3", monkeypatch, [], lambda: connect_workers(0, 100, tell)) == {Untraced.PAIRS}

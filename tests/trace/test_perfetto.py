@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from support.perfetto_readers import check_read_back, read_back
-from support.virtual_traces import CLOCKS, Rounds
+from support.virtual_traces import CLOCKS, JOINED, LAST, LEFT, Rounds, record_changes
 
 from gossamer.trace.perfetto import _field, _varint, pack
 from gossamer.trace.span_files import read_run
 from gossamer.trace.timeline import Timeline, build
+
+NEAR_NANOSECONDS = 50_000_000
 
 
 def recorded(folder: Path) -> Timeline:
@@ -131,3 +133,32 @@ def test_slices_that_overlap_in_part_would_be_seen(tmp_path: Path) -> None:
     first.end = (second.begin + second.end) / 2
     with pytest.raises(AssertionError):
         check_read_back(read_back(pack(timeline)))
+
+
+def check_changes(folder: Path) -> None:
+    """One arrow for each round of two, and none between a rank that left and one that joined."""
+    told = read_back(pack(build(read_run(folder))))
+    check_read_back(told)
+    assert list(told.processes.values()) == ["rank 0", "rank 1", "rank 1 (2)"]
+    steps = [each for each in told.slices if told.tracks[each.track][1] == "steps"]
+    stayed, left, joined = (
+        {each.name: each.end for each in steps if told.of(each) == name} for name in told.processes.values()
+    )
+    for ends in (left, joined):  # of the same steps at the same time
+        assert all(abs(end - stayed[name]) < NEAR_NANOSECONDS for name, end in ends.items())
+    assert left.keys() == {f"step {number}" for number in range(1, LEFT)}  # its last record is torn
+    assert joined.keys() == {f"step {number}" for number in range(JOINED, LAST + 1)}
+    assert len(told.leave) == LEFT + (LAST - JOINED + 1)
+
+
+def test_a_rank_that_left_and_one_that_joined_are_two(tmp_path: Path) -> None:
+    """Both are rank 1, on clocks of their own, and the first one's file is torn."""
+    record_changes(tmp_path, CLOCKS[:3])
+    check_changes(tmp_path)
+
+
+def test_operations_that_are_counted_from_ones_own_beginning_would_be_seen(tmp_path: Path) -> None:
+    """The newcomer's first operation is not the run's first."""
+    record_changes(tmp_path, CLOCKS[:3], numbered=False)
+    with pytest.raises(AssertionError):
+        check_changes(tmp_path)

@@ -31,3 +31,22 @@ def test_without_matplotlib_the_line_to_write_is_told(tmp_path: Path, monkeypatc
     monkeypatch.setattr(picture, "find_spec", lambda name: None)
     with pytest.raises(GossamerError, match=r"gossamer\[plot\]"):
         picture.draw(build(read_run(tmp_path)))
+
+
+def check_legend(keys: list[tuple[str, str]], shown: set[str]) -> None:
+    """Each color that is shown is told, and once."""
+    colors = [color for color, _ in keys]
+    assert len(set(colors)) == len(colors)
+    assert set(colors) == {picture.COLORS[name] for name in shown} | {picture.OPERATION}
+
+
+def test_the_legend_tells_each_color_once() -> None:
+    for shown in (set(picture.COLORS), {"forward", "wire: waiting for an answer"}, set[str]()):
+        check_legend(picture.legend(shown), shown)
+    assert (picture.COLORS["waiting"], "waiting") in picture.legend(set(picture.COLORS))
+
+
+def test_a_color_that_is_told_twice_is_seen() -> None:
+    every = [*((color, name) for name, color in picture.COLORS.items()), (picture.OPERATION, "under way")]
+    with pytest.raises(AssertionError):
+        check_legend(every, set(picture.COLORS))

@@ -42,7 +42,7 @@ from gossamer.cli.options import (
 )
 from gossamer.cli.program import TrainingProgram, program_argument
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
-from gossamer.cli.trace import trace_options, trace_settings
+from gossamer.cli.trace import check_profiled, trace_options, trace_settings
 from gossamer.cli.watch import check_watch, page_beside
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
@@ -181,6 +181,8 @@ def run(
         servers=servers,
         network_text=network_text,
     )
+    fixed = isinstance(workers, int) and elasticity is None
+    check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
     serving = read_serving(servers, machines)
     faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)

@@ -18,6 +18,7 @@ from gossamer.trace.picture import draw
 from gossamer.trace.span_files import ProcessSpans, missing_ranks, read_run
 from gossamer.trace.timeline import Timeline, build
 from gossamer.tracing import active
+from gossamer.tracing.record_format import SpanKind, Untraced
 from gossamer.tracing.step_range import StepRange, read_steps
 
 WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
@@ -25,6 +26,10 @@ WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
     ".json": chrome.pack,
     ".json.gz": lambda timeline: gzip.compress(chrome.pack(timeline), mtime=0),
     ".png": draw,
+}
+NOT_TRACED = {
+    Untraced.SERVERS: "not traced: what servers in processes of their own do; pushes and pulls of workers are",
+    Untraced.PAIRS: "not traced: exchanges of two workers (Gossip('pairwise')), which go on beside training",
 }
 Command = Callable[..., Any]
 OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser and sends it nowhere."
@@ -81,13 +86,27 @@ def trace_options(command: Command) -> Command:
     return trace_option(profiler_option(command))
 
 
-def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
-    """What the environment of workers says of it. Raises UsageError where operators are asked for, but no steps."""
+def check_profiled(steps: StepRange | None, profiled: str | None, world: int | None) -> None:
+    """Before anything is made. world: how many ranks there will be; None where workers come and go. Raises UsageError
+    where operators are asked for, but no steps, or of ranks that there will not be."""
+    if profiled is None:
+        return
     if steps is None:
-        if profiled is not None:
-            raise click.UsageError(
-                "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
-            )
+        raise click.UsageError(
+            "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
+        )
+    ranks = read_ranks(profiled) or frozenset()
+    if world is not None and (beyond := sorted(rank for rank in ranks if rank >= world)):
+        there = ",".join(map(str, sorted(ranks.difference(beyond)) or range(min(world, 2))))
+        raise click.UsageError(
+            f"--torch-profiler {profiled} names ranks that this run does not have ({', '.join(map(str, beyond))}): it "
+            f"counts them from 0 to {world - 1}. Write --torch-profiler {there}, or all"
+        )
+
+
+def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
+    """What the environment of workers says of it."""
+    if steps is None:
         return {}
     told = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
     return told if profiled is None else told | {PROFILED: profiled}
@@ -128,6 +147,8 @@ def _lacks(processes: list[ProcessSpans]) -> list[str]:
     if missing := missing_ranks(processes):
         ranks = ", ".join(map(str, missing))
         said.append(f"missing: ranks {ranks}, whose files may lie on other machines: copy them into the same folder")
+    found = {int(number) for each in processes for number in each.of(SpanKind.NOT_TRACED)["number"]}
+    said += [line for what, line in NOT_TRACED.items() if what in found]
     said += [
         f"{each.path.name} is torn at its end, where its process was killed or its disk was full: "
         "all before that is shown"

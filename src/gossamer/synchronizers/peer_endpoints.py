@@ -28,6 +28,8 @@ from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
 from gossamer.parameter_server.server import host
 from gossamer.runtime.peer_thread import PeerEndpoint, PeerThread
+from gossamer.tracing import active
+from gossamer.tracing.record_format import Untraced
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.options import EndpointOptions
 from gossamer.transports.rpc.sockets import Tls
@@ -82,6 +84,8 @@ def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes
     tell: not called where servers are dedicated and the launcher made a token. Raises ConnectError.
     """
     dedicated = dedicated_servers()
+    if dedicated and active.recorder is not None:
+        active.recorder.lacks(Untraced.SERVERS)
     count = min(servers or len(dedicated) or world, len(dedicated) or world)
     token = run_token() or _agreed_token(tell)
     frame_bytes = LARGEST_FRAME_BYTES if dedicated else largest_bytes + SLACK_BYTES
@@ -98,15 +102,22 @@ def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes
 
 def connect_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
     """Open this worker's endpoint, with the addresses of all others. largest_bytes: as in `connect_to_servers`."""
+    _meets_in_pairs()
     me = _opener(run_token() or _agreed_token(tell), largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
     publish(rank, me.address)
     me.meet(_of_kind(WORKER, _all_addresses(tell, me)))
     return me
 
 
+def _meets_in_pairs() -> None:
+    if active.recorder is not None:
+        active.recorder.lacks(Untraced.PAIRS)
+
+
 def reconnect_worker(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
     """As connect_workers, for a worker that was lost and came back alone: the launcher's store knows the others'
     addresses, and they do not know this one's until `relocate` tells them. Raises ConnectError."""
+    _meets_in_pairs()
     token = run_token()
     if token is None:
         raise ConnectError(

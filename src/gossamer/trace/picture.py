@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 from importlib.util import find_spec
 from typing import Any
 
@@ -51,13 +52,17 @@ def draw(timeline: Timeline) -> bytes:
     axes.set_xlabel("milliseconds on one clock", fontsize=SMALL + 1, color=TEXT)
     axes.tick_params(labelsize=SMALL, colors=TEXT)
     axes.spines[["top", "right"]].set_visible(False)
-    shown = {each.name for each in timeline.slices()}
-    keys = [Patch(color=color, label=name) for name, color in COLORS.items() if name in shown]
-    keys.append(Patch(color=OPERATION, label="an operation under way"))
+    keys = [Patch(color=color, label=name) for color, name in legend({each.name for each in timeline.slices()})]
     axes.legend(handles=keys, ncols=len(keys), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=SMALL)
     out = io.BytesIO()
     figure.savefig(out, format="png")
     return out.getvalue()
+
+
+def legend(shown: Collection[str]) -> list[tuple[str, str]]:
+    """(color, name) of what is shown: a color that several names have is told once, by the first of them."""
+    first = {color: name for name, color in reversed(COLORS.items()) if name in shown}
+    return [*reversed(first.items()), (OPERATION, "an operation under way")]
 
 
 def _draw_track(axes: Any, height: int, track: SpanTrack) -> None:

@@ -13,7 +13,7 @@ from gossamer.errors import GossamerError
 from gossamer.trace.clock_alignment import AlignedClock, align, hears
 from gossamer.trace.span_files import Key, ProcessSpans, Records
 from gossamer.trace.torch_operators import read_operators
-from gossamer.tracing.record_format import EVERYONE, MOST_PEERS, SpanKind, operation_text
+from gossamer.tracing.record_format import ABOUT, EVERYONE, MOST_PEERS, SpanKind, operation_text
 from gossamer.tracing.step_range import StepRange
 
 TRACKS = {
@@ -97,7 +97,7 @@ def build(processes: Sequence[ProcessSpans], steps: StepRange | None = None) -> 
             made[each.key_of(record)].append((each, each_slice))
         tracks += [SpanTrack(name, slices) for name, slices in _lanes("wire", sent, nests=False)]
         tracks += _operator_tracks(each, windows[each.path], view)
-        timelines.append(ProcessTimeline(each.name, _label(each, clocks), tracks, _in_flight(sent)))
+        timelines.append(ProcessTimeline(_name_of(each, shown), _label(each, clocks), tracks, _in_flight(sent)))
     first = processes[0]
     return Timeline(timelines, start + first.wall - first.moment, clocks, _draw_arrows(made))
 
@@ -125,7 +125,7 @@ def _window(each: ProcessSpans, steps: StepRange | None) -> Window | None:
 
 
 def _spans(records: Records) -> Records:
-    spans: Records = records[records["kind"] != SpanKind.CHANNEL]
+    spans: Records = records[~np.isin(records["kind"], ABOUT)]
     return spans
 
 
@@ -146,6 +146,12 @@ def _none_of(steps: StepRange | None, processes: Sequence[ProcessSpans]) -> str:
     return f"none of the steps {steps} was recorded: there are {made.min()} to {made.max()}. Write --steps " + (
         f"{made.min()}:{made.max()}"
     )
+
+
+def _name_of(each: ProcessSpans, others: Sequence[ProcessSpans]) -> str:
+    """In an elastic run a newcomer may have the number of a rank that left: they are told apart as they came."""
+    place = [other.path for other in others if other.name == each.name].index(each.path) + 1
+    return each.name if place == 1 else f"{each.name} ({place})"
 
 
 # -- slices ------------------------------------------------------------------------------------------------------------

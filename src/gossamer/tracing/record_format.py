@@ -46,6 +46,17 @@ class SpanKind(IntEnum):
     OPERATION = 9  # one collective operation under way: channel, code, number, nbytes, peers
     SERVE = 11  # a parameter server in this process answers; number: whom
     CHANNEL = 10  # channel: which; number: the first rank of its group; nbytes: how many, 0 where members change
+    NOT_TRACED = 12  # number: an Untraced; what this process takes part in, and no span tells of
+
+
+ABOUT = (SpanKind.CHANNEL, SpanKind.NOT_TRACED)  # records of what there is, which are no spans
+
+
+class Untraced(IntEnum):
+    """What passes beside all that is recorded."""
+
+    SERVERS = 1  # those in processes of their own
+    PAIRS = 2  # exchanges of two workers, of which others know nothing
 
 
 OPERATIONS = ("Mean", "Gather", "Exchange", "Mix", "Among")  # the bits of code, by the operations' names

@@ -19,7 +19,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from gossamer.tracing.clock_identity import clock_identity
-from gossamer.tracing.record_format import EVERYONE, MAGIC, MOST_PEERS, SUFFIX, VERSION, SpanKind
+from gossamer.tracing.record_format import EVERYONE, MAGIC, MOST_PEERS, SUFFIX, VERSION, SpanKind, Untraced
 from gossamer.tracing.span_buffer import Numbers, SpanBuffer
 from gossamer.tracing.step_range import StepRange
 
@@ -114,6 +114,12 @@ class SpanRecorder:
         number = self._counts[channel] if told is None else told
         self._counts[channel] += 1
         return channel, number
+
+    def lacks(self, what: Untraced) -> None:
+        """Something goes on that no span tells of: readers say so."""
+        now = time.perf_counter()
+        keep = getattr(self._threads, "keep", None) or self._new_thread()
+        keep((now, now, SpanKind.NOT_TRACED, 0, 0, what, 0, 0))
 
     # -- of the training thread ----------------------------------------------------------------------------------------
 
