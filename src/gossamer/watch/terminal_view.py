@@ -89,13 +89,11 @@ def _parts(run: WatchedRun, db: sqlite3.Connection) -> list[RenderableType]:
 
 
 def _numbers(summary: dict[str, Any]) -> str:
-    pace, run = summary["pace"], summary["run"]
+    pace = summary["pace"]
     told = [summary["ended"] or "going on", f"step {summary['step'] or NONE}"]
     if pace:
         told += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
         told += [f"{bytes_text(pace['bytes_sent'])} sent a step and rank"]
-    if run.get("foretold_seconds_per_step"):
-        told.append(f"foretold {seconds_text(run['foretold_seconds_per_step'])}")
     return " · ".join(told)
 
 
