@@ -1,20 +1,24 @@
 """Draw the pictures of docs/watch.md: every tab of the page, light and dark, and the terminal view.
 
-    python benchmarks/watch_pictures.py                # of a run that it makes: two minutes; needs root for its network
-    python benchmarks/watch_pictures.py --run FOLDER   # of another
+    python benchmarks/watch_pictures.py                # of benchmarks/slow_loader.py: two minutes; needs root
+    python benchmarks/watch_pictures.py --run FOLDER   # of another run
 
-The run that it makes has four workers on an emulated network. After a third of its steps rank 2's loader is slow; at
-the end rank 1 raises an error. The pictures go to docs/watch. Needs chromium and the package playwright.
+The tabs are drawn while slow_loader.py goes on and its straggler is known, the log and the terminal at its end. The
+pictures go to docs/watch. Needs chromium and the package playwright.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from PIL import Image
@@ -31,12 +35,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "watch"
 TABS = ("overview", "workers", "network", "compression", "log")
 SIZES = {"": (1280, 860), "-phone": (375, 740)}
-DRAWN_MS = 400  # until a tab's answers are drawn
-COLORS = 128  # of the palette, which keeps a picture below 150 kB
+DRAWN_MS = 600  # until a tab's answers are drawn
+COLORS = 256  # of the palette, which keeps a picture below 150 kB
 
-RUN = "--workers 4 --network 100mbit,20ms --recipe PowerSGD(rank=4)".split()
-STEPS, SLOW_RANK, FAILING_RANK = 240, 2, 1
-DEVICE_SECONDS, SLOW_SECONDS = 0.05, 0.15
+RUN = ["--workers", "4", "--network", "100mbit,20ms", "--recipe", "PowerSGD(rank=4)"]
+FOLDER = Path(tempfile.gettempdir()) / "gossamer-pictures"
+DRAWN_AT_STEP = 160  # of 240: the loader is slow since 80
+MOST_SECONDS = 400.0  # until then
 
 
 def main() -> None:
@@ -44,67 +49,59 @@ def main() -> None:
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="the folder of the run to draw")
     parser.add_argument("--to", type=Path, default=PICTURES)
     parser.add_argument("--phone", action="store_true", help="as on a phone, too")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.worker:
-        return work()
     given.to.mkdir(parents=True, exist_ok=True)
     if given.run is not None:
-        return draw(given.run, given.to, given.phone)
-    with tempfile.TemporaryDirectory() as folder:
-        logs = Path(folder) / "slow-loader"
-        command = [sys.executable, "-m", "gossamer", "run", *RUN, "--logs", str(logs), __file__, "--worker"]
-        subprocess.run(command, cwd=ROOT, check=False)  # it ends with rank 1's error
-        draw(logs, given.to, given.phone)
+        draw_tabs(given.run, given.to, TABS, given.phone)
+        draw_terminal(given.run, given.to)
+        return
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    shutil.copy(ROOT / "benchmarks" / "slow_loader.py", FOLDER / "train.py")
+    shutil.copytree(ROOT / "examples", FOLDER / "examples")
+    logs = FOLDER / "slow-loader"
+    command = [sys.executable, "-m", "gossamer", "run", *RUN, "--logs", str(logs), "train.py"]
+    with subprocess.Popen(command, cwd=FOLDER) as run:
+        wait_for(logs)
+        draw_tabs(logs, given.to, TABS[:-1], given.phone)
+        run.wait()
+    draw_tabs(logs, given.to, TABS[-1:], given.phone)
+    draw_terminal(logs, given.to)
 
 
-def work() -> None:
-    import torch
-
-    import gossamer
-    from examples.bytelm import ByteLM, data_of
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    world = gossamer.init()
-    texts, _ = data_of(world, 8, 0)
-    model = ByteLM(64, 4, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with gossamer.attach(model, optimizer) as session:
-        for step in range(STEPS):
-            if world.rank == SLOW_RANK and step > STEPS // 3:
-                time.sleep(SLOW_SECONDS)
-            loss = model(next(texts))
-            time.sleep(DEVICE_SECONDS)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            session.log(loss=loss.item(), perplexity=loss.exp().item())
-            if step % 20 == 0:
-                print(f"step {step}, loss {loss.item():.3f}", flush=True)
-        if world.rank == FAILING_RANK:
-            raise ValueError("a batch of no rows: shard-17 is empty")
+def wait_for(logs: Path) -> None:
+    """Until the store knows of the step. Raises SystemExit where it does not in time."""
+    end = time.monotonic() + MOST_SECONDS
+    while time.monotonic() < end:
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{logs}/run.sqlite?mode=ro", uri=True)) as db:
+            if (db.execute("SELECT max(step) FROM step").fetchone()[0] or 0) >= DRAWN_AT_STEP:
+                return
+        time.sleep(1.0)
+    raise SystemExit(f"the run in {logs} came to no step {DRAWN_AT_STEP} in {MOST_SECONDS:.0f} seconds")
 
 
-def draw(run: Path, to: Path, phone: bool) -> None:
-    runs = find_runs([run])
-    with browser() as chromium, PageServer(runs).in_thread() as link:
+def draw_tabs(run: Path, to: Path, tabs: Sequence[str], phone: bool) -> None:
+    with browser() as chromium, PageServer(find_runs([run])).in_thread() as link:
         for suffix, (width, height) in SIZES.items():
             if suffix and not phone:
                 continue
             for scheme in ("light", "dark"):
                 page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 page.goto(link)
-                for number, tab in enumerate(TABS, start=1):
-                    page.keyboard.press(str(number))
+                for tab in tabs:
+                    page.keyboard.press(str(TABS.index(tab) + 1))
                     page.wait_for_selector(f"#content[data-shown={tab}]")
                     page.wait_for_timeout(DRAWN_MS)
                     dark = "-dark" if scheme == "dark" else ""
                     whole = tab not in ("log", "compression")  # those are as long as there are lines and tensors
                     keep(page.screenshot(full_page=whole), to / f"{tab}{dark}{suffix}.png")
                 page.close()
-        said = Console(record=True, width=110, file=io.StringIO(), force_terminal=False)
-        watch_in_terminal(runs, said)
+
+
+def draw_terminal(run: Path, to: Path) -> None:
+    said = Console(record=True, width=110, file=io.StringIO(), force_terminal=False)
+    watch_in_terminal(find_runs([run]), said)
+    with browser() as chromium:
         page = chromium.new_page(viewport={"width": 1180, "height": 400})
         page.set_content(f"<body style='margin:0'>{said.export_svg(title='gossamer watch --terminal')}</body>")
         keep(page.locator("svg").first.screenshot(), to / "terminal.png")
@@ -112,7 +109,7 @@ def draw(run: Path, to: Path, phone: bool) -> None:
 
 def keep(picture: bytes, path: Path) -> None:
     with Image.open(io.BytesIO(picture)) as whole:
-        whole.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+        whole.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE, kmeans=2).save(path, optimize=True)
     print(f"{path} {path.stat().st_size / 1e3:.0f} kB", flush=True)
 
 

@@ -79,7 +79,11 @@ def _parts(run: WatchedRun, db: sqlite3.Connection) -> list[RenderableType]:
         for each in findings
     ]
     for failure in failures[:1]:
-        took = f"; it took ranks {', '.join(map(str, failure['took']))} along" if failure["took"] else ""
+        took = (
+            f"; it took rank{'s' * (len(failure['took']) > 1)} {', '.join(map(str, failure['took']))} along"
+            if failure["took"]
+            else ""
+        )
         parts.append(Text(f"✗ rank {failure['rank']}: {failure['message']}{took}", style="bold red"))
         parts.append(Text(failure["traceback"].rstrip()))
     for line in read_lines(db, LogFilter(), limit=LINES):
