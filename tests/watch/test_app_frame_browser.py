@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -161,4 +162,26 @@ def test_tabs_are_reached_and_opened_by_keyboard_alone(tmp_path: Path, page: Any
         assert page.evaluate("document.querySelector('dialog').open")
         page.keyboard.press("Escape")
         assert not page.evaluate("document.querySelector('dialog').open")
+        assert page.complaints == []
+
+
+def test_what_was_unfolded_stays_so_as_events_come_and_what_comes_is_folded(tmp_path: Path, page: Any) -> None:
+    run = made(tmp_path, KINDS["live"])
+
+    def tell(number: int) -> None:
+        db = open_store(tmp_path / "run.sqlite")
+        content = json.dumps({"why": f"silence {number}", "ranks": [1], "lines": [f"rank 1: at line {number}"]})
+        with db:
+            insert(db, "event", [{"at": 1e9 + number, "rank": None, "kind": "stacks", "content": content}])
+        db.close()
+
+    tell(0)
+    with PageServer([run]).in_thread() as link:
+        page.goto(link)
+        page.keyboard.press("5")
+        page.locator("details summary").click()
+        page.wait_for_selector("text=rank 1: at line 0")
+        tell(1)
+        page.wait_for_selector("text=silence 1")
+        assert page.evaluate("[...document.querySelectorAll('details')].map((each) => each.open)") == [False, True]
         assert page.complaints == []

@@ -13,6 +13,7 @@ from support.synthetic_store import SyntheticRun, fill
 from gossamer.telemetry import insert, open_store
 from gossamer.watch import grid as grids
 from gossamer.watch.grid import SUMS, read_grid
+from gossamer.watch.pictures import over_time
 from gossamer.watch.window import TimeWindow, whole
 
 RUN = SyntheticRun(ranks=3, steps=200, fails=None)
@@ -66,6 +67,61 @@ def test_a_sampled_grid_says_so_and_is_near(db: sqlite3.Connection, monkeypatch:
     assert np.nanmean(sampled.per_step("waiting"), axis=1) == pytest.approx(
         np.nanmean(exact.per_step("waiting"), axis=1)
     )
+
+
+def sampled_unevenly(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> grids.Grid:
+    """Fewer samples than cells, and ranks whose steps cost differently and began at other moments."""
+    with db:
+        db.execute("UPDATE step SET compute = compute * (1 + rank), seconds = seconds + rank * compute")
+        db.execute("DELETE FROM step WHERE rank = 2 AND step <= 7")
+    monkeypatch.setattr(grids, "WHOLE_ROWS", 100)
+    monkeypatch.setattr(grids, "SAMPLES", 50 * RUN.ranks)
+    return read_grid(db, whole(db, 150))
+
+
+def jaggedness(line: list[float]) -> float:
+    """How far neighboring cells lie apart, beside their mean."""
+    known = np.array(line)[8:-8]  # at the ends some ranks have no step yet
+    return float(np.nanmax(np.abs(np.diff(known))) / np.nanmean(known))
+
+
+def test_the_stacked_time_of_a_sampled_run_is_as_even_as_its_steps(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = sampled_unevenly(db, monkeypatch)
+    line = over_time(grid)["parts"]["compute"]
+    ((exact,),) = db.execute("SELECT avg(mean) FROM (SELECT sum(compute) / sum(steps) AS mean FROM step GROUP BY rank)")
+    assert grid.sampled
+    assert not np.isnan(np.array(line)[8:-8]).any()
+    assert jaggedness(line) < 0.05
+    assert np.nanmean(line) == pytest.approx(exact, rel=0.05)
+
+
+def test_a_sampled_step_that_stands_for_its_own_cell_only_is_seen(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grids, "_gaps", lambda cells: np.zeros(len(cells)))
+    line = np.array(over_time(sampled_unevenly(db, monkeypatch))["parts"]["compute"], dtype=float)
+    assert np.isnan(line[8:-8]).any() or jaggedness(list(line)) > 0.05
+
+
+def test_a_rank_that_was_away_stays_away_in_a_sampled_run(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with db:
+        db.execute("DELETE FROM step WHERE rank = 1 AND step BETWEEN 60 AND 140")
+    monkeypatch.setattr(grids, "WHOLE_ROWS", 100)
+    waiting = read_grid(db, whole(db, 100)).per_step("waiting")
+    assert np.isnan(waiting[1]).sum() > 30
+    assert np.isnan(waiting[0]).sum() < 5
+
+
+def test_pictures_are_means_over_ranks_whoever_made_more_steps(db: sqlite3.Connection) -> None:
+    with db:
+        db.execute("UPDATE step SET compute = 1.0 WHERE rank = 0")
+        db.execute("UPDATE step SET compute = 0.0 WHERE rank > 0")
+        db.execute("DELETE FROM step WHERE rank = 0 AND step % 2 = 0")
+    assert over_time(read_grid(db, whole(db, 1)))["parts"]["compute"] == [pytest.approx(1 / RUN.ranks, rel=1e-3)]
 
 
 def test_a_stretch_holds_its_own_steps_only(db: sqlite3.Connection) -> None:

@@ -127,4 +127,5 @@ def test_pairs_show_the_latest_rate_at_which_they_were_full_and_sums(db: sqlite3
         "bytes_per_second": 4e6,
         "used_bytes": 35.0,
         "retransmits": 3.0,
+        "rate_at_first": False,
     }

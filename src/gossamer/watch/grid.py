@@ -2,7 +2,7 @@
 
 A store with few rows in the window is read whole. In a larger one that would take seconds; then every rank is asked for
 as many rows as there are cells, evenly over its steps, each by one seek: the picture says that it is sampled, and a
-window that holds fewer steps is exact again.
+window that holds fewer steps is exact again. A sampled step stands for those between it and the one before.
 """
 
 from __future__ import annotations
@@ -104,8 +104,16 @@ def _fill(grid: Grid, row: int, found: Sequence[tuple[float, ...]], scaled_to: i
     grid.fastest[row, cells] = np.inf
     np.fmin.at(grid.fastest[row], cells, table[:, 3])
     np.fmax.at(grid.slowest[row], cells, table[:, 4])
-    if scaled_to is None:
-        _spread(grid, row, zip(cells, table[:, 2] * table[:, 4] / grid.window.cell_seconds, strict=True))
+    covered = table[:, 2] * table[:, 4] / grid.window.cell_seconds if scaled_to is None else _gaps(cells)
+    _spread(grid, row, zip(cells, covered, strict=True))
+
+
+def _gaps(cells: NDArray[np.int64]) -> Floats:
+    """How many cells each sampled step stands for: those since the one before, and no more than twice as many as is
+    common, so that a rank that was away stays so."""
+    gaps = np.diff(cells, prepend=cells[:1]).astype(np.float64)
+    common = np.median(gaps[gaps > 0]) if (gaps > 0).any() else 0.0
+    return np.where(gaps <= 2 * common, np.maximum(gaps - 1, 0.0), 0.0)
 
 
 def _spread(grid: Grid, row: int, covered: Iterable[tuple[int, float]]) -> None:

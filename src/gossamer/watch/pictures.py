@@ -37,12 +37,12 @@ def _values(grid: Grid, field: str) -> Floats:
 
 
 def over_time(grid: Grid) -> dict[str, Any]:
-    """Where a step's time went, as means over ranks and each cell's steps, and the pace: steps per second."""
+    """Where a step's time went, and the pace, steps per second: means over ranks of each rank's mean step in a cell, so
+    which ranks ended how many steps there makes no difference."""
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # a cell in which no rank ended a step
-        steps = np.nansum(grid.sums["steps"], axis=0)
         per_step = {
-            name: np.where(steps > 0, np.nansum(grid.sums[name], axis=0) / steps, np.nan)
+            name: np.nanmean(grid.per_step(name), axis=0) if grid.ranks else np.full(grid.window.cells, np.nan)
             for name in ("seconds", *TRAINING, *COMMUNICATION, "bytes_sent", "bytes_pulled")
         }
         slowest = np.nanmax(grid.slowest, axis=0, initial=-np.inf)

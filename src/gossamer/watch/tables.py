@@ -10,7 +10,7 @@ from typing import Any
 from gossamer.observe.control_sequences import without_controls
 from gossamer.watch.hops import drawn
 
-PAIR = ("source", "target", "at", "round_trip", "bytes_per_second", "used_bytes", "retransmits")
+PAIR = ("source", "target", "at", "round_trip", "bytes_per_second", "used_bytes", "retransmits", "rate_at_first")
 
 Row = dict[str, Any]
 MOST_DRAWINGS = 4
@@ -18,15 +18,22 @@ LONGEST_TEXT = 20_000  # characters of a traceback
 
 
 def read_network(db: sqlite3.Connection) -> Row:
-    """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s), the latest
-    rate at which they were full (bytes/s), and all that they sent; collectives picked, and drawn."""
+    """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s), the latest rate at
+    which they were full (bytes/s), and all that they sent; collectives picked, and drawn. rate_at_first: the connection
+    was never full since the group began, and this is the rate measured then."""
     pairs = """SELECT source, target, max(at) AS at, round_trip, sum(used_bytes) AS used_bytes,
         sum(retransmits) AS retransmits FROM link GROUP BY source, target"""
-    full = """SELECT source, target, bytes_per_second, max(at) FROM link WHERE bytes_per_second IS NOT NULL
+    full = """SELECT source, target, bytes_per_second, max(at) AS at FROM link WHERE bytes_per_second IS NOT NULL
         GROUP BY source, target"""
+    began = "SELECT source, target, min(at) AS at FROM link GROUP BY source, target"
     picked = "SELECT at, content FROM event WHERE kind = 'collective' ORDER BY id DESC LIMIT 200"
-    rates = {(row["source"], row["target"]): row["bytes_per_second"] for row in db.execute(full)}
-    found = [{**dict(row), "bytes_per_second": rates.get((row["source"], row["target"]))} for row in db.execute(pairs)]
+    rates = {(row["source"], row["target"]): (row["bytes_per_second"], row["at"]) for row in db.execute(full)}
+    first = {(row["source"], row["target"]): row["at"] for row in db.execute(began)}
+    found = []
+    for row in db.execute(pairs):
+        pair = row["source"], row["target"]
+        rate, at = rates.get(pair, (None, None))
+        found.append({**dict(row), "bytes_per_second": rate, "rate_at_first": rate is not None and at == first[pair]})
     by_size: dict[tuple[int, int], Row] = {}
     for row in db.execute(picked):
         content = _content(row["content"])

@@ -79,7 +79,11 @@ def _parts(run: WatchedRun, db: sqlite3.Connection) -> list[RenderableType]:
         for each in findings
     ]
     for failure in failures[:1]:
-        took = f"; it took ranks {', '.join(map(str, failure['took']))} along" if failure["took"] else ""
+        took = (
+            f"; it took rank{'s' * (len(failure['took']) > 1)} {', '.join(map(str, failure['took']))} along"
+            if failure["took"]
+            else ""
+        )
         parts.append(Text(f"✗ rank {failure['rank']}: {failure['message']}{took}", style="bold red"))
         parts.append(Text(failure["traceback"].rstrip()))
     for line in read_lines(db, LogFilter(), limit=LINES):
@@ -89,13 +93,11 @@ def _parts(run: WatchedRun, db: sqlite3.Connection) -> list[RenderableType]:
 
 
 def _numbers(summary: dict[str, Any]) -> str:
-    pace, run = summary["pace"], summary["run"]
+    pace = summary["pace"]
     told = [summary["ended"] or "going on", f"step {summary['step'] or NONE}"]
     if pace:
         told += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
         told += [f"{bytes_text(pace['bytes_sent'])} sent a step and rank"]
-    if run.get("foretold_seconds_per_step"):
-        told.append(f"foretold {seconds_text(run['foretold_seconds_per_step'])}")
     return " · ".join(told)
 
 

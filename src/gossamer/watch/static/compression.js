@@ -5,12 +5,13 @@ import { bytes, count, share, short } from "./units.js";
 const ratio = (each) => (each.bytes ? (4 * each.numel) / each.bytes : null);
 const owed = (each) => (each.gradient_norm && each.residual_norm !== null ? each.residual_norm / each.gradient_norm : null);
 // Little's law; the two ends are gradients that are independent from step to step, and gradients that stay alike
-const waits = (ratio) => (ratio === null ? "–" : ratio === 0 ? "0" : `${short(Math.min(ratio, ratio ** 2))} – ${short(Math.max(ratio, ratio ** 2))}`);
+const rough = (value) => (value >= 100 ? count(value) : String(Number(value.toPrecision(2)))); // no more digits than an estimate has
+const waits = (ratio) => (ratio === null ? "–" : ratio === 0 ? "0" : `${rough(Math.min(ratio, ratio ** 2))} – ${rough(Math.max(ratio, ratio ** 2))}`);
 const times = (value) => (value === null ? "–" : `${short(value)} ×`);
 // name, words of its head, value, text, whether the bar shows it
 const COLUMNS = [
   ["name", "tensor", (each) => each.name, String, false], ["numel", "numbers", (each) => each.numel, count, false], ["bytes", "bytes a step", (each) => each.bytes, bytes, true],
-  ["ratio", "smaller than float32", ratio, times, false], ["energy_share", "energy sent", (each) => each.energy_share, share, true], ["gradient_norm", "|gradient|", (each) => each.gradient_norm, short, false],
+  ["ratio", "float32 size / sent", ratio, times, false], ["energy_share", "energy sent", (each) => each.energy_share, share, true], ["gradient_norm", "|gradient|", (each) => each.gradient_norm, short, false],
   ["residual_norm", "|unsent|", (each) => each.residual_norm, short, false], ["owed", "unsent / gradient", owed, times, true],
   ["waits", "steps it waits, about", owed, waits, false],
 ];
@@ -51,9 +52,9 @@ export function make({ run, get }) {
     const bar = (name, size) => h("span", { className: "bar" }, h("i", { style: { width: `${100 * Math.min(1, Math.max(0, size ?? 0) / greatest[name])}%` } }));
     const total = tensors.reduce((sum, each) => sum + (each.bytes ?? 0), 0);
     worst.textContent = suffering();
-    words.textContent = tensors.length ? `${count(tensors.length)} tensors, ${bytes(total)} a step and rank; means over ranks, each as last sampled, up to step ${count(Math.max(...tensors.map((each) => each.step)))}. Energy sent: the share of the squared gradient, with what had waited, that travels at once.` : "";
+    words.textContent = tensors.length ? `${count(tensors.length)} tensors, ${bytes(total)} a step and rank; means over ranks, each as last sampled, up to step ${count(Math.max(...tensors.map((each) => each.step)))}. Energy sent: the share of the squared gradient, with what had waited, that travels at once. Uncompressed, an all-reduce sends each number 2 (n – 1) / n times among n ranks, so its size is less than what it sends.` : "";
     settle(table, tensors.length ? h("table", {}, h("thead", {}, h("tr", {}, COLUMNS.map(([name, said]) => h("th", { className: name === "name" ? "left" : "", "aria-sort": name === by ? (falling ? "descending" : "ascending") : "none" }, h("button", { data: { by: name } }, said, name === by ? (falling ? " ↓" : " ↑") : ""))))),
-      h("tbody", {}, shown.map((each) => h("tr", {}, COLUMNS.map(([name, , of, format, barred]) => h("td", { className: name === "name" ? "name" : "" }, format(of(each) ?? null), barred ? bar(name, of(each)) : null))))))
+      h("tbody", {}, shown.map((each) => h("tr", {}, COLUMNS.map(([name, , of, format, barred]) => h("td", { className: name === "name" ? "name tensor" : "" }, format(of(each) ?? null), barred ? bar(name, of(each)) : null))))))
       : empty("No tensor has told of itself yet. With several workers they do, every now and then: try ", code("gossamer run --workers 2 --recipe \"TopK(density=0.01)\""), ". Exchanges with servers and with neighbors tell nothing of tensors."));
   }
   async function show() {

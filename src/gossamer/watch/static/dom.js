@@ -15,14 +15,17 @@ export function h(name, properties = {}, ...children) {
 export const byId = (id) => document.getElementById(id);
 
 // Replaces what an element holds only where it would look different: selections, scrolling and hovering stay. Where the
-// keyboard is on one of its children, it goes on to the one that has the same id or data.
+// keyboard is on one of its children, it goes on to the one that has the same id or data; what was unfolded stays so.
 export function settle(element, ...children) {
   const next = h("div", {}, ...children);
+  const unfolded = new Set([...element.querySelectorAll("details[open]")].map(nameOf));
+  for (const each of next.querySelectorAll("details")) each.open = unfolded.has(nameOf(each));
   if (next.innerHTML === element.innerHTML) return;
   const at = element.contains(document.activeElement) ? document.activeElement : null;
   element.replaceChildren(...next.childNodes);
   if (at && !at.isConnected) [...element.querySelectorAll("button, a, [tabindex]")].find((each) => keyOf(each) === keyOf(at))?.focus();
 }
+const nameOf = (details) => details.dataset.name ?? details.textContent;
 const keyOf = (element) => element.id || JSON.stringify(element.dataset);
 
 export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

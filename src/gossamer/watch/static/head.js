@@ -17,17 +17,15 @@ export function headline(run) {
   if (!run.summary) return [h("h1", {}, run.name), empty(run.problem ?? "Nothing is known of this run yet.")];
   const { run: told, ranks, pace, loss, step, latest } = run.summary;
   const [state, kind] = stateOf(run.summary, Date.now() / 1000);
-  const foretold = told.foretold_seconds_per_step;
   const passed = told.started && latest ? (told.ended ?? latest) - told.started : null;
   const recipe = typeof told.recipe === "string" ? told.recipe : "recipe not known yet";
   return [
     h("h1", {}, recipe, h("small", {}, [Array.isArray(told.script) ? told.script.join(" ") : told.script, `${told.workers ?? ranks.length} workers`, told.started ? `began ${day(told.started)}` : null].filter(Boolean).join(" · "))),
     h("div", { className: "facts" },
       fact("state", state, kind), fact("step", count(step)), fact("loss", loss && loss.value === null ? "not finite" : short(loss?.value), loss && loss.value === null ? "bad" : "", "the latest of the lowest rank that logs it"),
-      fact("running for", seconds(passed)), fact("a step, measured", seconds(pace?.seconds), "", "mean over ranks and their latest steps"),
-      fact("a step, foretold", foretold ? seconds(foretold) : "–", "", "by gossamer explain, for this network"),
+      fact("running for", seconds(passed)), fact("a step", seconds(pace?.seconds), "", "mean over ranks and their latest steps"),
       fact("waiting", pace ? share(pace.waiting / pace.seconds) : "–", "", "share of a step in which the training loop stands still"),
       fact("sent a step and rank", bytes(pace?.bytes_sent)),
-      fact("stragglers", String(run.summary.findings), run.summary.findings ? "warn" : ""), fact("failures", String(run.summary.failures), run.summary.failures ? "bad" : "")),
+      fact("stragglers found", String(run.summary.findings), run.summary.findings ? "warn" : "", "ranks that held up the others for some time, each once a cause; the Workers tab says who does so now"), fact("failures", String(run.summary.failures), run.summary.failures ? "bad" : "")),
   ];
 }

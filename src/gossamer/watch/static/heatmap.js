@@ -2,6 +2,8 @@
 import { color, h } from "./dom.js";
 import { SHADES } from "./colors.js";
 
+const SQUARE = 72; // pixels, the most that a cell of a square map takes
+
 function paint(canvas, cells, low, high) {
   const [rows, columns] = [cells.length, cells[0]?.length ?? 1];
   Object.assign(canvas, { width: columns, height: rows });
@@ -67,13 +69,14 @@ export function heatmap({ rowNames, columnNames, told, picked, format, square = 
       paint(legend, [Array.from({ length: 256 }, (_, shade) => shade)], 0, 255);
       least.textContent = format(low);
       most.textContent = clipped ? `${format(high)} and more` : format(high);
-      const height = square ? Math.min(560, Math.max(160, canvas.parentElement.clientWidth - 60)) : Math.max(110, Math.min(380, cells.length * 22));
+      const height = square ? Math.min(560, SQUARE * cells.length, Math.max(160, canvas.parentElement.clientWidth - 60)) : Math.max(110, Math.min(380, cells.length * 22));
       canvas.style.height = `${height}px`;
       canvas.style.maxWidth = square ? `${height}px` : "";
       times.style.maxWidth = canvas.style.maxWidth;
       const every = Math.ceil(cells.length / Math.floor(height / 16));
       names.replaceChildren(...rowNames().map((name, row) => (row % every ? null : h("span", { style: { top: `${((row + 0.5) / cells.length) * height}px` } }, name))).filter(Boolean));
       times.replaceChildren(...columnNames().map((name) => h("span", {}, name)));
+      times.classList.toggle("centered", square && times.childElementCount === cells.length);
     },
   };
 }

@@ -8,7 +8,6 @@ const WORDS = [
   ["data", "from a step's end to the next forward pass: loading the next batch"],
   ["encode, wire, decode", "the communication thread's time. It may be hidden behind computing, so it is shown apart"],
   ["straggler", "a rank that the others wait for. It waits least itself"],
-  ["foretold", "what `gossamer explain` says a step takes on this network"],
   ["mean of cells", "a curve has a point per pixel: the mean of its values, and a band from the least to the greatest"],
 ];
 const list = (pairs) => h("dl", {}, pairs.flatMap(([term, text]) => [h("dt", {}, h("b", {}, term)), h("dd", {}, text)]));

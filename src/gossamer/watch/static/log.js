@@ -18,8 +18,8 @@ function failure(each, others) {
 const line = (each) => h("div", { className: "line", data: { level: each.level ?? "info" } }, h("span", {}, clock(each.at)), h("span", {}, each.rank === null ? each.stream ?? "launcher" : `rank ${each.rank}`), h("p", {}, each.text, each.more ? h("em", {}, ` … and ${bytes(each.more)} more`) : null));
 
 function happened(each) {
-  if (each.kind === "stacks" && Array.isArray(each.content?.lines)) return h("div", { className: "line" }, h("span", {}, clock(each.at)), h("span", {}, "run"), h("div", {}, h("b", {}, "stacks of all ranks"), ` ${each.content.why}`, h("details", {}, h("summary", {}, "show"), h("pre", {}, each.content.lines.join("\n")))));
-  const content = Object.entries(each.content ?? {}).map(([name, value]) => (name === "message" ? String(value) : `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`)).join(", ");
+  if (each.kind === "stacks" && Array.isArray(each.content?.lines)) return h("div", { className: "line" }, h("span", {}, clock(each.at)), h("span", {}, "run"), h("div", {}, h("b", {}, "stacks"), ` ${each.content.why}`, h("details", {}, h("summary", {}, "show"), h("pre", {}, each.content.lines.join("\n")))));
+  const content = Object.entries(each.content ?? {}).map(([name, value]) => (name === "message" ? String(value) : `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`)).join(", ");
   return h("div", { className: "line" }, h("span", {}, clock(each.at)), h("span", {}, each.rank === null ? "run" : `rank ${each.rank}`), h("p", {}, h("b", {}, each.kind), " ", content.slice(0, 400)));
 }
 

@@ -6,6 +6,7 @@ import { bytes, count, rate, seconds } from "./units.js";
 
 const FIELDS = { round_trip: ["round trip", seconds], bytes_per_second: ["rate", rate], used_bytes: ["bytes sent", bytes], retransmits: ["retransmits", count] };
 const WORST = 12;
+const LABELED = 12; // columns with room for their names
 
 export function make({ run, get }) {
   let field = "round_trip";
@@ -13,7 +14,7 @@ export function make({ run, get }) {
   let ranks = [];
   let cells = [];
   const map = heatmap({
-    square: true, rowNames: () => ranks.map((rank) => `${rank} →`), columnNames: () => [`→ ${ranks[0]}`, `→ ${ranks.at(-1)}`], format: (value) => FIELDS[field][1](value),
+    square: true, rowNames: () => ranks.map((rank) => `${rank} →`), columnNames: () => (ranks.length > LABELED ? [ranks[0], ranks.at(-1)] : ranks).map((rank) => `→ ${rank}`), format: (value) => FIELDS[field][1](value),
     told: (row, column, value) => (row === column ? `rank ${ranks[row]} itself` : `rank ${ranks[row]} to rank ${ranks[column]}: ${value === null ? "not measured" : FIELDS[field][1](value)}`),
   });
   const choice = h("select", { "aria-label": "What the matrix shows", onchange: () => { field = choice.value; draw(); } }, Object.entries(FIELDS).map(([name, [words]]) => h("option", { value: name }, words)));
@@ -21,8 +22,8 @@ export function make({ run, get }) {
   const worst = h("div", { className: "scroll" });
   const picked = h("div", {});
   const pictures = h("div", {});
-  const element = h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Every pair of ranks"), h("p", { className: "note" }, "Rows send, columns receive; as the sender's kernel last saw it. A rate is told of connections that were full; bytes and retransmits are sums."), h("div", { className: "row" }, choice), nothing, map.element),
-    h("div", { className: "card" }, h("h2", {}, "Longest round trips"), h("p", { className: "note" }, "One slow pair holds up every collective that it is a part of."), worst), h("div", { className: "card" }, h("h2", {}, "Collectives picked"), h("p", { className: "note" }, "By size of what is averaged, from measured links. Arrows are messages: blue ones are added up, green ones replace what was there."), picked, pictures));
+  const element = h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Every pair of ranks"), h("p", { className: "note" }, "Rows send, columns receive; as the sender's kernel last saw it. A rate is told of connections that were full; “at first”: none was since, so it is the one measured as the group began. Bytes and retransmits are sums."), h("div", { className: "row" }, choice), nothing, map.element),
+    h("div", { className: "card" }, h("h2", {}, "Longest round trips"), h("p", { className: "note" }, "One slow pair holds up every collective that it is a part of."), worst), h("div", { className: "card wide collectives" }, h("h2", {}, "Collectives picked"), h("p", { className: "note" }, "By size of what is averaged, from measured links. Arrows are messages: blue ones are added up, green ones replace what was there."), picked, pictures));
 
   const pair = (place) => Object.fromEntries(Object.keys(told.pairs).map((name) => [name, told.pairs[name][place]]));
   function draw() {
@@ -37,7 +38,7 @@ export function make({ run, get }) {
     map.draw(cells);
     const order = source.map((_, index) => index).sort((a, b) => (told.pairs.round_trip[b] ?? 0) - (told.pairs.round_trip[a] ?? 0)).slice(0, WORST);
     settle(worst, h("table", {}, h("thead", {}, h("tr", {}, h("th", { className: "left" }, "pair"), Object.values(FIELDS).map(([name]) => h("th", {}, name)))),
-      h("tbody", {}, order.map(pair).map((each) => h("tr", {}, h("td", { className: "left" }, `${each.source} → ${each.target}`), Object.entries(FIELDS).map(([name, [, format]]) => h("td", {}, format(each[name]))))))));
+      h("tbody", {}, order.map(pair).map((each) => h("tr", {}, h("td", { className: "left" }, `${each.source} → ${each.target}`), Object.entries(FIELDS).map(([name, [, format]]) => h("td", {}, format(each[name]), name === "bytes_per_second" && each.rate_at_first ? h("small", {}, " at first") : null)))))));
   }
   async function show() {
     if (!run().summary) return;

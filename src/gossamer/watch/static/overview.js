@@ -1,4 +1,4 @@
-// Overview: what was logged over steps, seconds or bytes, of all runs; where the time goes; what was foretold.
+// Overview: what was logged over steps, seconds or bytes, of all runs; where the time goes; what it comes to.
 import { chart, stacked } from "./chart.js";
 import { series } from "./colors.js";
 import { code, empty, h, settle } from "./dom.js";
@@ -38,12 +38,12 @@ export function make({ run, runs, get }) {
   const thread = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "seconds a step", yFormat: seconds, zero: true });
   const pace = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "steps a second", zero: true });
   const sampled = h("p", { className: "note" });
-  const beside = h("div", {});
+  const inAll = h("div", {});
   const compared = h("div", { className: "card wide" });
   const card = (title, text, ...inside) => h("div", { className: "card" }, h("h2", {}, title), h("p", { className: "note" }, text), ...inside);
   const element = h("div", {}, h("div", { className: "row" }, filter, h("span", { className: "note" }, "over"), ...buttons), metrics, more,
     h("div", { className: "grid" }, card("Where a step's time goes", "The training loop's time, as means over ranks.", parts.element), card("Beside it, the communication thread", "Its time, much of which computing may hide.", thread.element), h("div", { className: "card wide" }, h("h2", {}, "Pace"), h("p", { className: "note" }, "Means over ranks."), pace.element)), sampled,
-    h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Foretold beside measured"), beside), h("div", { className: "card" }, h("h2", {}, "This run"), h("div", { className: "of-run" }))), compared);
+    h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "In all"), inAll), h("div", { className: "card" }, h("h2", {}, "This run"), h("div", { className: "of-run" }))), compared);
   compared.hidden = true;
 
   function cardOf(name) {
@@ -89,18 +89,14 @@ export function make({ run, runs, get }) {
     if (told.steps) {
       parts.draw(x, lines(["compute", "waiting", "data"], { data: "data loading" }));
       thread.draw(x, lines(["encode", "wire", "decode"]));
-      const foretold = each.summary.run.foretold_seconds_per_step;
-      pace.draw(x, [{ label: "measured", color: "series-0", values: told.pace }, ...(foretold ? [{ label: "foretold", color: "series-1", values: x.map(() => 1 / foretold), dashed: true }] : [])]);
+      pace.draw(x, [{ label: "steps a second", color: "series-0", values: told.pace }]);
     } else for (const drawn of [parts, thread, pace]) if (!drawn.element.childElementCount) drawn.element.append(empty("No step has ended yet. The first comes with ", code("optimizer.step()"), " after ", code("gossamer.attach"), "."));
     sampled.textContent = told.sampled ? "This run has so many steps that a part of them stands for all; the Workers tab shows every one of a stretch that you drag over." : "";
-    const foretold = each.summary.run.foretold_seconds_per_step;
-    const row = (name, said, measured) => h("tr", {}, h("td", { className: "left" }, name), h("td", {}, said), h("td", {}, measured));
-    settle(beside, h("table", {}, h("thead", {}, h("tr", {}, h("th", { className: "left" }, ""), h("th", {}, "foretold"), h("th", {}, "measured"))), h("tbody", {},
-      row("a step", foretold ? seconds(foretold) : "–", told.steps ? seconds(told.seconds_per_step) : "–"),
-      row("steps a second", foretold ? short(1 / foretold) : "–", told.steps ? short(1 / told.seconds_per_step) : "–"),
-      row("longer than foretold", "", foretold && told.steps ? share(told.seconds_per_step / foretold - 1) : "–"),
-      row("sent by all ranks", "", bytes(told.sent)), row("steps of all ranks", "", count(told.steps)), row("steps skipped", "", count(told.skipped)))),
-    foretold ? null : h("p", { className: "note" }, "Nothing was foretold for this run: ", code("gossamer explain --network"), " says how long a step will take."));
+    const row = (name, measured) => h("tr", {}, h("td", { className: "left" }, name), h("td", {}, measured));
+    settle(inAll, h("table", {}, h("tbody", {},
+      row("a step, on average", told.steps ? seconds(told.seconds_per_step) : "–"), row("steps a second", told.steps ? short(1 / told.seconds_per_step) : "–"),
+      row("sent by all ranks", bytes(told.sent)), row("steps of all ranks", count(told.steps)), row("steps skipped", count(told.skipped)))),
+    h("p", { className: "note" }, code("gossamer explain --network"), " says before a run how long a step will take."));
     settle(element.querySelector(".of-run"), recipeOf(each));
   }
 

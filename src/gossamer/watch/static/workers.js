@@ -9,18 +9,27 @@ const FIELDS = {
 };
 const KINDS = { training: "good", finished: "good", waiting: "warn", saving: "good", starting: "", left: "", lost: "bad", failed: "bad" };
 const HEAT_CELLS = 240;
+const LOADS_LONG = 0.05; // of a step: then it is the news of this rank
+const FINDINGS = 5;
 
 function finding(each) {
   const name = each.cause === "hang"
     ? `Others ${each.now ? "wait" : "waited"} for rank ${each.rank}, and nobody ${each.now ? "goes" : "went"} on.`
     : `Rank ${each.rank} ${each.now ? "is" : "was"} the straggler: ${each.cause}.`;
-  return h("div", { className: "finding" }, h("b", {}, name), " ", each.evidence, h("br"),
+  return h("div", { className: each.now ? "finding" : "finding over" }, h("b", {}, name), " ", each.evidence, h("br"),
     h("small", {}, `found at step ${count(each.step)}, ${clock(each.at)}${each.times > 1 ? `; ${each.times} times since ${clock(each.first)}` : ""}`));
+}
+
+// Who holds up others now, else who did last; those before are a line to open.
+function findings(told) {
+  const open = told.filter((each, place) => each.now || (place === 0 && !told.some((one) => one.now)));
+  const past = told.filter((each) => !open.includes(each));
+  return [...open.map(finding), past.length ? h("details", { className: "earlier", data: { name: "earlier" } }, h("summary", {}, `Before: ${past.map((each) => `rank ${each.rank}, ${each.cause}`).join("; ")}`), past.map(finding)) : null].filter(Boolean);
 }
 
 function cell(rank, vitals, slow) {
   const pace = rank.pace;
-  const says = rank.state === "waiting" && rank.waits_for ? `waits for ${rank.waits_for}` : pace ? `waits ${share(pace.waiting / pace.seconds)}, computes ${seconds(pace.compute)}` : "no step yet";
+  const says = rank.state === "waiting" && rank.waits_for ? `waits for ${rank.waits_for}` : pace ? `waits ${share(pace.waiting / pace.seconds)}, ${pace.data > LOADS_LONG * pace.seconds ? `loads ${seconds(pace.data)}` : `computes ${seconds(pace.compute)}`}` : "no step yet";
   const own = [vitals?.cpu_share !== undefined ? `CPU ${share(vitals.cpu_share)}` : null, vitals?.rss !== undefined ? bytes(vitals.rss) : null].filter(Boolean).join(", ");
   return h("div", { className: `cell${slow ? " straggler" : ""}`, data: { kind: KINDS[rank.state] ?? "" }, title: `${rank.machine ?? "machine not known"}, process ${rank.pid ?? "not known"}, attempt ${(rank.attempt ?? 0) + 1}` },
     h("span", { className: "state" }, rank.state ?? "–"), h("b", {}, `rank ${rank.rank}`), h("span", {}, [`step ${count(rank.step)}`, rank.machine].filter(Boolean).join(" · ")), h("span", {}, says), h("span", { className: "of" }, own));
@@ -49,7 +58,7 @@ export function make({ run, get }) {
   let stretch = null;
   let told = null;
   const span = () => told.end - told.begin;
-  const since = (part) => seconds(told.begin + part * span() - (run().summary.run.started ?? told.begin));
+  const since = (part) => { const passed = told.begin + part * span() - (run().summary.run.started ?? told.begin); return seconds(passed >= 10 ? Math.round(passed) : passed); };
   const map = heatmap({
     rowNames: () => told.ranks.map((rank) => `rank ${rank}`), columnNames: () => [0, 0.25, 0.5, 0.75, 1].map(since), format: (value) => FIELDS[field][1](value),
     told: (row, column, value) => `rank ${told.ranks[row]}, ${since((column + 0.5) / told.cells[row].length)} after the start: ${value === null ? "no step ended" : FIELDS[field][1](value)}`,
@@ -87,7 +96,7 @@ export function make({ run, get }) {
     told = heat;
     vitals = people.vitals;
     slow = new Set(people.findings.filter((one) => one.now).map((one) => one.rank));
-    settle(found, people.findings.length ? people.findings.slice(0, 5).map(finding) : h("p", { className: "fine" }, "No straggler was found: no rank keeps the others waiting for long."));
+    settle(found, people.findings.length ? findings(people.findings.slice(0, FINDINGS)) : h("p", { className: "fine" }, "No straggler was found: no rank keeps the others waiting for long."));
     back.hidden = !stretch;
     sampled.textContent = told.sampled ? "a part of the steps stands for all; drag over a stretch for every one" : "";
     map.element.hidden = !told.ranks.length;
