@@ -120,17 +120,29 @@ def rates(db: sqlite3.Connection) -> dict[int, dict[int, float] | None]:
     return {pace.rank: None if pace.rates is None else dict(pace.rates) for pace in paces(db)}
 
 
-def linked(db: sqlite3.Connection, at: float, rate: float | None) -> None:
-    row = {"source": 0, "target": 1, "at": at, "round_trip": 0.02, "bytes_per_second": rate, "used_bytes": 1.0}
+def linked(db: sqlite3.Connection, at: float, rate: float | None, used: float = 1.0) -> None:
+    row = {"source": 0, "target": 1, "at": at, "round_trip": 0.02, "bytes_per_second": rate, "used_bytes": used}
     insert(db, "link", [row])
 
 
-def test_rates_of_links_are_the_mean_of_when_they_were_full(db: sqlite3.Connection) -> None:
+def test_rates_of_links_are_the_median_of_when_they_were_full(db: sqlite3.Connection) -> None:
     db.execute("DELETE FROM link")
     end = RUN.at(RUN.steps)
-    linked(db, end - 5.0, 4e6)
-    linked(db, end - 3.0, 6e6)
+    linked(db, end - 7.0, 4e6)
+    linked(db, end - 5.0, 5e6)
+    linked(db, end - 3.0, 60e6)
     linked(db, end - 1.0, None)  # it had nothing to send
+    assert rates(db)[0] == {1: 5e6}
+
+
+def test_what_was_measured_as_a_group_began_is_no_rate_under_load(db: sqlite3.Connection) -> None:
+    """Nor is a single sample: where a mean was taken of both, healthy ranks were named as a run began."""
+    db.execute("DELETE FROM link")
+    end = RUN.at(RUN.steps)
+    linked(db, end - 5.0, 100e6, used=0.0)
+    linked(db, end - 3.0, 5e6)
+    assert rates(db)[0] is None
+    linked(db, end - 1.0, 5e6)
     assert rates(db)[0] == {1: 5e6}
 
 

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from gossamer.telemetry.stragglers import NOTEWORTHY, RankPace, Straggler, straggler
 
@@ -15,6 +16,7 @@ PROMPT_VITALS_SECONDS = 2.5
 MUCH = 2 * NOTEWORTHY
 MOST_BATCHES = 16  # in a window
 LINKS_SECONDS = 4.0  # more, of links: they are sampled every two seconds, and those to many peers less often
+FULL_SAMPLES = 2  # of a connection, before its rate counts
 WARM_UP_STEPS = 10  # of a run: what is made once is no straggler's work
 AGAIN_SECONDS = 60.0  # before the same finding is written down once more
 HANG = "hang"  # the cause of who is waited for where nobody goes on
@@ -107,15 +109,19 @@ def _heard(db: sqlite3.Connection) -> dict[int, float]:
 
 
 def _rates(db: sqlite3.Connection, begin: float) -> dict[int, dict[int, float]]:
-    """Rates of connections that were full, by source and target: what the others could do nobody has seen."""
-    rates: dict[int, dict[int, float]] = defaultdict(dict)
+    """Median rates of connections that were full more than once, by source and target: what others could do nobody has
+    seen. What was measured as the group began is no rate of theirs under load."""
+    seen: dict[tuple[int, int], list[float]] = defaultdict(list)
     rows = db.execute(
-        "SELECT source, target, avg(bytes_per_second) FROM link"
-        " WHERE at > ? AND bytes_per_second > 0 GROUP BY source, target",
+        "SELECT source, target, bytes_per_second FROM link WHERE at > ? AND bytes_per_second > 0 AND used_bytes > 0",
         (begin,),
     )
     for source, target, rate in rows:
-        rates[source][target] = rate
+        seen[source, target].append(rate)
+    rates: dict[int, dict[int, float]] = defaultdict(dict)
+    for (source, target), each in seen.items():
+        if len(each) >= FULL_SAMPLES:
+            rates[source][target] = median(each)
     return dict(rates)
 
 

@@ -19,7 +19,7 @@ Cause = Literal["computing", "data loading", "garbage collection", "loaded machi
 
 NOTEWORTHY = 0.2  # of a step: less is noise between equal machines
 EXPLAINED = 0.5  # of the excess, that others must wait, or a counter must show
-SLOWER_LINK = 0.6  # of the other ranks' median rate
+SLOWER_LINK = 0.6  # of the median rate between the other ranks
 MUCH_WAITING = 0.3  # of a step: below it a slow link costs nobody anything
 SILENT_STEPS, SILENT_SECONDS = 5.0, 5.0  # vitals come every two seconds
 
@@ -109,15 +109,21 @@ def _behind_a_slow_link(paces: Sequence[RankPace]) -> Straggler | None:
     known = [pace for pace in paces if pace.rates]
     if len(known) < 3 or median(pace.waiting / pace.seconds for pace in paces if pace.seconds) < MUCH_WAITING:
         return None
-    # What two ranks reach between them says nothing of which end is slow: who is slow towards everybody is
-    rates = {pace.rank: median(_towards(pace.rank, known)) for pace in known if _towards(pace.rank, known)}
-    slowest = min(known, key=lambda pace: rates[pace.rank])
-    others = median(rate for rank, rate in rates.items() if rank != slowest.rank)
-    if rates[slowest.rank] > SLOWER_LINK * others:
+    # What two ranks reach between them says nothing of which end is slow, and one of several connections may be slow by
+    # chance, as where packets are lost: who is slow towards everybody, in both directions, is
+    fastest = {pace.rank: max(own) for pace in known if len(own := _towards(pace.rank, known)) >= len(known) - 1}
+    if not fastest:
+        return None
+    slowest = min((pace for pace in known if pace.rank in fastest), key=lambda pace: fastest[pace.rank])
+    between = [
+        rate for pace in known for peer, rate in (pace.rates or {}).items() if slowest.rank not in (pace.rank, peer)
+    ]
+    if not between or fastest[slowest.rank] > SLOWER_LINK * median(between):
         return None
     said = (
-        f"its connections reach {_mbit(rates[slowest.rank])}, those of the others {_mbit(others)}, and all wait for "
-        f"the wire {median(pace.waiting / pace.seconds for pace in paces):.0%} of the time"
+        f"its connections reach {_mbit(fastest[slowest.rank])} at most, those between the others "
+        f"{_mbit(median(between))}, and all wait for the wire "
+        f"{median(pace.waiting / pace.seconds for pace in paces):.0%} of the time"
     )
     return Straggler(slowest.rank, slowest.step, "link", said)
 
