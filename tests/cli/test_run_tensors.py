@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from contextlib import chdir, closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from support.processes import engine_files_left_open
 
+from gossamer.cli.main import gossamer
 from gossamer.telemetry import open_store
 
 TRAINING = """
@@ -25,15 +27,12 @@ with gossamer.attach(model, optimizer):
 @pytest.mark.processes
 def test_the_store_says_what_every_tensor_costs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    command = [sys.executable, "-m", "gossamer", "run", "--workers", "2", "--recipe", "TopK(density=0.25)"]
-    done = subprocess.run(
-        [*command, "--logs", "logs", "train.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    db = open_store(tmp_path / "logs" / "run.sqlite")
+    with chdir(tmp_path), engine_files_left_open():
+        command = ["run", "--workers", "2", "--recipe", "TopK(density=0.25)", "--logs", "logs", "train.py"]
+        done = CliRunner().invoke(gossamer, command)
+    assert done.exit_code == 0, done.output
     asked = "SELECT name, rank, numel, bytes > 0, gradient_norm > 0, energy_share > 0.25, energy_share < 1 FROM tensor"
-    told = {tuple(row) for row in db.execute(asked)}
-    db.close()
+    with closing(open_store(tmp_path / "logs" / "run.sqlite", readonly=True)) as db:
+        told = {tuple(row) for row in db.execute(asked)}
     assert {("weight", rank, 4096, 1, 1, 1, 1) for rank in range(2)} <= told
     assert {name for name, *_ in told} == {"weight", "bias"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from support.command_line import output_of, refusal
-from support.perfetto_readers import check_read_back, read_back
+from support.perfetto_readers import ReadTrace, check_read_back, read_back
 from support.processes import succeed
 from support.virtual_traces import CLOCKS, Rounds
 
@@ -152,19 +152,29 @@ world = gossamer.init()
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 with gossamer.attach(model, optimizer, RECIPE):
-    for _ in range(4):
+    for _ in range(6):
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 """
 
 
+def recorded(folder: Path, recipe: str, **more: str) -> Path:
+    """The folder, with what two real workers recorded of their steps 2 to 4."""
+    settings = {active.TRACE: str(folder), active.STEPS: "2:4"} | more
+    succeed(["-c", TRAINING.replace("RECIPE", repr(recipe))], 2, extra=settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With operators of rank 1."""
+    return recorded(tmp_path_factory.mktemp("real"), "TopK(density=0.5)", **{PROFILED: "1"})
+
+
 @pytest.mark.processes
-def test_two_real_workers_leave_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(active.TRACE, str(tmp_path))
-    monkeypatch.setenv(active.STEPS, "2:4")
-    succeed(["-c", TRAINING.replace("RECIPE", repr("TopK(density=0.5)"))], 2)
-    processes = read_run(tmp_path)
+def test_two_real_workers_leave_a_trace(real: Path, tmp_path: Path) -> None:
+    processes = read_run(real)
     assert [each.rank for each in processes] == [0, 1]
     for each in processes:
         assert list(each.of(SpanKind.STEP)["number"]) == [2, 3, 4]
@@ -176,45 +186,49 @@ def test_two_real_workers_leave_a_trace(tmp_path: Path, monkeypatch: pytest.Monk
         ):
             assert forward["end"] <= backward["begin"] < backward["end"] <= waiting["begin"]
     assert processes[0].operations.keys() == processes[1].operations.keys() != set()
-    code, said = output_of(trace_command, str(tmp_path), "-o", str(tmp_path / "t.pftrace"))
+    code, said = output_of(trace_command, str(real), "-o", str(tmp_path / "t.pftrace"))
     assert code == 0
     assert "2 processes" in said
 
 
 @pytest.mark.processes
-def test_servers_within_workers_have_a_track(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(active.TRACE, str(tmp_path))
-    succeed(["-c", TRAINING.replace("RECIPE", repr("Dense() + ParameterServer('sync')"))], 2)
-    processes = read_run(tmp_path)
+def test_servers_within_workers_have_a_track(tmp_path: Path) -> None:
+    processes = read_run(recorded(tmp_path, "Dense() + ParameterServer('sync')"))
     served = {int(number) for each in processes for number in each.of(SpanKind.SERVE)["number"]}
     assert served == {0, 1}
     names = {track.name for process in build(processes).processes for track in process.tracks}
     assert {"server", "communication"} <= names
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("recipe", ["TopK(density=0.5)", "Dense() + DiLoCo(period=2)"])
-def test_others_read_a_real_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
-    """Perfetto's own classes and torch's validator; with operators of rank 1."""
-    monkeypatch.setenv(active.TRACE, str(tmp_path))
-    monkeypatch.setenv(active.STEPS, "2:4")
-    monkeypatch.setenv(PROFILED, "1")
-    succeed(["-c", TRAINING.replace("RECIPE", repr(recipe)).replace("range(4)", "range(8)")], 2)
+def check_others_read_it(folder: Path, out: Path) -> ReadTrace:
+    """Perfetto's own classes and torch's validator; what the former read."""
     for name in ("t.pftrace", "t.json"):
-        code, said = output_of(trace_command, str(tmp_path), "-o", str(tmp_path / name))
+        code, said = output_of(trace_command, str(folder), "-o", str(out / name))
         assert code == 0, said
     validator = pytest.importorskip("torch.profiler._trace_validator", reason="torch's validator of traces")
-    assert validator.validate_trace(str(tmp_path / "t.json")) == (True, [])
-    told = read_back((tmp_path / "t.pftrace").read_bytes())
+    assert validator.validate_trace(str(out / "t.json")) == (True, [])
+    told = read_back((out / "t.pftrace").read_bytes())
     assert set(told.processes.values()) == {"rank 0", "rank 1"}
     tracks = {(told.processes[parent], name) for parent, name in told.tracks.values()}
     usual = {"steps", "training", "communication", "wire", "bytes in flight"}
-    assert {("rank 0", name) for name in usual} | {("rank 1", "operators")} <= tracks
+    assert {("rank 0", name) for name in usual} <= tracks
     assert not {name for process, name in tracks if process == "rank 0" and name.startswith("operators")}
     check_read_back(told)
-    names = {each.name for each in told.slices}
-    assert {"step 4", "forward", "backward", "optimizer", "encode", "decode", "aten::addmm"} <= names
+    assert {"step 4", "forward", "backward", "optimizer", "encode", "decode"} <= {each.name for each in told.slices}
+    return told
+
+
+@pytest.mark.processes
+def test_others_read_a_trace_of_outer_steps(tmp_path: Path) -> None:
+    check_others_read_it(recorded(tmp_path, "Dense() + DiLoCo(period=2)"), tmp_path)
+
+
+@pytest.mark.processes
+def test_operators_of_a_real_worker_lie_within_its_steps(real: Path, tmp_path: Path) -> None:
+    told = check_others_read_it(real, tmp_path)
     (operators,) = (track for track, (_, name) in told.tracks.items() if name == "operators")
+    assert told.processes[told.tracks[operators][0]] == "rank 1"
+    assert "aten::addmm" in {each.name for each in told.slices if each.track == operators}
     steps = [each for each in told.slices if each.name.startswith("step ") and told.of(each) == "rank 1"]
     forwards = [each for each in told.slices if each.name == "forward" and told.of(each) == "rank 1"]
     assert len(steps) == len(forwards) == 3

@@ -14,7 +14,8 @@ from support.processes import engine_files_left_open
 from gossamer.cli.main import gossamer
 from gossamer.telemetry import open_store
 
-STEPS, STUCK_AT, WAITED = 12, 8, "has waited"
+STEPS, STUCK_AT = 12, 8
+WAITED = f"of step {STUCK_AT + 1},"  # on a busy machine an earlier step may be told, too, and truly
 TRAIN = f"""
 import os, time
 import torch, gossamer
@@ -28,7 +29,7 @@ session = gossamer.attach(model, optimizer, "EveryStep()")
 def told():
     with open(f"{{folder}}/launcher.jsonl") as file:
         text = file.read()
-    return "{WAITED}" in text and '"stacks"' in text
+    return '"stacks"' in text.partition("{WAITED}")[2]
 
 def load_a_batch(step):
     while rank == 1 and step == {STUCK_AT} and not told():
@@ -58,12 +59,10 @@ def test_a_rank_that_is_stuck_outside_an_operation_is_named(
     monkeypatch.setenv("GOSSAMER_HANG_SECONDS", "2")
     done = run(tmp_path, "--collective", collective)
     assert done.exit_code == 0, done.output
-    said = re.search(
-        r"rank 0 has waited (\d+) s for rank 1 in the ([\w +-]+) of step (\d+), bucket 1 of 1", done.output
-    )
+    said = re.search(rf"rank 0 has waited (\d+) s for rank 1 in the ([\w +-]+) {WAITED} bucket 1 of 1", done.output)
     assert said, done.output
-    assert int(said[1]) <= 15
-    assert ("all-reduce" in said[2], int(said[3])) == (True, STUCK_AT + 1)
+    assert int(said[1]) >= 2
+    assert "all-reduce" in said[2]
     assert "rank 1 is in no operation" in done.output
     dumped = CliRunner().invoke(
         gossamer, ["stacks", str(tmp_path / "logs"), "--flight-recorder", str(tmp_path / "dump")]
@@ -71,9 +70,9 @@ def test_a_rank_that_is_stuck_outside_an_operation_is_named(
     assert dumped.exit_code == 0, dumped.output
     assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == ["gossamer_rank_0", "gossamer_rank_1"]
     with closing(open_store(tmp_path / "logs" / "run.sqlite", readonly=True)) as db:
-        finding = db.execute("SELECT rank, step, evidence FROM finding WHERE cause = 'hang'").fetchone()
-        assert tuple(finding)[:2] == (1, STUCK_AT + 1)
-        (event,) = db.execute("SELECT content FROM event WHERE kind = 'stacks'").fetchall()
+        findings = {tuple(row) for row in db.execute("SELECT rank, step FROM finding WHERE cause = 'hang'")}
+        assert (1, STUCK_AT + 1) in findings
+        *_, event = db.execute("SELECT content FROM event WHERE kind = 'stacks' ORDER BY id").fetchall()
         lines = json.loads(event["content"])["lines"]
         assert any("rank 1: at train.py" in line and "load_a_batch" in line for line in lines), lines
         assert any(line.startswith("rank 0: ") and "waits for rank 1" in line for line in lines) == (

@@ -36,6 +36,12 @@ def free_port() -> int:
             return port
 
 
+def of_this_checkout() -> dict[str, str]:
+    """The environment of a `python -m gossamer`: this source, after what the suite puts before every process."""
+    paths = filter(None, [os.environ.get("PYTHONPATH"), str(TESTS.parent / "src")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
     return {
         **os.environ,
