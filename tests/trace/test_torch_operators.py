@@ -31,6 +31,13 @@ def test_the_mark_places_them_on_the_process_clock(tmp_path: Path) -> None:
     assert read_operators(spans) == {"torch 7/8": [Operator("aten::mm", "cpu_op", 102.5, 103.5)]}
 
 
+def test_the_promptest_mark_counts(tmp_path: Path) -> None:
+    """A thread that had to wait for a core began its mark late: by it, all operators would lie too early."""
+    late = event(f"{CLOCK_MARK}101.5", 4e12 + 1.3e6, 3.0, "user_annotation")
+    spans = written(tmp_path, late, MARK, event("aten::mm", 4e12 + 2e6, 1e6))
+    assert read_operators(spans) == {"torch 7/8": [Operator("aten::mm", "cpu_op", 102.5, 103.5)]}
+
+
 def test_an_inner_slice_outlasts_its_outer_one_by_no_rounding(tmp_path: Path) -> None:
     spans = written(tmp_path, MARK, event("outer", 4e12, 10.0), event("inner", 4e12 + 5, 5.001))
     outer, inner = read_operators(spans)["torch 7/8"]

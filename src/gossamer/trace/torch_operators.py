@@ -51,9 +51,9 @@ def read_operators(spans: Path) -> dict[str, list[Operator]]:
         with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
             events = [each for each in json.load(file)["traceEvents"] if each.get("ph") == "X"]
         marks = [each for each in events if each["name"].startswith(CLOCK_MARK)]
-        mark = max(marks, key=lambda each: float(each["ts"]))
-        shown = float(mark["name"].removeprefix(CLOCK_MARK))
-        return _by_thread(events, float(mark["ts"]), shown)
+        shown = [(float(each["ts"]), float(each["name"].removeprefix(CLOCK_MARK))) for each in marks]
+        # A mark begins after it has looked at the clock, by as long as its thread has to wait for a core
+        return _by_thread(events, *min(shown, key=lambda mark: mark[0] - 1e6 * mark[1]))
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GossamerError(
             f"{path} is torn, or was not written by a traced run ({type(error).__name__}). Delete it to see the spans "
