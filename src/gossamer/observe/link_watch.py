@@ -1,8 +1,9 @@
 """Link watch: turns the counters of this worker's connections into rows, every few seconds, in the sampler's thread.
 
 A row is {process, round_trip, bytes_per_second, used_bytes, retransmits}: of the connection to that process, as this
-end saw it since its row before. bytes_per_second is what the connection carried while it was full; None where it was
-not, since the pace of one that has nothing to carry says nothing of what it could.
+end saw it since its row before. bytes_per_second is what the connection carried while it was busy; None where it had
+too little to carry, since that pace says nothing of what it could. Where messages are shorter than what the line holds
+in a round trip, it is the pace of round trips and not of the line.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ CREATE TABLE tensor(
 CREATE INDEX tensor_series ON tensor(name, rank, step);
 
 -- The connection from rank `source` to rank `target`, as the source's kernel saw it. round_trip: smoothed, with
--- queues; bytes_per_second: of busy time, while it was full, NULL where it was not; used_bytes (acknowledged) and
+-- queues; bytes_per_second: while bytes were under way, NULL where too few were; used_bytes (acknowledged) and
 -- retransmits (segments); these three since the row before. A first row is what was measured as the group began
 CREATE TABLE link(
     source INTEGER, target INTEGER, at REAL, round_trip REAL, bytes_per_second REAL, used_bytes REAL, retransmits REAL

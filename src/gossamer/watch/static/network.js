@@ -22,7 +22,7 @@ export function make({ run, get }) {
   const worst = h("div", { className: "scroll" });
   const picked = h("div", {});
   const pictures = h("div", {});
-  const element = h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Every pair of ranks"), h("p", { className: "note" }, "Rows send, columns receive; as the sender's kernel last saw it. A rate is told of connections that were full; “at first”: none was since, so it is the one measured as the group began. Bytes and retransmits are sums."), h("div", { className: "row" }, choice), nothing, map.element),
+  const element = h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Every pair of ranks"), h("p", { className: "note" }, "Rows send, columns receive; as the sender's kernel last saw it. A rate is of the time in which bytes were under way, where there were enough to tell: short messages go as fast as round trips allow, and long ones as the line does. “At first”: there were never enough, so it is what was measured as the group began. Bytes and retransmits are sums."), h("div", { className: "row" }, choice), nothing, map.element),
     h("div", { className: "card" }, h("h2", {}, "Longest round trips"), h("p", { className: "note" }, "One slow pair holds up every collective that it is a part of."), worst), h("div", { className: "card wide collectives" }, h("h2", {}, "Collectives picked"), h("p", { className: "note" }, "By size of what is averaged, from measured links. Arrows are messages: blue ones are added up, green ones replace what was there."), picked, pictures));
 
   const pair = (place) => Object.fromEntries(Object.keys(told.pairs).map((name) => [name, told.pairs[name][place]]));
