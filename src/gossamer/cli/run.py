@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shlex
-import signal
 import socket
 import sys
 import tempfile
@@ -41,6 +39,7 @@ from gossamer.cli.options import (
     output_option,
 )
 from gossamer.cli.program import TrainingProgram, program_argument
+from gossamer.cli.run_end import explain_end, report, say_how_to_go_on
 from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
 from gossamer.cli.trace import check_profiled, trace_options, trace_settings
 from gossamer.cli.watch import check_watch, page_beside
@@ -48,9 +47,8 @@ from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
 from gossamer.launch import parent_watchdog, stack_dumps
-from gossamer.launch.failure import Failure, Outcome
+from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job, Serving
-from gossamer.launch.logs.follow import log_path
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.member_launcher import Elasticity
 from gossamer.launch.process import on_signal
@@ -59,9 +57,8 @@ from gossamer.launch.startup import Startup
 from gossamer.launch.worker_range import WorkerRange
 from gossamer.network import Network
 from gossamer.observe import record as records
-from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.live import LiveView
-from gossamer.observe.plot import check_matplotlib, plot
+from gossamer.observe.plot import check_matplotlib
 from gossamer.observe.terminal import Terminal
 from gossamer.telemetry import Collector
 from gossamer.tracing.step_range import StepRange
@@ -69,14 +66,6 @@ from gossamer.transports.mesh.collective_selector import WISHES
 from gossamer.version import __version__
 
 WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
-NEVER_ATTACHED = (
-    "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
-    "training loop: session = gossamer.attach(model, optimizer)"
-)
-NOT_WRITTEN = (
-    "the record could not be written to {file} ({reason}), so this table is all there is of it yet. What was logged is "
-    "kept beside the logs; once there is room, `gossamer record {logs}` makes the record of it."
-)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -249,13 +238,13 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
                 network = emulation.record()
                 collector.ended(_ended(outcome))
         except PeerLost as lost:  # a server that no restart brings back
-            _report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
+            report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
             say(f"\n{lost}", error=True)
-            _say_how_to_go_on(live.progress.checkpoint)
+            say_how_to_go_on(live.progress.checkpoint)
             return 1
-        _report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
+        report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
         if outcome.exit_code:
-            _explain_end(job, outcome, live.progress.checkpoint)
+            explain_end(job, outcome, live.progress.checkpoint)
     return outcome.exit_code
 
 
@@ -300,66 +289,6 @@ def _ended(outcome: Outcome) -> Ended:
     if outcome.signal is not None or outcome.resumable:
         return "interrupted"
     return "failed" if outcome.exit_code else "finished"
-
-
-def _report(
-    job: Job,
-    directory: Path,
-    network: records.Record,
-    ended: Ended,
-    terminal: Terminal,
-    json_file: Path | None,
-    plot_file: Path | None,
-) -> None:
-    ranks = records.read_ranks(directory)
-    if not ranks:
-        if ended == "finished":
-            terminal.note(NEVER_ATTACHED.format(script=job.script))
-        records.discard_logs(directory)
-        return
-    record = records.merge(ranks, network, ended)
-    kept = job.logs / "record.json"
-    files = {"record": str(json_file or kept), "logs": str(job.logs)}
-    try:
-        for file in {kept, json_file or kept}:
-            records.write(file, record)
-        records.discard_logs(directory)
-    except OSError as error:
-        terminal.note(NOT_WRITTEN.format(file=files.pop("record"), reason=error.strerror, logs=job.logs))
-    if plot_file is not None:
-        plot([record], plot_file)
-        files["picture"] = str(plot_file)
-    terminal.table(record, files)
-
-
-def _explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None) -> None:
-    if outcome.failure is not None:
-        _explain_failure(job, outcome.failure)
-    elif outcome.signal is not None:
-        say(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.\nLogs: {job.logs}")
-    elif outcome.resumable:
-        say(f"\n{outcome.resumable}. The workers that were left have ended.\nLogs: {job.logs}", error=True)
-        if checkpoint is None:
-            say("No checkpoint was saved, so the same command begins anew: session.save(DIRECTORY) saves one.")
-    _say_how_to_go_on(checkpoint)
-
-
-def _say_how_to_go_on(checkpoint: dict[str, object] | None) -> None:
-    if checkpoint is not None:
-        where, step = checkpoint["directory"], checkpoint["step"]
-        say(f"A checkpoint of step {step} is in {where}. To go on from it, run the same command again:")
-        click.echo(f"  {shlex.join(['gossamer', *sys.argv[1:]])}", err=True)
-
-
-def _explain_failure(job: Job, failure: Failure) -> None:
-    say(f"\n{without_controls(str(failure))}", error=True)
-    if failure.traceback:
-        click.echo(f"\n{without_controls(failure.traceback)}", err=True)
-    others = job.workers - 1
-    if others:
-        text = f"The other {others} workers were" if others > 1 else "The other worker was"
-        say(f"{text} stopped, where still at work.")
-    say(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}")
 
 
 def _new_logs() -> Path:
