@@ -4,6 +4,7 @@ main.py               the entry point
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
 run_end.py            the end of a run: its record, table and picture, and what to do after a failure
 elastic.py            the options of a run whose workers come and go; resize.py: how many it may have from now on
+foretold.py           what a run is compared with: a forecast of gossamer explain
 machine_links.py      what passes between the stores of a run's machines
 watch.py              a page, or a terminal, that shows runs while they go on and after
 trace.py              gossamer trace: what all ranks of a run did, on one clock

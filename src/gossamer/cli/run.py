@@ -27,6 +27,7 @@ from gossamer.cli.elastic import (
     read_elasticity,
 )
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
+from gossamer.cli.foretold import Forecast, foretold_option, read_forecast
 from gossamer.cli.machine_links import machine_links
 from gossamer.cli.options import (
     Machines,
@@ -122,6 +123,7 @@ WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
     help="Encrypt what workers and servers tell each other: a folder with cert.pem, key.pem, ca.pem.",
 )
 @click.option("--watch", is_flag=True, callback=check_watch, help="Serve a page of this run, and print its link.")
+@foretold_option
 @emulation_option
 @click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
 @join_option
@@ -143,6 +145,7 @@ def run(
     token_file: Path | None,
     tls: Path | None,
     watch: bool,
+    foretold: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
     join: tuple[str, int] | None,
@@ -172,7 +175,7 @@ def run(
     )
     fixed = isinstance(workers, int) and elasticity is None
     check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
-    serving = read_serving(servers, machines)
+    forecast, serving = read_forecast(foretold), read_serving(servers, machines)
     faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)
     check_installed(*WORKERS_NEED)
@@ -195,7 +198,9 @@ def run(
         | trace_settings(trace, torch_profiler, logs),
     )
     with page_beside(job.logs, watch):
-        exit_code = _run(job, Surroundings(network, planned, faults, serving, elasticity), json_file, plot_file)
+        exit_code = _run(
+            job, Surroundings(network, planned, faults, serving, elasticity, forecast), json_file, plot_file
+        )
     sys.exit(exit_code)
 
 
@@ -213,6 +218,7 @@ class Surroundings:
     faults: tuple[Fault, ...]
     serving: Serving | None  # dedicated servers, if any
     elasticity: Elasticity | None  # how workers come and go, if they do
+    forecast: Forecast  # empty where none was given
 
 
 def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
@@ -282,6 +288,7 @@ def _facts(job: Job, around: Surroundings) -> dict[str, object]:
         "machine": socket.gethostname(),
         "network": None if around.network is None else around.network.text,
         "versions": {"gossamer": __version__, "python": platform.python_version()},
+        **around.forecast,
     }
 
 

@@ -98,6 +98,8 @@ def _numbers(summary: dict[str, Any]) -> str:
     if pace:
         told += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
         told += [f"{bytes_text(pace['bytes_sent'])} sent a step and rank"]
+    if foretold := summary["run"].get("foretold_seconds_per_step"):
+        told.append(f"foretold {seconds_text(foretold)} a step")
     return " · ".join(told)
 
 

@@ -1,4 +1,4 @@
-// Overview: what was logged over steps, seconds or bytes, of all runs; where the time goes; what it comes to.
+// Overview: what was logged over steps, seconds or bytes, of all runs; where the time goes; what was foretold.
 import { chart, stacked } from "./chart.js";
 import { series } from "./colors.js";
 import { code, empty, h, settle } from "./dom.js";
@@ -85,18 +85,21 @@ export function make({ run, runs, get }) {
     const told = await get(`${each.key}/time`, { cells: CELLS });
     const started = each.summary.run.started ?? told.at[0];
     const x = told.at.map((at) => at - started);
+    const foretold = each.summary.run.foretold_seconds_per_step, about = each.summary.run.foretold_for ?? {};
     const lines = (names, call = {}) => stacked(names.map((name) => ({ label: call[name] ?? name, color: name, values: told.parts[name] })));
     if (told.steps) {
       parts.draw(x, lines(["compute", "waiting", "data"], { data: "data loading" }));
       thread.draw(x, lines(["encode", "wire", "decode"]));
-      pace.draw(x, [{ label: "steps a second", color: "series-0", values: told.pace }]);
+      pace.draw(x, [{ label: "measured", color: "series-0", values: told.pace }, ...(foretold ? [{ label: "foretold", color: "series-1", values: x.map(() => 1 / foretold), dashed: true }] : [])]);
     } else for (const drawn of [parts, thread, pace]) if (!drawn.element.childElementCount) drawn.element.append(empty("No step has ended yet. The first comes with ", code("optimizer.step()"), " after ", code("gossamer.attach"), "."));
     sampled.textContent = told.sampled ? "This run has so many steps that a part of them stands for all; the Workers tab shows every one of a stretch that you drag over." : "";
-    const row = (name, measured) => h("tr", {}, h("td", { className: "left" }, name), h("td", {}, measured));
-    settle(inAll, h("table", {}, h("tbody", {},
-      row("a step, on average", told.steps ? seconds(told.seconds_per_step) : "–"), row("steps a second", told.steps ? short(1 / told.seconds_per_step) : "–"),
+    const row = (name, measured, said = "") => h("tr", {}, h("td", { className: "left" }, name), foretold ? h("td", {}, said) : null, h("td", {}, measured));
+    const head = foretold ? h("thead", {}, h("tr", {}, ["", "foretold", "measured"].map((name) => h("th", { className: name ? "" : "left" }, name)))) : null;
+    settle(inAll, h("table", {}, head, h("tbody", {},
+      row("a step, on average", told.steps ? seconds(told.seconds_per_step) : "–", seconds(foretold)), row("steps a second", told.steps ? short(1 / told.seconds_per_step) : "–", short(1 / foretold)),
+      foretold && told.steps ? row("longer than foretold", share(told.seconds_per_step / foretold - 1)) : null,
       row("sent by all ranks", bytes(told.sent)), row("steps of all ranks", count(told.steps)), row("steps skipped", count(told.skipped)))),
-    h("p", { className: "note" }, code("gossamer explain --network"), " says before a run how long a step will take."));
+    h("p", { className: "note" }, foretold ? `Foretold by gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " says before a run how long a step will take, and ", code("gossamer run --foretold"), " shows it here."]));
     settle(element.querySelector(".of-run"), recipeOf(each));
   }
 

@@ -1,0 +1,66 @@
+"""`gossamer run --foretold`: a forecast of `gossamer explain` beside what is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from support.command_line import output_of, refusal
+from support.watched_runs import KINDS, made
+
+from gossamer.cli.explain import explain
+from gossamer.cli.foretold import read_forecast
+from gossamer.cli.watch import watch_command
+
+
+def explained(folder: Path, *more: str) -> Path:
+    file = folder / "forecast.json"
+    code, text = output_of(explain, "Dense()", "--parameters", "10000", *more, "--json", str(file))
+    assert code == 0, text
+    return file
+
+
+def test_what_explain_wrote_is_a_forecast(tmp_path: Path) -> None:
+    file = explained(tmp_path, "--network", "100mbit,20ms", "--step-seconds", "0.1")
+    told = json.loads(file.read_text())
+    found = read_forecast(file)
+    assert found["foretold_seconds_per_step"] == told["foretold"]["step_seconds"] > 0.1
+    assert found["foretold_for"] == {"recipe": told["recipe"], "workers": 4, "network": "100mbit,20ms"}
+
+
+def test_without_a_network_nothing_is_foretold(tmp_path: Path) -> None:
+    with pytest.raises(click.BadParameter, match=r"no step's seconds.*--network SPEC --json FILE"):
+        read_forecast(explained(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text",
+        "[]",
+        "{}",
+        '{"foretold": 3, "recipe": "Dense()", "workers": 4}',
+        '{"foretold": {"step_seconds": "soon", "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
+        '{"foretold": {"step_seconds": 1e999, "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
+        '{"foretold": {"step_seconds": -1, "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
+        "[" * 500,
+    ],
+)
+def test_what_is_no_forecast_is_refused_before_a_run_begins(tmp_path: Path, content: Any) -> None:
+    file = tmp_path / "forecast.json"
+    file.write_text(content)
+    script = tmp_path / "train.py"
+    script.touch()
+    said = refusal("run", "--foretold", str(file), "--logs", str(tmp_path / "logs"), str(script))
+    assert "gossamer explain RECIPE SCRIPT --network SPEC --json FILE" in said
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_terminal_shows_it(tmp_path: Path) -> None:
+    made(tmp_path, KINDS["finished"])
+    code, text = output_of(watch_command, "--terminal", str(tmp_path))
+    assert code == 0
+    assert "foretold" in text
