@@ -149,7 +149,7 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     failures = {row["rank"]: (row["kind"], row["caused_by"]) for row in db.execute("SELECT * FROM failure")}
     db.close()
     assert failures[1] == ("killed", None)
-    assert failures.get(0, ("echo", 1))[1] == 1
+    assert failures.get(0, ("echo", 1)) in {("echo", 1), ("stopped", 1)}, "it heard of it, or was stopped first"
 
 
 def test_a_page_that_reads_a_run_without_a_launcher_is_killed(tmp_path: Path) -> None:

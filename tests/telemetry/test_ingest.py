@@ -155,8 +155,9 @@ def raised(folder: Path, rank: int, origin: str, at: float) -> None:
     report(folder / f"failure-0-{rank}.json", rank=rank, moment=BEGAN + at, origin=origin, **about)
 
 
-def exited(folder: Path, rank: int, exit_code: int, at: float) -> None:
-    report(folder / f"exited-0-{rank}.json", exit_code=exit_code, moment=BEGAN + at, summary="it ended")
+def exited(folder: Path, rank: int, exit_code: int, at: float, *, stopped: bool = False) -> None:
+    about = {"exit_code": exit_code, "summary": "it ended", "stopped": stopped}
+    report(folder / f"exited-0-{rank}.json", moment=BEGAN + at, **about)
 
 
 FAILURES = "SELECT rank, kind, caused_by FROM failure ORDER BY rank"
@@ -166,7 +167,7 @@ def test_the_first_error_is_the_cause_of_the_echoes_and_of_who_was_stopped(tmp_p
     raised(tmp_path, 0, "ECHO", 2.0)
     raised(tmp_path, 1, "RAISED", 2.5)
     for rank, (code, at) in enumerate(((1, 3.0), (1, 3.1), (-15, 4.0), (0, 4.0))):
-        exited(tmp_path, rank, code, at)
+        exited(tmp_path, rank, code, at, stopped=at == 4.0)
     ingest.look()
     assert values(ingest.db, FAILURES) == [(0, "echo", 1), (1, "raised", None), (2, "stopped", 1)]
     assert values(ingest.db, "SELECT rank, state FROM rank") == [(0, "failed"), (1, "failed"), (2, "lost")]
@@ -178,6 +179,14 @@ def test_a_killed_worker_is_the_cause_of_the_others_echoes(tmp_path: Path, inges
     exited(tmp_path, 1, -9, 2.0)
     ingest.look()
     assert values(ingest.db, FAILURES) == [(0, "echo", 1), (1, "killed", None)]
+
+
+def test_who_was_stopped_because_another_was_killed_is_no_cause(tmp_path: Path, ingest: Ingest) -> None:
+    """Broken twin: both were ended by a signal; without what the launcher says, each would be a cause of its own."""
+    exited(tmp_path, 0, -15, 2.1, stopped=True)
+    exited(tmp_path, 1, -9, 2.0)
+    ingest.look()
+    assert values(ingest.db, FAILURES) == [(0, "stopped", 1), (1, "killed", None)]
 
 
 def test_what_the_launcher_says_and_the_servers_it_has(tmp_path: Path, ingest: Ingest) -> None:

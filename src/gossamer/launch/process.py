@@ -94,7 +94,7 @@ class ManagedProcess:
         self._environment = environment
         self._begin = begin
         self._process: subprocess.Popen[bytes] | None = None
-        self._began = 0.0
+        self._began, self._stopped = 0.0, False  # whether it was asked to end
 
     @property
     def lives(self) -> bool:
@@ -113,7 +113,7 @@ class ManagedProcess:
 
     def start(self) -> None:
         self.attempt += 1
-        self._began = time.monotonic()
+        self._began, self._stopped = time.monotonic(), False
         output, boot = (path(self.number, self.attempt) for path in (self._files.output, self._files.boot))
         self._process = self._begin(self._command, self._environment(self.attempt), output, boot)
         self._orphan_reaper.add(self._process.pid)
@@ -132,9 +132,11 @@ class ManagedProcess:
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Signal the process alone: while it saves it needs its helpers, which end with it."""
         if self._process is not None:
+            self._stopped = True
             self._process.send_signal(number)
 
     def kill(self) -> None:
+        self._stopped = True
         self._signal(signal.SIGKILL)
 
     def wait(self) -> int | None:
@@ -145,8 +147,9 @@ class ManagedProcess:
 
     def _report_exit(self, exit_code: int) -> None:
         """For who keeps the run's store, which the run does not depend on."""
-        how = from_exit(self.number, exit_code, time.time(), stopped=False)
-        report = {"exit_code": exit_code, "moment": how.moment, "summary": str(how) if exit_code else ""}
+        how = from_exit(self.number, exit_code, time.time(), stopped=self._stopped)
+        summary = str(how) if exit_code else ""
+        report = {"exit_code": exit_code, "moment": how.moment, "summary": summary, "stopped": self._stopped}
         with contextlib.suppress(OSError):
             write_json(self._files.exited(self.number, self.attempt), report)
 
