@@ -5,8 +5,8 @@ import pytest
 from support.explaining import MILLION, explained, run, shown, untimed_script
 
 from gossamer.cli import explain as explain_module
-from gossamer.estimate.synthetic_shapes import assumed_shapes
 from gossamer.kernels import coded_bytes
+from gossamer.profiling.synthetic_shapes import assumed_shapes
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import AttachError
 from gossamer.estimate.op_trace import trace_ops
-from gossamer.estimate.synthetic_shapes import assumed, assumed_shapes
 from gossamer.estimate.traffic import estimate_traffic
 from gossamer.events import Attached
 from gossamer.kernels import coded_bytes
+from gossamer.profiling.synthetic_shapes import assumed, assumed_shapes
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.step_report import STANDING_BYTES, control_bytes
 from gossamer.runtime.runner import simulate

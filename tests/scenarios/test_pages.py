@@ -23,8 +23,8 @@ from gossamer.compressors import Dense, TopK
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.estimate.traffic import estimate_traffic
-from gossamer.estimate.user_script import attached_by
 from gossamer.observe.units import bytes_text
+from gossamer.profiling.user_script import attached_by
 from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal import worker
 from gossamer.rehearsal.model_shapes import find_shapes

@@ -9,8 +9,8 @@ from functools import cache
 from support.paths import ROOT
 
 from gossamer.estimate.traffic import estimate_traffic
-from gossamer.estimate.user_script import attached_by
 from gossamer.events import Attached
+from gossamer.profiling.user_script import attached_by
 from gossamer.recipes.recipe import resolve
 
 SCRIPT, SIZE = ROOT / "examples" / "bytelm.py", "base"

@@ -20,7 +20,6 @@ from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import output_option
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.estimate.profile_runs import profile_script
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
@@ -29,6 +28,7 @@ from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.record import Record, write
 from gossamer.observe.target import Target, read_target
 from gossamer.observe.units import bytes_text, rate_text, seconds_text, share_text, short
+from gossamer.profiling.profile_runs import profile_script
 from gossamer.recipes.recipe import resolve
 
 WIDTH = 140  # of a table that goes into a file

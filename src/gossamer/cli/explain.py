@@ -15,15 +15,15 @@ import click
 
 from gossamer.cli.options import output_option
 from gossamer.errors import GossamerError
-from gossamer.estimate.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
-from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
 from gossamer.estimate.traffic import TrafficEstimate, bits_per_second_to_hide, estimate_traffic
-from gossamer.estimate.user_script import attached_by
 from gossamer.events import Attached
 from gossamer.network import read_network
 from gossamer.observe.units import rate_text, seconds_text
+from gossamer.profiling.profile_runs import ProfileError, assume_profile, profile_script
+from gossamer.profiling.synthetic_shapes import assumed
+from gossamer.profiling.user_script import attached_by
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.strategies import AveragingStage, GradientStage, PeriodicSchedule, Strategy, SyncRound
 from gossamer.transports.mesh.collective_selector import AUTO

@@ -20,11 +20,11 @@ from gossamer.cli.emulation import enter
 from gossamer.cli.options import output_option
 from gossamer.cli.run import run
 from gossamer.errors import GossamerError, RecipeError
-from gossamer.estimate.profile_runs import profile_script
 from gossamer.estimate.step_time import estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.rank_record import warm_up
 from gossamer.observe.record import Record, write
+from gossamer.profiling.profile_runs import profile_script
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.rehearsal.model_shapes import find_shapes
 from gossamer.rehearsal.model_zoo import BUILT_IN

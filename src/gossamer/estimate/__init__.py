@@ -3,13 +3,8 @@
 traffic             bytes that each worker sends a step, by tensor group
 step_time           seconds of a step: a workload profile and a network in, a simulation in virtual time out
 workload_profile    what a worker does in a step without a network: the numbers of a profile
-profile_runs        profiles a user's script in as many copies as share the machine, or assumes a step's length
-profiler            one such copy (`python -m gossamer.estimate.profiler`)
-exchange_timer      times a real synchronizer over a replay transport, so that only computing takes time
 step_simulator      steps in virtual time: one communication thread a rank, pipelined buckets
 schedule_simulator  sync rounds in virtual time: rounds in flight while workers train
 op_trace            the collective operations of a bucket's aggregation, over meta tensors
 timeline            a schedule as a drawing
-user_script         runs a user's script in this process until it attaches
-synthetic_shapes    a transformer's shapes, where only a number of parameters is given
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 from gossamer.core.json_text import read_json
 from gossamer.errors import GossamerError
-from gossamer.estimate.user_script import attached_by
+from gossamer.profiling.user_script import attached_by
 from gossamer.recipes.recipe import resolve
 from gossamer.rehearsal.layers import Layer
 from gossamer.rehearsal.model_zoo import BUILT_IN

@@ -9,9 +9,9 @@ from support.expected_traffic import other, ring
 from gossamer import events
 from gossamer.errors import AttachError
 from gossamer.estimate.traffic import estimate_traffic
-from gossamer.estimate.user_script import attached_by
 from gossamer.events import emit
 from gossamer.kernels import coded_bytes
+from gossamer.profiling.user_script import attached_by
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.step_report import STANDING_BYTES, control_bytes
 

@@ -23,10 +23,10 @@ from gossamer.compressors import Compressor, Dense
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout, dtype_of
 from gossamer.errors import GossamerError
-from gossamer.estimate.exchange_timer import time_stage
-from gossamer.estimate.profiler import AT_ONCE, results
 from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
 from gossamer.events import Attached
+from gossamer.profiling.exchange_timer import time_stage
+from gossamer.profiling.profiler import AT_ONCE, results
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
 from gossamer.strategies import Stage
@@ -65,7 +65,7 @@ def _run_copies(
             command = [
                 sys.executable,
                 "-m",
-                "gossamer.estimate.profiler",
+                "gossamer.profiling.profiler",
                 str(directory),
                 str(copy),
                 str(copies),

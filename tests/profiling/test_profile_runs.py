@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from gossamer.errors import GossamerError
-from gossamer.estimate.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.estimate.step_time import estimate_step_time, plan
-from gossamer.estimate.synthetic_shapes import assumed
 from gossamer.network import read_network
+from gossamer.profiling.profile_runs import ProfileError, assume_profile, profile_script
+from gossamer.profiling.synthetic_shapes import assumed
 from gossamer.recipes.recipe import resolve
 
 SCRIPT = """

@@ -1,6 +1,6 @@
 """Profiler: runs one copy of a user's script, and times its steps and the compression of its gradients.
 
-`python -m gossamer.estimate.profiler DIRECTORY COPY COPIES WORKERS SCRIPT ARGS...` leaves its numbers in DIRECTORY.
+`python -m gossamer.profiling.profiler DIRECTORY COPY COPIES WORKERS SCRIPT ARGS...` leaves its numbers in DIRECTORY.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gossamer.compressors import Dense
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, dtype_name
-from gossamer.estimate.exchange_timer import Gradients, time_stage
-from gossamer.estimate.user_script import run_as_main
 from gossamer.estimate.workload_profile import ENOUGH_STEPS, STEADY, BucketProfile, WorkloadProfile
+from gossamer.profiling.exchange_timer import Gradients, time_stage
+from gossamer.profiling.user_script import run_as_main
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.bucketing import assign_buckets

@@ -9,8 +9,8 @@ from torch import nn
 
 from gossamer.compressors import Dense
 from gossamer.core.aggregation import AggregationContext
-from gossamer.estimate.exchange_timer import stage_timer, time_stage
 from gossamer.estimate.workload_profile import STEADY
+from gossamer.profiling.exchange_timer import stage_timer, time_stage
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies import AveragingStage, GossipStage
 from gossamer.synchronizers.stages import bucket_fragments
