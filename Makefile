@@ -24,8 +24,8 @@ demo: $(READY) ## loss over seconds on a slow network: plain DDP beside recipes 
 IN_TURN := processes or namespaces
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY) ## run the tests
-	@$(BIN)/pytest -n 2 -m "not ($(IN_TURN))"; pure=$$?; \
-	$(BIN)/pytest -m "$(IN_TURN)"; in_turn=$$?; \
+	@$(BIN)/pytest -n 2 --durations=15 -m "not ($(IN_TURN))"; pure=$$?; \
+	$(BIN)/pytest --durations=40 -m "$(IN_TURN)"; in_turn=$$?; \
 	echo "tests in one process: exit $$pure; tests of processes and networks: exit $$in_turn"; \
 	[ $$pure = 0 ] && [ $$in_turn = 0 ]
 
