@@ -102,7 +102,7 @@ def test_within_a_step_there_is_no_switch(recipe):
         train_step(model, optimizer, 0, worker.rank)
         optimizer.zero_grad()
         model(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
-        with pytest.raises(LoopError, match="optimizer.step"):
+        with pytest.raises(LoopError, match=r"optimizer\.step"):
             session.switch("Int8()")
         optimizer.step()
         session.switch("Int8()")

@@ -173,7 +173,8 @@ def _refuse_unswitchable(session: SwitchingSession, recipe: Recipe) -> None:
     if not all(stage.in_lock_step for stage in recipe.strategy.stages):
         raise RecipeError(
             f"with {recipe.strategy!r} workers do not move in step, so there is no step after which all of them could "
-            f"change their recipe. Train with it from the beginning: gossamer.attach(model, optimizer, {str(recipe)!r})."
+            "change their recipe. Train with it from the beginning: gossamer.attach(model, optimizer, "
+            f"{str(recipe)!r})."
         )
     if ownership(recipe.compressor, session._parameters) and not session._group.alone:
         raise RecipeError(
