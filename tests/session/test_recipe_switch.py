@@ -114,3 +114,46 @@ def test_within_a_step_there_is_no_switch(recipe):
             session.switch("Dense()")
 
     cluster(work, 2)
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+CHAINS = [
+    ["TopK(density=0.1)", "Dense()"],
+    ["TopK(density=0.1)", "EveryStep(delay=2) + Feedback(Sharded(Int8()))"],
+    ["EveryStep(delay=1) + OneBit()", "LocalSGD(period=3) + TopK(density=0.1)"],
+    ["Dense()", "Warmup(TopK(density=0.1), steps=3)"],
+    ["LocalSGD(period=2) + TopK(density=0.1)", "Feedback(RandomK(density=0.1))"],
+    ["DiLoCo(period=3)", "PostLocalSGD(period=2, start=2)"],
+    ["Gossip()", "LocalSGD(period=2, per_site=2)"],
+    ["Dense()", "Gossip()"],
+    ["Hierarchical(OneBit(), per_node=2)", "TopK(density=0.1)"],
+    ["TopK(density=0.1)", "DelayedAveraging(delay=2) + TopK(density=0.1)"],
+]
+
+
+@pytest.mark.parametrize("stop", [3, 4, 7])
+@pytest.mark.parametrize("chain", CHAINS, ids=" -> ".join)
+def test_a_run_that_switched_resumes_to_the_same_bits(chain, stop, tmp_path):
+    """At the switch, one step after it, and later. The script attaches with its own recipe each time."""
+    first, second = chain
+
+    def work(worker, begin, end, saves=False):
+        model, optimizer, session = worker.start(network(worker.rank), adam, first)
+        if begin:
+            session.load(tmp_path)
+            assert (session.steps, session.recipe) == (begin, resolve(second, worker.world))
+        for step in range(begin, end):
+            train_step(model, optimizer, step, worker.rank)
+            if step == 2:
+                session.switch(second)
+        if saves:
+            session.save(tmp_path)
+        return parameters(model)
+
+    whole = cluster(lambda worker: work(worker, 0, 11), 4)
+    cluster(lambda worker: work(worker, 0, stop, saves=True), 4)
+    resumed = cluster(lambda worker: work(worker, stop, 11), 4)
+    assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))

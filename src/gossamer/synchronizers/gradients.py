@@ -155,12 +155,11 @@ class GradientSynchronizer(Synchronizer):
         if self._pending is not None:
             self._pending.taken = taken
             return self._pending
-        context = self._context
-        at, names = context.aggregation(self.step, taken.moments), self.names
+        at = (context := self._context).aggregation(self.step, taken.moments)
+        compressor, transport = context.compressor, context.transport
         if self._kept is not None:
             self._kept.clear()
-        group = context.compressor, context.transport
-        reduction = StepReduction(*group, names, at, self.reference, weight, tuner=self._tuner)
+        reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
         reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, context.since
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
