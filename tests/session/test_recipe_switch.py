@@ -1,11 +1,17 @@
+import json
+from dataclasses import replace
+
 import pytest
 import torch
+from support.processes import succeed
 from support.switched_training import EXACT, ROUNDED, loss_of_chain, sampled_chains
 from support.virtual_workers import agree, cluster, heard, network, parameters, train_step
 
 from gossamer import events
 from gossamer.errors import LoopError, MismatchError, RecipeError
 from gossamer.recipes.recipe import resolve
+from gossamer.session import local_merge, recipe_switch
+from gossamer.synchronizers.stages import StageSequence
 
 
 def sgd(model):
@@ -157,3 +163,184 @@ def test_a_run_that_switched_resumes_to_the_same_bits(chain, stop, tmp_path):
     cluster(lambda worker: work(worker, 0, stop, saves=True), 4)
     resumed = cluster(lambda worker: work(worker, stop, 11), 4)
     assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
+
+
+# -- broken twins of the law -------------------------------------------------------------------------------------------
+
+
+def scaled(owed, factor):
+    return {name: tensor * factor for name, tensor in owed.items()}
+
+
+TWINS = {
+    "dropped": (
+        "owed_gradients",
+        lambda whole: lambda *a: {},
+        ["TopK(density=0.05)", "Feedback(RandomK(density=0.05))"],
+    ),
+    "doubled": ("owed_gradients", lambda whole: lambda *a: scaled(whole(*a), 2), ["TopK(density=0.05)", "Dense()"]),
+    "wrong sign": (
+        "owed_gradients",
+        lambda whole: lambda *a: scaled(whole(*a), -1),
+        ["OneBit()", "LocalSGD(period=3)"],
+    ),
+    "not taken up": ("take_up", lambda whole: lambda owed, buckets: {}, ["OneBit()", "EveryStep(delay=1)"]),
+    "dropped on its way": ("_on_their_way", lambda whole: lambda before: {}, ["EveryStep(delay=2)", "OneBit()"]),
+    "summed": (
+        "_mean",
+        lambda whole: lambda *a: (scaled(whole(*a)[0], 4), 0.0),
+        ["TopK(density=0.05)", "EveryStep(accumulate=2)"],
+    ),
+    "not merged": ("merge_parameters", lambda whole: lambda *a: 0.0, ["LocalSGD(period=9)", "EveryStep()"]),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_the_law_finds_a_broken_switch(twin, monkeypatch):
+    name, broken, chain = TWINS[twin]
+    assert loss_of_chain(chain, 4, 3) < 1e-12
+    monkeypatch.setattr(recipe_switch, name, broken(getattr(recipe_switch, name)))
+    try:
+        lost = loss_of_chain(chain, 4, 3)
+    except (AssertionError, MismatchError):
+        lost = 1.0  # the workers hold different bits
+    assert lost > 0.1
+
+
+def test_the_law_finds_differences_of_parameters_that_are_dropped(monkeypatch):
+    chain = ["LocalSGD(period=2) + TopK(density=0.05)", "Dense()"]
+    assert loss_of_chain(chain, 4, 3) == 0
+    monkeypatch.setattr(local_merge, "unsent", lambda bucket, *_: torch.zeros_like(bucket.flat))
+    assert loss_of_chain(chain, 4, 3) > 0.1
+
+
+# -- what goes on, and what begins anew --------------------------------------------------------------------------------
+
+
+def residuals(session):
+    return {
+        name: tensor.clone()
+        for name, kept in session.state_dict()["state"].items()
+        for key, tensor in kept.items()
+        if key.endswith("residual")
+    }
+
+
+@pytest.mark.parametrize("following", ["Feedback(RandomK(density=0.1))", "EveryStep(accumulate=2) + OneBit()"])
+def test_a_residual_goes_on_bit_for_bit(following):
+    def work(worker):
+        model, optimizer, session = worker.start(network(worker.rank), sgd, "TopK(density=0.1)")
+        for step in range(4):
+            train_step(model, optimizer, step, worker.rank)
+        before = residuals(session)
+        session.switch(following)
+        after = residuals(session)
+        assert after.keys() == before.keys() != set()
+        assert all(torch.equal(after[name], before[name]) for name in before)
+
+    cluster(work, 2)
+
+
+@pytest.mark.parametrize(
+    "local", ["LocalSGD(period=4)", "DiLoCo(period=5, delay=2)", "Gossip()", "DelayedAveraging(2)"]
+)
+def test_optimizers_that_trained_apart_go_on_alike(local):
+    """Else their moments would drive equal parameters apart: `verify` would stop it, and compares in every step."""
+
+    def work(worker):
+        options = {"verify": "stop", "verify_every": 1}
+        model, optimizer, session = worker.start(network(worker.rank), adam, local, **options)
+        for step in range(7):
+            train_step(model, optimizer, step, worker.rank)
+        session.switch("Dense()")
+        for step in range(7, 12):
+            train_step(model, optimizer, step, worker.rank)
+        return parameters(model)
+
+    agree(cluster(work, 4))
+
+
+def steps_in_which_all_agree(first, second, at, steps):
+    def work(worker):
+        model, optimizer, session = worker.start(network(worker.rank), sgd, first)
+        found = []
+        for step in range(steps):
+            train_step(model, optimizer, step, worker.rank)
+            found.append(parameters(model))
+            if step + 1 == at:
+                session.switch(second)
+        return found
+
+    by_step = zip(*cluster(work, 2), strict=True)
+    return [step + 1 for step, (mine, theirs) in enumerate(by_step) if torch.equal(mine, theirs)]
+
+
+class NotRestarted(StageSequence):
+    @property
+    def _stages(self):
+        return [*self.recipe.strategy.stages]
+
+
+def test_schedules_count_from_the_switch(monkeypatch):
+    assert steps_in_which_all_agree("Dense()", "LocalSGD(period=3)", 2, 10) == [1, 2, 5, 8]
+    assert steps_in_which_all_agree("LocalSGD(period=3)", "LocalSGD(period=2)", 4, 10) == [3, 6, 8, 10]
+    assert steps_in_which_all_agree("Dense()", "PostLocalSGD(period=2, start=3)", 2, 10) == [1, 2, 3, 4, 5, 7, 9]
+    monkeypatch.setattr(recipe_switch, "StageSequence", NotRestarted)
+    assert steps_in_which_all_agree("Dense()", "LocalSGD(period=3)", 2, 10) != [1, 2, 5, 8]
+
+
+def bytes_by_step(recipe, at):
+    def work(worker):
+        model, optimizer, session = worker.start(network(worker.rank), sgd, "Dense()")
+        for step in range(at + 5):
+            if step == at:
+                session.switch(recipe)
+            train_step(model, optimizer, step, worker.rank)
+
+    with heard(events.StepEnded) as found:
+        cluster(work, 2)
+    return [each.bytes_sent for each in sorted(found, key=lambda each: each.step)][::2][at:]
+
+
+def test_warm_ups_count_from_the_switch(monkeypatch):
+    recipe = "Warmup(TopK(density=0.01), steps=2)"
+    warm, also, *cold = bytes_by_step(recipe, 3)
+    assert warm == also > 2 * max(cold)
+    whole = StageSequence._context
+    monkeypatch.setattr(StageSequence, "_context", lambda *args: replace(whole(*args), since=0))
+    assert max(bytes_by_step(recipe, 3)[:2]) < warm
+
+
+# -- with real workers -------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import torch
+import gossamer
+
+world = gossamer.init()
+torch.manual_seed(world.rank)
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+with gossamer.attach(model, optimizer, "Dense()", verify="stop", verify_every=1) as session:
+    for step in range(16):
+        if step in (4, 8, 13):
+            session.switch({4: "TopK(density=0.01)", 8: "LocalSGD(period=3)", 13: "Dense()"}[step])
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 32)).square().mean()
+        loss.backward()
+        optimizer.step()
+    hashes = gossamer.gather({"hash": gossamer.checkpoint.digest(model.parameters())})
+    assert hashes[0] == hashes[1], hashes
+    print("equal after", session.steps, session.recipe)
+"""
+
+
+@pytest.mark.processes
+def test_two_real_workers_switch_three_times_and_end_alike(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    record = {"GOSSAMER_RECORD": str(tmp_path / "run.json")}
+    for said in succeed([str(tmp_path / "train.py")], 2, extra=record):
+        assert "equal after 16 EveryStep() + Dense()" in said
+    written = json.loads((tmp_path / "run.json").read_text())
+    assert [each["step"] for each in written["switches"]] == [4, 8, 13]
+    assert written["switches"][1]["recipe"] == repr(resolve("LocalSGD(period=3)", 2))
