@@ -5,10 +5,10 @@ import pytest
 import torch
 from support.processes import succeed
 from support.switched_training import EXACT, ROUNDED, loss_of_chain, sampled_chains
-from support.virtual_workers import agree, cluster, heard, network, parameters, train_step
+from support.virtual_workers import agree, cluster, heard, loss_of, network, parameters, train_step
 
 from gossamer import events
-from gossamer.errors import LoopError, MismatchError, RecipeError
+from gossamer.errors import CheckpointError, LoopError, MismatchError, RecipeError
 from gossamer.recipes.recipe import resolve
 from gossamer.session import local_merge, recipe_switch
 from gossamer.synchronizers.stages import StageSequence
@@ -16,6 +16,10 @@ from gossamer.synchronizers.stages import StageSequence
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -122,10 +126,6 @@ def test_within_a_step_there_is_no_switch(recipe):
     cluster(work, 2)
 
 
-def adam(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01)
-
-
 CHAINS = [
     ["TopK(density=0.1)", "Dense()"],
     ["TopK(density=0.1)", "EveryStep(delay=2) + Feedback(Sharded(Int8()))"],
@@ -163,6 +163,132 @@ def test_a_run_that_switched_resumes_to_the_same_bits(chain, stop, tmp_path):
     cluster(lambda worker: work(worker, 0, stop, saves=True), 4)
     resumed = cluster(lambda worker: work(worker, stop, 11), 4)
     assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
+
+
+def test_one_worker_alone_trains_as_before():
+    def work(worker, recipes):
+        model, optimizer, session = worker.start(network(0), adam, recipes[0])
+        for step in range(8):
+            session.switch(recipes[step // 2])
+            train_step(model, optimizer, step, 0)
+            assert session.steps == step + 1
+        return parameters(model)
+
+    chain = ["TopK(density=0.1)", "LocalSGD(period=2)", "DGC(density=0.01)", "Gossip()"]
+    plain = cluster(lambda worker: work(worker, ["Dense()"] * 4), 1)
+    assert torch.equal(cluster(lambda worker: work(worker, chain), 1)[0], plain[0])
+
+
+def test_a_switch_before_the_first_step_is_an_attach_with_that_recipe():
+    def work(worker, switches):
+        model, optimizer, session = worker.start(network(0), adam, "Dense()" if switches else "Feedback(RandomK(0.1))")
+        if switches:
+            session.switch("Feedback(RandomK(0.1))")
+        for step in range(5):
+            train_step(model, optimizer, step, worker.rank)
+        return parameters(model)
+
+    switched = agree(cluster(lambda worker: work(worker, True), 2))
+    assert torch.equal(switched, agree(cluster(lambda worker: work(worker, False), 2)))
+
+
+def test_a_rank_that_trains_on_is_told_and_so_are_the_others():
+    def work(worker):
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(density=0.1)")
+        train_step(model, optimizer, 0, worker.rank)
+        with pytest.raises(LoopError, match="rank 1 called it"):
+            session.switch("Dense()") if worker.rank == 1 else train_step(model, optimizer, 1, worker.rank)
+
+    cluster(work, 2)
+
+
+def test_a_skipped_step_leaves_what_is_owed_to_the_next():
+    """One rank's gradient is not a number: nobody makes a step, and nothing is paid twice."""
+
+    def work(worker, bad):
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(density=0.1)")
+        for step in range(3):
+            train_step(model, optimizer, step, worker.rank)
+        session.switch("Dense()")
+        if bad:
+            before = parameters(model)
+            optimizer.zero_grad()
+            (loss_of(model, 3, worker.rank) * (float("nan") if worker.rank else 1.0)).backward()
+            optimizer.step()
+            assert torch.equal(parameters(model), before)
+        for step in range(3, 5):
+            train_step(model, optimizer, step, worker.rank)
+        return parameters(model)
+
+    assert torch.equal(*(agree(cluster(lambda worker, bad=bad: work(worker, bad), 2)) for bad in (True, False)))
+
+
+@pytest.mark.parametrize("following", ["Dense()", "OneBit()", "LocalSGD(period=2)"])
+def test_the_loss_scale_does_not_show(following):
+    def work(worker, scale):
+        model = network(0, torch.float32)
+        optimizer = sgd(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+        session = worker.attach(model, optimizer, "TopK(density=0.1)", scaler=scaler)
+        for step in range(8):
+            if step == 4:
+                session.switch(following)
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step, worker.rank)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        session.switch("Dense()")
+        return parameters(model)
+
+    assert torch.equal(*(agree(cluster(lambda worker, scale=scale: work(worker, scale), 2)) for scale in (1.0, 1024.0)))
+
+
+def test_another_number_of_workers_goes_on_in_the_recipe_in_force(tmp_path):
+    """With the mean of what is owed, which the first step then adds."""
+
+    def work(worker, begin, saves):
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(density=0.1)")
+        session.load(tmp_path)
+        assert session.steps == begin
+        for step in range(begin, begin + 3):
+            train_step(model, optimizer, step, worker.rank)
+        if saves:
+            session.switch("Dense()")
+            session.save(tmp_path)
+            owed = session.state_dict()["state"]
+            assert any(kept["owed_gradient"].any() for kept in owed.values())
+        assert session.recipe == resolve("Dense()")
+        return parameters(model)
+
+    cluster(lambda worker: work(worker, 0, True), 4)
+    agree(cluster(lambda worker: work(worker, 3, False), 2))
+
+
+def test_a_checkpoint_of_another_script_s_recipe_is_refused(tmp_path):
+    def work(worker, recipe):
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+        if recipe == "Int8()":
+            with pytest.raises(CheckpointError, match="recipe"):
+                session.load(tmp_path)
+            return
+        train_step(model, optimizer, 0, worker.rank)
+        session.switch("Dense()")
+        session.save(tmp_path)
+
+    cluster(lambda worker: work(worker, "TopK(density=0.1)"), 2)
+    cluster(lambda worker: work(worker, "Int8()"), 2)
+
+
+def test_a_topology_is_switched_along():
+    def work(worker):
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(density=0.1)")
+        for step, recipe in enumerate(["Dense() + Ring()", "Gossip() + Ring()", "Dense() + Hierarchy(per_node=2)"]):
+            session.switch(recipe)
+            train_step(model, optimizer, step, worker.rank)
+            assert session.recipe.topology == resolve(recipe, 4).topology
+        return parameters(model)
+
+    agree(cluster(work, 4))
 
 
 # -- broken twins of the law -------------------------------------------------------------------------------------------
