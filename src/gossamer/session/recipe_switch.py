@@ -300,7 +300,7 @@ def _tell(session: SwitchingSession, before: Recipe, reason: str, nbytes: float)
     events.emit(
         events.RecipeSwitched(step=step, before=repr(before), after=repr(after), reason=reason, bytes_sent=nbytes)
     )
-    if session._transport.rank == 0:
+    if session._transport.rank == 0 and not session._group.alone:
         because = f": {reason}" if reason else ""
         events.notice(f"after step {step} the recipe {before} was switched to {after}{because}")
         if caution := after.strategy.caution(after.compressor):
