@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.elastic_groups import ElasticRun, Loss
 from support.processes import succeed
 from support.switched_training import EXACT, ROUNDED, loss_of_chain, sampled_chains
 from support.virtual_workers import agree, cluster, heard, loss_of, network, parameters, train_step
@@ -289,6 +290,38 @@ def test_a_topology_is_switched_along():
         return parameters(model)
 
     agree(cluster(work, 4))
+
+
+def test_an_elastic_run_keeps_its_recipe():
+    """All ranks are told alike, and go on."""
+
+    def work(worker):
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(density=0.1)")
+        for step in range(4):
+            train_step(model, optimizer, step, worker.rank)
+            with pytest.raises(RecipeError, match="newcomers"):
+                session.switch("Dense()")
+        return parameters(model)
+
+    agree(ElasticRun(3, Loss(victim=1, op=10**6))(work))
+
+
+def test_samples_of_tensors_go_on():
+    def work(worker):
+        model, optimizer, session = worker.start(network(0), sgd, "TopK(density=0.1)")
+        for step in range(6):
+            if step == 4:
+                session.switch("OneBit()")
+                found.clear()
+            train_step(model, optimizer, step, worker.rank)
+
+    found = []
+    stop = events.subscribe(found.append, takes_samples=True)
+    cluster(work, 2)
+    stop()
+    told = [event for event in found if isinstance(event, events.TensorsTold)]
+    assert told
+    assert all(tensor.bytes > 0 for event in told for tensor in event.tensors)
 
 
 # -- broken twins of the law -------------------------------------------------------------------------------------------
