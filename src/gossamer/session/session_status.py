@@ -22,7 +22,7 @@ class SessionStatus:
     """Counts the steps made since attach. step: the session's own counter, which a loaded checkpoint sets."""
 
     def __init__(self, recipe: Recipe, transport: Transport, step: Callable[[], int]) -> None:
-        self._recipe, self._rank, self._world, self._step = recipe, transport.rank, transport.world, step
+        self.recipe, self._rank, self._world, self._step = recipe, transport.rank, transport.world, step
         self._last_at, self.step_seconds = time.perf_counter(), 0.0  # of the last step
         self._steps, self._bytes_sent = 0, 0.0
         self._data = DataWait()
@@ -50,7 +50,7 @@ class SessionStatus:
         gradients = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         lines = [
             f"Session: rank {self._rank} of {self._world}, step {self._step()}",
-            f"recipe: {self._recipe!r}",
+            f"recipe: {self.recipe!r}",
             f"sent: {', '.join(self._traffic(gradients))}",
             f"record: {self.record or 'none'}; checkpoint: {self.checkpoint or 'none yet'}",
         ]
