@@ -36,7 +36,7 @@ class JobProgress:
 
     steps: int  # rank 0's
     seconds: float  # virtual, since the first step began
-    metrics: Metrics  # what rank 0 has logged
+    metrics: Metrics  # what workers have logged, means over those who did, as in a run's record
     bytes_sent: float  # payload of all steps so far, mean over workers
     ended: bool  # the script is over, on every worker
     failure: str | None  # why it ended, if it failed
@@ -48,7 +48,7 @@ class JobProgress:
 class _Told:
     """What workers have told so far."""
 
-    metrics: Metrics = field(default_factory=dict)
+    logged: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # by name and step
     notices: list[str] = field(default_factory=list)
     digest: str | None = None
     failure: str | None = None
@@ -146,13 +146,16 @@ class SimulatedJob:
         return JobProgress(
             steps=first.steps,
             seconds=self._moment(first.steps),
-            metrics={name: list(points) for name, points in self._told.metrics.items()},
+            metrics={name: self._points(steps) for name, steps in self._told.logged.items()},
             bytes_sent=fmean(worker.bytes_sent for worker in self._workers),
             ended=all(worker.ended for worker in self._workers if worker.begun),
             failure=self._told.failure,
             recipe=repr(self._recipe),
             digest=self._told.digest,
         )
+
+    def _points(self, steps: Mapping[int, Sequence[float]]) -> list[tuple[int, float, float]]:
+        return [(step, self._moment(step), fmean(values)) for step, values in sorted(steps.items())]
 
     def close(self) -> None:
         """End all workers, whose scripts are told by an exception that is no Exception."""
@@ -224,8 +227,7 @@ class SimulatedJob:
         for name, value in event.values.items():
             if "loss" in name and not math.isfinite(value):
                 self._fail(worker, f"{name} is {value}")
-            if worker.rank == 0:
-                self._told.metrics.setdefault(name, []).append((worker.steps, self._moment(worker.steps), value))
+            self._told.logged.setdefault(name, {}).setdefault(worker.steps, []).append(value)
 
     def _noticed(self, worker: VirtualWorker, event: Noticed) -> None:
         if worker.rank == 0:
