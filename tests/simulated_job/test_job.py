@@ -254,7 +254,7 @@ def test_a_job_may_be_closed_before_it_began_and_twice(file: Path) -> None:
 
 
 def test_more_than_the_machine_has_is_refused_before_others_begin(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "free_bytes", lambda: 20_000.0)
+    monkeypatch.setattr(job, "free_bytes", lambda: 200_000.0)
     output = io.StringIO()
     greedy = simulated(file, 3, workers=16, output=output)
     with pytest.raises(SimulationError, match=r"16 workers would need .* for 16 workers.*Write --workers \d"):

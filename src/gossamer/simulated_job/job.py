@@ -127,11 +127,14 @@ class SimulatedJob:
         if self._unsubscribe is None:
             self._clock.step(self._recipe, 0.0)  # may have to measure, which nothing else should disturb
             self._unsubscribe = subscribe(self._hear)
-            self._go_on(-1, 0.0, start=self._workers[:1])
-            if self._told.model is not None:
+            first, *others = self._workers
+            self._go_on(-1, 0.0, start=[first], until=lambda: first.settled or first.met)
+            if not first.settled:  # its script talks to the others before it attaches
+                self._go_on(-1, 0.0, start=others)
+            if self._told.model is not None and not first.ended:
                 self.memory = estimate_memory(self._recipe, self._told.model, self._count)
                 self.memory.refuse_beyond(free_bytes())
-                self._go_on(ATTACHED, 0.0, start=self._workers[1:])
+                self._go_on(ATTACHED, 0.0, start=[worker for worker in others if not worker.begun])
         return self.memory
 
     def advance(self, *, steps: int | None = None, seconds: float | None = None) -> JobProgress:
@@ -171,15 +174,23 @@ class SimulatedJob:
         self._nowhere.close()
         gc.collect()  # models in the cycles of frames and modules
 
-    def _go_on(self, last_step: float, last_second: float, start: Sequence[VirtualWorker] = ()) -> None:
+    def _go_on(
+        self,
+        last_step: float,
+        last_second: float,
+        start: Sequence[VirtualWorker] = (),
+        until: Callable[[], bool] | None = None,
+    ) -> None:
         with self._running():
             for worker in start:
                 worker.start(VirtualWorld(worker.rank, self._groups), self._worker_ended)
             self._gate.open(last_step, last_second)
             with self._gate.changed:
-                begun = [worker for worker in self._workers if worker.begun]
-                self._gate.changed.wait_for(lambda: all(worker.settled for worker in begun))
+                self._gate.changed.wait_for(until or self._all_settled)
             self._baton.lay_down()
+
+    def _all_settled(self) -> bool:
+        return all(worker.settled for worker in self._workers if worker.begun)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
