@@ -83,7 +83,7 @@ class SimulatedJob:
         self._gate, self._groups, self._told = JobGate(self._moment), VirtualGroups(workers), _Told()
         self._nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - closed by close()
         self._output = output or self._nowhere
-        self._baton = Baton(ProcessState())
+        self._baton = Baton(ProcessState(script.resolve().parent))
         self._workers = [
             VirtualWorker(
                 rank,
