@@ -1,4 +1,4 @@
-"""A job in virtual time: the steps of a planted network, as the step simulator foretells them, and the rule's choices."""
+"""A job in virtual time: steps of a planted network, foretold by the step simulator, and the rule's choices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.events import Attached
 from gossamer.network import read_network
 from gossamer.recipes.auto import Auto
-from gossamer.reducer.participation import POLL_BYTES
 
 WORKERS = 4
 COMPUTING = 0.2  # seconds of a step
@@ -27,7 +26,9 @@ SHAPES = tuple({f"layer.{bucket}.{n}": (512, 512) for n in range(4)} for bucket 
 RUNGS = admitted(Auto(), adaptive=False)
 MODEL = Attached(
     recipe="",
-    layouts=tuple(("float32", Layout.of({name: torch.empty(shape) for name, shape in each.items()})) for each in SHAPES),
+    layouts=tuple(
+        ("float32", Layout.of({name: torch.empty(shape) for name, shape in each.items()})) for each in SHAPES
+    ),
     parameters=12 * 512**2,
     buffer_bytes=0,
     control_bytes=60,
@@ -48,7 +49,9 @@ def step_on(rung: int, network: str, workers: int = WORKERS) -> StepTimeEstimate
     compute = ladder()[rung].codec_seconds * ladder()[rung].period / len(SHAPES)
     buckets = []
     for place, shapes in enumerate(SHAPES):
-        ops = trace_ops(recipe, Layout.of({name: torch.empty(shape) for name, shape in shapes.items()}), torch.float32, workers)
+        ops = trace_ops(
+            recipe, Layout.of({name: torch.empty(shape) for name, shape in shapes.items()}), torch.float32, workers
+        )
         buckets.append(
             BucketProfile(
                 dtype="float32",

@@ -44,7 +44,7 @@ class Rule:
     surprise: float = 3.0  # times what was foretold, at which nothing is waited for
     least_look_steps: int = 2
     settling_steps: int = 5  # until the first look after a change
-    look_seconds: float = 2.0  # from one look to the next, if that is not too few steps or too many
+    look_seconds: float = 1.0  # from one look to the next, if that is not too few steps or too many
     look_share: float = 0.005  # of all seconds, that looks may take
     believed: Chooser = waited_least
 
@@ -64,7 +64,7 @@ class RuleState:
     line: Line | None = None
     equation: Equation | None = None  # of the last look
     codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step, by the names of rungs that were tried
-    norms: tuple[float, ...] = ()  # of gradients, by look, the latest ones
+    norms: loss_guard.Norms = ()
     learning_rate: float | None = None
     closed_from: int | None = None  # rungs from here on are closed,
     closed_until: int = 0  # up to this step
@@ -82,7 +82,7 @@ class RuleState:
                 "line": None if line is None else Line(**line),
                 "equation": None if equation is None else Equation(**equation),
                 "codec_seconds": dict(fields["codec_seconds"]),
-                "norms": tuple(fields["norms"]),
+                "norms": tuple((step, norm) for step, norm in fields["norms"]),
             }
         )
 
@@ -142,14 +142,12 @@ def _remember(
     measurements: Sequence[Measurement],
     step: int,
 ) -> RuleState:
-    norm = loss_guard.gradient_norm(measurements)
-    norms = state.norms if norm is None else (*state.norms, norm)[-2 * loss_guard.NORMS_IN_WINDOW :]
     return replace(
         state,
         next_look=step + look_steps(rule, here, window.step, measurements),
         foretold=window.step,
         codec_seconds={**state.codec_seconds, here.name: window.codec},
-        norms=norms,
+        norms=loss_guard.remember(state.norms, step, loss_guard.gradient_norm(measurements)),
         learning_rate=loss_guard.learning_rate(measurements),
     )
 

@@ -12,13 +12,17 @@ source: Agarwal et al. 2021, MLSys (Accordion: the norm's change tells critical 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from gossamer.auto.measurement import Measurement
 
 LOSSLESS_STEPS = 1.05  # up to so many times the steps of Dense() a rung is allowed in every phase
 MOST_MOVED = 0.5  # of the gradient's norm, from one window to the next
-NORMS_IN_WINDOW = 3  # looks
+WINDOW_STEPS = 50
+LEAST_LOOKS = 6  # in two windows
 MOST_RESIDUAL_GRADIENTS = 10.0  # the residual's norm over that of the averaged gradient
+
+Norms = tuple[tuple[int, float], ...]  # (step, norm of the averaged gradient), by look
 
 
 def gradient_norm(measurements: Sequence[Measurement]) -> float | None:
@@ -26,12 +30,23 @@ def gradient_norm(measurements: Sequence[Measurement]) -> float | None:
     return max((each.gradient_norm for each in measurements if each.gradient_norm is not None), default=None)
 
 
-def moves(norms: Sequence[float]) -> bool:
-    """Whether the gradient's norm, by look, moved by more than MOST_MOVED between the last two windows, or may have:
-    at the beginning nobody knows. Where norms are not told at all nothing is known to move."""
-    if len(norms) < 2 * NORMS_IN_WINDOW:
-        return bool(norms)
-    before, now = sum(norms[-2 * NORMS_IN_WINDOW : -NORMS_IN_WINDOW]), sum(norms[-NORMS_IN_WINDOW:])
+def remember(norms: Norms, step: int, norm: float | None) -> Norms:
+    """Keep (step, norm) of each look as long as two windows reach back, and of a few looks at least."""
+    kept = [*norms, (step, norm)] if norm is not None else [*norms]
+    while len(kept) > LEAST_LOOKS and kept[1][0] <= step - 2 * WINDOW_STEPS:
+        del kept[0]
+    return tuple(kept)
+
+
+def moves(norms: Norms) -> bool:
+    """Whether the gradient's norm moved by more than MOST_MOVED between the last two windows, or may have: at the
+    beginning nobody knows. Where norms are not told at all nothing is known to move."""
+    if not norms:
+        return False
+    if len(norms) < LEAST_LOOKS or norms[-1][0] - norms[0][0] < 2 * WINDOW_STEPS:
+        return True
+    middle = len(norms) // 2
+    before, now = (fmean(norm for _, norm in half) for half in (norms[:middle], norms[middle:]))
     return abs(now - before) > MOST_MOVED * before
 
 
