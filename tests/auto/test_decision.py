@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.virtual_ladder import RUNGS, VirtualJob, ladder, step_on, work_of
 
-from gossamer.auto.decision import Rule, RuleState, decide, look_steps
+from gossamer.auto.decision import decide, look_steps
 from gossamer.auto.measurement import Measurement, StepSeconds
+from gossamer.auto.rule import Rule, RuleState
 
 ALL = range(len(RUNGS))
 DENSE, INT8, FLOAT4, TOPK, DILOCO = 0, 2, 3, 5, 6

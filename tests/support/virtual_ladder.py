@@ -8,9 +8,10 @@ from functools import cache
 
 import torch
 
-from gossamer.auto.decision import Rule, RuleState, RungChange, decide
+from gossamer.auto.decision import RungChange, decide
 from gossamer.auto.ladder import admitted
 from gossamer.auto.measurement import MOST_STEPS, Measurement, StepSeconds
+from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import RungCost, rung_costs
 from gossamer.core.layout import Layout
 from gossamer.estimate.op_trace import trace_ops

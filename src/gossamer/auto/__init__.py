@@ -6,6 +6,7 @@ rung_cost    bytes, messages and computing of a rung for a model, over meta tens
 network_fit  rate and latency of the network from all ranks' steps, unmoved by a slow worker
 pricing      seconds of a step on every rung, and seconds to a loss
 loss_guard   when stronger compression is not allowed: warm-up, moving gradients, large residuals
-decision     the rule: state and measurements in, state and perhaps another rung out
+rule         its numbers, and what it remembers from look to look
+decision     state and measurements in, state and perhaps another rung out
 explanation  what `gossamer explain auto` tells
 """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from gossamer.auto import loss_guard
-from gossamer.auto.ladder import RUNGS, Rung
+from gossamer.auto.ladder import RUNGS, Rung, admitted
 from gossamer.auto.network_fit import Line, Window
 from gossamer.auto.pricing import RungPrice
+from gossamer.auto.rule import Rule
 from gossamer.observe.units import rate_text, seconds_text, share_text
+from gossamer.recipes.auto import Auto
 
 
 def change_text(window: Window, line: Line, before: RungPrice, after: RungPrice) -> str:
@@ -22,19 +24,23 @@ def change_text(window: Window, line: Line, before: RungPrice, after: RungPrice)
     )
 
 
-def ladder_text(open_rungs: Sequence[Rung]) -> Iterator[str]:
+def ladder_text(auto: Auto) -> Iterator[str]:
     """The rungs, the rule and what bounds the loss, line by line."""
-    yield "chosen while training, from weak to strong, by how many steps each needs to the loss of Dense():"
-    yield f"  {'':<72}{'Adam':>6}{'SGD':>7}"
+    rule, wide = Rule(), max(len(rung.name) for rung in RUNGS)
+    kinds = {"Adam": True, "SGD": False}
+    yield f"{auto!r} takes one of these, from weak to strong, by how many steps each needs to the loss of Dense():"
+    yield f"  {'':<{wide}}" + "".join(f"{kind:>7}" for kind in kinds)
     for rung in RUNGS:
-        closed = "" if rung in open_rungs else "   closed"
-        yield f"  {rung.name:<72}{rung.steps_adaptive:>6.2f}{rung.steps_sgd:>7.2f}{closed}"
-    yield "changed between two steps, on all ranks alike, where another rung saves more than 15 % of the time to a loss"
-    yield "for three looks in a row, and 100 steps after the last change; at once where a step takes 3 times what was"
-    yield "foretold. A weaker rung within 10 % of the best is preferred, so a fast network keeps Dense()."
-    yield (
-        f"bound: no rung above {loss_guard.LOSSLESS_STEPS:.2f} while the learning rate rises or the gradient's norm "
-        f"moves by {share_text(loss_guard.MOST_MOVED)};"
-    )
-    most = f"{loss_guard.MOST_RESIDUAL_GRADIENTS:g}"
-    yield f"a rung is left where more than {most} gradients wait to be sent at a look"
+        shown = (_steps(rung, auto, adaptive=adaptive) for adaptive in kinds.values())
+        yield f"  {rung.name:<{wide}}" + "".join(f"{steps:>7}" for steps in shown)
+    worth, close, moved = share_text(rule.worth), share_text(rule.close), share_text(loss_guard.MOST_MOVED)
+    yield f"It changes between two steps, on all ranks alike, to a stronger one where the best saves {worth} of the time"
+    yield f"to a loss, or to a weaker one within {close} of the best: after {rule.looks} looks in a row and"
+    yield f"{rule.dwell_steps} steps after the last change, or at once where a step takes {rule.surprise:g} times what was foretold."
+    yield f"Where the learning rate rises or the gradient's norm moves by {moved} in {loss_guard.WINDOW_STEPS} steps, not to one that"
+    yield f"needs more than {loss_guard.LOSSLESS_STEPS:g} times the steps. One that lets more than"
+    yield f"{loss_guard.MOST_RESIDUAL_GRADIENTS:g} gradients wait to be sent is left."
+
+
+def _steps(rung: Rung, auto: Auto, *, adaptive: bool) -> str:
+    return f"{rung.steps(adaptive=adaptive):.2f}" if rung in admitted(auto, adaptive=adaptive) else "never"

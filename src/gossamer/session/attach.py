@@ -11,7 +11,6 @@ from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.recipes.recipe import automatic, resolve
 from gossamer.reducer.parameter_check import Verify
-from gossamer.session.auto_recipe import choose_while_training, refuse_fixed_choice
 from gossamer.session.global_batch import refuse_small_batch, with_global_batch
 from gossamer.session.gradient_guards import Scaler, within_wrapper
 from gossamer.session.recipe_choice import Written, chosen_recipe
@@ -88,7 +87,9 @@ def attach(
     world = current()
     # A recipe must not change when workers come and go, so none is chosen for their number there
     written = chosen_recipe(recipe, world)
-    if (auto := automatic(written)) is not None:
+    if (auto := automatic(written)) is not None:  # imported here: most sessions have one recipe, and start sooner
+        from gossamer.session.auto_recipe import choose_while_training, refuse_fixed_choice
+
         refuse_fixed_choice(auto, global_batch)
     resolved = resolve(written, None if is_elastic() else world.size)
     resolved = with_global_batch(resolved, global_batch, batch)

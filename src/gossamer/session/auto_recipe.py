@@ -1,4 +1,4 @@
-"""Auto recipe: looks at all ranks' measurements every few steps, and switches the session's recipe as gossamer.auto says.
+"""Auto recipe: looks at all ranks' measurements every few steps, and switches the recipe as gossamer.auto says.
 
 A look is one small all-gather between two steps, after one that every rank has made: the step after which the next one
 comes follows from the numbers that all have heard, so all come to it, and all decide alike.
@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.auto.decision import Rule, RuleState, RungChange, decide
+from gossamer.auto.decision import RungChange, decide
 from gossamer.auto.ladder import Rung, admitted, is_adaptive
 from gossamer.auto.measurement import Measurement
+from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import rung_costs
 from gossamer.errors import AttachError
 from gossamer.recipes.auto import Auto
@@ -60,7 +61,8 @@ def refuse_fixed_choice(auto: Auto, global_batch: int | None) -> None:
         )
     if global_batch is not None:
         raise AttachError(
-            f"{auto!r} takes recipes in turn that have no global batch, so {global_batch} samples would not stay. Write "
+            f"{auto!r} takes recipes in turn that have no global batch, so {global_batch} samples would not stay. "
+            "Write "
             f"EveryStep(global_batch={global_batch}, batch=...) + Int8(), or leave global_batch out."
         )
 
