@@ -109,6 +109,17 @@ class Saved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecipeSwitched(Event):
+    """After `step` steps the session goes on with another recipe, on all ranks."""
+
+    step: int
+    before: str  # the resolved recipes' texts
+    after: str
+    reason: str = ""  # of whoever asked for it
+    bytes_sent: float = 0.0  # payload, by which all ranks came to the same parameters and handed on what they owed
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectivePicked(Event):
     """From now on, means of so many bytes go by this collective. Emitted by the communication thread."""
 

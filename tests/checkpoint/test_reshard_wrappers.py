@@ -104,7 +104,7 @@ def test_looking_at_compressors_only_is_found(tmp_path: Path, monkeypatch: pytes
 
 def test_texts_differ_only_in_what_the_number_of_workers_chooses() -> None:
     for example, _ in describe():
-        assert reshard._alike(repr(resolve(example)), repr(resolve(example, 5)))
-    assert not reshard._alike(GATHERED, GATHERED.replace("0.1", "0.2"))
-    assert not reshard._alike(GATHERED, GATHERED.replace("EveryStep()", "LocalSGD(period=8)"))
-    assert not reshard._alike("OfAnotherVersion()", GATHERED)
+        assert reshard.alike(repr(resolve(example)), repr(resolve(example, 5)))
+    assert not reshard.alike(GATHERED, GATHERED.replace("0.1", "0.2"))
+    assert not reshard.alike(GATHERED, GATHERED.replace("EveryStep()", "LocalSGD(period=8)"))
+    assert not reshard.alike("OfAnotherVersion()", GATHERED)

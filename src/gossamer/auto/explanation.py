@@ -34,11 +34,12 @@ def ladder_text(auto: Auto) -> Iterator[str]:
         shown = (_steps(rung, auto, adaptive=adaptive) for adaptive in kinds.values())
         yield f"  {rung.name:<{wide}}" + "".join(f"{steps:>7}" for steps in shown)
     worth, close, moved = share_text(rule.worth), share_text(rule.close), share_text(loss_guard.MOST_MOVED)
-    yield f"It changes between two steps, on all ranks alike, to a stronger one where the best saves {worth} of the time"
-    yield f"to a loss, or to a weaker one within {close} of the best: after {rule.looks} looks in a row and"
-    yield f"{rule.dwell_steps} steps after the last change, or at once where a step takes {rule.surprise:g} times what was foretold."
-    yield f"Where the learning rate rises or the gradient's norm moves by {moved} in {loss_guard.WINDOW_STEPS} steps, not to one that"
-    yield f"needs more than {loss_guard.LOSSLESS_STEPS:g} times the steps. One that lets more than"
+    yield f"It changes between two steps, on all ranks alike: to a stronger one where the best saves {worth} of the"
+    yield f"time to a loss, or to a weaker one within {close} of the best; after {rule.looks} looks in a row that say so and"
+    late = f"{rule.surprise:g} times as long as foretold"
+    yield f"{rule.dwell_steps} steps after the last change, or at once where a step takes {late}."
+    yield f"While the learning rate rises, or the gradient's norm moves by {moved} in {loss_guard.WINDOW_STEPS} steps,"
+    yield f"not to one that needs more than {loss_guard.LOSSLESS_STEPS:g} times the steps. One that lets more than"
     yield f"{loss_guard.MOST_RESIDUAL_GRADIENTS:g} gradients wait to be sent is left."
 
 

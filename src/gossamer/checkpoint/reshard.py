@@ -47,13 +47,13 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
             f"one of {mine['world']}, and what each still had to send would be lost without the others. Pass all of "
             "them, in order of rank: session.load_state_dict(*states)."
         )
-    alike = _alike(first["recipe"], mine["recipe"])
-    fits = alike and first["layout"] == mine["layout"]
+    same_recipe = alike(first["recipe"], mine["recipe"])
+    fits = same_recipe and first["layout"] == mine["layout"]
     return {
         **first,
         "rank": mine["rank"],
         "world": mine["world"],
-        "recipe": mine["recipe"] if alike else first["recipe"],
+        "recipe": mine["recipe"] if same_recipe else first["recipe"],
         "state": {
             name: _begun(remembered, [state["state"].get(name, {}) for state in states])
             for name, remembered in (mine["state"].items() if fits else ())
@@ -69,7 +69,7 @@ def taken_up(own: State, mine: State) -> State:
     residual is a part of this worker's own gradients with any of them, and goes on bit for bit. Says so on rank 0.
     Raises CheckpointError where one of them keeps more.
     """
-    if own["recipe"] == mine["recipe"] or not _alike(own["recipe"], mine["recipe"]):
+    if own["recipe"] == mine["recipe"] or not alike(own["recipe"], mine["recipe"]):
         return own  # nothing to do, or another recipe, which the session refuses
     if _shapes(own["state"]) != _shapes(mine["state"]):
         raise CheckpointError(
@@ -154,8 +154,8 @@ def _in_one_node(recipe: str, world: int) -> bool:
     return inside and prod(node.per_node for node in nodes) >= world
 
 
-def _alike(written: str, now: str) -> bool:
-    """Whether recipes differ in nothing but wrappers chosen by the world size."""
+def alike(written: str, now: str) -> bool:
+    """Whether two recipes, as text, differ in nothing but wrappers chosen by the world size."""
     try:
         return written == now or _plain(written) == _plain(now)
     except RecipeError:  # another version wrote it

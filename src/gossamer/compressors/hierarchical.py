@@ -23,6 +23,7 @@ from gossamer.errors import NotFinite, RecipeError, require
 from gossamer.kernels import scratch_for, scratch_like, within_range
 from gossamer.kernels.reference.segments import expect
 
+PREFIX = "place"  # of the keys of what a place remembers
 FILLED = 16  # rows of a tensor, for each that may be added to it so that it can be cut between rows
 
 
@@ -168,12 +169,21 @@ class _Place:
     @property
     def prefix(self) -> str:
         """Before the keys of what is remembered here: other places remember other pieces."""
-        return f"place{self.place}."
+        return f"{PREFIX}{self.place}."
 
     def at(self, at: AggregationContext) -> AggregationContext:
         """Where `between` stands. The pieces of one tensor share its name, and would share noise."""
         seed = rng.address(at.seed, "place", self.place)
         return replace(at, seed=seed, rank=self.node, world=self.nodes)
+
+
+def place_of(key: str) -> int | None:
+    """The place in a node whose pieces are remembered under a state's key; None where whole tensors are.
+
+    The pieces of place p begin at p times their length.
+    """
+    first = next((part for part in key.split(".") if part.startswith(PREFIX)), None)
+    return None if first is None else int(first.removeprefix(PREFIX))
 
 
 def _divisor(world: int, most: int) -> int:

@@ -27,6 +27,7 @@ from gossamer.events import (
     Event,
     LeftRun,
     Logged,
+    RecipeSwitched,
     ResidualTold,
     Saved,
     ServersTold,
@@ -74,6 +75,7 @@ class EventLog:
             Logged: self._log,
             Attached: self._attach,
             Saved: self._save,
+            RecipeSwitched: self._switch,
             CollectivePicked: self._pick,
             ServersTold: self._hear_servers,
             LeftRun: self._leave,
@@ -142,6 +144,10 @@ class EventLog:
 
     def _save(self, event: Saved) -> None:
         self._at_once("saved", step=event.step, directory=event.directory)
+
+    def _switch(self, event: RecipeSwitched) -> None:
+        told = {"before": event.before, "after": event.after, "reason": event.reason}
+        self._at_once("switched", step=event.step, bytes_sent=event.bytes_sent, **told)
 
     def _pick(self, event: CollectivePicked) -> None:
         self._at_once("collective", nbytes=event.nbytes, collective=event.collective, world=event.world)

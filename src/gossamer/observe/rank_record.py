@@ -49,6 +49,7 @@ class RankRecord:
     holds_merged: bool | None = None  # whether the rank's own model is what was merged; None as above
     metrics: dict[str, list[Point]] = field(default_factory=dict)  # (step, seconds since the session began, value)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)  # (step, directory)
+    switches: list[tuple[int, str, str]] = field(default_factory=list)  # (step, the recipe from then on, reason)
     servers: dict[str, Any] | None = None  # what parameter servers told at the end
     complete: bool = True  # the process came to its end by itself and well, with this session as its last
     left: bool = False  # a run that went on without it
@@ -84,6 +85,7 @@ class Tally:
     counted: list[int] = field(default_factory=list)  # by the interface, after the first and the last step
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
+    switches: list[tuple[int, str, str]] = field(default_factory=list)
     collectives: dict[str, str] = field(default_factory=dict)
     closed: bool = False
     ended: bool = False
@@ -110,6 +112,8 @@ class Tally:
                         self.metrics.setdefault(name, []).append((step, seconds, value))
             case {"kind": "saved", "step": step, "directory": directory}:
                 self.checkpoints.append((step, directory))
+            case {"kind": "switched", "step": step, "after": after, "reason": reason}:
+                self.switches.append((step, after, reason))
             case {"kind": "collective", "nbytes": nbytes, "collective": collective}:
                 self._pick(str(nbytes), collective)
             case {"kind": "closed"}:
@@ -170,6 +174,7 @@ class Tally:
             holds_merged=latest.get("holds_merged"),
             metrics=self.metrics,
             checkpoints=self.checkpoints,
+            switches=self.switches,
             servers=latest.get("told"),
             complete=complete,
             left=self.left,

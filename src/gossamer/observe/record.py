@@ -109,6 +109,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
         "metrics": metrics,
         "final": {name: points[-1][2] for name, points in metrics.items()},
         "checkpoints": [{"step": step, "directory": where} for step, where in _saved(ranks)],
+        "switches": [{"step": step, "recipe": recipe, "reason": why} for step, recipe, why in first.switches],
         "collectives": dict(sorted(first.collectives.items(), key=lambda item: int(item[0]))),
         "servers": _servers(ranks, mean("bytes_pulled")),
         "workers_agree": _agree(ranks, len(lost) + len(gone), ended),

@@ -119,6 +119,7 @@ class StepReduction:
     kept: KeptInputs | None = None  # what went in, where the group may change meanwhile
     sampler: TensorSampler | None = None  # measures what tensors cost
     spent: list[ScriptCost] = field(default_factory=list)
+    since: int = 0  # the step from which compressors count
     agreed_step: int | None = None  # the step that all ranks make, where it had to be known before anything left
     first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here
     rows: Mapping[str, Rows] = field(default_factory=dict)  # means of sparse gradients, after `close_with_rows`
@@ -254,7 +255,7 @@ class StepReduction:
         sampler = self.sampler if self.sampler and self.weight and self.sampler.takes(bucket.layout) else None
         if sampler is not None and out is bucket.flat:
             out = torch.empty_like(out)  # what went in is to be measured
-        meter, at = Metered(), self.at
+        meter, at = Metered(), replace(self.at, step=self.at.step - self.since)
         script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost)
         staged = yield from (script if sampler is None else meter.run(script, at))
         if sampler is not None and self.first_nonfinite == NOBODY and staged.finite:

@@ -27,7 +27,7 @@ from gossamer.reducer.tensor_sampler import TensorSampler
 from gossamer.runtime import open_sessions
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.session import lifecycle_events, session_checkpoint, uneven_inputs
+from gossamer.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
 from gossamer.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.session.ddp_guard import guard_against_ddp
 from gossamer.session.first_batch import NO_BATCH, FirstBatch
@@ -71,6 +71,7 @@ class Session:
         check_verify(verify, verify_every)
         self._verify_every = verify_every
         self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
+        self._attached = recipe  # `recipe` is the one in force
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
         self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
         self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, scaler=scaler, clip_norm=clip_norm)
@@ -259,6 +260,20 @@ class Session:
         """Let `callback` hear of an elastic run's workers that came or went, after the step in which they did."""
         self._changes.listen(callback)
 
+    def switch(self, recipe: recipe_switch.Written, *, reason: str = "") -> None:
+        """Go on with another recipe; every rank calls it after the same step, with the same recipe.
+
+        Nothing that was owed is lost: what compressors have not sent goes on in the residuals of `recipe`, or in the
+        gradients of the next step where it keeps none; workers that trained apart go on from the mean of their
+        parameters, with all that they owed in it, and of their optimizers' moments. Schedules and warm-ups count from
+        here, and gradients are gone, as after zero_grad(). Checkpoints remember the recipe in force. `reason` goes into
+        the record. With the recipe that is in force, nothing happens.
+
+        Raises RecipeError or AttachError for one that cannot be attached or switched to, LoopError within a step or
+        where some ranks train on, and MismatchError where ranks ask for different ones: all go on as before then.
+        """
+        recipe_switch.switch(self, recipe, reason)
+
     # -- saving and ending -----------------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
@@ -274,13 +289,23 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of what the recipe remembers, by parameter name. Never communicates."""
-        return session_checkpoint.session_state(self.recipe, self._layout, self._transport, self._synchronizer)
+        return session_checkpoint.session_state(
+            self.recipe,
+            self._layout,
+            self._transport,
+            self._synchronizer,
+            owed=self._step_hooks.owed.state(),
+            attached=repr(self._attached),
+            since=self._stages.since,
+        )
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
         """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
         them, all of their states in order of rank: each worker then begins with the mean of what they had to send.
         """
-        self._enter_stage(session_checkpoint.own_state(states, self._transport)["passes"])
+        passes = session_checkpoint.own_state(states, self._transport)["passes"]
+        recipe_switch.follow(self, states)
+        self._enter_stage(passes)
         session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)
 
     def track(self, loader: DataLoader[Any] | None = None, /, **part: Any) -> Any:

@@ -30,8 +30,15 @@ from gossamer.version import __version__
 SessionState = Mapping[str, Any]
 
 
-def session_state(recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer) -> dict[str, Any]:
+def session_state(
+    recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer, *, owed: NamedState, **about: Any
+) -> dict[str, Any]:
+    """owed: gradients of a recipe before, beside what this one remembers; about: more that a resumed run reads."""
+    state = synchronizer.remembered()
+    for name, tensors in owed.items():
+        state.setdefault(name, {}).update(tensors)
     return {
+        **about,
         "rank": transport.rank,
         "world": transport.world,
         "recipe": repr(recipe),
@@ -39,7 +46,7 @@ def session_state(recipe: Recipe, layout: str, transport: Transport, synchronize
         "links": transport.links,
         "step": synchronizer.step,
         "passes": synchronizer.passes,
-        "state": synchronizer.remembered(),
+        "state": state,
         "progress": synchronizer.progress(),
     }
 

@@ -24,7 +24,7 @@ class SessionStatus:
     """Counts the steps made since attach. step: the session's own counter, which a loaded checkpoint sets."""
 
     def __init__(self, recipe: Recipe, transport: Transport, step: Callable[[], int]) -> None:
-        self._recipe, self._rank, self._world, self._step = recipe, transport.rank, transport.world, step
+        self.recipe, self._rank, self._world, self._step = recipe, transport.rank, transport.world, step
         self.clock: Callable[[], float] = time.perf_counter  # where time is virtual, others take the place of these two
         self.timed: Callable[[float, StepCosts], StepSeconds] = wall_seconds
         self.recent: deque[tuple[StepSeconds, float]] = deque(maxlen=MOST_STEPS)  # the last steps, and their bytes
@@ -56,7 +56,7 @@ class SessionStatus:
         gradients = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         lines = [
             f"Session: rank {self._rank} of {self._world}, step {self._step()}",
-            f"recipe: {self._recipe!r}",
+            f"recipe: {self.recipe!r}",
             f"sent: {', '.join(self._traffic(gradients))}",
             f"record: {self.record or 'none'}; checkpoint: {self.checkpoint or 'none yet'}",
         ]

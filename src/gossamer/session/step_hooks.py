@@ -19,6 +19,7 @@ from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, Optimizer
 from gossamer.session.gradient_guards import GradientClip, Scaler, has_closure
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.loop_scaler import LoopScaler
+from gossamer.session.owed_gradients import OwedGradients
 from gossamer.session.tracked_parts import TrackedParts
 from gossamer.session.untold_scaler import refuse_late, show_overflow
 from gossamer.synchronizers.base import Synchronizer
@@ -55,6 +56,7 @@ class StepHooks:
         self._session, self._model, self._optimizer, self._recipe = session, model, optimizer, recipe
         self._tracked, self._clip = tracked, GradientClip(clip_norm, lambda: self.loop_scaler.scale())
         self.between_steps: list[Callable[[], None]] = []  # what is to be done after each, on every rank
+        self.owed = OwedGradients()
         self.loop_scaler = LoopScaler(scaler, optimizer, self._step_skipped, self._take_up_scaler)
 
     def adopt(self, parameters: Mapping[str, Parameter], transport: Transport) -> None:
@@ -63,6 +65,11 @@ class StepHooks:
         self._parameters = parameters
         self._foreign_guard = ForeignOptimizerGuard(self._model, self._optimizer, self._recipe, parameters)
         self.momentum = take_over(self._optimizer, self._recipe.compressor, parameters, transport, self._clip.norm)
+
+    def switch(self, recipe: Recipe, transport: Transport) -> None:
+        """The same parameters are attached under another recipe."""
+        self._recipe = recipe
+        self.adopt(self._parameters, transport)
 
     def install(self, group: GroupCalls) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler]:
         """What calls the hooks, until it is removed. To be exhausted."""
@@ -80,6 +87,7 @@ class StepHooks:
             self._foreign_guard.check(optimizer, local=self._session._muted_at == synchronizer.passes)
         if self._foreign_guard.shares(optimizer):
             synchronizer.use()
+            self.owed.pay(optimizer, self._parameters, closure=closure)
             self._clip.before(optimizer, self._parameters.values(), closure=closure)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -92,6 +100,7 @@ class StepHooks:
             self._session._check.look(synchronizer.step)
         synchronizer.before_step(closure=closure)
         touched = self.loop_scaler.scaler is None and synchronizer.touched
+        self.owed.pay(optimizer, self._parameters, closure=closure)
         self._clip.before(optimizer, self._parameters.values(), closure=closure)
         self.momentum.before(synchronizer.step, closure=closure, touched=touched)  # may move parameters
 

@@ -24,7 +24,12 @@ def catch_up(model: nn.Module, parts: Sequence[Stateful], missed: int, group: Gr
     missed_by_rank = [int(text) for text in group.all_gather_text(str(missed))]
     if not any(missed_by_rank):
         return
-    source, rank = missed_by_rank.index(0), group.transport.rank
+    take_over(model, parts, missed_by_rank.index(0), group)
+
+
+def take_over(model: nn.Module, parts: Sequence[Stateful], source: int, group: GroupCalls) -> None:
+    """Give all ranks the parameters, buffers and `parts` of rank `source`."""
+    rank = group.transport.rank
     text, tensors = checkpoint.flatten([part.state_dict() for part in parts])
     specs = {key: _spec(tensor) for key, tensor in tensors.items()}
     theirs = json.loads(group.all_gather_text(json.dumps({"tree": text, "tensors": specs}))[source])

@@ -65,6 +65,7 @@ class SyncContext:
     loop: LoopState
     compressor: Compressor
     seed: int
+    since: int = 0  # the step at which the recipe began: its compressors count from there
 
     def aggregation(self, step: int, moments: Moments = NO_MOMENTS) -> AggregationContext:
         """What a compressor is told of this rank at a step."""
@@ -132,6 +133,11 @@ class Synchronizer(ABC):
     def accumulating(self) -> bool:
         """Whether more backward passes are to come before there are gradients for the optimizer."""
         return False
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether no backward pass was made whose gradients an optimizer has still to use."""
+        return not self.accumulating
 
     @property
     def touched(self) -> bool:

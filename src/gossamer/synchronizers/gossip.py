@@ -43,9 +43,15 @@ class GossipAveraging(Synchronizer):
     """
 
     def __init__(
-        self, strategy: GossipStrategy, topology: Topology, buckets: Sequence[Bucket], context: SyncContext
+        self,
+        strategy: GossipStrategy,
+        topology: Topology,
+        buckets: Sequence[Bucket],
+        context: SyncContext,
+        start: int = 0,
     ) -> None:
         super().__init__()
+        self.step = self._start = start
         self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(context.compressor)
         self._buckets, self._context, self._loop, self._transport = buckets, context, context.loop, context.transport
         self._rule.check(topology, self._transport.world, context.seed)
@@ -63,6 +69,10 @@ class GossipAveraging(Synchronizer):
     @property
     def buckets(self) -> Sequence[Bucket]:
         return self._buckets
+
+    @property
+    def between_steps(self) -> bool:
+        return self._local.between_steps
 
     @property
     def agreed(self) -> Mapping[str, Tensor] | None:
@@ -89,7 +99,8 @@ class GossipAveraging(Synchronizer):
 
     @property
     def _next(self) -> SyncRound:
-        return self._strategy.schedule.sync_round(self._number)
+        fragment, launch, landing = self._strategy.schedule.sync_round(self._number)
+        return SyncRound(fragment, launch + self._start, landing + self._start)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -220,7 +231,7 @@ class GossipAveraging(Synchronizer):
         copy_state(remembered, self.remembered())
 
     def begin_at(self, step: int) -> None:
-        self.step, self._number = step, step // self._strategy.period
+        self.step, self._number = step, (step - self._start) // self._strategy.period
 
     @torch.no_grad()
     def restart(self) -> None:

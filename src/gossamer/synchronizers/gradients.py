@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -103,13 +104,15 @@ class GradientSynchronizer(Synchronizer):
         return self._sums.made > 0
 
     @property
+    def between_steps(self) -> bool:
+        return not self.accumulating and self.phase is GradientPhase.WAITING
+
+    @property
     def _members(self) -> Sequence[int]:
         return self._context.comm_thread.members(self._context.transport.world)
 
     def _due(self) -> int:
         return self._stage.passes((at := self._context.aggregation(self.step)).world, at.step)[at.rank]
-
-    # -- within backward -----------------------------------------------------------------------------------------------
 
     def _ready(self, bucket: Bucket, name: str, parameter: Tensor) -> None:
         """A gradient is there, or a part of it. Runs once per parameter, so it does as little as it can."""
@@ -156,7 +159,7 @@ class GradientSynchronizer(Synchronizer):
         if self._kept is not None:
             self._kept.clear()
         reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
-        reduction.kept, reduction.sampler = self._kept, self._loop.tensors
+        reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, self._context.since
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
         thread = self._context.comm_thread
@@ -193,15 +196,13 @@ class GradientSynchronizer(Synchronizer):
             sample=check.sample(self.step) if training else 0,
             first_nonfinite=NOBODY,
             stop=self.asked_to_stop,
-            used=np.array([name in self._sums.used or grad is not None for name, grad in self._gradients()]) & training,
+            used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
             moved=self._versions.moved() & training,
         )
         return StepTrailer(report=report, settings=pending.taken.settings, check=check, buffers=self._loop.buffers())
 
-    def _gradients(self) -> Iterator[tuple[str, Tensor | None]]:
-        for part in self._parts:
-            for name, parameter in part.parameters.items():
-                yield name, parameter.grad
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        return chain.from_iterable(part.parameters.items() for part in self._parts)
 
     # -- when backward is over -----------------------------------------------------------------------------------------
 
@@ -319,9 +320,6 @@ class GradientSynchronizer(Synchronizer):
         self.in_optimizer = True
         self.use()
 
-    def after_step(self) -> None:
-        self.rest()
-
     def end_epoch(self) -> int:
         self._drop_unused()
         missed = 0
@@ -335,7 +333,7 @@ class GradientSynchronizer(Synchronizer):
         return missed
 
     def meet_to_save(self) -> None:
-        with kept_gradients([p for part in self._parts for p in part.parameters.values()]):
+        with kept_gradients([p for _, p in self._named()]):
             if self._unused:
                 for bucket in self._buckets:
                     bucket.keep_before()
@@ -394,6 +392,8 @@ class GradientSynchronizer(Synchronizer):
     def rest(self) -> None:
         """What comes next is a new step."""
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
+
+    after_step = rest
 
     def close(self) -> None:
         for hook in self._hooks:

@@ -53,6 +53,10 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
     def touched(self) -> bool:
         return self._inside.touched
 
+    @property
+    def between_steps(self) -> bool:
+        return self._inside.between_steps and super().between_steps
+
     def use(self) -> None:
         self._inside.use()
 

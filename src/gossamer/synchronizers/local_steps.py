@@ -61,6 +61,11 @@ class LocalSteps:
     def counted(self) -> bool:
         return self.phase is StepPhase.COUNTED
 
+    @property
+    def between_steps(self) -> bool:
+        """Whether no backward pass was made since the last step."""
+        return self.phase is StepPhase.WAITING and self._weight is None
+
     def take_weight(self) -> float:
         """The weight of all samples of the step that is counted now."""
         weight, self._weight = self._weight, None

@@ -78,6 +78,10 @@ class ScheduledSynchronizer(Synchronizer):
         return [bucket for fragment in self._fragments for bucket in fragment.buckets]
 
     @property
+    def between_steps(self) -> bool:
+        return self._local.between_steps
+
+    @property
     def agreed(self) -> Mapping[str, Tensor] | None:
         return self._merged or self._task.agreed
 

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.compressors import Compressor, Dense
+from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket, layout_text
@@ -53,10 +54,16 @@ class StageSequence:
     comm_thread: CommThread
     loop: LoopState
     seed: int
+    since: int = 0  # the step at which the recipe began: its schedules and warm-ups count from there
     now: Stage = field(init=False)  # the one that goes on
 
     def __post_init__(self) -> None:
-        self.now = self.recipe.strategy.stages[0]
+        self.seed = rng.address(self.seed, "since", self.since) if self.since else self.seed
+        self.now = self._stages[0]
+
+    @property
+    def _stages(self) -> list[Stage]:
+        return [replace(stage, start=stage.start + self.since) for stage in self.recipe.strategy.stages]
 
     def at(self, transport: Transport) -> AggregationContext:
         return AggregationContext(seed=self.seed, rank=transport.rank, world=transport.world)
@@ -84,7 +91,7 @@ class StageSequence:
         if self.comm_thread.is_alone(self.transport.world):
             return self._begin_alone(parameters)
         exchange = self.make(parameters, fragments)
-        later = [stage.start for stage in self.recipe.strategy.stages if stage.start > self.now.start]
+        later = [stage.start for stage in self._stages if stage.start > self.now.start]
         exchange.last_pass = min(later, default=None)
         return exchange
 
@@ -110,11 +117,12 @@ class StageSequence:
             case GradientStage(delay=0) as stage:
                 return GradientSynchronizer(buckets, self._sparse(parameters), context, stage)
             case GradientStage() as stage:
-                return ScheduledSynchronizer(stage.schedule, [buckets], DelayedGradients(buckets, self.loop), context)
+                task = DelayedGradients(buckets, self.loop)
+                return ScheduledSynchronizer(stage.schedule, [buckets], task, context, stage.start)
             case AveragingStage() as stage:
                 return self._averaging(stage, parameters, fragments, context)
-            case GossipStage(strategy=strategy) if strategy.in_lock_step:
-                return GossipAveraging(strategy, self.recipe.topology, buckets, context)
+            case GossipStage(strategy=strategy) as stage if strategy.in_lock_step:
+                return GossipAveraging(strategy, self.recipe.topology, buckets, context, stage.start)
             case GossipStage(strategy=strategy):  # imported here: most sessions have no peers, and start sooner
                 from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
 
@@ -145,7 +153,7 @@ class StageSequence:
         return HierarchicalLocalSGD(inside, sparse, site, stage.schedule, fragments, task, context, stage.start)
 
     def _context(self, transport: Transport) -> SyncContext:
-        return SyncContext(transport, self.comm_thread, self.loop, self.recipe.compressor, self.seed)
+        return SyncContext(transport, self.comm_thread, self.loop, self.recipe.compressor, self.seed, self.since)
 
     def _tell(self, text: str) -> list[str]:
         return self.comm_thread.exchange(partial(self.transport.all_gather_text, text)).wait()
@@ -170,5 +178,5 @@ class StageSequence:
     def _after(self, passes: int) -> Stage:
         if self.comm_thread.is_alone(self.transport.world):
             return self.now  # plain training has one stage
-        *_, stage = [stage for stage in self.recipe.strategy.stages if stage.start <= passes]
+        *_, stage = [stage for stage in self._stages if stage.start <= passes]
         return stage
