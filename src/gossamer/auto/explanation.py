@@ -35,7 +35,7 @@ def ladder_text(auto: Auto) -> Iterator[str]:
         yield f"  {rung.name:<{wide}}" + "".join(f"{steps:>7}" for steps in shown)
     worth, close, moved = share_text(rule.worth), share_text(rule.close), share_text(loss_guard.MOST_MOVED)
     yield f"It changes between two steps, on all ranks alike: to a stronger one where the best saves {worth} of the"
-    yield f"time to a loss, or to a weaker one within {close} of the best; after {rule.looks} looks in a row that say so and"
+    yield f"time to a loss, or to a weaker one within {close} of the best; after {rule.looks} looks in a row and"
     late = f"{rule.surprise:g} times as long as foretold"
     yield f"{rule.dwell_steps} steps after the last change, or at once where a step takes {late}."
     yield f"While the learning rate rises, or the gradient's norm moves by {moved} in {loss_guard.WINDOW_STEPS} steps,"
