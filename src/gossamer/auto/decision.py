@@ -1,7 +1,7 @@
 """Decision: the rule by which all ranks change their recipe alike, from the same numbers and nothing else.
 
-At every look: fit the line, price the rungs, and see which is best. The target is the weakest rung that is within a
-tenth of the best one's seconds to a loss. It is taken when
+At every look: fit the line, price the rungs, and see which is best. Of those within a tenth of the best one's seconds
+to a loss the target is the one that needs the fewest steps, so Dense() if it is among them. It is taken when
 
     it is stronger, and the best saves more than 15 %, or it is weaker;
     three looks in a row have said so, the same way;
@@ -66,7 +66,7 @@ def decide(
         state = replace(state, closed_from=state.rung, closed_until=step + CLOSED_DWELLS * _dwell(rule, state))
     lossless_only = warms_up or loss_guard.moves(state.norms)
     among = _open(state, costs, step, lossless_only=lossless_only)
-    target, saved = _target(rule, state.rung, among, prices)
+    target, saved = _target(rule, state.rung, among, costs, prices)
     state = _vote(rule, state, target, saved)
     surprised = surprised or 1 / rule.surprise > 1 - saved
     hurries = overgrown or (surprised and _may_hurry(rule, state, step))
@@ -131,10 +131,14 @@ def _open(state: RuleState, costs: Sequence[RungCost], step: int, *, lossless_on
     ]
 
 
-def _target(rule: Rule, here: int, among: Sequence[int], prices: Sequence[RungPrice]) -> tuple[int, float]:
-    """The weakest of these rungs that is nearly as good as the best, and what the best would save."""
+def _target(
+    rule: Rule, here: int, among: Sequence[int], costs: Sequence[RungCost], prices: Sequence[RungPrice]
+) -> tuple[int, float]:
+    """Of the rungs that are nearly as good as the best of these the one that needs the fewest steps, and what the best
+    would save. Of equals Dense() is taken, or what is in force, or the weakest."""
     best = min(prices[place].loss_seconds for place in among)
-    target = next(place for place in among if (1 - rule.close) * prices[place].loss_seconds <= best)
+    near = [place for place in among if (1 - rule.close) * prices[place].loss_seconds <= best]
+    target = min(near, key=lambda place: (costs[place].steps, place != 0, place != here, place))
     return target, 1 - best / prices[here].loss_seconds
 
 
