@@ -106,13 +106,13 @@ def most_changes(rule: Rule, steps: int) -> int:
 
 
 def test_a_flapping_line_makes_few_changes() -> None:
-    calm, hasty = VirtualJob(flapping).run(seconds=3600), VirtualJob(flapping, rule=HASTY).run(seconds=3600)
+    calm, hasty = VirtualJob(flapping).run(seconds=3600), VirtualJob(flapping, rule=HASTY).run(seconds=600)
     assert len(calm.changes) <= most_changes(Rule(), calm.step)
     assert len(calm.changes) <= 20  # an hour
-    assert len(hasty.changes) > 5 * max(len(calm.changes), 1)
+    assert 6 * len(hasty.changes) > 5 * max(len(calm.changes), 1)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     st.lists(st.sampled_from(["10gbit,0.1ms", "1gbit,1ms", "50mbit,1ms", "10mbit,1ms"]), min_size=2, max_size=8),
     st.integers(3, 120),
@@ -212,6 +212,7 @@ some_measurement = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(some_measurement, min_size=4, max_size=4), min_size=1, max_size=12))
 def test_all_ranks_decide_alike_and_a_resumed_run_repeats_it(looks: list[list[Measurement]]) -> None:
     """Each rank has the others' numbers as text; one of the ranks resumes before every look."""

@@ -28,8 +28,8 @@ def ladder_text(auto: Auto) -> Iterator[str]:
     """The rungs, the rule and what bounds the loss, line by line."""
     rule, wide = Rule(), max(len(rung.name) for rung in RUNGS)
     kinds = {"Adam": True, "SGD": False}
-    yield f"{auto!r} takes one of these, from weak to strong, by how many steps each needs to the loss of Dense():"
-    yield f"  {'':<{wide}}" + "".join(f"{kind:>7}" for kind in kinds)
+    yield f"{auto!r}: one of these at a time, from weak to strong"
+    yield f"  {'how many times the steps of Dense() each needs:':>{wide}}" + "".join(f"{kind:>7}" for kind in kinds)
     for rung in RUNGS:
         shown = (_steps(rung, auto, adaptive=adaptive) for adaptive in kinds.values())
         yield f"  {rung.name:<{wide}}" + "".join(f"{steps:>7}" for steps in shown)
