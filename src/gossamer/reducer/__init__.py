@@ -6,6 +6,7 @@
     step_report          what a rank reports at a step's end, and what all ranks decide from all reports
     tensor_sampler       measures now and then what each tensor costs, and what of it waits
     parameter_check      finds out whether parameters or steps of the ranks have parted, from those reports
+    unsent_gradients     what compressors still owe, from one recipe's buckets to another's
     participation        poll before a sync round: which ranks take part, with what weight
     sparse_gradients     gradients of embeddings, which travel as rows beside the buckets
     accumulation         sums of gradients over several backward passes; backward_hooks: when a pass is over

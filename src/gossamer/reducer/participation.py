@@ -77,11 +77,11 @@ def refuse_apart(presences: Sequence[Presence]) -> None:
     if saving and len(saving) < len(presences):
         who = f"rank{'s' * (len(saving) > 1)} {', '.join(map(str, saving))}"
         raise LoopError(
-            f"call session.save() on every rank, not only where world.is_first: {who} called it, or session.load(), or "
-            "session.merged() with DelayedAveraging and a compressor, while others went on training or had run out of "
-            "data, and a checkpoint or a mean needs all of them at the same step. Where ranks have different numbers "
-            "of batches, write `with session.epoch():` around the loop over batches and save after it, or let all draw "
-            "equally many: DataLoader(..., drop_last=True)."
+            f"call session.save() on every rank, not only where world.is_first: {who} called it, or session.load(), "
+            "session.switch(), or session.merged() with DelayedAveraging and a compressor, while others went on "
+            "training or had run out of data, and a checkpoint, a switch or a mean needs all of them at the same step. "
+            "Where ranks have different numbers of batches, write `with session.epoch():` around the loop over batches "
+            "and save after it, or let all draw equally many: DataLoader(..., drop_last=True)."
         )
 
 

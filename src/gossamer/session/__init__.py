@@ -14,6 +14,9 @@ preemption.py          SIGTERM to one worker, which leaves an elastic run
 global_batch.py        attach's global_batch in the recipe; workers that are too many for it
 elastic_recipes.py     recipes whose workers cannot come and go
 layout_change.py       a synchronizer for parameters of other shapes
+recipe_switch.py       another recipe from one step to the next; what is owed goes along
+local_merge.py         one model and optimizer state for ranks that trained apart
+owed_gradients.py      what a recipe before had not sent, for the next step's gradients
 tracked_parts.py       schedulers, further optimizers and whatever else checkpoints hold; notices of what they lack
 tracked_loader.py      a DataLoader whose position is what the loop took
 group_calls.py         text all-gathers and broadcasts outside of steps; fork safety

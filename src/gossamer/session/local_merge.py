@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +33,8 @@ def merge_parameters(
     """Overwrite the parameters of all ranks by x = mean over ranks of (x_i - r_i); returns the bytes sent for it.
 
     r_i is what of this worker's steps no round has told the others: of pseudo-gradients, so in the parameters' unit,
-    and 0 where it stayed in x_i (DelayedAveraging). With LocalSGD that is where its rounds would have come to if nothing
-    had been left out. Rounds in flight have landed.
+    and 0 where it stayed in x_i (DelayedAveraging). With LocalSGD that is where its rounds would have come to if
+    nothing had been left out. Rounds in flight have landed.
     """
     dtypes = [accumulation_dtype(bucket.flat.dtype) for bucket in buckets]
     flats = [bucket.gather_parameters().to(dtype, copy=True) for bucket, dtype in zip(buckets, dtypes, strict=True)]
@@ -83,14 +82,9 @@ def _moments(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[
     return {
         f"{name}/{key}": value
         for name, parameter in parameters.items()
-        for key, value in _kept(optimizer, parameter).items()
+        for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point()
     }
-
-
-def _kept(optimizer: Optimizer, parameter: Parameter) -> Mapping[str, Any]:
-    """Without making an entry for it."""
-    return optimizer.state[parameter] if parameter in optimizer.state else {}
 
 
 def all_means(flats: Sequence[Tensor], group: GroupCalls) -> tuple[Sequence[Tensor], float]:

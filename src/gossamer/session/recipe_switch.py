@@ -27,7 +27,7 @@ from gossamer.checkpoint import reshard
 from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import accumulation_dtype
-from gossamer.errors import GossamerError, LoopError, MismatchError, RecipeError
+from gossamer.errors import CheckpointError, GossamerError, LoopError, MismatchError, RecipeError
 from gossamer.moments.take_over import ownership
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.reducer.averaged_state import averaged_keys
@@ -49,6 +49,8 @@ from gossamer.session.validation import refuse_sparse_gradients
 from gossamer.strategies import AveragingStage, GossipStage, GradientStage
 from gossamer.synchronizers.base import LoopState, Synchronizer
 from gossamer.synchronizers.stages import StageSequence
+from gossamer.transports.mesh.collective_preference import prefer_collective
+from gossamer.transports.mesh.collective_selector import requested_collective
 
 
 class SwitchingSession(Protocol):
@@ -140,12 +142,6 @@ def _prepared(session: SwitchingSession, wanted: Written) -> Following:
         )
     for each in (session.recipe, recipe):
         _refuse_unswitchable(session, each)
-    if recipe.topology.collective != session.recipe.topology.collective:
-        raise RecipeError(
-            f"{recipe.topology!r} asks for another collective than {session.recipe.topology!r}, and the workers agreed "
-            f"on that as their connections were made. Keep it: session.switch({str(recipe.strategy)!r} + ...), or "
-            "write gossamer run --collective."
-        )
     return laid_out(session, recipe, session._synchronizer.step)
 
 
@@ -173,7 +169,8 @@ def _refuse_unswitchable(session: SwitchingSession, recipe: Recipe) -> None:
     if not all(stage.in_lock_step for stage in recipe.strategy.stages):
         raise RecipeError(
             f"with {recipe.strategy!r} workers do not move in step, so there is no step after which all of them could "
-            f"change their recipe. Train with it from the beginning: gossamer.attach(model, optimizer, {str(recipe)!r})."
+            "change their recipe. Train with it from the beginning: gossamer.attach(model, optimizer, "
+            f"{str(recipe)!r})."
         )
     if ownership(recipe.compressor, session._parameters) and not session._group.alone:
         raise RecipeError(
@@ -255,6 +252,7 @@ def enter(session: SwitchingSession, following: Following) -> None:
     before, since = session._synchronizer, following.stages.since
     passes = before.passes
     before.close()
+    prefer_collective(session._transport, requested_collective(following.recipe.topology.collective))
     for parameter in session._parameters.values():
         parameter.grad = None  # they lie in buckets that go
     now = following.stages.begin(session._parameters, following.fragments)
@@ -302,7 +300,7 @@ def _tell(session: SwitchingSession, before: Recipe, reason: str, nbytes: float)
     events.emit(
         events.RecipeSwitched(step=step, before=repr(before), after=repr(after), reason=reason, bytes_sent=nbytes)
     )
-    if session._transport.rank == 0:
+    if session._transport.rank == 0 and not session._group.alone:
         because = f": {reason}" if reason else ""
         events.notice(f"after step {step} the recipe {before} was switched to {after}{because}")
         if caution := after.strategy.caution(after.compressor):
@@ -322,6 +320,12 @@ def follow(session: SwitchingSession, states: Sequence[Mapping[str, Any]]) -> No
     switched = in_force != (attached, 0) or session._stages.since
     began_alike = reshard.alike(attached, repr(session._attached)) or own["recipe"] == repr(session._attached)
     if switched and began_alike and in_force != (repr(session.recipe), session._stages.since):
+        if not session._group.comm_thread.is_fixed:
+            raise CheckpointError(
+                f"this checkpoint was written under {own['recipe']!r}, after session.switch(), and newcomers of an "
+                "elastic run learn their recipe from the script. Go on with a fixed number of workers: "
+                "gossamer run --workers 4."
+            )
         before = session.recipe
         enter(session, laid_out(session, resolve(own["recipe"], transport.world), since))
         _tell(session, before, "the checkpoint was written under it", 0.0)

@@ -36,6 +36,7 @@ from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.session.layout_change import laid_out_anew
 from gossamer.session.parameter_form import ParameterForm
+from gossamer.session.recipe_choice import Written
 from gossamer.session.scalars import logged_numbers, sample_weight
 from gossamer.session.session_status import SessionStatus
 from gossamer.session.startup_checks import check_ranks_alike, fingerprint
@@ -260,7 +261,7 @@ class Session:
         """Let `callback` hear of an elastic run's workers that came or went, after the step in which they did."""
         self._changes.listen(callback)
 
-    def switch(self, recipe: recipe_switch.Written, *, reason: str = "") -> None:
+    def switch(self, recipe: Written, *, reason: str = "") -> None:
         """Go on with another recipe; every rank calls it after the same step, with the same recipe.
 
         Nothing that was owed is lost: what compressors have not sent goes on in the residuals of `recipe`, or in the

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from gossamer.core import rng
 from gossamer.errors import LoopError
@@ -154,16 +155,15 @@ class GradientSynchronizer(Synchronizer):
         if self._pending is not None:
             self._pending.taken = taken
             return self._pending
-        at = self._context.aggregation(self.step, taken.moments)
-        compressor, transport = self._context.compressor, self._context.transport
+        at = (context := self._context).aggregation(self.step, taken.moments)
+        compressor, transport = context.compressor, context.transport
         if self._kept is not None:
             self._kept.clear()
         reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
-        reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, self._context.since
+        reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, context.since
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
-        thread = self._context.comm_thread
-        self._pending = PendingReduction(reduction, self._buckets, self._sparse, thread, taken, admits)
+        self._pending = PendingReduction(reduction, self._buckets, self._sparse, context.comm_thread, taken, admits)
         self._pending.begin(self._loop.warn, self._trained, self._loop.check())
         return self._pending
 
@@ -201,7 +201,7 @@ class GradientSynchronizer(Synchronizer):
         )
         return StepTrailer(report=report, settings=pending.taken.settings, check=check, buffers=self._loop.buffers())
 
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
+    def _named(self) -> Iterator[tuple[str, Parameter]]:
         return chain.from_iterable(part.parameters.items() for part in self._parts)
 
     # -- when backward is over -----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from gossamer.core.ops import CollectiveOp
 from gossamer.network import Network
 from gossamer.network.cost.op_cost import DEFAULT, Chosen, NetworkCost, seconds
 from gossamer.runtime.transport import Transport
+from gossamer.transports.mesh.collective_preference import prefer_collective
 
 
 class ThrottledTransport:
@@ -56,6 +57,12 @@ class ThrottledTransport:
     @links.setter
     def links(self, text: str) -> None:
         self._inner.links = text
+
+    def prefer(self, wish: str) -> None:
+        """From now on means take this collective, and are priced by it."""
+        self._collective = wish
+        self._prices.clear()
+        prefer_collective(self._inner, wish)
 
     def make_progress(self) -> bool:
         return self._inner.make_progress()

@@ -17,5 +17,6 @@ bandwidth_probe      which pairs send to each other to find each host's rates
 link_statistics      the kernel's counters of all connections by peer, for observers
 tcp_info             the kernel's statistics of a connection
 collective_selector  which collective a mean takes
+collective_preference  asks a transport for another one from now on
 stall_watchdog       notices and timeouts while connected peers are silent
 """

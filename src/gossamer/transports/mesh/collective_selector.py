@@ -41,6 +41,12 @@ class CollectiveSelector:
         self._wish, self._links, self._says = wish, links, says
         self._picked: dict[tuple[int, int, Ranks], Collective] = {}
 
+    def prefer(self, wish: str) -> None:
+        """From now on take this collective, as all ranks do from the same operation on."""
+        check_wish(wish)
+        self._wish = wish
+        self._picked.clear()
+
     @property
     def links(self) -> Links:
         return self._links

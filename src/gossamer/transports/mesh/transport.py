@@ -15,6 +15,7 @@ from gossamer.core.ops import Coalesced, CollectiveOp, InGroup
 from gossamer.environment.run_token import run_token
 from gossamer.errors import ConnectError, MismatchError
 from gossamer.runtime.transport import Transport
+from gossamer.transports.mesh.collective_preference import prefer_collective
 from gossamer.transports.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
 from gossamer.transports.mesh.connect import connect
 from gossamer.transports.mesh.link_measurement import Links, measure
@@ -182,6 +183,13 @@ class MeshTransport:
         for part in self._parts:
             first = self.rank - part.rank
             part.links = known.among(range(first, first + part.world)).text
+
+    def prefer(self, wish: str) -> None:
+        """From now on means take this collective, in this group and in its parts: between two operations, everywhere
+        alike."""
+        self._operations.pick.prefer(wish)
+        for part in self._parts:
+            prefer_collective(part, wish)
 
     def close(self, why: str = "") -> None:
         """Leave the group. Any thread may: an operation that another one waits for then raises PeerLost, for `why`."""
