@@ -130,3 +130,37 @@ class VirtualJob:
 def work_of(rung: int, network: str, seconds: float) -> float:
     """Steps of Dense() that one rung alone would have come as far as."""
     return seconds / step_on(rung, network).step_seconds / ladder()[rung].steps
+
+
+def best_work(network: str, seconds: float) -> float:
+    """Of the rung that comes furthest there, if it is in force from the first second on."""
+    return max(work_of(rung, network, seconds) for rung in range(len(RUNGS)))
+
+
+def _report() -> None:
+    """The tables of docs/auto.md: python tests/support/virtual_ladder.py"""
+    print("| network | chosen | after steps | of the best rung's way, in 1000 s |\n|---|---|---|---:|")
+    for network in (
+        "10gbit,0.1ms",
+        "1gbit,1ms",
+        "300mbit,1ms",
+        "100mbit,20ms",
+        "10mbit,20ms",
+        "1gbit,200ms",
+        "10gbit,1s",
+    ):
+        job = VirtualJob(lambda second, network=network: network).run(seconds=1000)  # type: ignore[misc]
+        taken = ", ".join(f"`{RUNGS[change.after].name}`" for _, _, change in job.changes) or "`Dense()`"
+        steps = ", ".join(str(step) for step, _, _ in job.changes) or "stays"
+        print(f"| {network} | {taken} | {steps} | {job.work / best_work(network, job.seconds):.1%} |")
+    for usual, between in (("10gbit,0.1ms", "20mbit,1ms"), ("1gbit,1ms", "10mbit,1ms"), ("100mbit,1ms", "10mbit,1ms")):
+        job = VirtualJob(lambda second, u=usual, b=between: b if 600 <= second < 1200 else u).run(seconds=1800)  # type: ignore[misc]
+        fixed = [work_of(rung, usual, 1200) + work_of(rung, between, 600) for rung in range(len(RUNGS))]
+        best = fixed.index(max(fixed))
+        print(
+            f"| {usual}; {between}; {usual} | {len(job.changes)} | {job.work:.0f} | {fixed[best]:.0f} | `{RUNGS[best].name}` |"
+        )
+
+
+if __name__ == "__main__":
+    _report()
