@@ -18,7 +18,7 @@ def test_every_line_starts_with_something_that_can_be_pasted():
             text = line.strip().partition("  ")[0]
             resolve(text)
             names.append(text.rpartition(" + ")[2].partition("(")[0])
-    assert sorted(names) == sorted([*NOUNS, *PRESETS])
+    assert sorted(names) == sorted([*NOUNS, *PRESETS, "auto", "Auto"])
 
 
 def test_lines_are_grouped_under_their_kind():
@@ -28,6 +28,7 @@ def test_lines_are_grouped_under_their_kind():
         "compressor (default Dense())",
         "topology (default Complete())",
         "preset",
+        "chosen while training",
     ]
 
 

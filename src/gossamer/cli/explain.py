@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from gossamer.auto.explanation import ladder_text
 from gossamer.cli.options import output_option
 from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
@@ -24,7 +25,7 @@ from gossamer.observe.units import rate_text, seconds_text
 from gossamer.profiling.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.profiling.synthetic_shapes import assumed
 from gossamer.profiling.user_script import attached_by
-from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe, automatic, resolve
 from gossamer.strategies import AveragingStage, GradientStage, PeriodicSchedule, Strategy, SyncRound
 from gossamer.transports.mesh.collective_selector import AUTO
 
@@ -101,6 +102,8 @@ def explain(
         step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
+    for line in _choice_lines(recipe):
+        click.echo(line, file=sys.stdout)
     for line in _lines(resolved, model, traffic):
         click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
     for line in _hiding_lines(resolved, traffic, step):
@@ -172,6 +175,13 @@ def _model(
     if script is not None:
         return str(script), attached_by(script, arguments, recipe)
     return "shapes assumed, like a transformer's", assumed(parameters or ASSUMED_PARAMETERS, recipe)
+
+
+def _choice_lines(recipe: str) -> Iterator[str]:
+    """What a recipe that is chosen while training is chosen from; what follows it is of the first one."""
+    if (auto := automatic(recipe)) is not None:
+        yield from ladder_text(auto)
+        yield "\nIt begins with:"
 
 
 def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Recipes: one strategy, one compressor and one topology, in Python and as text.
 
-recipe              Recipe, and `resolve`, which completes what a user wrote
+recipe              Recipe; `resolve` completes what a user wrote; `automatic` says whether it is chosen while training
+auto                Auto, in the place of a recipe that is chosen while training
 parser              text to terms, by Python's syntax tree; nothing is evaluated
 nodes               compression between nodes, written in the topology, becomes the compressor
 catalog             every term there is by name, the presets, an example of each
@@ -13,7 +14,7 @@ compression_choice  Sharded or SparseSum around a compressor where so many worke
 from gossamer.recipes.catalog import PRESETS, describe
 from gossamer.recipes.fields import signature
 from gossamer.recipes.parser import parse
-from gossamer.recipes.recipe import KINDS, Recipe, resolve
+from gossamer.recipes.recipe import KINDS, Recipe, automatic, resolve
 from gossamer.recipes.validation import LONGEST_TEXT
 
-__all__ = ["KINDS", "LONGEST_TEXT", "PRESETS", "Recipe", "describe", "parse", "resolve", "signature"]
+__all__ = ["KINDS", "LONGEST_TEXT", "PRESETS", "Recipe", "automatic", "describe", "parse", "resolve", "signature"]

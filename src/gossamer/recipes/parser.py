@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from gossamer.core.term import Term, Terms
 from gossamer.errors import RecipeError
+from gossamer.recipes.auto import Auto
 from gossamer.recipes.catalog import NOUNS, PRESETS, example_of
 from gossamer.recipes.fields import fields_of, positional_count, signature
 from gossamer.recipes.other_names import BY_NAME, normalized
@@ -78,6 +79,8 @@ class _Reader:
                 waiting += [node.right, node.left]
             elif isinstance(node, ast.Name) and node.id in PRESETS:
                 yield from PRESETS[node.id].terms
+            elif isinstance(node, ast.Name) and node.id == AUTO:
+                yield Auto()
             else:
                 yield self.term(node, 1)
 
@@ -93,8 +96,8 @@ class _Reader:
         raise self.refusal(f"This is no term. Write terms joined by +: {_SHAPE}.", node)
 
     def noun(self, node: ast.expr, name: str) -> type[Term]:
-        if name in NOUNS:
-            return NOUNS[name]
+        if name in TERMS:
+            return TERMS[name]
         if name in PRESETS:
             raise self.refusal(
                 f"The preset {name} takes no arguments and stands at the top of a recipe, because it is one. "
@@ -143,7 +146,9 @@ class _Reader:
             raise self.refusal(str(error), node) from None
 
 
-KNOWN = {normalized(name): name for name in (*NOUNS, *PRESETS)} | {name: name for name in BY_NAME}
+AUTO = "auto"  # is Auto()
+TERMS: dict[str, type[Term]] = NOUNS | {Auto.__name__: Auto}
+KNOWN = {normalized(name): name for name in (*TERMS, *PRESETS)} | {name: name for name in BY_NAME}
 
 
 def _no_such(name: str) -> str:
@@ -161,8 +166,8 @@ def _no_such(name: str) -> str:
 
 def _shown(name: str) -> str:
     """How to write a known name."""
-    if name in NOUNS:
-        return signature(NOUNS[name])
+    if name in TERMS:
+        return signature(TERMS[name])
     return BY_NAME[name].recipe if name in BY_NAME else name
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from gossamer.compressors import Compressor, Dense, Feedback, Route
 from gossamer.core.term import Term, Terms
 from gossamer.errors import RecipeError
+from gossamer.recipes.auto import Auto
 from gossamer.recipes.compression_choice import cheapest
 from gossamer.recipes.nodes import compress_between_nodes, sharing_workers
 from gossamer.recipes.parser import parse
@@ -44,10 +45,11 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
     that is wrapped so and whose means can be encoded again is wrapped in Sharded first, and few entries inside Feedback
     in SparseSum, where `world` is known and so many workers then send less: see `cheapest`. Wrappers that were written
-    stay; a strategy that resends losses gets Route.
+    stay; a strategy that resends losses gets Route. Where the recipe is chosen while training, this is the one to begin
+    with.
     """
     chosen: dict[str, Any] = {}
-    for term in _terms(recipe):
+    for term in () if automatic(recipe) else _terms(recipe):
         check_type(term)
         if term.kind in chosen:
             first = chosen[term.kind]
@@ -72,6 +74,18 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
             f"a recipe's text has at most {LONGEST_TEXT}. Write fewer nested terms."
         )
     return resolved
+
+
+def automatic(recipe: Recipe | Terms | Term | str | None) -> Auto | None:
+    """How the recipe is to be chosen while training; None where one was written that stays."""
+    terms = _terms(recipe)
+    found = [term for term in terms if isinstance(term, Auto)]
+    if found and len(terms) > 1:
+        raise RecipeError(
+            f"{recipe} joins {found[0]!r}, which takes one recipe after the other, to a part of one. Write auto alone, "
+            "or leave it out."
+        )
+    return found[0] if found else None
 
 
 def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:

@@ -62,6 +62,11 @@ class StepDecision:
         return tuple(rank for rank, report in enumerate(self.reports) if report.presence == Presence.TRAINING)
 
     @property
+    def all_trained(self) -> bool:
+        """Whether every rank had data, and goes on to its optimizer's step."""
+        return len(self.active) == len(self.reports)
+
+    @property
     def presences(self) -> tuple[Presence, ...]:
         return tuple(report.presence for report in self.reports)
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.checkpoint.state import Stateful
-from gossamer.recipes.recipe import resolve
+from gossamer.recipes.recipe import automatic, resolve
 from gossamer.reducer.parameter_check import Verify
 from gossamer.session.global_batch import refuse_small_batch, with_global_batch
 from gossamer.session.gradient_guards import Scaler, within_wrapper
@@ -46,7 +46,8 @@ def attach(
     global_batch: int | None = None,
     batch: int | None = None,
 ) -> Session:
-    """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense().
+    """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense(), and
+    "auto" a recipe that is chosen while training, as links and gradients are measured.
 
     Works in place: the model's class, its state_dict and the loop stay as they are. When loss.backward() returns,
     gradients are averaged. scaler: the loop's GradScaler, so that all ranks skip the same steps; clip_norm: the largest
@@ -85,7 +86,12 @@ def attach(
     refuse_foreign_parameters(optimizer, model)
     world = current()
     # A recipe must not change when workers come and go, so none is chosen for their number there
-    resolved = resolve(chosen_recipe(recipe, world), None if is_elastic() else world.size)
+    written = chosen_recipe(recipe, world)
+    if (auto := automatic(written)) is not None:  # imported here: most sessions have one recipe, and start sooner
+        from gossamer.session.auto_recipe import choose_while_training, refuse_fixed_choice
+
+        refuse_fixed_choice(auto, global_batch)
+    resolved = resolve(written, None if is_elastic() else world.size)
     resolved = with_global_batch(resolved, global_batch, batch)
     refuse_small_batch(resolved, join_run().most if is_elastic() else world.size)
     refuse_sparse_gradients(model, resolved)
@@ -108,4 +114,6 @@ def attach(
     session.status.record = recorded
     if scheduler is not None:
         session.track(scheduler=scheduler)
+    if auto is not None:
+        choose_while_training(session, auto)
     return session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gossamer import events
+from gossamer.auto.measurement import MOST_STEPS, StepSeconds
 from gossamer.observe.units import bytes_text
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
@@ -23,7 +25,10 @@ class SessionStatus:
 
     def __init__(self, recipe: Recipe, transport: Transport, step: Callable[[], int]) -> None:
         self.recipe, self._rank, self._world, self._step = recipe, transport.rank, transport.world, step
-        self._last_at, self.step_seconds = time.perf_counter(), 0.0  # of the last step
+        self.clock: Callable[[], float] = time.perf_counter  # where time is virtual, others take the place of these two
+        self.timed: Callable[[float, StepCosts], StepSeconds] = wall_seconds
+        self.recent: deque[tuple[StepSeconds, float]] = deque(maxlen=MOST_STEPS)  # the last steps, and their bytes
+        self._last_at, self.step_seconds = self.clock(), 0.0  # of the last step
         self._steps, self._bytes_sent = 0, 0.0
         self._data = DataWait()
         self.record = self.checkpoint = ""  # where they are
@@ -37,12 +42,13 @@ class SessionStatus:
         self._data.begin()
 
     def step_ended(self, skipped: bool, costs: StepCosts) -> None:
-        now = time.perf_counter()
+        now = self.clock()
         if active.recorder is not None:
             active.recorder.step_ended(self._step(), self._last_at, now)
         seconds, self._last_at = now - self._last_at, now
         self._steps, self.step_seconds = self._steps + 1, seconds
-        self._bytes_sent += costs.get("bytes_sent", 0.0)
+        self._bytes_sent += (sent := costs.get("bytes_sent", 0.0))
+        self.recent.append((self.timed(seconds, costs), sent))
         data = self._data.take()
         events.emit(events.StepEnded(step=self._step(), seconds=seconds, skipped=skipped, data_seconds=data, **costs))
 
@@ -67,6 +73,12 @@ class SessionStatus:
             yield f"{bytes_text(sent)} a step"
             if sent:
                 yield _compared(sent, dense)
+
+
+def wall_seconds(seconds: float, costs: StepCosts) -> StepSeconds:
+    """Where a step's seconds went, as clocks have measured it."""
+    computing = costs.get("encode_seconds", 0.0) + costs.get("decode_seconds", 0.0)
+    return StepSeconds(seconds, costs.get("waiting_seconds", 0.0), costs.get("wire_seconds", 0.0), computing)
 
 
 def _compared(sent: float, dense: float) -> str:

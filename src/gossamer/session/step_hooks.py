@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import nn
@@ -55,6 +55,7 @@ class StepHooks:
     ) -> None:
         self._session, self._model, self._optimizer, self._recipe = session, model, optimizer, recipe
         self._tracked, self._clip = tracked, GradientClip(clip_norm, lambda: self.loop_scaler.scale())
+        self.between_steps: list[Callable[[], None]] = []  # what is to be done after each, on every rank
         self.owed = OwedGradients()
         self.loop_scaler = LoopScaler(scaler, optimizer, self._step_skipped, self._take_up_scaler)
 
@@ -108,14 +109,19 @@ class StepHooks:
             return
         self.momentum.after()
         self._session._synchronizer.after_step()
-        self._session._step_over()
+        self._over()
 
     def _step_skipped(self) -> None:
         """The scaler has left out the optimizer's step, of which no hook of the optimizer's tells."""
         if not self._group.forked:
             self._session._refuse_pass()
             self._session._synchronizer.step_skipped()
-            self._session._step_over()
+            self._over()
+
+    def _over(self) -> None:
+        self._session._step_over()
+        for act in self.between_steps:
+            act()
 
     def _take_up_scaler(self, optimizer: Optimizer) -> bool:
         if self._group.forked or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):

@@ -250,7 +250,7 @@ class GradientSynchronizer(Synchronizer):
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
         self._pending = None
         self._admission.note()
-        self.stopping = decision.stop
+        self.stopping, self.all_trained = decision.stop, decision.all_trained
         refuse_apart(decision.presences)
         if decision.parted:
             self._context.compare_parameters(decision.parted, self.step)

@@ -71,6 +71,7 @@ class RoundResult:
     used: Sequence[bool] = ()  # by parameter: some rank had a gradient
     blame: NonFiniteOrigin | None = None
     active: bool = True  # some rank goes on training
+    all_trained: bool = False  # every rank does
     stop: bool = False  # the run ends
     lag: float | None = None  # what this rank has still to send over what it offered, where that was asked for
     parted: tuple[int, ...] = ()  # ranks whose parameters were found not to be the same
@@ -126,7 +127,12 @@ class OutgoingRound:
         if blame is None and mean is not None and not all_finite(mean):
             blame = None, "buffers"
         result = RoundResult(
-            blame=blame, active=active, stop=decision.stop, parted=decision.parted, costs=reduction.costs()
+            blame=blame,
+            active=active,
+            all_trained=decision.all_trained,
+            stop=decision.stop,
+            parted=decision.parted,
+            costs=reduction.costs(),
         )
         if blame is not None or not reduction.total:
             return result

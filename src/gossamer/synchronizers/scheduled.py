@@ -241,7 +241,7 @@ class ScheduledSynchronizer(Synchronizer):
             result = landed.work.wait()
             self._in_flight.popleft()  # not before: newcomers are told which rounds are still to be made
             use_on_current_stream((*result.means, *result.owns, result.averaged_state))
-        self.stopping = self.stopping or result.stop
+        self.stopping, self.all_trained = self.stopping or result.stop, result.all_trained
         self._awaited = self._awaited or (result.awaited and landed.number >= self._admitted)
         if result.parted:
             self._context.compare_parameters(result.parted, self.step)

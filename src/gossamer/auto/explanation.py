@@ -1,0 +1,47 @@
+"""Explanations: a change in one line, and the ladder for `gossamer explain auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gossamer.auto import loss_guard
+from gossamer.auto.ladder import RUNGS, Rung, admitted
+from gossamer.auto.network_fit import Line, Window
+from gossamer.auto.pricing import RungPrice
+from gossamer.auto.rule import Rule
+from gossamer.observe.units import rate_text, seconds_text, share_text
+from gossamer.recipes.auto import Auto
+
+
+def change_text(window: Window, line: Line, before: RungPrice, after: RungPrice) -> str:
+    """Why: what was measured, and what is foretold."""
+    saved = 1 - after.loss_seconds / before.loss_seconds
+    return (
+        f"a step takes {seconds_text(window.step)}, {seconds_text(window.computing)} of it computing, over "
+        f"{rate_text(line.bits_per_second)} and {seconds_text(line.trip_seconds)} a message; foretold "
+        f"{seconds_text(after.step_seconds)}, and {share_text(abs(saved))} {'less' if saved >= 0 else 'more'} time "
+        "to the same loss"
+    )
+
+
+def ladder_text(auto: Auto) -> Iterator[str]:
+    """The rungs, the rule and what bounds the loss, line by line."""
+    rule, wide = Rule(), max(len(rung.name) for rung in RUNGS)
+    kinds = {"Adam": True, "SGD": False}
+    yield f"{auto!r}: one of these at a time, from weak to strong"
+    yield f"  {'how many times the steps of Dense() each needs:':>{wide}}" + "".join(f"{kind:>7}" for kind in kinds)
+    for rung in RUNGS:
+        shown = (_steps(rung, auto, adaptive=adaptive) for adaptive in kinds.values())
+        yield f"  {rung.name:<{wide}}" + "".join(f"{steps:>7}" for steps in shown)
+    worth, close, moved = share_text(rule.worth), share_text(rule.close), share_text(loss_guard.MOST_MOVED)
+    yield f"It changes between two steps, on all ranks alike: to a stronger one where the best saves {worth} of the"
+    yield f"time to a loss, or to a weaker one within {close} of the best; after {rule.looks} looks in a row and"
+    late = f"{rule.surprise:g} times as long as foretold"
+    yield f"{rule.dwell_steps} steps after the last change, or at once where a step takes {late}."
+    yield f"While the learning rate rises, or the gradient's norm moves by {moved} in {loss_guard.WINDOW_STEPS} steps,"
+    yield f"not to one that needs more than {loss_guard.LOSSLESS_STEPS:g} times the steps. One that lets more than"
+    yield f"{loss_guard.MOST_RESIDUAL_GRADIENTS:g} gradients wait to be sent is left."
+
+
+def _steps(rung: Rung, auto: Auto, *, adaptive: bool) -> str:
+    return f"{rung.steps(adaptive=adaptive):.2f}" if rung in admitted(auto, adaptive=adaptive) else "never"

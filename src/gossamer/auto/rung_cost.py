@@ -1,0 +1,67 @@
+"""Rung costs: bytes, messages and computing of a step on each rung, by the real aggregations over meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gossamer.auto.ladder import Rung
+from gossamer.core.layout import dtype_of
+from gossamer.core.ops import AllReduceMean, Coalesced, CollectiveOp
+from gossamer.estimate.op_trace import trace_ops
+from gossamer.estimate.traffic import estimate_traffic
+from gossamer.events import Attached
+from gossamer.runtime.pipeline import DEPTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungCost:
+    """What a rung costs one worker in a step, on average over its period."""
+
+    name: str
+    steps: float  # to a loss, over those of Dense()
+    period: int  # steps from one round to the next; 1: gradients are averaged in every step
+    bytes_sent: float  # payload
+    trips: float  # messages that wait for each other, one way each
+    codec_seconds: float  # of the communication thread, before it was tried here
+    buckets: int  # that leave one after the other while gradients appear
+
+    @property
+    def local(self) -> bool:
+        return self.period > 1
+
+
+def rung_costs(rungs: Sequence[Rung], model: Attached, workers: int, *, adaptive: bool) -> tuple[RungCost, ...]:
+    """Price the rungs for a model that is attached with any of them. Exact, for bytes."""
+    return tuple(_cost(rung, model, workers, rung.steps(adaptive=adaptive)) for rung in rungs)
+
+
+def _cost(rung: Rung, model: Attached, workers: int, steps: float) -> RungCost:
+    recipe = rung.recipe(workers)
+    stage = recipe.strategy.steady_stage
+    period = stage.schedule.period if stage.local_parameters else 1
+    model = replace(model, fragments=(0,) * len(model.layouts), rider_bytes=())
+    ops = [trace_ops(recipe, layout, dtype_of(text), workers) for text, layout in model.layouts]
+    at_once = min(len(ops), DEPTH)  # buckets travel beside each other
+    trips = sum(_trips(op) for bucket in ops for op in bucket) / at_once + (period > 1)  # and a participation poll
+    gradient_bytes = sum(dtype_of(text).itemsize * layout.numel for text, layout in model.layouts)
+    return RungCost(
+        name=rung.name,
+        steps=steps,
+        period=period,
+        bytes_sent=estimate_traffic(recipe, model, workers=workers).bytes_sent,
+        trips=trips / period,
+        codec_seconds=gradient_bytes / rung.codec_bytes_per_second / period,
+        buckets=len(ops),
+    )
+
+
+def _trips(op: CollectiveOp) -> int:
+    """A mean goes to the owners of its parts and back, however many hops a longer way would have."""
+    match op:
+        case AllReduceMean():
+            return 2
+        case Coalesced(ops):
+            return max(map(_trips, ops), default=0)
+        case _:
+            return 1

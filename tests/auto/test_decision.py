@@ -1,0 +1,263 @@
+"""The rule in virtual time: networks are planted, and foretold by another program than the rule's own pricing."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.virtual_ladder import RUNGS, VirtualJob, ladder, step_on, work_of
+
+from gossamer.auto.decision import decide, look_steps
+from gossamer.auto.measurement import Measurement, StepSeconds
+from gossamer.auto.rule import Rule, RuleState
+
+ALL = range(len(RUNGS))
+DENSE, INT8, FLOAT4, TOPK, DILOCO = 0, 2, 3, 5, 6
+HASTY = Rule(dwell_steps=0, looks=1)  # the twin without hysteresis
+
+
+def always(text):
+    return lambda second: text
+
+
+def phases(second):
+    """100 -> 10 -> 100 mbit/s."""
+    return "10mbit,1ms" if 300 <= second % 900 < 600 else "100mbit,1ms"
+
+
+def flapping(second, half_period=30.0):
+    return ("1gbit,1ms", "50mbit,1ms")[int(second / half_period) % 2]
+
+
+# -- planted truths ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fast_network_keeps_dense() -> None:
+    job = VirtualJob(always("10gbit,0.1ms")).run(seconds=300)
+    assert job.state.rung == DENSE
+    assert not job.changes
+
+
+@pytest.mark.parametrize("network", ["300mbit,1ms", "100mbit,1ms", "100mbit,20ms", "1gbit,200ms"])
+@pytest.mark.parametrize("probes", [True, False])
+def test_a_slow_network_gets_a_rung_within_15_percent_of_the_best(network: str, probes: bool) -> None:
+    job = VirtualJob(always(network), probes=probes).run(seconds=600)
+    assert job.state.rung != DENSE
+    best = max(work_of(rung, network, 1.0) for rung in ALL)
+    assert work_of(job.state.rung, network, 1.0) > best / 1.15
+    assert job.work > work_of(DENSE, network, job.seconds)
+
+
+def test_where_messages_are_slow_rounds_become_few() -> None:
+    """Half a second for each message: a quarter of the bytes saves little of it."""
+    job = VirtualJob(always("10gbit,1s")).run(seconds=1000)
+    assert job.state.rung == DILOCO
+    assert step_on(INT8, "10gbit,1s").step_seconds > 0.7 * step_on(DENSE, "10gbit,1s").step_seconds
+
+
+def test_the_network_is_worth_nothing_to_the_twin_that_sees_no_messages() -> None:
+    """Without latency in the prices the same line looks as if bytes were slow."""
+    costs = [replace(cost, trips=0.0) for cost in ladder()]
+    blind = VirtualJob(always("1gbit,200ms"), costs=costs).run(seconds=100)
+    seeing = VirtualJob(always("1gbit,200ms")).run(seconds=100)
+    assert len(blind.changes) > len(seeing.changes) or blind.state.rung != seeing.state.rung
+
+
+# -- a network that changes --------------------------------------------------------------------------------------------
+
+
+def test_the_rung_follows_the_network() -> None:
+    job = VirtualJob(phases).run(seconds=900)
+    done = [0.0, *(max(work for second, _, work in job.history if second <= end) for end in (300, 600, 900))]
+    for phase, network in enumerate(("100mbit,1ms", "10mbit,1ms", "100mbit,1ms")):
+        best = max(work_of(rung, network, 300.0) for rung in ALL)
+        assert done[phase + 1] - done[phase] > best / 1.15, f"in phase {phase}"
+    rungs = [max(rung for second, rung, _ in job.history if begin < second < begin + 300) for begin in (150, 450, 750)]
+    assert len({*rungs}) > 1 or job.changes
+
+
+def test_the_rung_goes_up_and_comes_back_and_beats_every_fixed_one() -> None:
+    """A network on which no rung is good in both phases."""
+
+    def network(second: float) -> str:
+        return "20mbit,1ms" if 600 <= second < 1200 else "10gbit,0.1ms"
+
+    job = VirtualJob(network).run(seconds=1800)
+    fixed = [work_of(rung, "10gbit,0.1ms", 1200.0) + work_of(rung, "20mbit,1ms", 600.0) for rung in ALL]
+    assert job.work > max(fixed)
+    by_phase = [
+        {rung for second, rung, _ in job.history if begin + 300 < second < begin + 600} for begin in (0, 600, 1200)
+    ]
+    assert by_phase[0] == {DENSE}
+    assert by_phase[2] <= {DENSE, 1, INT8}
+    assert min(by_phase[1]) > FLOAT4
+
+
+def test_the_twin_that_never_changes_fails_that() -> None:
+    stiff = VirtualJob(phases, rule=Rule(looks=10**9, surprise=1e9)).run(seconds=900)
+    assert stiff.work < work_of(DENSE, "100mbit,1ms", 900.0)
+
+
+def most_changes(rule: Rule, steps: int) -> int:
+    """One for haste and one by votes in every dwell, and the first."""
+    return 2 * (steps // rule.dwell_steps + 1)
+
+
+def test_a_flapping_line_makes_few_changes() -> None:
+    calm, hasty = VirtualJob(flapping).run(seconds=3600), VirtualJob(flapping, rule=HASTY).run(seconds=600)
+    assert len(calm.changes) <= most_changes(Rule(), calm.step)
+    assert len(calm.changes) <= 20  # an hour
+    assert 6 * len(hasty.changes) > 5 * max(len(calm.changes), 1)
+
+
+@settings(max_examples=6)
+@given(
+    st.lists(st.sampled_from(["10gbit,0.1ms", "1gbit,1ms", "50mbit,1ms", "10mbit,1ms"]), min_size=2, max_size=8),
+    st.integers(3, 120),
+)
+def test_no_line_makes_more_changes_than_the_dwell_allows(networks: list[str], seconds: int) -> None:
+    job = VirtualJob(lambda second: networks[int(second / seconds) % len(networks)]).run(seconds=600)
+    assert len(job.changes) <= most_changes(Rule(), job.step)
+
+
+# -- stragglers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_straggler_is_no_slow_network() -> None:
+    job = VirtualJob(always("10gbit,0.1ms"), slowed=0.6).run(seconds=600)
+    assert not job.changes
+
+
+def test_the_twin_that_believes_who_waited_most_compresses_for_a_straggler() -> None:
+    waited_most = Rule(believed=partial(max, key=lambda rank: rank.waiting))
+    job = VirtualJob(always("10gbit,0.1ms"), slowed=0.6, rule=waited_most).run(seconds=600)
+    assert job.changes
+
+
+def test_a_straggler_on_a_slow_network_hides_nothing() -> None:
+    job = VirtualJob(always("100mbit,1ms"), slowed=0.3).run(seconds=600)
+    assert job.state.rung > INT8
+
+
+# -- what the loss bears -----------------------------------------------------------------------------------------------
+
+
+def told_along(norm, residual=0.0, learning_rate=0.1):
+    def told(step, measurements):
+        return [
+            replace(each, gradient_norm=norm(step), residual_norm=residual, learning_rate=float(learning_rate(step)))
+            for each in measurements
+        ]
+
+    return told
+
+
+def steady(step):
+    return 1.0
+
+
+def test_in_warm_up_only_lossless_rungs_are_taken() -> None:
+    def warm_up(step):
+        return min(step, 400) * 1e-3
+
+    job = VirtualJob(always("10mbit,1ms"), told=told_along(steady, learning_rate=warm_up))
+    while job.step < 400:
+        job.make_step()
+    assert {change.after for _, _, change in job.changes} <= {1, INT8, FLOAT4}
+    assert job.changes
+    while job.step < 800:
+        job.make_step()
+    assert job.state.rung > FLOAT4
+
+
+def test_while_gradients_move_only_lossless_rungs_are_taken() -> None:
+    def falling(step):
+        return 0.9**step
+
+    moving = VirtualJob(always("10mbit,1ms"), told=told_along(falling, learning_rate=steady))
+    still = VirtualJob(always("10mbit,1ms"), told=told_along(steady, learning_rate=steady))
+    for job in (moving, still):
+        while job.step < 300:
+            job.make_step()
+    assert 0 < moving.state.rung <= FLOAT4 < still.state.rung
+
+
+def test_where_too_much_waits_a_weaker_rung_takes_over() -> None:
+    job = VirtualJob(always("10mbit,1ms"))
+    while job.step < 300:
+        job.make_step()
+    strong = job.state.rung
+    job.told = told_along(steady, residual=11.0, learning_rate=steady)
+    before = job.step
+    while job.state.rung == strong and job.step < before + 50:
+        job.make_step()
+    assert job.state.rung < strong
+    assert "too much waits" in job.changes[-1][2].reason
+
+
+# -- alike on all ranks ------------------------------------------------------------------------------------------------
+
+some_seconds = st.floats(1e-4, 10.0)
+some_measurement = st.builds(
+    Measurement,
+    steps=st.lists(st.builds(StepSeconds, some_seconds, some_seconds, some_seconds, some_seconds), max_size=25),
+    bytes_sent=st.floats(0, 1e9),
+    look_seconds=st.none() | some_seconds,
+    exchange_seconds=st.none() | some_seconds,
+    learning_rate=st.none() | st.floats(0, 1),
+    gradient_norm=st.none() | st.floats(0, 1e3),
+    residual_norm=st.none() | st.floats(0, 1e3),
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(some_measurement, min_size=4, max_size=4), min_size=1, max_size=12))
+def test_all_ranks_decide_alike_and_a_resumed_run_repeats_it(looks: list[list[Measurement]]) -> None:
+    """Each rank has the others' numbers as text; one of the ranks resumes before every look."""
+    state = resumed = RuleState()
+    for look in looks:
+        texts, step = [each.to_text() for each in look], state.next_look
+        heard = [Measurement.from_text(text) for text in texts]
+        state, change = decide(Rule(), ladder(), state, heard, step)
+        taken_up = RuleState.from_json(json.loads(json.dumps(resumed.to_json())))
+        resumed, again = decide(Rule(), ladder(), taken_up, [Measurement.from_text(text) for text in texts], step)
+        assert (state, change) == (resumed, again)
+        assert state.next_look > step
+
+
+def test_the_twin_that_takes_its_own_numbers_for_the_others_decides_otherwise() -> None:
+    mine = Measurement(steps=[StepSeconds(1.0, 0.8, 0.8, 0.0)] * 20, bytes_sent=ladder()[0].bytes_sent)
+    other = Measurement(steps=[StepSeconds(1.0, 0.0, 0.0, 0.0)] * 20, bytes_sent=ladder()[0].bytes_sent)
+    decided = [decide(Rule(), ladder(), RuleState(votes=2), [each] * 4, 100)[1] for each in (mine, other)]
+    assert decided[0] is not None
+    assert decided[1] is None
+
+
+def test_ranks_without_data_have_no_say_and_nobody_without_steps_changes_anything() -> None:
+    state, change = decide(Rule(), ladder(), RuleState(), [Measurement()] * 4, 3)
+    assert change is None
+    assert state.next_look > 3
+
+
+def test_looks_cost_half_a_percent_at_most() -> None:
+    dear = [Measurement(look_seconds=0.4)]
+    steps = look_steps(Rule(), ladder()[0], 0.5, dear)
+    assert 0.005 * steps * 0.5 >= 0.4
+    assert look_steps(Rule(), ladder()[0], 0.5, []) == 2  # 1 s
+    assert look_steps(Rule(), ladder()[0], 30.0, []) == 2
+    assert look_steps(Rule(), ladder()[DILOCO], 0.5, []) == 20  # a whole period
+
+
+def test_no_measurement_is_larger_than_a_kilobyte() -> None:
+    full = Measurement(
+        steps=[StepSeconds(*[1.2345678e-5] * 4)] * 100,
+        bytes_sent=123456789.123,
+        look_seconds=1 / 3,
+        exchange_seconds=1 / 3,
+        learning_rate=1 / 3,
+        gradient_norm=1 / 3,
+        residual_norm=1 / 3,
+    )
+    assert len(full.to_text()) < 1200
