@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil, inf, prod
+from math import ceil, inf
 from typing import Any
 
 import torch
@@ -136,3 +136,102 @@ def signal_and_noise(small: float, big: float, batches: int) -> tuple[float, flo
     source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1
     """
     return (batches * big - small) / (batches - 1), (small - big) / (1 - 1 / batches)
+
+
+# -- of a model --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sums:
+    """Energies of many tensors and batches, added up."""
+
+    whole: float = 0.0  # of everything, small tensors included
+    seen: float = 0.0  # of what compressors see
+    hundredth: float = 0.0
+    thousandth: float = 0.0
+    compared: float = 0.0  # of what was compared with the batch before
+    agreeing: float = 0.0  # times the share of equal signs
+
+
+@dataclass
+class GradientObserver:
+    """Sees gradients batch after batch; keeps their sum and the last ones, 2 N in float32."""
+
+    batches: int = 0
+    _sums: _Sums = field(default_factory=_Sums)
+    _total: dict[str, Tensor] = field(default_factory=dict)
+    _before: dict[str, Tensor] = field(default_factory=dict)
+
+    def observe(self, gradients: Mapping[str, Tensor]) -> None:
+        """One batch's gradients by name, unscaled; those of a name have one shape in all batches. They are copied."""
+        fresh = {name: gradient.detach().float() for name, gradient in gradients.items()}
+        self._sums.whole += sum(energy(each) for each in fresh.values())
+        for name, gradient in visible(fresh).items():
+            self._look_at(gradient, self._before.get(name))
+        for name, gradient in fresh.items():
+            self._total[name] = self._total[name].add_(gradient) if name in self._total else gradient.clone()
+            self._before[name] = gradient.clone()
+        self.batches += 1
+
+    def _look_at(self, gradient: Tensor, before: Tensor | None) -> None:
+        own = energy(gradient)
+        self._sums.seen += own
+        self._sums.hundredth += energy_of_largest(gradient, 0.01)
+        self._sums.thousandth += energy_of_largest(gradient, 0.001)
+        if before is not None:
+            self._sums.compared += own
+            self._sums.agreeing += own * sign_agreement(gradient, before)
+
+    def statistics(self) -> GradientStatistics:
+        """Of all batches so far, of which there is one at least."""
+        mean = {name: total / self.batches for name, total in self._total.items()}
+        matrices = _factored(visible(mean))
+        signal = noise = None
+        if self.batches > 1:
+            big = sum(energy(each) for each in mean.values())
+            signal, noise = signal_and_noise(self._sums.whole / self.batches, big, self.batches)
+        return GradientStatistics(
+            batches=self.batches,
+            entries=sum(each.numel() for each in visible(mean).values()),
+            largest_hundredth=_share(self._sums.hundredth, self._sums.seen),
+            largest_thousandth=_share(self._sums.thousandth, self._sums.seen),
+            singular_shares=_singular_shares(matrices) if matrices else None,
+            noise_singular_shares=_noise_shares(matrices) if matrices else None,
+            sign_agreement=self._sums.agreeing / self._sums.compared if self._sums.compared else None,
+            signal_energy=signal,
+            noise_energy=noise,
+        )
+
+
+def visible(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Those that compressors see; all where there are none."""
+    seen = {name: each for name, each in tensors.items() if each.dim() >= 2 and each.numel() >= SMALLEST}
+    return seen or tensors
+
+
+def _factored(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """As PowerSGD sees them, (first, everything else): the largest, up to a number of entries in all."""
+    matrices = [each.reshape(each.shape[0], -1) for each in tensors.values() if each.dim() >= 2]
+    kept: list[Tensor] = []
+    for matrix in sorted(matrices, key=torch.numel, reverse=True):
+        if kept and sum(map(torch.numel, kept)) + matrix.numel() > MOST_FACTORED:
+            continue
+        kept.append(matrix)
+    return kept
+
+
+def _singular_shares(matrices: Sequence[Tensor]) -> tuple[float, ...]:
+    found = [singular_energies(matrix) for matrix in matrices]
+    whole = sum(energy(matrix) for matrix in matrices)
+    return tuple(_share(sum(each), whole) for each in zip(*found, strict=True))
+
+
+def _noise_shares(matrices: Sequence[Tensor]) -> tuple[float, ...]:
+    """Weighted by the matrices' energies, as the shares beside it."""
+    weights = [energy(matrix) for matrix in matrices]
+    shares = [[noise_singular_share(*matrix.shape, rank) for matrix in matrices] for rank in RANKS]
+    return tuple(_share(sum(w * s for w, s in zip(weights, each, strict=True)), sum(weights)) for each in shares)
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole else 0.0
