@@ -55,7 +55,12 @@ def test_every_candidate_is_told_of_and_the_others_with_a_reason():
 
 def test_where_nothing_is_saved_only_dense_is_left():
     """Within a tenth of Dense(), the fastest of all included."""
-    found = [DENSE, replace(HALF, step_seconds=0.95), replace(INT8, step_seconds=0.92), replace(LOCAL, step_seconds=0.91)]
+    found = [
+        DENSE,
+        replace(HALF, step_seconds=0.95),
+        replace(INT8, step_seconds=0.92),
+        replace(LOCAL, step_seconds=0.91),
+    ]
     assert names(survivors(found, None, most=10)) == ["Dense()"]
     why = reasons(judged(found, None, most=10))
     assert "less than 10% saved" in why["Int8()"]
@@ -99,6 +104,15 @@ def test_only_what_loses_no_less_in_both_ways_is_dominated():
 def test_of_two_alike_one_stays():
     found = survivors([DENSE, INT8, replace(INT8, recipe="QSGD()")], None, most=10)
     assert names(found) == ["Dense()", "Int8()", "QSGD()"]
+
+
+def test_what_is_far_behind_is_not_tried_unless_a_prior_may_be_as_wrong(monkeypatch):
+    found = [DENSE, LOCAL, told("TopK(density=0.01)", 0.19, compressor=5.0)]  # expected: 0.3 and 0.95 seconds
+    assert "3.2 times as long to a loss as LocalSGD(period=8)" in (
+        reasons(judged(found, None, 10))[found[2].recipe] or ""
+    )
+    monkeypatch.setattr(pruning, "MOST_BEHIND", 4.0)
+    assert reasons(judged(found, None, 10))[found[2].recipe] is None
 
 
 def test_few_of_a_kind_and_no_more_than_asked_for():

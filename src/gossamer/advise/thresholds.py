@@ -30,7 +30,11 @@ class Threshold:
 
 
 def thresholds(
-    finalists: Sequence[Foretold], pricer: StepPricer, network: Network, *, expected_steps: Sequence[float] | None = None
+    finalists: Sequence[Foretold],
+    pricer: StepPricer,
+    network: Network,
+    *,
+    expected_steps: Sequence[float] | None = None,
 ) -> list[Threshold]:
     """Ranges of the rate (0.01 to 100 times that of all lines) and of the round trip, each in ascending order, and who
     is expected to be the first to reach a loss there. Everything else of the network stays.
@@ -75,9 +79,7 @@ def ranges(values: Sequence[float], first: Callable[[float], str]) -> list[tuple
     return [*found, (answers[-1], above, None)]
 
 
-def _edges(
-    low: float, high: float, before: str, after: str, first: Callable[[float], str]
-) -> list[tuple[str, float]]:
+def _edges(low: float, high: float, before: str, after: str, first: Callable[[float], str]) -> list[tuple[str, float]]:
     """(who was first until there, edge) of every change between two values."""
     if before == after:
         return []
