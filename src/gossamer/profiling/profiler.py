@@ -1,6 +1,7 @@
 """Profiler: runs one copy of a user's script, and times its steps and the compression of its gradients.
 
-`python -m gossamer.profiling.profiler DIRECTORY COPY COPIES WORKERS SCRIPT ARGS...` leaves its numbers in DIRECTORY.
+`python -m gossamer.profiling.profiler DIRECTORY COPY COPIES WORKERS BATCHES SCRIPT ARGS...` leaves its numbers in
+DIRECTORY. Of so many BATCHES after the timed ones the first copy also takes gradient statistics.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, dtype_name
 from gossamer.estimate.workload_profile import ENOUGH_STEPS, STEADY, BucketProfile, WorkloadProfile
 from gossamer.profiling.exchange_timer import Gradients, time_stage
+from gossamer.profiling.gradient_statistics import GradientObserver
 from gossamer.profiling.user_script import run_as_main
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
@@ -40,12 +42,17 @@ from gossamer.transports.simulated import SimulatedGroup
 
 AT_ONCE = GradientStage(0)
 WARM_UP_STEPS = 3
+SETTLING_STEPS, SETTLING_SECONDS = 50, 10.0  # before gradients are looked at: the first ones are unlike all others
 MEETING, WARM, TIMED, CODECS = STAGES = ("meeting", "warm", "timed", "codecs")  # of every copy, in this order
 POLL_SECONDS = 0.001
 
 
 def results(directory: Path, copies: int) -> list[Path]:
     return [directory / f"measured-{copy}.json" for copy in range(copies)]
+
+
+def statistics_file(directory: Path) -> Path:
+    return directory / "gradients.json"
 
 
 # -- one copy ----------------------------------------------------------------------------------------------------------
@@ -100,6 +107,9 @@ class _StepProfiler:
 
     barrier: _Barrier
     workers: int
+    batches: int = 0  # whose gradients are looked at after the timed steps
+    observer: GradientObserver | None = None  # once the timed steps are over
+    settling_until: float = 0.0  # at the latest
     session: Session | None = None  # the first that made a step
     stage: Stage = AT_ONCE  # of its recipe, the one that lasts
     fragments: Fragments = ()  # of that stage
@@ -117,6 +127,9 @@ class _StepProfiler:
         if session is None:
             return
         self.barrier.check_parent()
+        if self.observer is not None:
+            self._observe(self.observer)
+            return
         if self.session is None:
             self._watch(session)
             self.barrier.meet()
@@ -127,16 +140,42 @@ class _StepProfiler:
             self.barrier.arrive(TIMED)
             if self.barrier.all_at(TIMED):
                 self._finish(session)
-                raise _Done
+                self.observer, self.settling_until = GradientObserver(), time.perf_counter() + SETTLING_SECONDS
+                self._observe(self.observer)
+                return
         self.now = _StepMoments(time.perf_counter(), [0.0] * len(self.buckets))
+
+    def _observe(self, observer: GradientObserver) -> None:
+        """Let training settle, look at gradients, and end the script. The first copy does so: all see the same ones."""
+        self.steps += 1
+        if self.barrier.copy or observer.batches >= self.batches:
+            raise _Done
+        if observer.batches or self.steps > SETTLING_STEPS or time.perf_counter() > self.settling_until:
+            observer.steps_before = observer.steps_before or self.steps - 1
+            observer.observe(self._gradients())
+        if observer.batches >= self.batches:
+            self._tell(observer)
+            raise _Done
+
+    def _tell(self, observer: GradientObserver) -> None:
+        text = json.dumps(observer.statistics().to_json(), allow_nan=False)
+        statistics_file(self.barrier.directory).write_text(text)
 
     def after_script(self) -> None:
         """The script is over: make do with as many steps as it made, if it made any that could be timed."""
-        if not self.kept:
-            self.kept = self.early[min(WARM_UP_STEPS, len(self.early) // 2) :]
-        if self.session is not None and self.kept:
+        if self.session is None:
+            return
+        if self.observer is None:
+            self.kept = self.kept or self.early[min(WARM_UP_STEPS, len(self.early) // 2) :]
+            if not self.kept:
+                return
             self.barrier.arrive(*STAGES[: STAGES.index(CODECS)])
             self._finish(self.session)
+        observer = self.observer or GradientObserver(steps_before=self.steps)
+        if self.batches and self.barrier.copy == 0:
+            if not observer.batches:
+                observer.observe(self._gradients())  # the last step's, where there is no other
+            self._tell(observer)
 
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.steady_stage
@@ -257,9 +296,9 @@ def _synchronize() -> None:
 
 
 def main() -> None:
-    directory, copy, copies, workers, script, *arguments = sys.argv[1:]
+    directory, copy, copies, workers, batches, script, *arguments = sys.argv[1:]
     barrier = _Barrier(Path(directory), int(copy), int(copies))
-    profiler = _StepProfiler(barrier, int(workers))
+    profiler = _StepProfiler(barrier, int(workers), int(batches))
     register_optimizer_step_post_hook(profiler.after_step)
     try:
         _run_to_its_end(Path(script), arguments)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from itertools import takewhile
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from gossamer.core.term import Term
 
@@ -30,8 +32,13 @@ def fields_of(noun: type[Term]) -> tuple[Field[Any], ...]:
     return fields(noun)  # type: ignore[arg-type]
 
 
-def hints_of(noun: type[Term]) -> dict[str, tuple[Any, ...]]:
+def hints_of(noun: type[Term]) -> Mapping[str, tuple[Any, ...]]:
     """What each argument may be: `float | None` is (float, NoneType)."""
+    return _hints_of(cast(Any, noun))
+
+
+@cache
+def _hints_of(noun: Any) -> Mapping[str, tuple[Any, ...]]:
     return {
         name: get_args(hint) if get_origin(hint) is UnionType else (hint,)
         for name, hint in get_type_hints(noun).items()
