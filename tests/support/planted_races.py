@@ -29,7 +29,7 @@ class Planted:
     own_noise: float = 0.01
     batch_noise: float = 0.1
     ends_at: int = MOST_STEPS
-    fails_at: int = MOST_STEPS + 1
+    fails_at: int = 10 * MOST_STEPS
     bytes_per_step: float = 1e6
     best_factor: float = 1.0
 
