@@ -26,6 +26,7 @@ class AgainstBaseline:
     """
 
     speedup: ConfidenceInterval
+    steps_ratio: float  # of the steps that the contender needs to a loss, over the baseline's; inf where never there
     loss_at_equal_steps: ConfidenceInterval  # the contender's less the baseline's, paired
     loss_at_equal_seconds: ConfidenceInterval  # likewise, not paired
 
@@ -36,9 +37,11 @@ def against_baseline(
     """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better."""
     contender, baseline = contender.until(seconds), baseline.until(seconds)
     paired = paired_difference(contender, baseline)
+    speedup, steps_ratio = _speedup(contender, baseline, paired, confidence)
     apart = difference_at(contender, baseline, seconds)
     return AgainstBaseline(
-        speedup=_speedup(contender, baseline, paired, confidence),
+        speedup=speedup,
+        steps_ratio=steps_ratio,
         loss_at_equal_steps=paired.interval(confidence),
         loss_at_equal_seconds=apart.interval(confidence),
     )
@@ -67,15 +70,15 @@ def difference_at(contender: LossCurve, other: LossCurve, seconds: float) -> Mea
 
 def _speedup(
     contender: LossCurve, baseline: LossCurve, paired: MeanEstimate, confidence: float
-) -> ConfidenceInterval:
-    """Where the contender's own curve has made up for what it is behind at equal steps.
+) -> tuple[ConfidenceInterval, float]:
+    """And the ratio of steps: where the contender's own curve has made up for what it is behind at equal steps.
 
     Its moving average m, as wide as the window, is at m(c) in the window's middle c; it is where the baseline was
     when m(s) = m(c) - d. Noise of d is the pairs'; where s lies apart from c, of both means of the contender, too.
     """
     unknown = ConfidenceInterval(value=float("nan"), low=0.0, high=inf, confidence=confidence)
     if not paired.freedom:
-        return unknown
+        return unknown, inf
     last = min(contender.steps[-1], baseline.steps[-1])
     window = contender.between_steps((1 - WINDOW) * last, last)
     center, width = float(window.steps.mean()), len(window)
@@ -89,12 +92,14 @@ def _speedup(
         seconds = _first_seconds(mean, loss)
         return reached_by_baseline / seconds if seconds else 0.0
 
-    apart = min(1.0, abs(_first_step(mean, level) - center) / (WINDOW * last))
+    step = _first_step(mean, level)
+    apart = min(1.0, abs(step - center) / (WINDOW * last))
     error = sqrt(paired.standard_error**2 + 2 * apart * own.standard_error**2)
     half = student_quantile(confidence, paired.freedom) * error
-    return ConfidenceInterval(
+    interval = ConfidenceInterval(
         value=ratio(level), low=ratio(level - half), high=ratio(level + half), confidence=confidence
     )
+    return interval, step / center
 
 
 def _first_step(mean: LossCurve, loss: float) -> float:

@@ -63,10 +63,22 @@ class RaceResult:
     confidence: float  # of every contender's interval
     remarks: tuple[str, ...]
 
+    reference: Contender  # the baseline at the best learning rate that was tried; what others are compared with
+
     @property
     def baseline(self) -> Contender:
         """The script as it is, with Dense()."""
         return self.contenders[0]
+
+    def losses(self, contender: Contender) -> LossCurve:
+        """What the race saw of it: its metric up to the last comparison."""
+        return contender.curve(self.metric).until(self.seconds)
+
+    def last_loss(self, contender: Contender) -> float | None:
+        """Its mean over the last quarter of the seconds that it came to, at most the race's."""
+        until = min(self.seconds, contender.seconds)
+        late = contender.curve(self.metric).between_seconds((1 - WINDOW) * until, until).values
+        return float(late.mean()) if len(late) else None
 
 
 @dataclass(kw_only=True)
@@ -244,9 +256,10 @@ class Race:
     def _result(self, first: Contender) -> RaceResult:
         others = [each for each in self._everyone if each is not first]
         left = [each for each in others if each.out is None]
+        reference = min([first, *(each for each in left if each.recipe == first.recipe)], key=self._place)
         confidence = 1 - 0.05 / max(1, len(left))  # Bonferroni: the best of several is taken at its word
         for each in left:
-            self._compare(each, first, confidence)
+            self._compare(each, reference, confidence)
         gone = [each for each in others if each.out is not None]
         if first.steps < FEWEST_STEPS:
             self._remarks.append(
@@ -261,10 +274,11 @@ class Race:
         return RaceResult(
             metric=self._metric,
             seconds=self._seconds,
-            contenders=(first, *sorted(left, key=self._place), *sorted(gone, key=lambda each: -each.seconds)),
+            contenders=(first, *sorted(left, key=self._place), *sorted(gone, key=lambda each: (-each.seconds, self._place(each)))),
             rungs=tuple(self._rungs),
             confidence=confidence,
             remarks=tuple(self._remarks),
+            reference=reference,
         )
 
     def _check_baseline(self, first: Contender) -> None:

@@ -17,9 +17,9 @@ import click
 from rich.console import Console
 
 from gossamer.cli.console import table, wide_console
-from gossamer.cli.options import output_option
+from gossamer.cli.options import output_option, readable_recipe
 from gossamer.cli.worker import SECONDS, UNTIL
-from gossamer.errors import GossamerError, RecipeError
+from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
@@ -47,11 +47,9 @@ def _target(context: click.Context, option: click.Parameter, text: str | None) -
 def _different(context: click.Context, option: click.Parameter, recipes: tuple[str, ...]) -> tuple[str, ...]:
     """Each readable, and no two the same once they are resolved."""
     seen: dict[str, str] = {}
+    recipes = tuple(map(readable_recipe, recipes))
     for text in recipes:
-        try:
-            resolved = repr(resolve(text))
-        except RecipeError as error:
-            raise click.BadParameter(str(error)) from None
+        resolved = repr(resolve(text))
         if resolved in seen:
             raise click.BadParameter(
                 f"{text!r} and {seen[resolved]!r} are the same recipe, {resolved}: there would be nothing to compare."
