@@ -7,7 +7,7 @@ import torch
 from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import estimate_step_time, plan
 from gossamer.network import read_network
-from gossamer.profiling.profile_runs import ProfileError, assume_profile, profile_script
+from gossamer.profiling.profile_runs import ProfileError, assume_profile, profile_script, profile_with_gradients
 from gossamer.profiling.synthetic_shapes import assumed
 from gossamer.recipes.recipe import resolve
 
@@ -186,3 +186,23 @@ def test_a_script_that_merges_is_measured(script, text):
     assert list(seen.buffer_bytes) == ([120, 120, 8] if sites else [])
     assert [bucket.ready_seconds > 0 for bucket in seen.site_buckets] == [True] * sites
     assert estimate_step_time(recipe, seen, read_network("1gbit", 4), 4).step_seconds >= seen.compute_seconds
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("steps", "batches", "copies"), [(10**9, 5, 2), (10, 1, 1), (3, 1, 1)])
+def test_gradients_are_looked_at_after_the_timed_steps(script, steps, batches, copies):
+    """A script that ends before tells of the batches that it had, of which the last is one."""
+    profile, seen = profile_with_gradients(script, [str(steps)], workers=4, copies=copies, batches=5)
+    assert profile.recipe == repr(resolve(None))
+    assert seen is not None
+    assert batches <= seen.batches <= 5
+    assert seen.entries == 40 * 30
+    assert 0 < seen.largest_thousandth < seen.largest_hundredth < 1
+    assert (seen.sign_agreement is None) == (seen.batches == 1)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("batches", [0, 2])
+def test_where_nobody_asks_no_gradients_are_looked_at(script, batches):
+    _, seen = profile_with_gradients(script, [str(10**9)], workers=4, batches=batches)
+    assert (seen is None) == (batches == 0)

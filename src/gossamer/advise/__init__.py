@@ -1,12 +1,19 @@
 """Advice: which recipe reaches the loss first, for a script on a network.
 
+candidates         recipes of the whole grammar, and why some of them are left out
+foretell           seconds, bytes and memory of every candidate's step on a network
+step_pricing       what candidates share: codecs timed once, models laid out once
+pruning            which candidates are left to try, and why the others are not
+expected_steps     how many more steps a recipe is expected to need than Dense(): a prior, from measured pages
+thresholds         at which rates and delays another recipe would be the first
+contender          one recipe in a race, and its job
+race               successive halving over simulated jobs, at equal virtual seconds
 loss_curve         a metric over steps and virtual seconds
 target             when a curve reaches what --until asks for
 batch_means        a confidence interval of a noisy mean
-against_baseline   a contender's speedup over Dense, and its cost in loss
-race               successive halving over simulated jobs
-answer             what to say of it
+against_baseline   a contender's speedup over Dense(), and its cost in loss
+answer             what to say of it, in three lines
 advice_file        all of it as JSON
 page               all of it as one HTML file
-chart              a picture of curves or points, as SVG in the page's colors
+charts             curves and points as SVG in the page's colors
 """

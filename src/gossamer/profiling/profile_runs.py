@@ -26,11 +26,13 @@ from gossamer.errors import GossamerError
 from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
 from gossamer.events import Attached
 from gossamer.profiling.exchange_timer import time_stage
-from gossamer.profiling.profiler import AT_ONCE, results
-from gossamer.recipes.recipe import Recipe
+from gossamer.profiling.gradient_statistics import GradientStatistics
+from gossamer.profiling.profiler import AT_ONCE, results, statistics_file
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.reducer.bucket import Bucket
 from gossamer.strategies import Stage
 
+ENOUGH_BATCHES = 8  # whose gradients tell how a model's are made
 FEWEST_STEPS = 2  # before the first one ends, nothing is watched
 LINES_OF_ERROR = 8
 MOST_ENTRIES = 2**29
@@ -48,14 +50,32 @@ def profile_script(
 
     As many copies as workers that will share this machine: they slow each other down as those will.
     """
-    with tempfile.TemporaryDirectory(prefix="gossamer-measure-") as directory:
-        _run_copies(Path(directory), script, arguments, recipe, workers, copies)
-        found = [WorkloadProfile.from_json(json.loads(path.read_text())) for path in results(Path(directory), copies)]
-    return _mean(found)
+    profile, _ = _profiled(script, arguments, recipe, workers, copies, batches=0)
+    return profile
+
+
+def profile_with_gradients(
+    script: Path, arguments: Sequence[str], workers: int, copies: int = 1, batches: int = ENOUGH_BATCHES
+) -> tuple[WorkloadProfile, GradientStatistics | None]:
+    """The profile of a script in lock step with nothing compressed, and how the gradients of so many further batches
+    are made. None where it made none that could be looked at."""
+    return _profiled(script, arguments, resolve(None), workers, copies, batches)
+
+
+def _profiled(
+    script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int, batches: int
+) -> tuple[WorkloadProfile, GradientStatistics | None]:
+    with tempfile.TemporaryDirectory(prefix="gossamer-measure-") as name:
+        directory = Path(name)
+        _run_copies(directory, script, arguments, recipe, workers, copies, batches)
+        found = [WorkloadProfile.from_json(json.loads(path.read_text())) for path in results(directory, copies)]
+        told = statistics_file(directory)
+        statistics = GradientStatistics.from_json(json.loads(told.read_text())) if told.exists() else None
+    return _mean(found), statistics
 
 
 def _run_copies(
-    directory: Path, script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int
+    directory: Path, script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int, batches: int
 ) -> None:
     threads = str(max(1, (os.cpu_count() or 1) // copies))
     environment = {"OMP_NUM_THREADS": threads, **os.environ, "GOSSAMER_RECIPE": repr(recipe)}
@@ -70,6 +90,7 @@ def _run_copies(
                 str(copy),
                 str(copies),
                 str(workers),
+                str(batches),
             ]
             with (directory / f"errors-{copy}").open("wb") as errors:
                 running.append(
@@ -144,7 +165,7 @@ def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers
     """
     stage = recipe.strategy.steady_stage
     site = stage.per_site if workers > 1 else None
-    with _threads(workers):
+    with worker_threads(workers):
         buckets = _assumed_buckets(model, stage, recipe.compressor, step_seconds, workers)
         site_buckets = _assumed_buckets(model, AT_ONCE, Dense(), step_seconds, site) if site else []
     return WorkloadProfile(
@@ -161,7 +182,8 @@ def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers
 
 
 @contextmanager
-def _threads(workers: int) -> Iterator[None]:
+def worker_threads(workers: int) -> Iterator[None]:
+    """As many threads as each of so many workers has on this machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, before // workers))
     try:
@@ -181,7 +203,7 @@ def _assumed_buckets(
         numel += layout.numel
         shapes = tuple(slot.shape for slot in layout)
         if shapes not in seen:
-            seen[shapes] = _codec_of(dtype, layout, stage, compressor, workers)
+            seen[shapes] = time_codec(dtype, layout, stage, compressor, workers)
         ready_seconds = step_seconds * (1 + 2 * numel / model.parameters) / 3
         named = {slot.name: slot.shape for slot in layout}
         place = 0 if stage is AT_ONCE else fragment
@@ -191,7 +213,9 @@ def _assumed_buckets(
     return buckets
 
 
-def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> dict[str, Any]:
+def time_codec(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> dict[str, Any]:
+    """The seconds of one bucket of random numbers in an exchange, by the names in BucketProfile. Raises ProfileError
+    for one too large to be held."""
     if layout.numel > MOST_ENTRIES:
         raise ProfileError(
             f"a bucket of {layout.numel:,} entries is too large to be compressed here, and how long that takes would "

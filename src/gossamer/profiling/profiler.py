@@ -1,6 +1,7 @@
 """Profiler: runs one copy of a user's script, and times its steps and the compression of its gradients.
 
-`python -m gossamer.profiling.profiler DIRECTORY COPY COPIES WORKERS SCRIPT ARGS...` leaves its numbers in DIRECTORY.
+`python -m gossamer.profiling.profiler DIRECTORY COPY COPIES WORKERS BATCHES SCRIPT ARGS...` leaves its numbers in
+DIRECTORY. Of so many BATCHES after the timed ones the first copy also takes gradient statistics.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, dtype_name
 from gossamer.estimate.workload_profile import ENOUGH_STEPS, STEADY, BucketProfile, WorkloadProfile
 from gossamer.profiling.exchange_timer import Gradients, time_stage
+from gossamer.profiling.gradient_statistics import GradientObserver
 from gossamer.profiling.user_script import run_as_main
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
@@ -46,6 +48,10 @@ POLL_SECONDS = 0.001
 
 def results(directory: Path, copies: int) -> list[Path]:
     return [directory / f"measured-{copy}.json" for copy in range(copies)]
+
+
+def statistics_file(directory: Path) -> Path:
+    return directory / "gradients.json"
 
 
 # -- one copy ----------------------------------------------------------------------------------------------------------
@@ -100,6 +106,8 @@ class _StepProfiler:
 
     barrier: _Barrier
     workers: int
+    batches: int = 0  # whose gradients are looked at after the timed steps
+    observer: GradientObserver | None = None  # once they are
     session: Session | None = None  # the first that made a step
     stage: Stage = AT_ONCE  # of its recipe, the one that lasts
     fragments: Fragments = ()  # of that stage
@@ -117,6 +125,9 @@ class _StepProfiler:
         if session is None:
             return
         self.barrier.check_parent()
+        if self.observer is not None:
+            self._observe(self.observer)
+            return
         if self.session is None:
             self._watch(session)
             self.barrier.meet()
@@ -127,16 +138,42 @@ class _StepProfiler:
             self.barrier.arrive(TIMED)
             if self.barrier.all_at(TIMED):
                 self._finish(session)
-                raise _Done
+                self.observer = GradientObserver()
+                self._observe(self.observer)
+                return
         self.now = _StepMoments(time.perf_counter(), [0.0] * len(self.buckets))
+
+    def _observe(self, observer: GradientObserver) -> None:
+        """Look at this step's gradients, and end the script once there were enough. One copy does: all see the same."""
+        if self.barrier.copy == 0 and observer.batches < self.batches:
+            observer.observe(self._gradients())
+        if self.barrier.copy or observer.batches >= self.batches:
+            self._tell(observer)
+            raise _Done
+
+    def _tell(self, observer: GradientObserver) -> None:
+        if observer.batches:
+            text = json.dumps(observer.statistics().to_json(), allow_nan=False)
+            statistics_file(self.barrier.directory).write_text(text)
 
     def after_script(self) -> None:
         """The script is over: make do with as many steps as it made, if it made any that could be timed."""
+        if self.observer is not None:
+            self._tell(self.observer)
+            return
         if not self.kept:
             self.kept = self.early[min(WARM_UP_STEPS, len(self.early) // 2) :]
         if self.session is not None and self.kept:
             self.barrier.arrive(*STAGES[: STAGES.index(CODECS)])
             self._finish(self.session)
+            self._tell_last()
+
+    def _tell_last(self) -> None:
+        """The statistics of the last step, where there is no other."""
+        if self.batches and self.barrier.copy == 0:
+            observer = GradientObserver()
+            observer.observe(self._gradients())
+            self._tell(observer)
 
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.steady_stage
@@ -257,9 +294,9 @@ def _synchronize() -> None:
 
 
 def main() -> None:
-    directory, copy, copies, workers, script, *arguments = sys.argv[1:]
+    directory, copy, copies, workers, batches, script, *arguments = sys.argv[1:]
     barrier = _Barrier(Path(directory), int(copy), int(copies))
-    profiler = _StepProfiler(barrier, int(workers))
+    profiler = _StepProfiler(barrier, int(workers), int(batches))
     register_optimizer_step_post_hook(profiler.after_step)
     try:
         _run_to_its_end(Path(script), arguments)
