@@ -13,7 +13,8 @@ target             when a curve reaches what --until asks for
 batch_means        a confidence interval of a noisy mean
 against_baseline   a contender's speedup over Dense(), and its cost in loss
 answer             what to say of it, in three lines
-advice_file        all of it as JSON
+whole_advice       gathers what was foretold, raced and answered
+advice_file        all of it as JSON, checked where it is read
 page               all of it as one HTML file
 charts             curves and points as SVG in the page's colors
 """

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from gossamer.advise.batch_means import ConfidenceInterval
-from gossamer.advise.contender import Contender
-from gossamer.advise.race import RaceResult
 from gossamer.core.json_text import DEEPEST_LEVELS, nesting
 from gossamer.errors import GossamerError
 from gossamer.recipes.advice_reference import MOST_BYTES
@@ -142,27 +138,3 @@ def read_advice(file: Path) -> Advice:
             "anew: gossamer advise"
         )
     return advice
-
-
-def contender_row(contender: Contender, race: RaceResult, seconds_to_target: float | None) -> ContenderRow:
-    curve = contender.curve(race.metric)
-    against = contender.against
-    return ContenderRow(
-        recipe=contender.recipe,
-        learning_rate_factor=contender.learning_rate_factor,
-        steps=contender.steps,
-        seconds=contender.seconds,
-        bytes_sent=contender.bytes_sent,
-        loss=race.last_loss(contender),
-        curve=tuple((float(step), at, value) for step, at, value in curve.thinned(MOST_POINTS).points),
-        out=contender.out,
-        speedup=_range(against.speedup) if against else None,
-        loss_at_equal_steps=_range(against.loss_at_equal_steps) if against else None,
-        loss_at_equal_seconds=_range(against.loss_at_equal_seconds) if against else None,
-        seconds_to_target=seconds_to_target,
-    )
-
-
-def _range(interval: ConfidenceInterval) -> Range:
-    value, low, high = (each if isfinite(each) else None for each in (interval.value, interval.low, interval.high))
-    return value, low, high

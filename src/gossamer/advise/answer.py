@@ -140,8 +140,10 @@ def _nothing_gained(race: RaceResult) -> str:
         return f"nothing could be told from noise: {best.name} made too few steps beside {race.baseline.recipe}"
     if speedup.value == 0:
         return f"the best other, {best.name}, never came to the {race.metric} of {race.reference.name}"
-    return f"the best other, {best.name}, is {speedup.value:.2f} times as fast ({_between(speedup)}): not beyond noise, " \
-        f"or by less than {WORTHWHILE:g}"
+    told = f"the best other, {best.name}, is {speedup.value:.2f} times as fast ({_between(speedup)})"
+    if speedup.low <= 1:
+        return f"{told}: not beyond noise"
+    return f"{told}: less than {WORTHWHILE:g} times is not worth another recipe"
 
 
 def _between(interval: ConfidenceInterval, form: str = ".2f") -> str:
