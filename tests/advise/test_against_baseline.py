@@ -22,11 +22,15 @@ FASTER = Planted(step_seconds=0.25, efficiency=0.9)
 
 def _compared(seed: int, contender: Planted, confidence: float) -> AgainstBaseline:
     draws = Draws(seed)
-    curves = (draws.curve(name, each, int(SECONDS / each.step_seconds)) for name, each in (("A", contender), ("Dense", DENSE)))
+    curves = (
+        draws.curve(name, each, int(SECONDS / each.step_seconds)) for name, each in (("A", contender), ("Dense", DENSE))
+    )
     return against_baseline(*curves, SECONDS, confidence)
 
 
-def _z(confidence: float, truth: float, interval: Callable[[AgainstBaseline], ConfidenceInterval], contender: Planted) -> float:
+def _z(
+    confidence: float, truth: float, interval: Callable[[AgainstBaseline], ConfidenceInterval], contender: Planted
+) -> float:
     found = [interval(_compared(seed, contender, confidence)) for seed in range(TRIALS)]
     covered = sum(each.low <= truth <= each.high for each in found)
     return (covered - confidence * TRIALS) / sqrt(TRIALS * confidence * (1 - confidence))

@@ -30,7 +30,9 @@ def _noise(draw: np.random.Generator, correlation: float) -> Floats:
     return found
 
 
-def _coverage_z(estimate: Callable[[Floats], MeanEstimate], confidence: float, correlation: float, trend: float) -> float:
+def _coverage_z(
+    estimate: Callable[[Floats], MeanEstimate], confidence: float, correlation: float, trend: float
+) -> float:
     """By how many standard deviations of its binomial count the interval covers more often than it says."""
     draw, line = np.random.default_rng(7), np.linspace(1, -1, POINTS)
     covered = 0

@@ -76,7 +76,9 @@ def test_the_budget_is_kept(budget: float) -> None:
 def test_a_budget_of_steps_is_kept() -> None:
     field = PlantedField(_field(15, WINNER))
     names = [name for name in field.recipes if name != "Dense()"]
-    Race(start=field.start, baseline="Dense()", challengers=names, budget_seconds=1e9, most_steps=8000, now=lambda: 0.0).run()
+    Race(
+        start=field.start, baseline="Dense()", challengers=names, budget_seconds=1e9, most_steps=8000, now=lambda: 0.0
+    ).run()
     assert 2000 <= field.ledger.steps <= 8800
 
 
@@ -93,7 +95,9 @@ def test_the_baseline_is_tuned_as_the_winner_is() -> None:
 
 
 def test_a_winner_that_wants_another_rate_gets_it() -> None:
-    found, _ = _run({"Dense()": DENSE, "W": Planted(step_seconds=0.25, efficiency=0.75, best_factor=0.5)}, budget=60_000.0)
+    found, _ = _run(
+        {"Dense()": DENSE, "W": Planted(step_seconds=0.25, efficiency=0.75, best_factor=0.5)}, budget=60_000.0
+    )
     assert (found.contenders[1].recipe, found.contenders[1].learning_rate_factor) == ("W", 0.5)
 
 

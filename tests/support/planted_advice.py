@@ -47,7 +47,9 @@ def planted_advice(seed: int = 0, budget: float = 8000.0) -> Advice:
         )
         for name, each in RECIPES.items()
     ]
-    candidates.append(CandidateRow(recipe="Sharded(Dense())", excluded="dominated by Dense(): as many bytes & more <seconds>"))
+    candidates.append(
+        CandidateRow(recipe="Sharded(Dense())", excluded="dominated by Dense(): as many bytes & more <seconds>")
+    )
     confirmed = [
         ConfirmedRow(recipe="Int8()", foretold_step_seconds=0.5, measured_step_seconds=0.55, steps=40, loss=2.31)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, inf, log10
@@ -11,7 +11,9 @@ from gossamer.observe.panels import spread_apart, ticks
 
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 40.0  # margins, in pixels
 LABEL_GAP = 13.0
-WIDTHS = {"broad": (640.0, 330.0), "narrow": (340.0, 290.0)}  # of a chart on a page and on a telephone
+ANCHOR_END = ' text-anchor="end"'
+NARROW = 340.0, 290.0  # width and height of any chart on a telephone
+HALF, WHOLE = (640.0, 330.0), (1320.0, 380.0)  # on a page, half and all of its width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class Axis:
     low: float
     high: float
     logarithmic: bool = False
+    text: Callable[[float], str] = "{:.4g}".format  # what stands beside a tick
 
     def share(self, value: float) -> float:
         """How far along a value lies, 0 to 1 within the ends."""
@@ -78,24 +81,31 @@ class Plane:
 
 
 def line_chart(lines: Sequence[Line], across: Axis, up: Axis, title: str) -> str:
-    """Curves, the first on top, for each width there is."""
-    return _every_width(lambda plane: _lines(lines, plane), across, up, title)
+    """Curves, the first on top, as wide as the page."""
+    return _each_width(lambda plane: _lines(lines, plane), across, up, title, WHOLE)
 
 
 def dot_chart(dots: Sequence[Dot], across: Axis, up: Axis, title: str) -> str:
     """Points with error bars and their labels, and the front of those that no other beats in both."""
-    return _every_width(lambda plane: _dots(dots, plane), across, up, title)
+    return _each_width(lambda plane: _dots(dots, plane), across, up, title, HALF)
 
 
-def axis_around(title: str, values: Iterable[float], *, logarithmic: bool = False, margin: float = 0.06) -> Axis:
+def axis_around(
+    title: str,
+    values: Iterable[float],
+    *,
+    logarithmic: bool = False,
+    margin: float = 0.06,
+    text: Callable[[float], str] = "{:.4g}".format,
+) -> Axis:
     """An axis on which all values lie, with some room at both ends."""
     found = [value for value in values if -inf < value < inf and (value > 0 or not logarithmic)] or [1.0]
     low, high = min(found), max(found)
     if logarithmic:
         factor = (high / low) ** margin if high > low else 2.0
-        return Axis(title=title, low=low / factor, high=high * factor, logarithmic=True)
+        return Axis(title=title, low=low / factor, high=high * factor, logarithmic=True, text=text)
     room = (high - low) * margin or abs(high) * margin or 1.0
-    return Axis(title=title, low=low - room, high=high + room)
+    return Axis(title=title, low=low - room, high=high + room, text=text)
 
 
 def front(dots: Sequence[Dot]) -> list[Dot]:
@@ -107,10 +117,12 @@ def front(dots: Sequence[Dot]) -> list[Dot]:
     return found
 
 
-def _every_width(draw: object, across: Axis, up: Axis, title: str) -> str:
-    assert callable(draw)
+def _each_width(
+    draw: Callable[[Plane], Iterator[str]], across: Axis, up: Axis, title: str, broad: tuple[float, float]
+) -> str:
+    """Two pictures, of which the page shows the one for its width: letters would shrink with a picture."""
     pictures = []
-    for kind, (width, height) in WIDTHS.items():
+    for kind, (width, height) in {"broad": broad, "narrow": NARROW}.items():
         plane = Plane(across=across, up=up, width=width, height=height)
         inner = "".join((*_grid(plane), *draw(plane)))
         pictures.append(
@@ -125,11 +137,11 @@ def _grid(plane: Plane) -> Iterator[str]:
     for value in plane.across.ticks(9 if plane.width > 400 else 5):
         x = plane.x(value)
         yield f'<line class="grid" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom:.1f}"/>'
-        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 15:.1f}" text-anchor="middle">{_number(value)}</text>'
+        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 15:.1f}" text-anchor="middle">{escape(plane.across.text(value))}</text>'
     for value in plane.up.ticks(7):
         y = plane.y(value)
         yield f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(plane.up.text(value))}</text>'
     middle, height = (LEFT + right) / 2, (TOP + bottom) / 2
     yield f'<text class="title" x="{middle:.1f}" y="{plane.height - 6:.1f}" text-anchor="middle">'
     yield f"{escape(plane.across.title)}</text>"
@@ -157,10 +169,3 @@ def _dots(dots: Sequence[Dot], plane: Plane) -> Iterator[str]:
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
         yield f'<text x="{x - 8 if before else x + 8:.1f}" y="{height + 4:.1f}"{ANCHOR_END * before}>'
         yield f"{escape(dot.label)}</text></g>"
-
-
-ANCHOR_END = ' text-anchor="end"'
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.0e}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from math import inf
@@ -14,7 +14,6 @@ from gossamer.advise.charts import Axis, Dot, Line, axis_around, dot_chart, line
 from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 COLORED = 6  # contenders that have a color of their own: the baseline and the best
-SHOWN_CANDIDATES = 12
 RACE_SAYS = (
     "Virtual seconds: what these steps would take on this network, by the forecast. All have the same seed and the same "
     "batches. Curves are thinned to means of neighbors; a gray one went out where it ends."
@@ -42,8 +41,8 @@ def _content(advice: Advice) -> Iterator[str]:
     yield '<div class="grid">'
     if advice.contenders:
         yield _race(advice)
-        yield _pareto(advice, "seconds", "virtual seconds a step")
-        yield _pareto(advice, "bytes_sent", "bytes that a worker sends a step")
+        yield _pareto(advice, "seconds", "virtual seconds a step", seconds_text)
+        yield _pareto(advice, "bytes_sent", "bytes that a worker sends a step", bytes_text)
         yield _card("What was tried", _tried(advice), whole=True)
     if advice.confirmed:
         yield _card("For real", _confirmed(advice), "What was foretold beside what was measured.", whole=True)
@@ -122,7 +121,7 @@ def _loss_axis(metric: str, lines: Sequence[Line]) -> Axis:
     return axis_around(metric, late)
 
 
-def _pareto(advice: Advice, amount: str, title: str) -> str:
+def _pareto(advice: Advice, amount: str, title: str, text: Callable[[float], str]) -> str:
     """The cost in loss at equal steps, over what a step takes; without those of another learning rate."""
     dots = [
         Dot(
@@ -139,7 +138,7 @@ def _pareto(advice: Advice, amount: str, title: str) -> str:
         for value, low, high in [row.loss_at_equal_steps or (0.0, 0.0, 0.0)]
         if value is not None and (place == 0 or row.loss_at_equal_steps is not None)
     ]
-    across = axis_around(title, [dot.across for dot in dots], logarithmic=True)
+    across = axis_around(title, [dot.across for dot in dots], logarithmic=True, text=text)
     up = axis_around(f"{advice.metric}, less the first's", [dot.up for dot in dots], margin=0.12)
     picture = dot_chart(dots, across, up, f"cost in {advice.metric} over {title}")
     return _card(f"Loss against {title}", picture, PARETO_SAYS.format(baseline=advice.contenders[0].recipe))
@@ -149,7 +148,7 @@ def _pareto(advice: Advice, amount: str, title: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f'<th{LEFT * (name in LEFT_COLUMNS)}>{escape(name)}</th>' for name in header)
+    head = "".join(f"<th{LEFT * (name in LEFT_COLUMNS)}>{escape(name)}</th>" for name in header)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
@@ -204,7 +203,9 @@ def _confirmed(advice: Advice) -> str:
             str(row.steps),
             "" if row.loss is None else f"{row.loss:.4g}",
         )
-        rows.append(f'<tr><td class="name">{escape(row.recipe)}</td>{"".join(f"<td>{each}</td>" for each in cells)}</tr>')
+        rows.append(
+            f'<tr><td class="name">{escape(row.recipe)}</td>{"".join(f"<td>{each}</td>" for each in cells)}</tr>'
+        )
     return _table(("recipe", "foretold", "measured", "error", "steps", "loss at equal time"), rows)
 
 
@@ -228,7 +229,7 @@ def _foretold(advice: Advice) -> str:
     if not gone:
         return body
     rows = [_foretold_row(row) for row in gone]
-    summary = f"<summary>{len(gone)} others were left out</summary>"
+    summary = f"<summary>left out: {len(gone)}</summary>"
     return f"{body}<details>{summary}{_table(header, rows)}</details>"
 
 

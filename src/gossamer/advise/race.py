@@ -29,6 +29,8 @@ from gossamer.errors import GossamerError
 
 RETUNED = (0.5, 2.0)
 FINALISTS = 2  # beside the baseline
+LAST_SHARES = 4  # of the last rung, where other learning rates begin anew, for one share of every other rung
+OVERRUN = 0.1  # of the budget: what a step takes is known only once it is made
 ENOUGH_STEPS = 64  # of the baseline, before a race may be decided early
 SURE = 0.99  # of what is decided before the budget is spent: it is looked at again and again
 FEWEST_STEPS = 16  # of the baseline: with fewer nothing can be told
@@ -113,13 +115,13 @@ class Race:
         first, *field_ = self._everyone = [Contender(recipe=each) for each in (self.baseline, *self.challengers)]
         self._first_step(first, field_)
         rungs = max(0, ceil(log2(max(1, len(field_)) / FINALISTS)))
-        shares = rungs + 3  # the last rung has one, and two are kept to try other learning rates
+        shares = rungs + LAST_SHARES
         for rung in range(rungs):
             self._advance_until((rung + 1) / shares)
             field_ = self._halve(first, field_)
-        self._advance_until((rungs + 1) / shares, may_end=True)
+        self._advance_until(1.0, last=True)
         field_ = self._halve(first, field_, keep=FINALISTS)
-        self._retune(first, field_)
+        self._retune(field_)
         return self._result(first)
 
     # -- moving ------------------------------------------------------------------------------------
@@ -137,21 +139,24 @@ class Race:
         self._bring(others, first.seconds)
         self._seconds = first.seconds
 
-    def _advance_until(self, share: float, may_end: bool = False) -> None:
-        """Bring all that are left further, slice by slice, until so much of the budget is spent."""
+    def _advance_until(self, share: float, last: bool = False) -> None:
+        """Bring all that are left further, slice by slice, until so much of the budget is spent. last: in the last rung,
+        which leaves as much as trying other learning rates up to there takes, and which may be decided early."""
         first = self._everyone[0]
-        while not (self._ended() or (may_end and self._decided())):
-            slice_seconds = self._next_slice(share)
+        while not (self._ended() or (last and self._decided())):
+            slice_seconds = self._next_slice(share, self._retuned() if last else ())
             if slice_seconds < first.seconds / max(1, first.steps):
                 return  # less than a step of the baseline
             self._bring(self._left(), self._seconds + slice_seconds)
             self._check_baseline(first)
             self._seconds = min([self._seconds + slice_seconds, *(each.seconds for each in self._left() if each.ended)])
 
-    def _next_slice(self, share: float) -> float:
+    def _next_slice(self, share: float, retuned: Sequence[Contender]) -> float:
         """Virtual seconds: as long as all so far, or what this share of the budget affords."""
-        pace = sum(self._cost(each) / each.seconds for each in self._left() if each.seconds)
-        return min(self._seconds, (share - self._spent()) / pace if pace else self._seconds)
+        again = [each for each in retuned for _ in RETUNED]
+        pace = sum(self._cost(each) / each.seconds for each in (*self._left(), *again) if each.seconds)
+        affordable = share - self._spent() - sum(map(self._cost, again))
+        return min(self._seconds, affordable / pace if pace else self._seconds)
 
     def _bring(self, contenders: Sequence[Contender], seconds: float) -> None:
         """To so many virtual seconds in all. What a step takes may differ, so some stand a step before it."""
@@ -222,9 +227,7 @@ class Race:
         return LossCurve(curve.steps, curve.seconds, -curve.values) if rising else curve
 
     def _compare(self, contender: Contender, first: Contender, confidence: float = 0.95) -> None:
-        contender.against = against_baseline(
-            self._losses(contender), self._losses(first), self._seconds, confidence
-        )
+        contender.against = against_baseline(self._losses(contender), self._losses(first), self._seconds, confidence)
 
     def _decided(self) -> bool:
         """Whether the best of those left is surely faster, or all are surely slower, than the baseline."""
@@ -240,13 +243,18 @@ class Race:
 
     # -- the last rung -----------------------------------------------------------------------------
 
-    def _retune(self, first: Contender, finalists: Sequence[Contender]) -> None:
-        """Other learning rates of the best and of the baseline, as far as the budget reaches."""
-        retuned = [first, *finalists[:1]]
-        needed = len(RETUNED) * sum(self._cost(each) for each in retuned)
-        if not finalists or self._spent() + needed > 1.1:
-            if finalists:
-                self._remarks.append("no other learning rate was tried: it would have taken more --minutes")
+    def _retuned(self) -> list[Contender]:
+        """The baseline and the best of the others."""
+        first, *others = self._left()
+        return [first, *sorted(others, key=self._place)[:1]]
+
+    def _retune(self, finalists: Sequence[Contender]) -> None:
+        """Other learning rates of the best and of the baseline, where the budget reaches that far."""
+        if not finalists:
+            return
+        retuned = self._retuned()
+        if self._spent() + len(RETUNED) * sum(map(self._cost, retuned)) > 1 + OVERRUN:
+            self._remarks.append("no other learning rate was tried: that would have taken more --minutes")
             return
         for each in retuned:
             others = [Contender(recipe=each.recipe, learning_rate_factor=factor) for factor in RETUNED]
@@ -274,7 +282,11 @@ class Race:
         return RaceResult(
             metric=self._metric,
             seconds=self._seconds,
-            contenders=(first, *sorted(left, key=self._place), *sorted(gone, key=lambda each: (-each.seconds, self._place(each)))),
+            contenders=(
+                first,
+                *sorted(left, key=self._place),
+                *sorted(gone, key=lambda each: (-each.seconds, self._place(each))),
+            ),
             rungs=tuple(self._rungs),
             confidence=confidence,
             remarks=tuple(self._remarks),

@@ -21,7 +21,11 @@ class Threshold:
 
 
 def thresholds(
-    finalists: Sequence[Foretold], pricer: StepPricer, network: Network, *, expected_steps: Sequence[float] | None = None
+    finalists: Sequence[Foretold],
+    pricer: StepPricer,
+    network: Network,
+    *,
+    expected_steps: Sequence[float] | None = None,
 ) -> list[Threshold]:
     """Ranges of the rate (x 0.01 to x 100 of all lines) and of the round trip, in ascending order, and who is first.
 
