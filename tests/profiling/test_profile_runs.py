@@ -189,13 +189,14 @@ def test_a_script_that_merges_is_measured(script, text):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("steps", "batches", "copies"), [(10**9, 5, 2), (10, 1, 1), (3, 1, 1)])
-def test_gradients_are_looked_at_after_the_timed_steps(script, steps, batches, copies):
+@pytest.mark.parametrize(("steps", "before", "batches", "copies"), [(10**9, 50, 5, 2), (53, 50, 2, 1), (3, 2, 1, 1)])
+def test_gradients_are_looked_at_once_training_has_settled(script, steps, before, batches, copies):
     """A script that ends before tells of the batches that it had, of which the last is one."""
     profile, seen = profile_with_gradients(script, [str(steps)], workers=4, copies=copies, batches=5)
     assert profile.recipe == repr(resolve(None))
     assert seen is not None
     assert batches <= seen.batches <= 5
+    assert before == seen.steps_before or copies > 1
     assert seen.entries == 40 * 30
     assert 0 < seen.largest_thousandth < seen.largest_hundredth < 1
     assert (seen.sign_agreement is None) == (seen.batches == 1)

@@ -8,8 +8,10 @@ What each number speaks for:
   Vogels et al. 2019, arXiv:1905.13727);
 - agreement of signs between batches: 0.5 is noise; signs travel well where they agree (Bernstein et al. 2018,
   arXiv:1802.04434);
-- gradient noise scale: up to which batch size a larger one pays in fewer steps (McCandlish et al. 2018,
-  arXiv:1812.06162, appendix A.1, here from successive batches of one worker while its parameters move a little).
+- gradient noise scale: up to about which batch size a larger one pays in fewer steps (McCandlish et al. 2018,
+  arXiv:1812.06162, appendix A.1, here from successive batches of one worker while its parameters move a little; an order of magnitude, no more).
+
+They change as training goes on: mostly to more noise.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class GradientStatistics:
     """
 
     batches: int  # that were seen
+    steps_before: int = 0  # that the script had made; the first ones of a training are unlike all others
     entries: int  # of the tensors that were looked at
     largest_hundredth: float  # share of a batch's energy in the largest 1 % of each tensor's entries
     largest_thousandth: float  # likewise in 0.1 %
@@ -157,6 +160,7 @@ class _Sums:
 class GradientObserver:
     """Sees gradients batch after batch; keeps their sum and the last ones, 2 N in float32."""
 
+    steps_before: int = 0  # that the script has made
     batches: int = 0
     _sums: _Sums = field(default_factory=_Sums)
     _total: dict[str, Tensor] = field(default_factory=dict)
@@ -192,6 +196,7 @@ class GradientObserver:
             signal, noise = signal_and_noise(self._sums.whole / self.batches, big, self.batches)
         return GradientStatistics(
             batches=self.batches,
+            steps_before=self.steps_before,
             entries=sum(each.numel() for each in visible(mean).values()),
             largest_hundredth=_share(self._sums.hundredth, self._sums.seen),
             largest_thousandth=_share(self._sums.thousandth, self._sums.seen),

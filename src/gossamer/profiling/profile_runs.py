@@ -32,7 +32,7 @@ from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.reducer.bucket import Bucket
 from gossamer.strategies import Stage
 
-ENOUGH_BATCHES = 8  # whose gradients tell how a model's are made
+ENOUGH_BATCHES = 16  # whose gradients tell how a model's are made
 FEWEST_STEPS = 2  # before the first one ends, nothing is watched
 LINES_OF_ERROR = 8
 MOST_ENTRIES = 2**29
@@ -57,8 +57,8 @@ def profile_script(
 def profile_with_gradients(
     script: Path, arguments: Sequence[str], workers: int, copies: int = 1, batches: int = ENOUGH_BATCHES
 ) -> tuple[WorkloadProfile, GradientStatistics | None]:
-    """The profile of a script in lock step with nothing compressed, and how the gradients of so many further batches
-    are made. None where it made none that could be looked at."""
+    """The profile of a script in lock step with nothing compressed, and how the gradients of so many batches are made
+    once it has trained a little further. None where `batches` is 0."""
     return _profiled(script, arguments, resolve(None), workers, copies, batches)
 
 

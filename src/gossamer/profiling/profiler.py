@@ -42,6 +42,7 @@ from gossamer.transports.simulated import SimulatedGroup
 
 AT_ONCE = GradientStage(0)
 WARM_UP_STEPS = 3
+SETTLING_STEPS, SETTLING_SECONDS = 50, 10.0  # before gradients are looked at: the first ones are unlike all others
 MEETING, WARM, TIMED, CODECS = STAGES = ("meeting", "warm", "timed", "codecs")  # of every copy, in this order
 POLL_SECONDS = 0.001
 
@@ -107,7 +108,8 @@ class _StepProfiler:
     barrier: _Barrier
     workers: int
     batches: int = 0  # whose gradients are looked at after the timed steps
-    observer: GradientObserver | None = None  # once they are
+    observer: GradientObserver | None = None  # once the timed steps are over
+    settling_until: float = 0.0  # at the latest
     session: Session | None = None  # the first that made a step
     stage: Stage = AT_ONCE  # of its recipe, the one that lasts
     fragments: Fragments = ()  # of that stage
@@ -138,41 +140,41 @@ class _StepProfiler:
             self.barrier.arrive(TIMED)
             if self.barrier.all_at(TIMED):
                 self._finish(session)
-                self.observer = GradientObserver()
+                self.observer, self.settling_until = GradientObserver(), time.perf_counter() + SETTLING_SECONDS
                 self._observe(self.observer)
                 return
         self.now = _StepMoments(time.perf_counter(), [0.0] * len(self.buckets))
 
     def _observe(self, observer: GradientObserver) -> None:
-        """Look at this step's gradients, and end the script once there were enough. One copy does: all see the same."""
-        if self.barrier.copy == 0 and observer.batches < self.batches:
-            observer.observe(self._gradients())
+        """Let training settle, look at gradients, and end the script. The first copy does so: all see the same ones."""
+        self.steps += 1
         if self.barrier.copy or observer.batches >= self.batches:
+            raise _Done
+        if observer.batches or self.steps > SETTLING_STEPS or time.perf_counter() > self.settling_until:
+            observer.steps_before = observer.steps_before or self.steps - 1
+            observer.observe(self._gradients())
+        if observer.batches >= self.batches:
             self._tell(observer)
             raise _Done
 
     def _tell(self, observer: GradientObserver) -> None:
-        if observer.batches:
-            text = json.dumps(observer.statistics().to_json(), allow_nan=False)
-            statistics_file(self.barrier.directory).write_text(text)
+        text = json.dumps(observer.statistics().to_json(), allow_nan=False)
+        statistics_file(self.barrier.directory).write_text(text)
 
     def after_script(self) -> None:
         """The script is over: make do with as many steps as it made, if it made any that could be timed."""
-        if self.observer is not None:
-            self._tell(self.observer)
+        if self.session is None:
             return
-        if not self.kept:
-            self.kept = self.early[min(WARM_UP_STEPS, len(self.early) // 2) :]
-        if self.session is not None and self.kept:
+        if self.observer is None:
+            self.kept = self.kept or self.early[min(WARM_UP_STEPS, len(self.early) // 2) :]
+            if not self.kept:
+                return
             self.barrier.arrive(*STAGES[: STAGES.index(CODECS)])
             self._finish(self.session)
-            self._tell_last()
-
-    def _tell_last(self) -> None:
-        """The statistics of the last step, where there is no other."""
+        observer = self.observer or GradientObserver(steps_before=self.steps)
         if self.batches and self.barrier.copy == 0:
-            observer = GradientObserver()
-            observer.observe(self._gradients())
+            if not observer.batches:
+                observer.observe(self._gradients())  # the last step's, where there is no other
             self._tell(observer)
 
     def _watch(self, session: Session) -> None:
