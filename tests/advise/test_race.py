@@ -109,7 +109,7 @@ def test_one_that_fails_goes_out_with_its_reason() -> None:
 
 
 def test_a_baseline_that_fails_is_an_error() -> None:
-    with pytest.raises(RaceError, match="itself failed after 19 steps.*nan at step 20"):
+    with pytest.raises(RaceError, match=r"itself failed after 19 steps.*nan at step 20"):
         _run({"Dense()": Planted(step_seconds=1.0, fails_at=20), "W": WINNER})
 
 

@@ -52,5 +52,5 @@ def test_what_came_nearest() -> None:
 
 @pytest.mark.parametrize("text", ["", "loss", "loss<", "<2", "loss<<2", "loss<two", "loss=2", "loss<2; import os"])
 def test_what_is_no_target_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="such as validation_loss<2.2"):
+    with pytest.raises(ValueError, match=r"such as validation_loss<2\.2"):
         read_target(text)

@@ -17,8 +17,8 @@ MOST_STEPS = 4000
 class Planted:
     """A recipe's truth: loss(step) = floor + height / (1 + efficiency * step / scale) ** 0.7.
 
-    efficiency: how much a step of it is worth, of one of Dense's. own_noise, batch_noise: standard deviations, the second
-    shared by all recipes at the same step.
+    efficiency: how much a step of it is worth, of one of Dense's. own_noise, batch_noise: standard deviations, the
+    second shared by all recipes at the same step.
     """
 
     step_seconds: float

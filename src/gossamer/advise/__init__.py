@@ -6,6 +6,9 @@ step_pricing       what candidates share: codecs timed once, models laid out onc
 pruning            which candidates are left to try, and why the others are not
 expected_steps     how many more steps a recipe is expected to need than Dense(): a prior, from measured pages
 thresholds         at which rates and delays another recipe would be the first
+script_check       a few steps: whether a script logs a loss, and repeats itself
+measured_links     a network from what gossamer doctor found
+advisor            the stages, one after the other
 contender          one recipe in a race, and its job
 race               successive halving over simulated jobs, at equal virtual seconds
 loss_curve         a metric over steps and virtual seconds

@@ -51,9 +51,11 @@ class Setting:
         return shlex.join(run)
 
 
-def answer(race: RaceResult, setting: Setting, thresholds: Sequence[Threshold] = ()) -> Answer:
-    """What a race's result says."""
-    remarks = (*race.remarks, *_target_remarks(race, setting.target))
+def answer(
+    race: RaceResult, setting: Setting, thresholds: Sequence[Threshold] = (), remarks: Sequence[str] = ()
+) -> Answer:
+    """What a race's result says. remarks: what else is to be known of it."""
+    said = (*remarks, *race.remarks, *_target_remarks(race, setting.target))
     best = winner(race)
     changes = tuple(map(threshold_text, thresholds))
     if best is None:
@@ -66,7 +68,7 @@ def answer(race: RaceResult, setting: Setting, thresholds: Sequence[Threshold] =
             cost="it costs nothing in loss",
             command=setting.command(race.baseline.recipe),
             would_change=changes,
-            remarks=remarks,
+            remarks=said,
         )
     return Answer(
         recipe=best.recipe,
@@ -77,7 +79,7 @@ def answer(race: RaceResult, setting: Setting, thresholds: Sequence[Threshold] =
         cost=_cost(best, race),
         command=setting.command(best.recipe),
         would_change=changes,
-        remarks=remarks,
+        remarks=said,
     )
 
 

@@ -33,8 +33,6 @@ SITE_PERIODS = (4, 16)
 BETWEEN_NODES = ("Int8()", "Float4()", "TopK(density=0.01)", "PowerSGD(rank=4)")
 
 
-
-
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One recipe that could be tried, and how many more backward passes it is expected to need than Dense()."""
@@ -155,9 +153,7 @@ def why_hopeless(compressor: str, statistics: GradientStatistics | None) -> str 
     )
 
 
-def _check(
-    recipe: Recipe, parameters: Mapping[str, Parameter], optimizer_type: type[Optimizer], workers: int
-) -> None:
+def _check(recipe: Recipe, parameters: Mapping[str, Parameter], optimizer_type: type[Optimizer], workers: int) -> None:
     """Raise AttachError where a session would refuse it for this model, optimizer or number of workers."""
     stage = recipe.strategy.steady_stage
     if isinstance(stage, AveragingStage) and stage.per_site is not None:

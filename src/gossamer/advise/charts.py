@@ -137,11 +137,13 @@ def _grid(plane: Plane) -> Iterator[str]:
     for value in plane.across.ticks(9 if plane.width > 400 else 5):
         x = plane.x(value)
         yield f'<line class="grid" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom:.1f}"/>'
-        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 15:.1f}" text-anchor="middle">{escape(plane.across.text(value))}</text>'
+        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 15:.1f}" text-anchor="middle">'
+        yield f"{escape(plane.across.text(value))}</text>"
     for value in plane.up.ticks(7):
         y = plane.y(value)
         yield f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(plane.up.text(value))}</text>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
+        yield f"{escape(plane.up.text(value))}</text>"
     middle, height = (LEFT + right) / 2, (TOP + bottom) / 2
     yield f'<text class="title" x="{middle:.1f}" y="{plane.height - 6:.1f}" text-anchor="middle">'
     yield f"{escape(plane.across.title)}</text>"

@@ -66,7 +66,10 @@ class Contender:
     def heard(self, progress: Progress, spent: float) -> None:
         """Take over how far its job has come."""
         self.steps, self.seconds, self.bytes_sent = progress.steps, progress.seconds, progress.bytes_sent
-        self.metrics, self.ended, self.failure = progress.metrics, progress.ended, progress.failure
+        self.metrics, self.ended = progress.metrics, progress.ended
         self.spent += spent
         if progress.failure is not None:
-            self.out = f"failed: {progress.failure}"
+            self.fails(progress.failure)
+
+    def fails(self, reason: str) -> None:
+        self.failure, self.out = reason, f"failed: {reason}"

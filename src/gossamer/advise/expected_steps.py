@@ -85,9 +85,7 @@ LOW_RANK = {
 }
 
 _DEMO_IN_BITS = "DeMo(Route(Rotated(Chain(TopK(density={}), SignMagnitude())), rest=Float4(feedback=False)))"
-_UPDATE_IN_BITS = (
-    "Route(AdamUpdate(Chain(TopK(density={}), SignMagnitude())), rest=Feedback(Sharded(Float4())))"
-)
+_UPDATE_IN_BITS = "Route(AdamUpdate(Chain(TopK(density={}), SignMagnitude())), rest=Feedback(Sharded(Float4())))"
 OPTIMIZER_PARTS = {  # that take a part of the optimizer's work; others' rates of learning would have to be found first
     "DGC(density=0.01)": LossGap(0.0, 0.099, COMPRESSORS),
     "DGC(density=0.001)": LossGap(0.0, 0.3, ASSUMED),

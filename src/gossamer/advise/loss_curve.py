@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +67,7 @@ class LossCurve:
         if len(self) <= points:
             return self
         edges = np.linspace(0, len(self), points + 1).astype(int)
-        pieces = [slice(first, last) for first, last in zip(edges[:-1], edges[1:], strict=True)]
+        pieces = [slice(first, last) for first, last in pairwise(edges)]
         return LossCurve(*(np.array([column[piece].mean() for piece in pieces]) for column in self._columns))
 
     @property

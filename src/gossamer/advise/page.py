@@ -15,8 +15,8 @@ from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 COLORED = 6  # contenders that have a color of their own: the baseline and the best
 RACE_SAYS = (
-    "Virtual seconds: what these steps would take on this network, by the forecast. All have the same seed and the same "
-    "batches. Curves are thinned to means of neighbors; a gray one went out where it ends."
+    "Virtual seconds: what these steps would take on this network, by the forecast. All have the same seed and the "
+    "same batches. Curves are thinned to means of neighbors; a gray one went out where it ends."
 )
 PARETO_SAYS = (
     "After as many steps as {baseline} has made: how much more loss, and what a step takes. Lower and further left is "
@@ -210,11 +210,12 @@ def _confirmed(advice: Advice) -> str:
 
 
 def _gradients(advice: Advice) -> str:
-    terms = "".join(
-        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{'not known' if value is None else _share_or_number(name, value)}</dd>"
-        for name, value in advice.gradients.items()
-    )
-    return f"<dl>{terms}</dl>"
+    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text}</dd>' for name, text in _statistics(advice))}</dl>"
+
+
+def _statistics(advice: Advice) -> Iterator[tuple[str, str]]:
+    for name, value in advice.gradients.items():
+        yield name.replace("_", " "), "not known" if value is None else _share_or_number(name, value)
 
 
 def _share_or_number(name: str, value: float) -> str:

@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2, nan
 
-import numpy as np
-
 from gossamer.advise.against_baseline import WINDOW, against_baseline
 from gossamer.advise.contender import LOSSES, Contender, Job, StartJob
 from gossamer.advise.loss_curve import LossCurve
@@ -128,9 +126,7 @@ class Race:
 
     def _first_step(self, first: Contender, others: Sequence[Contender]) -> None:
         """The baseline's first step: all come to its end. It tells the metric and what a virtual second costs."""
-        began = self.now()
-        self._jobs[first.name] = self.start(first.recipe, 1.0)
-        first.heard(self._jobs[first.name].advance(steps=1), self.now() - began)
+        self._advance(first, steps=1)
         self._check_baseline(first)
         logged = [name for name in (*LOSSES, *([self.target.metric] if self.target else [])) if first.metrics.get(name)]
         if not logged:
@@ -140,7 +136,7 @@ class Race:
         self._seconds = first.seconds
 
     def _advance_until(self, share: float, last: bool = False) -> None:
-        """Bring all that are left further, slice by slice, until so much of the budget is spent. last: in the last rung,
+        """Bring all that are left further, slice by slice, until so much of the budget is spent. last: the last rung,
         which leaves as much as trying other learning rates up to there takes, and which may be decided early."""
         first = self._everyone[0]
         while not (self._ended() or (last and self._decided())):
@@ -161,16 +157,26 @@ class Race:
     def _bring(self, contenders: Sequence[Contender], seconds: float) -> None:
         """To so many virtual seconds in all. What a step takes may differ, so some stand a step before it."""
         for each in contenders:
-            began = self.now()
-            if each.name not in self._jobs:
-                self._jobs[each.name] = self.start(each.recipe, each.learning_rate_factor)
-            each.heard(self._jobs[each.name].advance(seconds=seconds), self.now() - began)
+            self._advance(each, seconds=seconds)
             if each.out is not None:
                 self.say(f"{each.name} {each.out}")
                 self._close(each)
 
+    def _advance(self, contender: Contender, **limit: float) -> None:
+        """limit: steps or seconds, as jobs take them. What a recipe's job refuses to do is its failure."""
+        began, name = self.now(), contender.name
+        try:
+            if name not in self._jobs:
+                self._jobs[name] = self.start(contender.recipe, contender.learning_rate_factor)
+            progress = self._jobs[name].advance(**limit)  # type: ignore[arg-type]
+        except GossamerError as refusal:
+            contender.fails(str(refusal))
+        else:
+            contender.heard(progress, self.now() - began)
+
     def _close(self, contender: Contender) -> None:
-        self._jobs.pop(contender.name).close()
+        if contender.name in self._jobs:
+            self._jobs.pop(contender.name).close()
 
     # -- the budget --------------------------------------------------------------------------------
 
@@ -271,13 +277,13 @@ class Race:
         gone = [each for each in others if each.out is not None]
         if first.steps < FEWEST_STEPS:
             self._remarks.append(
-                f"Dense() made {first.steps} steps only, with which little can be told. Give the race more --minutes, or "
-                "the script a smaller model"
+                f"Dense() made {first.steps} steps only, with which little can be told. Give the race more --minutes, "
+                "or the script a smaller model"
             )
         if self._ended():
             self._remarks.append(
-                f"a script came to its end after {self._seconds:.3g} virtual seconds, so nobody is compared later. Give "
-                "it arguments by which it makes more steps for a longer race"
+                f"a script came to its end after {self._seconds:.3g} virtual seconds, so nobody is compared later. "
+                "Give it arguments by which it makes more steps for a longer race"
             )
         return RaceResult(
             metric=self._metric,

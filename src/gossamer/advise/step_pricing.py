@@ -125,7 +125,9 @@ class StepPricer:
 
     def _site_buckets(self, per_site: int) -> list[BucketProfile]:
         """Gradients travel dense within a site."""
-        return [self._timed(Recipe(), AT_ONCE, each.dtype, Layout.of(each.shapes), per_site) for each in self.base.buckets]
+        return [
+            self._timed(Recipe(), AT_ONCE, each.dtype, Layout.of(each.shapes), per_site) for each in self.base.buckets
+        ]
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
@@ -164,7 +166,9 @@ class StepPricer:
         if kind not in self._passing:
             sample = _shrunk(layout)
             seconds = time_codec(dtype, sample, stage, Dense(), self.workers)
-            self._passing[kind] = tuple(seconds[name] / sample.numel for name in ("offering_seconds", "landing_seconds"))
+            self._passing[kind] = tuple(
+                seconds[name] / sample.numel for name in ("offering_seconds", "landing_seconds")
+            )
         return self._passing[kind]
 
 
