@@ -11,10 +11,8 @@ from torch.optim import Optimizer
 
 from gossamer.advise import expected_steps as prior
 from gossamer.advise.expected_steps import LossGap
-from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout, dtype_of
 from gossamer.errors import AttachError, RecipeError
-from gossamer.estimate.workload_profile import STEADY
 from gossamer.events import Attached
 from gossamer.network import Network
 from gossamer.network.cost.cheapest_collective import ranks_per_site
@@ -24,8 +22,8 @@ from gossamer.profiling.gradient_statistics import (
     GradientStatistics,
 )
 from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.reducer.bucketing import assign_fragments
 from gossamer.strategies import AveragingStage
-from gossamer.synchronizers.stages import bucket_fragments
 
 DENSE = "Dense()"
 ACCUMULATES = (2, 4, 8)
@@ -158,7 +156,8 @@ def _check(recipe: Recipe, parameters: Mapping[str, Parameter], optimizer_type: 
     stage = recipe.strategy.steady_stage
     if isinstance(stage, AveragingStage) and stage.per_site is not None:
         stage.site_size(workers)
-    bucket_fragments(stage, parameters, recipe.compressor, AggregationContext(step=STEADY, world=workers))
+    if stage.schedule.fragments > 1:
+        assign_fragments(parameters, stage.schedule.fragments)
     for slot in Layout.of(parameters):
         owner = recipe.compressor.owns_momentum(slot)
         if owner is not None and not issubclass(optimizer_type, owner.optimizers):

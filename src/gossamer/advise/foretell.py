@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from gossamer.advise.candidates import Candidate
 from gossamer.advise.step_pricing import StepPricer
+from gossamer.errors import GossamerError
 from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.network import Network
+from gossamer.recipes.recipe import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,17 +22,33 @@ class Foretold:
     bytes_sent: float = 0.0  # by a worker
     memory_bytes: int = 0  # kept between steps beside the model and its optimizer, by a worker
     passes: int = 1  # backward passes of a worker in a step, of as many batches
-    rounds: float = 0.0  # in which workers wait for each other's answers, a step
-    expected_steps: float = 1.0  # to a loss, over Dense()'s: a prior, that a race corrects
-    excluded: str | None = None  # why it is left out; numbers above are then 0 where nothing was priced
+    rounds: float = 0.0  # in which workers hear of each other, for a backward pass
+    strategy_passes: float = 1.0  # backward passes to a loss over Dense()'s: a prior, that a race corrects
+    compressor_passes: float = 1.0  # likewise, and both multiply
+    source: str = ""  # of these two
+    excluded: str | None = None  # why it is left out; step_seconds is then 0 where nothing was priced
+
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds for each batch of a worker, by which recipes compare that make another number of them a step."""
+        return self.step_seconds / self.passes
+
+    @property
+    def expected_passes(self) -> float:
+        """Backward passes to a loss, over Dense()'s."""
+        return self.strategy_passes * self.compressor_passes
 
     @property
     def expected_seconds(self) -> float:
-        """Seconds to a loss for which Dense() needs one step: what candidates are ordered by."""
-        return self.step_seconds * self.expected_steps
+        """Seconds to a loss for which Dense() needs one backward pass: what candidates are ordered by."""
+        return self.pass_seconds * self.expected_passes
 
 
 Progress = Callable[[int, int, str], None]  # how many candidates are priced, of how many, which is the next
+
+
+def _say_nothing(done: int, of: int, recipe: str) -> None:
+    """Nobody waits for it."""
 
 
 def foretell(
@@ -38,13 +56,49 @@ def foretell(
     profile: WorkloadProfile,
     network: Network,
     workers: int,
-    on_progress: Progress = lambda done, of, recipe: None,
+    on_progress: Progress = _say_nothing,
     *,
     pricer: StepPricer | None = None,
 ) -> list[Foretold]:
     """Price every candidate, in their order; what is excluded stays, unpriced.
 
     profile: of the script with `resolve(None)`, lock step and nothing compressed: all others' follow from it and from
-    codecs that are timed here. pricer: one that has priced for this profile, whose timings are used again.
+    codecs that are timed here. pricer: one for this profile, whose timings are used again.
     """
-    raise NotImplementedError
+    pricer = pricer or StepPricer(profile, workers)
+    found: list[Foretold] = []
+    for done, candidate in enumerate(candidates):
+        on_progress(done, len(candidates), candidate.recipe)
+        found.append(_unpriced(candidate) if candidate.excluded else _foretold(candidate, pricer, network))
+    return found
+
+
+def _unpriced(candidate: Candidate) -> Foretold:
+    return Foretold(
+        recipe=candidate.recipe,
+        strategy_passes=candidate.strategy_passes,
+        compressor_passes=candidate.compressor_passes,
+        source=candidate.source,
+        excluded=candidate.excluded,
+    )
+
+
+def _foretold(candidate: Candidate, pricer: StepPricer, network: Network) -> Foretold:
+    recipe = resolve(candidate.recipe, pricer.workers)
+    try:
+        step, traffic = pricer.step_time(recipe, network), pricer.traffic(recipe)
+    except GossamerError as error:
+        return Foretold(recipe=candidate.recipe, excluded=f"it could not be priced: {error}")
+    schedule = recipe.strategy.steady_stage.schedule
+    operations = max((len(bucket) for bucket in traffic.buckets), default=0)
+    return Foretold(
+        recipe=candidate.recipe,
+        step_seconds=step.step_seconds,
+        bytes_sent=traffic.bytes_sent,
+        memory_bytes=traffic.residual_bytes + traffic.other_state_bytes + traffic.strategy_bytes,
+        passes=traffic.passes // traffic.steps,
+        rounds=operations * len(schedule.period_rounds) / schedule.period,
+        strategy_passes=candidate.strategy_passes,
+        compressor_passes=candidate.compressor_passes,
+        source=candidate.source,
+    )

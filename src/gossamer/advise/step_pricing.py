@@ -8,25 +8,23 @@ from functools import cached_property
 from math import ceil, prod
 
 import torch
-from torch import nn
 from torch.nn import Parameter
 
 from gossamer.compressors import Compressor, Dense
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout, dtype_name, dtype_of
+from gossamer.core.layout import Layout, dtype_name, dtype_of
 from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time
 from gossamer.estimate.traffic import TrafficEstimate, estimate_traffic
-from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
+from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.events import Attached
 from gossamer.network import Network
 from gossamer.profiling.profile_runs import time_codec, worker_threads
 from gossamer.profiling.profiler import AT_ONCE
 from gossamer.recipes.recipe import Recipe
-from gossamer.session.lifecycle_events import begun
+from gossamer.reducer.bucket import arrange
+from gossamer.reducer.bucketing import assign_buckets, assign_fragments
+from gossamer.session.lifecycle_events import round_control_bytes
 from gossamer.strategies import GossipStage, Stage
-from gossamer.synchronizers.stages import Fragments, bucket_fragments
-from gossamer.transports.simulated import SimulatedGroup
 
 MOST_TIMED = 2**22  # entries of a bucket that a codec is timed with; larger ones take longer in proportion
 COUNTER_BYTES = 8  # of a buffer that only counts, and is not averaged
@@ -67,7 +65,7 @@ class StepPricer:
 
     def traffic(self, recipe: Recipe) -> TrafficEstimate:
         """Bytes that a resolved recipe sends and keeps."""
-        return estimate_traffic(recipe, self._attached(recipe, self._fragments(recipe)), workers=self.workers)
+        return estimate_traffic(recipe, self._attached(recipe), workers=self.workers)
 
     # -- the model under a recipe --------------------------------------------------------------------------------------
 
@@ -88,29 +86,43 @@ class StepPricer:
     def _stage(self, recipe: Recipe) -> Stage:
         return recipe.strategy.among(self.workers).steady_stage
 
-    def _fragments(self, recipe: Recipe) -> Fragments:
-        at = AggregationContext(step=STEADY, world=self.workers)
-        return bucket_fragments(self._stage(recipe), self._parameters, recipe.compressor, at)
+    def _layouts(self, recipe: Recipe) -> list[tuple[int, str, Layout]]:
+        """(fragment, dtype, layout) of each bucket, as a session would lay them out."""
+        count = self._stage(recipe).schedule.fragments
+        parts = assign_fragments(self._parameters, count) if count > 1 else [self._parameters]
+        return [
+            (place, dtype_name(next(iter(bucket.values())).dtype), arrange(bucket, recipe.compressor))
+            for place, part in enumerate(parts)
+            for bucket in assign_buckets(part)
+        ]
 
-    def _attached(self, recipe: Recipe, fragments: Fragments) -> Attached:
-        """As a session of the script would tell of itself, its buffers taken from the profile."""
-        stage, alone = self._stage(recipe), SimulatedGroup(1).transports[0]
-        told = begun(nn.ParameterList(self._parameters.values()), None, recipe, fragments, alone)
-        averaged = sum(nbytes for nbytes in self.base.buffer_bytes if nbytes > COUNTER_BYTES)
-        along = [nbytes + averaged * (place == 0) for place, nbytes in enumerate(told.rider_bytes)]
-        return replace(
-            told,
-            control_bytes=self.base.control_bytes if stage.averages_gradients_at_once else told.control_bytes,
+    def _attached(self, recipe: Recipe) -> Attached:
+        """As a session of the script would tell of itself; its buffers are known from the profile."""
+        stage, layouts = self._stage(recipe), self._layouts(recipe)
+        at_once, averaged = stage.averages_gradients_at_once and not stage.scheduled, self._averaged_buffer_bytes
+        return Attached(
+            recipe=repr(recipe),
+            layouts=tuple((dtype, layout) for _, dtype, layout in layouts),
+            fragments=tuple(place for place, *_ in layouts),
+            parameters=sum(layout.numel for *_, layout in layouts),
+            control_bytes=self.base.control_bytes if at_once else round_control_bytes(stage, len(self._parameters), 0),
             buffer_bytes=sum(self.base.buffer_bytes) if stage.averages_gradients_at_once else 0,
-            rider_bytes=tuple(along),
-            site_control_bytes=self.base.control_bytes if stage.per_site else 0,
+            rider_bytes=(averaged, *[0.0] * (stage.schedule.fragments - 1)) if stage.scheduled else (),
+            site_control_bytes=self.base.control_bytes if stage.per_site is not None else 0,
+            period=stage.schedule.period if stage.local_parameters else 1,
+            rank=0,
+            world=self.workers,
         )
 
+    @property
+    def _averaged_buffer_bytes(self) -> float:
+        """Of BatchNorm's statistics and the like, without its counters."""
+        return float(sum(nbytes for nbytes in self.base.buffer_bytes if nbytes > COUNTER_BYTES))
+
     def _profile(self, recipe: Recipe) -> WorkloadProfile:
-        stage, fragments = self._stage(recipe), self._fragments(recipe)
-        told = self._attached(recipe, fragments)
+        stage, told = self._stage(recipe), self._attached(recipe)
         buckets = [
-            self._bucket(recipe, stage, bucket.packed, place) for place, part in enumerate(fragments) for bucket in part
+            self._bucket(recipe, stage, dtype, layout, place) for place, dtype, layout in self._layouts(recipe)
         ]
         return replace(
             self.base,
@@ -131,12 +143,13 @@ class StepPricer:
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
-    def _bucket(self, recipe: Recipe, stage: Stage, packed: FlatTensors, place: int) -> BucketProfile:
-        layout = packed.layout
-        found = self._timed(recipe, stage, dtype_name(packed.flat.dtype), layout, self.workers)
-        offering, landing = self._strategy_seconds(recipe, stage, found.dtype, layout)
+    def _bucket(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout, place: int) -> BucketProfile:
+        offering, landing = self._strategy_seconds(recipe, stage, dtype, layout)
         return replace(
-            found, fragment=place, offering_seconds=offering * layout.numel, landing_seconds=landing * layout.numel
+            self._timed(recipe, stage, dtype, layout, self.workers),
+            fragment=place,
+            offering_seconds=offering * layout.numel,
+            landing_seconds=landing * layout.numel,
         )
 
     def _timed(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout, workers: int) -> BucketProfile:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from gossamer.compressors import Compressor
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.coalesce import coalesce
 from gossamer.core.layout import FlatTensors, Layout
@@ -14,13 +18,32 @@ from gossamer.estimate.workload_profile import STEADY
 from gossamer.recipes.recipe import Recipe
 
 
+@dataclass(frozen=True)
+class BucketTrace:
+    """What one bucket's aggregation asks for, round by round, and remembers."""
+
+    ops: tuple[CollectiveOp, ...]
+    remembered: tuple[tuple[str, int], ...]  # (key, bytes)
+
+
+@lru_cache(maxsize=1024)
+def trace_bucket(compressor: Compressor, layout: Layout, dtype: torch.dtype, workers: int) -> BucketTrace:
+    """Run the aggregation of one of so many workers over meta tensors, once for all that ask for the same."""
+    at, packed = AggregationContext(step=STEADY, world=workers), on_meta(layout, dtype)
+    state = compressor.init(packed, at)
+    remembered = tuple((key, each.flat.nbytes) for key, each in state.items())
+    return BucketTrace(tuple(_issued(compressor.aggregate(packed, state, at), workers)), remembered)
+
+
 def trace_ops(
     recipe: Recipe, layout: Layout, dtype: torch.dtype, workers: int, control_bytes: int = 0
 ) -> list[CollectiveOp]:
     """The operations that one bucket issues, round by round; the control report travels with the first."""
-    at, packed = AggregationContext(step=STEADY, world=workers), on_meta(layout, dtype)
-    aggregation: Script = recipe.compressor.aggregate(packed, recipe.compressor.init(packed, at), at)
-    script = coalesce([aggregation, _control(control_bytes)]) if control_bytes else aggregation
+    ops = trace_bucket(recipe.compressor, layout, dtype, workers).ops
+    return _issued(coalesce([_said(ops), _control(control_bytes)]), workers) if control_bytes else [*ops]
+
+
+def _issued(script: Script, workers: int) -> list[CollectiveOp]:
     issued: list[CollectiveOp] = []
     answer: Any = None
     while True:
@@ -29,6 +52,11 @@ def trace_ops(
         except StopIteration:
             return issued
         answer = issued[-1].meta_answer(workers, 0)
+
+
+def _said(ops: Sequence[CollectiveOp]) -> Script:
+    for op in ops:
+        yield op  # noqa: UP028 - what yields from a tuple takes no answers
 
 
 def on_meta(layout: Layout, dtype: torch.dtype) -> FlatTensors:

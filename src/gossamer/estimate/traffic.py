@@ -15,7 +15,7 @@ from gossamer.compressors.sharded import is_unsent
 from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype, dtype_of
 from gossamer.core.ops import Payload, payload_bytes
-from gossamer.estimate.op_trace import on_meta
+from gossamer.estimate.op_trace import on_meta, trace_bucket
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.events import Attached
 from gossamer.parameter_server.client.traffic import server_traffic
@@ -23,7 +23,7 @@ from gossamer.parameter_server.from_recipe import push_pull_codecs
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.participation import POLL_BYTES
 from gossamer.reducer.step_report import STANDING_BYTES
-from gossamer.runtime.runner import OpCost, price
+from gossamer.runtime.runner import OpCost
 from gossamer.strategies import AveragingStage, GossipStage, GossipStrategy, GradientStage, ServerStage
 from gossamer.topologies import Topology
 
@@ -150,12 +150,12 @@ def _aggregations(
     compressor: Compressor, model: Attached, workers: int
 ) -> tuple[list[tuple[OpCost, ...]], list[tuple[str, int]]]:
     """The operations of each bucket, and what the compressor remembers of all."""
-    at, buckets, memory = AggregationContext(step=STEADY, world=workers), [], []
-    for packed in _packed(model):
-        state = compressor.init(packed, at)
-        memory += _remembered(state)
-        buckets.append(tuple(price(compressor.aggregate(packed, state, at), workers)))
-    return buckets, memory
+    traces = [trace_bucket(compressor, layout, dtype, workers) for dtype, layout in _layouts(model)]
+    buckets = [
+        tuple(OpCost(each.label, each.bytes_sent(workers, 0)) for op in trace.ops for each in op.concurrent())
+        for trace in traces
+    ]
+    return buckets, [each for trace in traces for each in trace.remembered]
 
 
 def _in_flight(stage: GradientStage | AveragingStage) -> int:

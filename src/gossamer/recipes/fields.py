@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -30,7 +32,8 @@ def fields_of(noun: type[Term]) -> tuple[Field[Any], ...]:
     return fields(noun)  # type: ignore[arg-type]
 
 
-def hints_of(noun: type[Term]) -> dict[str, tuple[Any, ...]]:
+@cache
+def hints_of(noun: type[Term]) -> Mapping[str, tuple[Any, ...]]:
     """What each argument may be: `float | None` is (float, NoneType)."""
     return {
         name: get_args(hint) if get_origin(hint) is UnionType else (hint,)

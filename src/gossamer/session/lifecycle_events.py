@@ -41,7 +41,7 @@ def begun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         buffer_bytes=moving_bytes(model) if stage.averages_gradients_at_once else 0,
         rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if stage.scheduled else (),
-        control_bytes=_control_bytes(stage, tensors, groups),
+        control_bytes=round_control_bytes(stage, tensors, groups),
         site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, groups),
         rank=transport.rank,
         world=transport.world,
@@ -49,7 +49,7 @@ def begun(
     )
 
 
-def _control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
+def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
     """Payload bytes of the report that ends a round; a merge reports neither gradients nor buffers."""
     match stage:
         case GradientStage():
