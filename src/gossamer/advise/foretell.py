@@ -39,9 +39,14 @@ class Foretold:
         return self.strategy_passes * self.compressor_passes
 
     @property
+    def expected_steps(self) -> float:
+        """Steps of the optimizer to a loss, over Dense()'s, each of which is one backward pass."""
+        return self.expected_passes / self.passes
+
+    @property
     def expected_seconds(self) -> float:
-        """Seconds to a loss for which Dense() needs one backward pass: what candidates are ordered by."""
-        return self.pass_seconds * self.expected_passes
+        """Seconds to a loss for which Dense() needs one step: what candidates are ordered by."""
+        return self.step_seconds * self.expected_steps
 
 
 Progress = Callable[[int, int, str], None]  # how many candidates are priced, of how many, which is the next
