@@ -46,7 +46,7 @@ class Advisor:
     facts: ScriptFacts = field(init=False)
     measured: WorkloadProfile = field(init=False)
     statistics: GradientStatistics | None = field(init=False, default=None)
-    foretold: Sequence[Foretold] = field(init=False, default=())  # those to race first, Dense() before all
+    foretold: Sequence[Foretold] = field(init=False, default=())  # Dense(), others to race, then those left out
     result: RaceResult = field(init=False)
     _pricer: StepPricer = field(init=False)
 

@@ -15,7 +15,7 @@ Point = tuple[int, float, float]  # step, virtual seconds, value
 
 @dataclass(frozen=True)
 class LossCurve:
-    """steps, seconds, values: (points,), by ascending step; one point a step, the last that was logged there."""
+    """steps, seconds, values: (points,), by ascending step; one point a step, the mean of what was logged there."""
 
     steps: Floats
     seconds: Floats
@@ -24,9 +24,11 @@ class LossCurve:
     @classmethod
     def of(cls, points: Iterable[Point]) -> LossCurve:
         """A curve of (step, virtual seconds, value); values that are not finite are left out."""
-        kept = {int(step): (float(step), float(at), float(value)) for step, at, value in points if np.isfinite(value)}
-        table = np.array([kept[step] for step in sorted(kept)], dtype=np.float64).reshape(-1, 3)
-        return cls(*table.T)
+        table = np.array([*points], dtype=np.float64).reshape(-1, 3)
+        table = table[np.isfinite(table[:, 2])]
+        steps, places, counts = np.unique(table[:, 0], return_inverse=True, return_counts=True)
+        seconds, values = (np.bincount(places, column, len(steps)) / counts for column in table[:, 1:].T)
+        return cls(steps, seconds, values)
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -121,9 +121,7 @@ class StepPricer:
 
     def _profile(self, recipe: Recipe) -> WorkloadProfile:
         stage, told = self._stage(recipe), self._attached(recipe)
-        buckets = [
-            self._bucket(recipe, stage, dtype, layout, place) for place, dtype, layout in self._layouts(recipe)
-        ]
+        buckets = [self._bucket(recipe, stage, dtype, layout, place) for place, dtype, layout in self._layouts(recipe)]
         return replace(
             self.base,
             recipe=repr(recipe),
