@@ -159,5 +159,7 @@ def test_long_round_trips_leave_recipes_with_fewer_rounds(all_candidates, pricer
 
 def test_half_a_network_is_not_the_same_as_a_slow_codec(pricer):
     """A twin whose codecs take no time would find the same for all rates: seconds do depend on the network."""
-    slow, fast = (foretell(few(["Dense()"]), BASE, read_network(each, 4), 4, pricer=pricer) for each in ("5mbit", "1gbit"))
+    slow, fast = (
+        foretell(few(["Dense()"]), BASE, read_network(each, 4), 4, pricer=pricer) for each in ("5mbit", "1gbit")
+    )
     assert slow[0].step_seconds > 2 * fast[0].step_seconds

@@ -55,7 +55,12 @@ def test_every_candidate_is_told_of_and_the_others_with_a_reason():
 
 def test_where_nothing_is_saved_only_dense_is_left():
     """Within a tenth of Dense(), the fastest of all included."""
-    found = [DENSE, replace(HALF, step_seconds=0.95), replace(INT8, step_seconds=0.92), replace(LOCAL, step_seconds=0.91)]
+    found = [
+        DENSE,
+        replace(HALF, step_seconds=0.95),
+        replace(INT8, step_seconds=0.92),
+        replace(LOCAL, step_seconds=0.91),
+    ]
     assert names(survivors(found, None, most=10)) == ["Dense()"]
     why = reasons(judged(found, None, most=10))
     assert "less than 10% saved" in why["Int8()"]

@@ -108,9 +108,7 @@ def _dominated(each: Foretold, others: Sequence[Foretold]) -> str | None:
 
 def _beats(one: Foretold, other: Foretold) -> bool:
     """A partial order: what loses less by its strategy and more by its compressor is neither better nor worse."""
-    mine, theirs = (
-        (each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other)
-    )
+    mine, theirs = ((each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other))
     return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 

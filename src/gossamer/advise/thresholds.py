@@ -79,9 +79,7 @@ def ranges(values: Sequence[float], first: Callable[[float], str]) -> list[tuple
     return [*found, (answers[-1], above, None)]
 
 
-def _edges(
-    low: float, high: float, before: str, after: str, first: Callable[[float], str]
-) -> list[tuple[str, float]]:
+def _edges(low: float, high: float, before: str, after: str, first: Callable[[float], str]) -> list[tuple[str, float]]:
     """(who was first until there, edge) of every change between two values."""
     if before == after:
         return []

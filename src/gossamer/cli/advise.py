@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +137,7 @@ def _advised(
 
 
 def _show(advice: Advice) -> None:
-    width = columns(click.get_text_stream("stdout"))
+    width = columns(sys.stdout)
     for line in ("", advice.use, advice.gain, advice.cost, "", f"    {advice.command}", ""):
         click.echo(line if line.startswith(" ") else wrapped(line, width))
     if advice.would_change:
