@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gossamer.advise.charts import Axis, Dot, Line, axis_around, dot_chart, front, line_chart
+from gossamer.advise.charts import Axis, Dot, ChartLine, axis_around, dot_chart, front, line_chart
 
 
 def _dot(label: str, across: float, up: float) -> Dot:
@@ -36,7 +36,7 @@ def test_an_axis_around_one_value_or_none_has_room() -> None:
 
 
 def test_every_chart_is_drawn_broad_and_narrow() -> None:
-    line = Line(name="<A>", style="s0", across=[0.0, 10.0], up=[1.0, 0.0])
+    line = ChartLine(name="<A>", style="s0", across=[0.0, 10.0], up=[1.0, 0.0])
     axes = Axis(title="x", low=0.0, high=10.0), Axis(title="y", low=0.0, high=1.0)
     for chart in (line_chart([line], *axes, "t"), dot_chart([_dot("1", 5.0, 0.5)], *axes, "t")):
         assert re.findall(r'class="(broad|narrow)"', chart) == ["broad", "narrow"]
@@ -44,7 +44,7 @@ def test_every_chart_is_drawn_broad_and_narrow() -> None:
 
 
 def test_points_lie_within_the_picture() -> None:
-    line = Line(name="A", style="s0", across=[0.0, 10.0], up=[-50.0, 50.0])
+    line = ChartLine(name="A", style="s0", across=[0.0, 10.0], up=[-50.0, 50.0])
     chart = line_chart([line], Axis(title="x", low=0.0, high=10.0), Axis(title="y", low=0.0, high=1.0), "t")
     heights = [float(y) for points in re.findall(r'points="([^"]+)"', chart) for y in re.findall(r",([\d.]+)", points)]
     assert min(heights) >= 12

@@ -38,7 +38,7 @@ def _run(recipes: Mapping[str, Planted], seed: int = 0, budget: float = BUDGET) 
 WINNER = Planted(step_seconds=0.25, efficiency=0.75)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_planted_winner_stays(seed: int) -> None:
     found, _ = _run(_field(15, WINNER), seed)
     assert found.contenders[1].recipe == "W"
@@ -53,17 +53,26 @@ def test_the_speedup_of_the_winner_is_about_what_was_planted() -> None:
     assert winner.against.speedup.low > 2
 
 
+def test_where_the_worse_half_goes_on_the_planted_winner_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Race._place
+    monkeypatch.setattr(Race, "_place", lambda self, each: tuple(-part for part in place(self, each)))
+    found, _ = _run(_field(15, WINNER))
+    assert found.contenders[1].recipe != "W"
+
+
 def test_noise_alone_wins_no_more_often_than_said() -> None:
     """Sixteen recipes that are Dense() but for their own noise: whose speedup is surely above one?"""
     recipes = {"Dense()": DENSE} | {f"R{place}": DENSE for place in range(16)}
-    trials = 60
-    won = 0
+    trials = 40
+    surely = seemingly = 0
     for seed in range(trials):
-        found, _ = _run(recipes, seed, 12_000.0)
+        found, _ = _run(recipes, seed, 8_000.0)
         best = found.contenders[1]
-        assert best.against is not None
-        won += best.against.speedup.low > 1
-    assert won <= 0.05 * trials + 3 * sqrt(trials * 0.05 * 0.95)
+        if best.against is not None:
+            surely += best.against.speedup.low > 1
+            seemingly += best.against.speedup.value > 1
+    assert surely <= 0.05 * trials + 3 * sqrt(trials * 0.05 * 0.95)
+    assert seemingly > 0.3 * trials  # as often would a race that knows no interval find something in noise
 
 
 @pytest.mark.parametrize("budget", [3_000.0, 12_000.0, 40_000.0])
@@ -143,4 +152,4 @@ def _halving_keeps(seed: int, count: int, margin: float) -> bool:
 
 
 def test_a_winner_by_a_tenth_is_among_the_last_two_in_nine_of_ten_races() -> None:
-    assert sum(_halving_keeps(seed, 15, 1.1) for seed in range(40)) >= 36
+    assert sum(_halving_keeps(seed, 15, 1.1) for seed in range(20)) >= 18

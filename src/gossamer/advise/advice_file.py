@@ -134,7 +134,7 @@ def read_advice(file: Path) -> Advice:
         raise AdviceError(f"{file} cannot be read as an advice: {problem}") from None
     if advice.advice_version != ADVICE_VERSION:
         raise AdviceError(
-            f"{file} is an advice of version {advice.advice_version}, and here {ADVICE_VERSION} is read. Write it anew: "
-            "gossamer advise"
+            f"{file} is an advice of version {advice.advice_version}, and here {ADVICE_VERSION} is read. Write it "
+            "anew: gossamer advise"
         )
     return advice

@@ -10,7 +10,7 @@ from pathlib import Path
 from gossamer.advise.advice_file import Advice, CandidateRow
 from gossamer.advise.answer import Setting, answer
 from gossamer.advise.candidates import candidates
-from gossamer.advise.contender import Contender, Job
+from gossamer.advise.contender import Contender, RaceJob
 from gossamer.advise.foretell import Foretold, foretell
 from gossamer.advise.pruning import judged
 from gossamer.advise.race import FEWEST_STEPS, Race, RaceError, RaceResult
@@ -82,7 +82,7 @@ class Advisor:
         """Those that are left, against Dense()."""
         clock = ForecastClock(self._pricer.profile, NetworkSchedule(((0.0, self.network),)), self.setting.workers)
 
-        def start(recipe: str, factor: float) -> Job:
+        def start(recipe: str, factor: float) -> RaceJob:
             self.say(f"starting {recipe}")
             return SimulatedJob(
                 Path(self.setting.script),

@@ -17,7 +17,7 @@ HALF, WHOLE = (640.0, 330.0), (1320.0, 380.0)  # on a page, half and all of its 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ChartLine:
     """A curve. style: the class by which the page colors it."""
 
     name: str
@@ -80,7 +80,7 @@ class Plane:
         return self.height - BOTTOM - (self.height - TOP - BOTTOM) * clipped
 
 
-def line_chart(lines: Sequence[Line], across: Axis, up: Axis, title: str) -> str:
+def line_chart(lines: Sequence[ChartLine], across: Axis, up: Axis, title: str) -> str:
     """Curves, the first on top, as wide as the page."""
     return _each_width(lambda plane: _lines(lines, plane), across, up, title, WHOLE)
 
@@ -151,7 +151,7 @@ def _grid(plane: Plane) -> Iterator[str]:
     yield f"{escape(plane.up.title)}</text>"
 
 
-def _lines(lines: Sequence[Line], plane: Plane) -> Iterator[str]:
+def _lines(lines: Sequence[ChartLine], plane: Plane) -> Iterator[str]:
     for line in reversed(lines):
         points = " ".join(f"{plane.x(x):.1f},{plane.y(y):.1f}" for x, y in zip(line.across, line.up, strict=True))
         yield f'<polyline class="line {line.style}" points="{points}"><title>{escape(line.name)}</title></polyline>'

@@ -12,7 +12,7 @@ from gossamer.advise.loss_curve import LossCurve, Point
 LOSSES = ("loss", "validation_loss")  # the first that all log is what they are compared by
 
 
-class Progress(Protocol):
+class RaceProgress(Protocol):
     """How far a job has come; see simulated_job.JobProgress."""
 
     @property
@@ -29,14 +29,14 @@ class Progress(Protocol):
     def failure(self) -> str | None: ...
 
 
-class Job(Protocol):
+class RaceJob(Protocol):
     """All workers of a script with one recipe, on a virtual clock; see simulated_job.SimulatedJob."""
 
-    def advance(self, *, steps: int | None = None, seconds: float | None = None) -> Progress: ...
+    def advance(self, *, steps: int | None = None, seconds: float | None = None) -> RaceProgress: ...
     def close(self) -> None: ...
 
 
-StartJob = Callable[[str, float], Job]  # (recipe, learning rate factor)
+StartJob = Callable[[str, float], RaceJob]  # (recipe, learning rate factor)
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class Contender:
     def curve(self, metric: str) -> LossCurve:
         return LossCurve.of(self.metrics.get(metric, ()))
 
-    def heard(self, progress: Progress, spent: float) -> None:
+    def heard(self, progress: RaceProgress, spent: float) -> None:
         """Take over how far its job has come."""
         self.steps, self.seconds, self.bytes_sent = progress.steps, progress.seconds, progress.bytes_sent
         self.metrics, self.ended = progress.metrics, progress.ended

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 
 from gossamer.advise.advice_file import Advice, CandidateRow, ContenderRow, Range
-from gossamer.advise.charts import Axis, Dot, Line, axis_around, dot_chart, line_chart
+from gossamer.advise.charts import Axis, Dot, ChartLine, axis_around, dot_chart, line_chart
 from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 COLORED = 6  # contenders that have a color of their own: the baseline and the best
@@ -98,7 +98,7 @@ def _style(place: int) -> str:
 
 def _race(advice: Advice) -> str:
     lines = [
-        Line(
+        ChartLine(
             name=row.name,
             style=_style(place),
             across=[at for _, at, _ in row.curve],
@@ -115,7 +115,7 @@ def _race(advice: Advice) -> str:
     return _card("The race", f'{picture}<ul class="key">{key}</ul>', RACE_SAYS, whole=True)
 
 
-def _loss_axis(metric: str, lines: Sequence[Line]) -> Axis:
+def _loss_axis(metric: str, lines: Sequence[ChartLine]) -> Axis:
     """Where most points lie: losses that a run begins with would press all others down."""
     late = [value for line in lines for value in line.up[len(line.up) // 20 :]]
     return axis_around(metric, late)

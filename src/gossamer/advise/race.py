@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2, nan
 
 from gossamer.advise.against_baseline import WINDOW, against_baseline
-from gossamer.advise.contender import LOSSES, Contender, Job, StartJob
+from gossamer.advise.contender import LOSSES, Contender, RaceJob, StartJob
 from gossamer.advise.loss_curve import LossCurve
 from gossamer.advise.target import Target, seconds_to
 from gossamer.errors import GossamerError
@@ -94,7 +94,7 @@ class Race:
     target: Target | None = None
     now: Callable[[], float] = time.monotonic
     say: Callable[[str], None] = lambda sentence: None
-    _jobs: dict[str, Job] = field(default_factory=dict, init=False)
+    _jobs: dict[str, RaceJob] = field(default_factory=dict, init=False)
     _everyone: list[Contender] = field(default_factory=list, init=False)
     _rungs: list[Rung] = field(default_factory=list, init=False)
     _remarks: list[str] = field(default_factory=list, init=False)
