@@ -44,9 +44,7 @@ def advised(given: argparse.Namespace) -> Path:
     file = given.to / "advice.json"
     command = ["gossamer", "advise", "--own-machines", "--workers", given.workers, "--network", given.network]
     command += ["--minutes", given.minutes, "--json", str(file), *SCRIPT]
-    made = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    )
+    made = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     (given.to / "said.txt").write_text(made.stdout, encoding="utf-8")
     return file
 

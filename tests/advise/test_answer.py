@@ -10,7 +10,7 @@ from support.planted_races import Planted, PlantedField
 from gossamer.advise.answer import Answer, Setting, answer, threshold_text
 from gossamer.advise.race import Race
 from gossamer.advise.target import read_target
-from gossamer.advise.thresholds import Threshold
+from gossamer.advise.thresholds import LeadRange
 
 DENSE = Planted(step_seconds=1.0)
 WINNER = Planted(step_seconds=0.25, efficiency=0.75)
@@ -28,7 +28,7 @@ def answered(recipes: Mapping[str, Planted], until: str | None = None, budget: f
         now=field.now,
     )
     setting = Setting(script="my train.py", arguments=["--lr", "1"], workers=4, network="20mbit", target=target)
-    return answer(race.run(), setting, [Threshold(of="rate", recipe="Int8()", above=0.0, below=40e6)])
+    return answer(race.run(), setting, [LeadRange(of="rate", recipe="Int8()", above=0.0, below=40e6)])
 
 
 def test_a_winner_is_named_with_gain_cost_and_command() -> None:
@@ -89,4 +89,4 @@ def test_a_target_that_nobody_reached_is_said_with_the_best() -> None:
     ],
 )
 def test_thresholds_as_text(above: float, below: float | None, text: str) -> None:
-    assert threshold_text(Threshold(of="rate", recipe="R", above=above, below=below)) == text
+    assert threshold_text(LeadRange(of="rate", recipe="R", above=above, below=below)) == text

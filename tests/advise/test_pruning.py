@@ -106,6 +106,15 @@ def test_of_two_alike_one_stays():
     assert names(found) == ["Dense()", "Int8()", "QSGD()"]
 
 
+def test_what_is_far_behind_is_not_tried_unless_a_prior_may_be_as_wrong(monkeypatch):
+    found = [DENSE, LOCAL, told("TopK(density=0.01)", 0.19, compressor=5.0)]  # expected: 0.3 and 0.95 seconds
+    assert "3.2 times as long to a loss as LocalSGD(period=8)" in (
+        reasons(judged(found, None, 10))[found[2].recipe] or ""
+    )
+    monkeypatch.setattr(pruning, "MOST_BEHIND", 4.0)
+    assert reasons(judged(found, None, 10))[found[2].recipe] is None
+
+
 def test_few_of_a_kind_and_no_more_than_asked_for():
     few = [told(f"TopK(density={d})", s, compressor=c) for d, s, c in [(0.1, 0.5, 1.5), (0.03, 0.4, 2), (0.01, 0.3, 3)]]
     found = judged([DENSE, *few, replace(INT8, step_seconds=0.6)], None, most=3)

@@ -133,6 +133,15 @@ def test_few_steps_are_said() -> None:
     assert any("steps only" in each for each in found.remarks)
 
 
+def test_no_more_take_part_than_the_budget_affords() -> None:
+    found, field = _run(_field(15, WINNER), budget=600.0)
+    raced = [each for each in found.contenders[1:] if each.learning_rate_factor == 1 and each.steps]
+    assert 2 <= len(raced) < 8
+    assert field.ledger.steps <= 1.15 * 600
+    assert any("recipes were not raced" in each for each in found.remarks)
+    assert found.rungs[0].seconds >= 8  # seconds of Dense() before the first go out
+
+
 def test_without_a_loss_it_says_how_to_log_one() -> None:
     class Silent:
         def advance(self, *, steps: int | None = None, seconds: float | None = None) -> PlantedProgress:

@@ -42,7 +42,7 @@ def found(of, pricer, network="100mbit,20ms", **changes):
 
 
 def test_rates_change_the_order_where_costs_are_equal():
-    """Int8: 1.1 + 1e8 / rate, Dense: 1 + 4e8 / rate, equal at 3e9; DiLoCo 2 (1 + 1e6 / rate), equal to Int8 at 1.09e8."""
+    """Int8: 1.1 + 1e8 / rate, Dense: 1 + 4e8 / rate, equal at 3e9; DiLoCo: 2 (1 + 1e6 / rate), at 1.09e8."""
     pricer = Planted({"Int8": (1.1, 1e8, 0.0), "DiLoCo": (1.0, 1e6, 0.0), "Dense": (1.0, 4e8, 0.0)})
     (low, mid, high) = found("rate", pricer)
     assert [each[0] for each in (low, mid, high)] == ["DiLoCo(period=20)", "Int8()", "Dense()"]

@@ -8,7 +8,7 @@ from gossamer.advise.advice_file import Advice, CandidateRow, ConfirmedRow
 from gossamer.advise.answer import Setting, answer
 from gossamer.advise.race import Race
 from gossamer.advise.target import read_target
-from gossamer.advise.thresholds import Threshold
+from gossamer.advise.thresholds import LeadRange
 from gossamer.advise.whole_advice import whole_advice
 
 RECIPES = {
@@ -34,7 +34,7 @@ def planted_advice(seed: int = 0, budget: float = 8000.0) -> Advice:
         start=field.start, baseline="Dense()", challengers=names, budget_seconds=budget, target=target, now=field.now
     ).run()
     setting = Setting(script="train.py", arguments=["--lr", "0.1"], workers=4, network="20mbit,20ms", target=target)
-    said = answer(found, setting, [Threshold(of="rate", recipe="Dense()", above=400e6, below=None)])
+    said = answer(found, setting, [LeadRange(of="rate", recipe="Dense()", above=400e6, below=None)])
     candidates = [
         CandidateRow(
             recipe=name,

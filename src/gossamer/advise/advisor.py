@@ -16,7 +16,7 @@ from gossamer.advise.pruning import judged
 from gossamer.advise.race import FEWEST_STEPS, Race, RaceError, RaceResult
 from gossamer.advise.script_check import ScriptFacts, check_script
 from gossamer.advise.step_pricing import StepPricer
-from gossamer.advise.thresholds import Threshold, thresholds
+from gossamer.advise.thresholds import LeadRange, thresholds
 from gossamer.advise.whole_advice import whole_advice
 from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.network import Network
@@ -117,7 +117,7 @@ class Advisor:
             gradients=_numbers(self.statistics),
         )
 
-    def _thresholds(self) -> list[Threshold]:
+    def _thresholds(self) -> list[LeadRange]:
         """By the steps that the race has seen, for those that went to its end."""
         ratios = {
             each.recipe: each.against.steps_ratio

@@ -14,7 +14,7 @@ from gossamer.advise.batch_means import ConfidenceInterval
 from gossamer.advise.contender import Contender
 from gossamer.advise.race import RaceResult
 from gossamer.advise.target import Target, seconds_to, unreached_text
-from gossamer.advise.thresholds import Threshold
+from gossamer.advise.thresholds import LeadRange
 from gossamer.observe.units import rate_text, seconds_text
 
 WORTHWHILE = 1.1  # times as fast, at least: what gains less is not worth another recipe
@@ -52,7 +52,7 @@ class Setting:
 
 
 def answer(
-    race: RaceResult, setting: Setting, thresholds: Sequence[Threshold] = (), remarks: Sequence[str] = ()
+    race: RaceResult, setting: Setting, thresholds: Sequence[LeadRange] = (), remarks: Sequence[str] = ()
 ) -> Answer:
     """What a race's result says. remarks: what else is to be known of it."""
     said = (*remarks, *race.remarks, *_target_remarks(race, setting.target))
@@ -93,7 +93,7 @@ def winner(race: RaceResult) -> Contender | None:
     return others[0] if sure else None
 
 
-def threshold_text(threshold: Threshold) -> str:
+def threshold_text(threshold: LeadRange) -> str:
     """Such as: a rate below 40 Mbit/s: DiLoCo(period=20)."""
     text = rate_text if threshold.of == "rate" else seconds_text
     if threshold.below is None:

@@ -41,7 +41,7 @@ StartJob = Callable[[str, float], RaceJob]  # (recipe, learning rate factor)
 
 @dataclass(kw_only=True)
 class Contender:
-    """recipe: as one would write it. spent: seconds of this machine that its steps took."""
+    """recipe: as one would write it. starting, spent: seconds of this machine until its first step, and for its steps."""
 
     recipe: str
     learning_rate_factor: float = 1.0
@@ -51,6 +51,7 @@ class Contender:
     metrics: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     ended: bool = False
     failure: str | None = None
+    starting: float = 0.0
     spent: float = 0.0
     out: str | None = None  # why it did not go on; None for those that stayed to the end
     against: AgainstBaseline | None = None  # at the last moment when both were known

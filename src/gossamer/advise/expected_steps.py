@@ -12,7 +12,7 @@ source: docs/compressors.md ("bytelm-adamw", "bytelm", 100 steps, training loss;
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, log, sqrt
 
 from torch.optim import SGD, Optimizer
 
@@ -180,7 +180,7 @@ def gap_share(compressor: str, statistics: GradientStatistics | None) -> float:
         kept, reference = statistics.singular_shares[place], REFERENCE_SINGULAR[place]
     else:
         return 1.0
-    return min(MOST_CHANGE, ((1 - kept) / (1 - reference)) ** 0.5)
+    return min(MOST_CHANGE, sqrt((1 - kept) / (1 - reference)))
 
 
 def rank_of(compressor: str) -> int:

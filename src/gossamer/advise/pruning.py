@@ -20,6 +20,7 @@ from gossamer.recipes.recipe import resolve
 
 HALF = "Dense(dtype='bfloat16')"
 LEAST_GAIN = 0.1  # of a pass's seconds, below which a change is not worth its trouble
+MOST_BEHIND = 3.0  # times the best's expected seconds: by as much the prior of steps may be wrong
 MOST_OF_A_KIND = 2  # that are tried of one strategy with one compressor, whatever their numbers
 MEMORY_SHARE = 0.5  # of a machine's, that what recipes remember may take
 
@@ -48,9 +49,10 @@ def judged(
     left, out = _split(foretold, partial(_too_large, limit=limit))
     left, slow = _split(left, _gain(left))
     left, dominated = _split(left, partial(_dominated, others=left))
+    left, late = _split(left, _behind(left))
     ordered = sorted(left, key=lambda each: (each.recipe != DENSE, each.expected_seconds))
-    tried, late = _first(ordered, most)
-    return [*tried, *late, *dominated, *slow, *out]
+    tried, later = _first(ordered, most)
+    return [*tried, *later, *late, *dominated, *slow, *out]
 
 
 def machine_bytes() -> float:
@@ -110,6 +112,19 @@ def _beats(one: Foretold, other: Foretold) -> bool:
     """A partial order: what loses less by its strategy and more by its compressor is neither better nor worse."""
     mine, theirs = ((each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other))
     return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+def _behind(foretold: Sequence[Foretold]) -> Reason:
+    """Why one is too far behind for a prior to be wrong by so much."""
+    best = min(foretold, key=lambda each: each.expected_seconds)
+
+    def reason(each: Foretold) -> str | None:
+        times = each.expected_seconds / best.expected_seconds
+        if times <= MOST_BEHIND:
+            return None
+        return f"it is expected to take {times:.1f} times as long to a loss as {best.recipe}, and is not tried"
+
+    return reason
 
 
 def _first(ordered: Sequence[Foretold], most: int) -> tuple[list[Foretold], list[Foretold]]:

@@ -32,6 +32,8 @@ OVERRUN = 0.1  # of the budget: what a step takes is known only once it is made
 ENOUGH_STEPS = 64  # of the baseline, before a race may be decided early
 SURE = 0.99  # of what is decided before the budget is spent: it is looked at again and again
 FEWEST_STEPS = 16  # of the baseline: with fewer nothing can be told
+FIRST_STEPS = 8  # of the baseline, before the first go out
+NO_TIME = "not raced: that would have taken more --minutes"
 NO_LOSS = (
     "the script logs no loss, so recipes can be compared by the time of a step only, and that says nothing of how far "
     "a step leads. Add to its loop: session.log(loss=loss.item())"
@@ -110,12 +112,13 @@ class Race:
 
     def _run(self) -> RaceResult:
         self._began = self.now()
-        first, *field_ = self._everyone = [Contender(recipe=each) for each in (self.baseline, *self.challengers)]
-        self._first_step(first, field_)
-        rungs = max(0, ceil(log2(max(1, len(field_)) / FINALISTS)))
-        shares = rungs + LAST_SHARES
+        first, *others = self._everyone = [Contender(recipe=each) for each in (self.baseline, *self.challengers)]
+        shares = _rungs(len(others)) + LAST_SHARES
+        self._first_step(first, others, 1 / shares)
+        field_ = [each for each in others if each.out is None]
+        rungs = _rungs(len(field_))
         for rung in range(rungs):
-            self._advance_until((rung + 1) / shares)
+            self._advance_until((rung + 1) / shares, FIRST_STEPS)
             field_ = self._halve(first, field_)
         self._advance_until(1.0, last=True)
         field_ = self._halve(first, field_, keep=FINALISTS)
@@ -124,25 +127,38 @@ class Race:
 
     # -- moving ------------------------------------------------------------------------------------
 
-    def _first_step(self, first: Contender, others: Sequence[Contender]) -> None:
-        """The baseline's first step: all come to its end. It tells the metric and what a virtual second costs."""
+    def _first_step(self, first: Contender, others: Sequence[Contender], share: float) -> None:
+        """The baseline's first step: all come to its end. It tells the metric and what a virtual second costs.
+
+        As many take part as may come to the first halving within this share of the budget, in the order they came in.
+        """
         self._advance(first, steps=1)
         self._check_baseline(first)
         logged = [name for name in (*LOSSES, *([self.target.metric] if self.target else [])) if first.metrics.get(name)]
         if not logged:
             raise RaceError(NO_LOSS)
         self._metric = logged[0]
-        self._bring(others, first.seconds)
+        for place, each in enumerate(others):
+            ahead = (FIRST_STEPS - 1) * sum(map(self._cost, self._everyone[: place + 1]))
+            if place >= FINALISTS and self._spent() + ahead > share:
+                each.out = NO_TIME
+            else:
+                self._bring([each], first.seconds)
         self._seconds = first.seconds
+        if left_out := sum(each.out == NO_TIME for each in others):
+            self._remarks.append(f"{left_out} of {len(others)} recipes were not raced: it would take more --minutes")
 
-    def _advance_until(self, share: float, last: bool = False) -> None:
-        """Bring all that are left further, slice by slice, until so much of the budget is spent. last: the last rung,
-        which leaves as much as trying other learning rates up to there takes, and which may be decided early."""
+    def _advance_until(self, share: float, fewest: int = 0, last: bool = False) -> None:
+        """Bring all that are left further, slice by slice, until so much of the budget is spent, and the baseline has
+        made the fewest steps. last: the last rung, which leaves as much as trying other learning rates up to there
+        takes, and which may be decided early."""
         first = self._everyone[0]
         while not (self._ended() or (last and self._decided())):
             slice_seconds = self._next_slice(share, self._retuned() if last else ())
-            if slice_seconds < first.seconds / max(1, first.steps):
-                return  # less than a step of the baseline
+            step_seconds = first.seconds / max(1, first.steps)
+            if slice_seconds < step_seconds and first.steps >= fewest:
+                return
+            slice_seconds = max(slice_seconds, step_seconds)
             self._bring(self._left(), self._seconds + slice_seconds)
             self._check_baseline(first)
             self._seconds = min([self._seconds + slice_seconds, *(each.seconds for each in self._left() if each.ended)])
@@ -151,7 +167,7 @@ class Race:
         """Virtual seconds: as long as all so far, or what this share of the budget affords."""
         again = [each for each in retuned for _ in RETUNED]
         pace = sum(self._cost(each) / each.seconds for each in (*self._left(), *again) if each.seconds)
-        affordable = share - self._spent() - sum(map(self._cost, again))
+        affordable = share - self._spent() - sum(self._cost(each) + self._starting(each) for each in again)
         return min(self._seconds, affordable / pace if pace else self._seconds)
 
     def _bring(self, contenders: Sequence[Contender], seconds: float) -> None:
@@ -168,6 +184,8 @@ class Race:
         try:
             if name not in self._jobs:
                 self._jobs[name] = self.start(contender.recipe, contender.learning_rate_factor)
+                self._jobs[name].advance(steps=0)
+                began, contender.starting = self.now(), self.now() - began
             progress = self._jobs[name].advance(**limit)  # type: ignore[arg-type]
         except GossamerError as refusal:
             contender.fails(str(refusal))
@@ -186,8 +204,12 @@ class Race:
         return max((self.now() - self._began) / self.budget_seconds, steps / self.most_steps)
 
     def _cost(self, contender: Contender) -> float:
-        """The part of the budget that went into one contender."""
+        """The part of the budget that went into one contender's steps."""
         return max(contender.spent / self.budget_seconds, contender.steps / self.most_steps)
+
+    def _starting(self, contender: Contender) -> float:
+        """The part of the budget that went into beginning one."""
+        return contender.starting / self.budget_seconds
 
     def _left(self) -> list[Contender]:
         return [each for each in self._everyone if each.out is None]
@@ -259,7 +281,8 @@ class Race:
         if not finalists:
             return
         retuned = self._retuned()
-        if self._spent() + len(RETUNED) * sum(map(self._cost, retuned)) > 1 + OVERRUN:
+        needed = len(RETUNED) * sum(self._cost(each) + self._starting(each) for each in retuned)
+        if self._spent() + needed > 1 + OVERRUN:
             self._remarks.append("no other learning rate was tried: that would have taken more --minutes")
             return
         for each in retuned:
@@ -305,3 +328,8 @@ class Race:
                 f"{first.name} itself failed after {first.steps} steps, so there is nothing to compare with: "
                 f"{first.failure}"
             )
+
+
+def _rungs(challengers: int) -> int:
+    """Halvings until two are left."""
+    return max(0, ceil(log2(max(1, challengers) / FINALISTS)))

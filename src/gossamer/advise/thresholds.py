@@ -20,7 +20,7 @@ AS_NEAR = 1.1  # between the two prices that a threshold lies between
 
 
 @dataclass(frozen=True, kw_only=True)
-class Threshold:
+class LeadRange:
     """A range of one property of the network, and the recipe that is expected to be first there."""
 
     of: str  # "rate" or "round trip"
@@ -35,7 +35,7 @@ def thresholds(
     network: Network,
     *,
     expected_steps: Sequence[float] | None = None,
-) -> list[Threshold]:
+) -> list[LeadRange]:
     """Ranges of the rate (0.01 to 100 times that of all lines) and of the round trip, each in ascending order, and who
     is expected to be the first to reach a loss there. Everything else of the network stays.
 
@@ -58,7 +58,7 @@ def thresholds(
     rates = ranges([factor * slowest for factor in FACTORS], lambda value: first(with_rate, value))
     trips = ranges(ROUND_TRIPS, lambda value: first(with_round_trip, value))
     return [
-        Threshold(of=of, recipe=recipe, above=above, below=below)
+        LeadRange(of=of, recipe=recipe, above=above, below=below)
         for of, found in (("rate", rates), ("round trip", trips))
         for recipe, above, below in found
     ]

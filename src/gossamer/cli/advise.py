@@ -40,7 +40,8 @@ PLAIN_SECONDS = 10.0  # between lines of progress where there is no terminal
 @click.option("--network", "network_text", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @click.option(
     "--links",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
     help="What `gossamer doctor --json` has measured: the network, or what --network is checked against.",
 )
 @target_option("What is to be reached soonest, such as validation_loss<2.2.")

@@ -55,8 +55,8 @@ def _issued(script: Script, workers: int) -> list[CollectiveOp]:
 
 
 def _said(ops: Sequence[CollectiveOp]) -> Script:
-    for op in ops:
-        yield op  # noqa: UP028 - what yields from a tuple takes no answers
+    for op in ops:  # noqa: UP028 - what yields from a tuple takes no answers
+        yield op
 
 
 def on_meta(layout: Layout, dtype: torch.dtype) -> FlatTensors:

@@ -9,7 +9,8 @@ What each number speaks for:
 - agreement of signs between batches: 0.5 is noise; signs travel well where they agree (Bernstein et al. 2018,
   arXiv:1802.04434);
 - gradient noise scale: up to about which batch size a larger one pays in fewer steps (McCandlish et al. 2018,
-  arXiv:1812.06162, appendix A.1, here from successive batches of one worker while its parameters move a little; an order of magnitude, no more).
+  arXiv:1812.06162, appendix A.1, here from successive batches of one worker while its parameters move a little; an
+  order of magnitude, no more).
 
 They change as training goes on: mostly to more noise.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ def noise_singular_share(rows: int, cols: int, rank: int) -> float:
 
     Its largest singular value is sqrt(rows) + sqrt(cols) (Bai and Yin 1993), and its energy rows cols.
     """
-    return min(1.0, rank * (rows**0.5 + cols**0.5) ** 2 / (rows * cols))
+    return min(1.0, rank * (sqrt(rows) + sqrt(cols)) ** 2 / (rows * cols))
 
 
 def sign_agreement(x: Tensor, y: Tensor) -> float:
@@ -234,7 +235,7 @@ def _singular_shares(matrices: Sequence[Tensor]) -> tuple[float, ...]:
 def _noise_shares(matrices: Sequence[Tensor]) -> tuple[float, ...]:
     """Weighted by the matrices' energies, as the shares beside it."""
     weights = [energy(matrix) for matrix in matrices]
-    shares = [[noise_singular_share(*matrix.shape, rank) for matrix in matrices] for rank in RANKS]
+    shares = [[noise_singular_share(matrix.shape[0], matrix.shape[1], rank) for matrix in matrices] for rank in RANKS]
     return tuple(_share(sum(w * s for w, s in zip(weights, each, strict=True)), sum(weights)) for each in shares)
 
 

@@ -32,9 +32,13 @@ def fields_of(noun: type[Term]) -> tuple[Field[Any], ...]:
     return fields(noun)  # type: ignore[arg-type]
 
 
-@cache
 def hints_of(noun: type[Term]) -> Mapping[str, tuple[Any, ...]]:
     """What each argument may be: `float | None` is (float, NoneType)."""
+    return _hints_of(noun)
+
+
+@cache
+def _hints_of(noun: Any) -> Mapping[str, tuple[Any, ...]]:
     return {
         name: get_args(hint) if get_origin(hint) is UnionType else (hint,)
         for name, hint in get_type_hints(noun).items()
