@@ -36,16 +36,16 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=PICTURES)
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
-    draw(given.advice or advised(given), given.to)
+    draw(given.advice or advised(given.to, given.workers, given.network, given.minutes), given.to)
 
 
-def advised(given: argparse.Namespace) -> Path:
+def advised(to: Path, workers: str, network: str, minutes: str) -> Path:
     """Have the advice made; what is printed is kept beside the pictures."""
-    file = given.to / "advice.json"
-    command = ["gossamer", "advise", "--own-machines", "--workers", given.workers, "--network", given.network]
-    command += ["--minutes", given.minutes, "--json", str(file), *SCRIPT]
+    file = to / "advice.json"
+    command = ["gossamer", "advise", "--own-machines", "--workers", workers, "--network", network]
+    command += ["--minutes", minutes, "--json", str(file), *SCRIPT]
     made = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    (given.to / "said.txt").write_text(made.stdout, encoding="utf-8")
+    (to / "said.txt").write_text(made.stdout, encoding="utf-8")
     return file
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gossamer.advise.charts import Axis, Dot, ChartLine, axis_around, dot_chart, front, line_chart
+from gossamer.advise.charts import Axis, ChartLine, Dot, axis_around, dot_chart, front, line_chart
 
 
 def _dot(label: str, across: float, up: float) -> Dot:

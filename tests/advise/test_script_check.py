@@ -61,7 +61,7 @@ def test_a_target_may_be_all_that_is_logged(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_said(tmp_path: Path) -> None:
-    with pytest.raises(RaceError, match="fails with Dense.*loss is nan"):
+    with pytest.raises(RaceError, match=r"fails with Dense.*loss is nan"):
         check_script(_script(tmp_path, log="session.log(loss=float('nan'))"), (), 2)
 
 

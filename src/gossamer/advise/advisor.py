@@ -118,17 +118,17 @@ class Advisor:
         )
 
     def _thresholds(self) -> list[LeadRange]:
-        """By the steps that the race has seen, for those that went to its end."""
+        """By the steps that the race has seen of those that went to its end, or by the prior where it saw too few."""
         ratios = {
             each.recipe: each.against.steps_ratio
             for each in reversed(self.result.contenders)
             if each.out is None and each.against is not None and each.recipe != DENSE
         }
-        ratios = {DENSE: 1.0, **{recipe: ratio for recipe, ratio in ratios.items() if isfinite(ratio)}}
+        ratios[DENSE] = 1.0
         finalists = [each for each in self.foretold if each.recipe in ratios]
-        return thresholds(
-            finalists, self._pricer, self.network, expected_steps=[ratios[each.recipe] for each in finalists]
-        )
+        seen = [ratios[each.recipe] for each in finalists]
+        told = [ratio if isfinite(ratio) else each.expected_steps for ratio, each in zip(seen, finalists, strict=True)]
+        return thresholds(finalists, self._pricer, self.network, expected_steps=told)
 
 
 def affordable(budget_seconds: float, step_seconds: float) -> int:

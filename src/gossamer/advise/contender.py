@@ -41,7 +41,7 @@ StartJob = Callable[[str, float], RaceJob]  # (recipe, learning rate factor)
 
 @dataclass(kw_only=True)
 class Contender:
-    """recipe: as one would write it. starting, spent: seconds of this machine until its first step, and for its steps."""
+    """recipe: as one would write it. starting, spent: seconds of this machine before its steps, and for them."""
 
     recipe: str
     learning_rate_factor: float = 1.0

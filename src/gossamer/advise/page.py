@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 
 from gossamer.advise.advice_file import Advice, CandidateRow, ContenderRow, Range
-from gossamer.advise.charts import Axis, Dot, ChartLine, axis_around, dot_chart, line_chart
+from gossamer.advise.charts import Axis, ChartLine, Dot, axis_around, dot_chart, line_chart
 from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 COLORED = 6  # contenders that have a color of their own: the baseline and the best

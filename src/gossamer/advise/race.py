@@ -293,7 +293,7 @@ class Race:
     def _result(self, first: Contender) -> RaceResult:
         others = [each for each in self._everyone if each is not first]
         left = [each for each in others if each.out is None]
-        reference = min([first, *(each for each in left if each.recipe == first.recipe)], key=self._place)
+        reference = self._reference(first, [each for each in left if each.recipe == first.recipe])
         confidence = 1 - 0.05 / max(1, len(left))  # Bonferroni: the best of several is taken at its word
         for each in left:
             self._compare(each, reference, confidence)
@@ -321,6 +321,15 @@ class Race:
             remarks=tuple(self._remarks),
             reference=reference,
         )
+
+    def _reference(self, first: Contender, retuned: Sequence[Contender]) -> Contender:
+        """The baseline at the learning rate that is surely the best, which is the script's unless another is."""
+        for each in sorted(retuned, key=self._place)[:1]:
+            self._compare(each, first, 1 - 0.05 / len(RETUNED))
+            assert each.against is not None
+            if each.against.loss_at_equal_steps.high < 0:
+                return each
+        return first
 
     def _check_baseline(self, first: Contender) -> None:
         if first.failure is not None:
