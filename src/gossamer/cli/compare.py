@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ import click
 from rich.console import Console
 
 from gossamer.cli.console import table, wide_console
-from gossamer.cli.options import output_option
+from gossamer.cli.options import Command, output_option, readable_recipe
 from gossamer.cli.worker import SECONDS, UNTIL
-from gossamer.errors import GossamerError, RecipeError
+from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
@@ -44,14 +44,17 @@ def _target(context: click.Context, option: click.Parameter, text: str | None) -
         raise click.BadParameter(str(error)) from None
 
 
+def target_option(help_text: str) -> Callable[[Command], Command]:
+    """The option --until, which the command takes as `target`."""
+    return click.option("--until", "target", metavar="TARGET", callback=_target, help=help_text)
+
+
 def different_recipes(context: click.Context, option: click.Parameter, recipes: tuple[str, ...]) -> tuple[str, ...]:
     """Each readable, and no two the same once they are resolved."""
     seen: dict[str, str] = {}
+    recipes = tuple(map(readable_recipe, recipes))
     for text in recipes:
-        try:
-            resolved = repr(resolve(text))
-        except RecipeError as error:
-            raise click.BadParameter(str(error)) from None
+        resolved = repr(resolve(text))
         if resolved in seen:
             raise click.BadParameter(
                 f"{text!r} and {seen[resolved]!r} are the same recipe, {resolved}: there would be nothing to compare."
@@ -66,7 +69,7 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
 )
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True)
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
-@click.option("--until", "target", callback=_target, help='End a run there: "validation_loss<2.2".')
+@target_option('End a run there: "validation_loss<2.2".')
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End a run after so long.")
 @click.option("--unlimited/--no-unlimited", default=True, help="Also run Dense() without a network limit.")
 @click.option("--foretell/--no-foretell", "foretelling", default=True, help="Foretell each step before its run.")
@@ -107,10 +110,10 @@ def compare_command(
     try:
         for recipe in recipes:
             told = _foretell(recipe, workers, network, script, arguments, console) if foretelling else None
-            records.append(_train(recipe, workers, network, limits, training, console))
+            records.append(train_for_record(recipe, workers, network, limits, training, console))
             foretold.append(told)
         if unlimited and network is not None:
-            floor = _train("Dense()", workers, None, limits, training, console)
+            floor = train_for_record("Dense()", workers, None, limits, training, console)
     except click.ClickException as failure:
         if not records:
             raise
@@ -151,7 +154,7 @@ def _foretell(
     return found
 
 
-def _train(
+def train_for_record(
     recipe: str, workers: int, network: str | None, limits: Mapping[str, str], training: Sequence[str], console: Console
 ) -> Record:
     """One run's record; its latest line of progress is shown while it lasts."""

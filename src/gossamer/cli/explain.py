@@ -25,6 +25,7 @@ from gossamer.observe.units import rate_text, seconds_text
 from gossamer.profiling.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.profiling.synthetic_shapes import assumed
 from gossamer.profiling.user_script import attached_by
+from gossamer.recipes.advice_reference import read_recipe
 from gossamer.recipes.recipe import Recipe, automatic, resolve
 from gossamer.strategies import AveragingStage, GradientStage, PeriodicSchedule, Strategy, SyncRound
 from gossamer.transports.mesh.collective_selector import AUTO
@@ -96,7 +97,7 @@ def explain(
     """
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     try:
-        resolved = resolve(recipe, workers)
+        resolved = resolve(read_recipe(recipe), workers)
         model, attached = _model(resolved, script, arguments, parameters)
         traffic = estimate_traffic(resolved, attached, workers=workers)
         step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)

@@ -7,6 +7,7 @@ from io import StringIO
 
 import click
 
+from gossamer.cli.advise import advise_command
 from gossamer.cli.bench import bench
 from gossamer.cli.checkpoint import checkpoint_command
 from gossamer.cli.compare import compare_command
@@ -38,6 +39,7 @@ for command in (
     watch_command,
     resize_command,
     compare_command,
+    advise_command,
     record_command,
     stacks_command,
     trace_command,

@@ -18,6 +18,7 @@ from gossamer.exporters.destination import FORMS, read_destination
 from gossamer.launch.job import interfaces
 from gossamer.launch.rendezvous import split_endpoint
 from gossamer.network import Network, read_network
+from gossamer.recipes.advice_reference import read_recipe
 from gossamer.recipes.recipe import resolve
 from gossamer.transports.mesh.collective_selector import AUTO, check_wish
 
@@ -25,12 +26,17 @@ Command = Callable[..., Any]
 
 
 def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """Refuse a recipe that cannot be parsed here once, instead of in every worker."""
-    if text is not None:
-        try:
-            resolve(text)
-        except RecipeError as error:
-            raise click.BadParameter(str(error)) from None
+    """Refuse a recipe that cannot be parsed here once, instead of in every worker. @FILE: the one of an advice."""
+    return None if text is None else readable_recipe(text)
+
+
+def readable_recipe(text: str) -> str:
+    """A recipe's text, of which workers are told; read from the advice where it is @FILE. Raises click.BadParameter."""
+    try:
+        text = read_recipe(text)
+        resolve(text)
+    except RecipeError as error:
+        raise click.BadParameter(str(error)) from None
     return text
 
 

@@ -17,9 +17,9 @@ import click
 
 from gossamer import rehearsal
 from gossamer.cli.emulation import enter
-from gossamer.cli.options import output_option
+from gossamer.cli.options import output_option, readable_recipe
 from gossamer.cli.run import run
-from gossamer.errors import GossamerError, RecipeError
+from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.rank_record import warm_up
@@ -39,11 +39,8 @@ FORWARD_SHARE = 1 / 3  # backward has about twice the multiply-adds of forward
 def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, Recipe]:
     """Recipes by their texts. Refuses two that are the same recipe: they would be one row twice."""
     found: dict[str, Recipe] = {}
-    for text in texts:
-        try:
-            recipe = resolve(text)
-        except RecipeError as error:
-            raise click.BadParameter(str(error)) from None
+    for text in map(readable_recipe, texts):
+        recipe = resolve(text)
         if twin := next((other for other, known in found.items() if known == recipe), None):
             raise click.BadParameter(f"{text} and {twin} are the same recipe, {recipe!r}. Leave out one of them.")
         _refuse_stages(recipe)

@@ -8,6 +8,7 @@ catalog             every term there is by name, the presets, an example of each
 other_names         what other libraries and papers call a method, and the recipe that it is here
 fields              signatures and argument types, from a term's dataclass fields
 validation          refuses types, nesting and pairs that mean nothing
+advice_reference    the recipe that @advice.json means
 compression_choice  Sharded or SparseSum around a compressor where so many workers then send less
 """
 

@@ -8,6 +8,7 @@ from gossamer import events
 from gossamer.compressors import Compressor
 from gossamer.core.term import Term, Terms
 from gossamer.errors import RecipeError
+from gossamer.recipes.advice_reference import read_recipe
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.world import World
 
@@ -15,10 +16,12 @@ Written = Recipe | Terms | Term | str | None
 
 
 def chosen_recipe(recipe: Written, world: World) -> Written:
-    """The command line's recipe where there is one: it beats the script's."""
+    """The command line's recipe where there is one: it beats the script's. @FILE: the one of an advice."""
+    recipe = read_recipe(recipe) if isinstance(recipe, str) else recipe
     override = os.environ.get("GOSSAMER_RECIPE")
     if override is None:
         return recipe
+    override = read_recipe(override)
     replaces = recipe is not None and resolve(recipe, world.size) != resolve(override, world.size)
     if replaces and world.is_first:  # once a job, whoever launched it
         events.notice(f"the command line's recipe, {override}, replaces the script's, {recipe}")

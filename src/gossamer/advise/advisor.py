@@ -1,0 +1,173 @@
+"""Advisor: profiles a script, foretells every candidate's step, races the best of them, and says what to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+
+from gossamer.advise.advice_file import Advice, CandidateRow
+from gossamer.advise.answer import Setting, answer
+from gossamer.advise.candidates import candidates
+from gossamer.advise.contender import Contender, RaceJob
+from gossamer.advise.foretell import Foretold, foretell
+from gossamer.advise.pruning import judged
+from gossamer.advise.race import FEWEST_STEPS, Race, RaceError, RaceResult
+from gossamer.advise.script_check import ScriptFacts, check_script
+from gossamer.advise.step_pricing import StepPricer
+from gossamer.advise.thresholds import LeadRange, thresholds
+from gossamer.advise.whole_advice import whole_advice
+from gossamer.estimate.workload_profile import WorkloadProfile
+from gossamer.network import Network
+from gossamer.observe.units import seconds_text
+from gossamer.profiling.gradient_statistics import GradientStatistics
+from gossamer.profiling.profile_runs import profile_with_gradients
+from gossamer.simulated_job import ForecastClock, NetworkSchedule, SimulatedJob
+
+DENSE = "Dense()"
+
+Say = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class Advisor:
+    """The stages, in order: `check`, `profile`, `foretell`, `race`, `advice`; each stands on what those before found.
+
+    copies: how many workers share this machine. most: recipes to race beside Dense(). say: hears what is being done.
+    """
+
+    setting: Setting
+    network: Network
+    copies: int = 1
+    budget_seconds: float = 600.0
+    most: int = 16
+    say: Say = lambda sentence: None
+    facts: ScriptFacts = field(init=False)
+    measured: WorkloadProfile = field(init=False)
+    statistics: GradientStatistics | None = field(init=False, default=None)
+    foretold: Sequence[Foretold] = field(init=False, default=())  # Dense(), others to race, then those left out
+    result: RaceResult = field(init=False)
+    _pricer: StepPricer = field(init=False)
+
+    def check(self) -> ScriptFacts:
+        """A few steps. Raises RaceError for a script whose recipes cannot be compared within the budget."""
+        target = self.setting.target.metric if self.setting.target else None
+        self.facts = check_script(Path(self.setting.script), self.setting.arguments, self.setting.workers, target)
+        self.most = min(self.most, affordable(self.budget_seconds, self.facts.step_seconds))
+        return self.facts
+
+    def profile(self) -> WorkloadProfile:
+        """A step's computing, and how its gradients are made."""
+        self.measured, self.statistics = profile_with_gradients(
+            Path(self.setting.script), self.setting.arguments, self.setting.workers, self.copies
+        )
+        self._pricer = StepPricer(self.measured, self.setting.workers)
+        return self.measured
+
+    def foretell(self) -> Sequence[Foretold]:
+        """All candidates, those to race first."""
+        found = candidates(
+            self.facts.model, self.facts.optimizer_type, self.statistics, self.setting.workers, self.network
+        )
+        priced = foretell(
+            *(found, self.measured, self.network, self.setting.workers),
+            lambda done, of, recipe: self.say(f"foretelling {done} of {of}: {recipe}"),
+            pricer=self._pricer,
+        )
+        self.foretold = judged(priced, self.statistics, self.most + 1)
+        return self.foretold
+
+    def race(self) -> RaceResult:
+        """Those that are left, against Dense()."""
+        clock = ForecastClock(self._pricer.profile, NetworkSchedule(((0.0, self.network),)), self.setting.workers)
+
+        def start(recipe: str, factor: float) -> RaceJob:
+            self.say(f"starting {recipe}")
+            return SimulatedJob(
+                Path(self.setting.script),
+                self.setting.arguments,
+                recipe,
+                self.setting.workers,
+                clock=clock,
+                learning_rate_factor=factor,
+            )
+
+        left = [each.recipe for each in self.foretold if each.excluded is None]
+        self.result = Race(
+            start=start,
+            baseline=DENSE,
+            challengers=[recipe for recipe in left if recipe != DENSE],
+            budget_seconds=self.budget_seconds,
+            target=self.setting.target,
+            say=self.say,
+        ).run()
+        return self.result
+
+    def advice(self, remarks: Sequence[str] = ()) -> Advice:
+        """What all of it says. remarks: what else is to be known."""
+        said = [*remarks, *([self.facts.remark] if self.facts.remark else [])]
+        found = answer(self.result, self.setting, self._thresholds(), said)
+        return whole_advice(
+            self.result,
+            found,
+            self.setting,
+            candidates=[_row(each, self._pricer, self.network) for each in self.foretold],
+            compute_seconds=self.measured.compute_seconds,
+            gradients=_numbers(self.statistics),
+        )
+
+    def _thresholds(self) -> list[LeadRange]:
+        """By the steps that the race has seen of those that went to its end, or by the prior where it saw too few."""
+        ratios = {
+            each.recipe: each.against.steps_ratio
+            for each in reversed(self.result.contenders)
+            if each.out is None and each.against is not None and each.recipe != DENSE
+        }
+        ratios[DENSE] = 1.0
+        finalists = [each for each in self.foretold if each.recipe in ratios]
+        seen = [ratios[each.recipe] for each in finalists]
+        told = [ratio if isfinite(ratio) else each.expected_steps for ratio, each in zip(seen, finalists, strict=True)]
+        return thresholds(finalists, self._pricer, self.network, expected_steps=told)
+
+
+def affordable(budget_seconds: float, step_seconds: float) -> int:
+    """How many recipes may race beside Dense(). Raises RaceError where the budget is too small for one."""
+    count = int(budget_seconds / (FEWEST_STEPS * step_seconds)) - 1
+    if count < 1:
+        needed = 2 * FEWEST_STEPS * step_seconds
+        raise RaceError(
+            f"all workers together take {seconds_text(step_seconds)} for a step here, so nothing could be told of any "
+            f"recipe within {seconds_text(budget_seconds)}. Write --minutes {needed / 60:.0f} or more, give the script "
+            "arguments for a smaller model, or compare step times alone: gossamer explain RECIPE SCRIPT --network SPEC"
+        )
+    return count
+
+
+def top(result: RaceResult, count: int) -> list[Contender]:
+    """The best that went to the end at the script's own learning rate, with Dense() among them."""
+    left = [each for each in result.contenders[1:] if each.out is None and each.learning_rate_factor == 1]
+    return [*left[: count - 1], result.baseline]
+
+
+def _row(found: Foretold, pricer: StepPricer, network: Network) -> CandidateRow:
+    return CandidateRow(
+        recipe=found.recipe,
+        step_seconds=found.step_seconds,
+        bytes_sent=found.bytes_sent,
+        memory_bytes=found.memory_bytes,
+        expected_steps=found.expected_steps,
+        excluded=found.excluded,
+    )
+
+
+def _numbers(statistics: GradientStatistics | None) -> Mapping[str, float | None]:
+    """What is one number, by name."""
+    if statistics is None:
+        return {}
+    told = {**statistics.to_json(), "noise_scale_batches": statistics.noise_scale_batches}
+    return {
+        name: float(value) if value is not None and isfinite(value) else None
+        for name, value in told.items()
+        if value is None or isinstance(value, int | float)
+    }

@@ -1,0 +1,184 @@
+"""`gossamer advise`: says which recipe reaches the loss first, for a script on a network, and what it costs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from gossamer.advise.advice_file import Advice, ConfirmedRow, write_advice
+from gossamer.advise.advisor import Advisor, top
+from gossamer.advise.answer import Setting
+from gossamer.advise.measured_links import HOW, contradictions, read_links
+from gossamer.advise.page import write_advice_page
+from gossamer.advise.race import RaceResult
+from gossamer.cli.compare import target_option, train_for_record
+from gossamer.cli.console import columns, progress, wide_console, wrapped
+from gossamer.cli.options import output_option
+from gossamer.cli.worker import SECONDS, UNTIL
+from gossamer.errors import GossamerError
+from gossamer.network import Network, read_network
+from gossamer.observe.comparison import compare
+from gossamer.observe.target import Target
+from gossamer.observe.units import seconds_text
+
+HERE = "here"
+NOT_HERE = (
+    "the links to other machines cannot be measured from this one alone. Say what they are like, --network "
+    f"100mbit,20ms; or have them measured, and name the file: --links links.json. {HOW}"
+)
+CONFIRMED = 2  # recipes that are run for real
+PLAIN_SECONDS = 10.0  # between lines of progress where there is no terminal
+
+
+@click.command("advise", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="How many take part.")
+@click.option("--network", "network_text", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
+@click.option(
+    "--links",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="What `gossamer doctor --json` has measured: the network, or what --network is checked against.",
+)
+@target_option("What is to be reached soonest, such as validation_loss<2.2.")
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Of the race."
+)
+@click.option("--most", type=click.IntRange(1), default=16, show_default=True, help="Recipes to race beside Dense().")
+@click.option("--own-machines", is_flag=True, help="Each worker has a machine like this one.  [default: all share it]")
+@click.option("--confirm", is_flag=True, help="Also run the best and Dense() for real, on this network, emulated.")
+@output_option("json", "Write all that is known there; --recipe @FILE then means the chosen one.")
+@output_option("page", "Write a page for a browser (HTML).")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def advise_command(
+    workers: int,
+    network_text: str | None,
+    links: Path | None,
+    target: Target | None,
+    minutes: float,
+    most: int,
+    own_machines: bool,
+    confirm: bool,
+    json_file: Path | None,
+    page_file: Path | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Say which recipe SCRIPT should train with on this network: which reaches the loss first.
+
+    Measures a step here, foretells it for every recipe on the network, and has the best of them train SCRIPT with all
+    workers in this process, whose clock is what was foretold. What follows SCRIPT belongs to it.
+    """
+    try:
+        network, remarks = _network(network_text, links, workers)
+        setting = Setting(script=str(script), arguments=arguments, workers=workers, network=network.text, target=target)
+        advice, result = _advised(setting, network, minutes, most, 1 if own_machines else workers, remarks)
+    except GossamerError as error:
+        raise click.ClickException(str(error)) from error
+    _show(advice)
+    if confirm:
+        advice = replace(advice, confirmed=_confirm(result, setting, 60 * minutes / CONFIRMED))
+    if json_file is not None:
+        write_advice(json_file, advice)
+    if page_file is not None:
+        write_advice_page(page_file, advice)
+
+
+def _network(text: str | None, links: Path | None, workers: int) -> tuple[Network, Sequence[str]]:
+    """The network to advise for, and what to say of it."""
+    if text is None and links is None:
+        raise click.UsageError(f"the advice depends on the network. Say what it is like: --network 100mbit,20ms; {HOW}")
+    if text == HERE:
+        raise click.UsageError(NOT_HERE)
+    told = read_network(text, workers) if text is not None else None
+    if links is None:
+        assert told is not None  # refused above
+        return told, ()
+    found, remarks = read_links(links, workers)
+    return (found, remarks) if told is None else (told, (*remarks, *contradictions(told, found)))
+
+
+def _advised(
+    setting: Setting, network: Network, minutes: float, most: int, copies: int, remarks: Sequence[str]
+) -> tuple[Advice, RaceResult]:
+    """Every stage, each of which says what it found."""
+    with progress("making a few steps", PLAIN_SECONDS) as say:
+        advisor = Advisor(
+            setting=setting, network=network, copies=copies, budget_seconds=60 * minutes, most=most, say=say
+        )
+        facts = advisor.check()
+        say("profiling a step without a network")
+        measured = advisor.profile()
+        click.echo(
+            f"profile   {facts.model.parameters:,} parameters, {seconds_text(measured.compute_seconds)} computing a "
+            f"step, {facts.optimizer_type.__name__}"
+        )
+        foretold = advisor.foretell()
+        left = [each for each in foretold if each.excluded is None]
+        best = min(left, key=lambda each: each.expected_seconds)
+        click.echo(
+            f"foretell  {len(foretold)} recipes for {setting.workers} workers on {network.text}: {len(left)} are worth "
+            f"a race, first {best.recipe}, {seconds_text(best.step_seconds)} a step; {left[0].recipe} "
+            f"{seconds_text(left[0].step_seconds)}"
+        )
+        result = advisor.race()
+        steps = sum(each.steps for each in result.contenders)
+        click.echo(
+            f"race      {seconds_text(result.seconds)} of virtual time, {steps:,} steps of all workers: "
+            + ", ".join(f"{len(rung.names) - 1}" for rung in result.rungs)
+            + f" recipes a rung; {result.baseline.recipe} made {result.baseline.steps} steps"
+        )
+        say("looking at other networks")
+        return advisor.advice(remarks), result
+
+
+def _show(advice: Advice) -> None:
+    width = columns(sys.stdout)
+    for line in ("", advice.use, advice.gain, advice.cost, "", f"    {advice.command}", ""):
+        click.echo(line if line.startswith(" ") else wrapped(line, width))
+    if advice.would_change:
+        click.echo("Who is expected to be first elsewhere:")
+        for line in advice.would_change:
+            click.echo(wrapped(f"  {line}", width))
+    for line in advice.remarks:
+        click.echo(wrapped(f"note: {line}", width))
+
+
+def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[ConfirmedRow, ...]:
+    """The best and Dense(), run for real for so many seconds each: what was foretold beside what is measured."""
+    console: Console = wide_console(140)
+    target = setting.target
+    limits = {UNTIL: str(target) if target else "", SECONDS: f"{seconds:g}"}
+    training = [setting.script, *setting.arguments]
+    best = top(result, CONFIRMED)
+    records = [
+        train_for_record(each.recipe, setting.workers, setting.network, limits, training, console) for each in best
+    ]
+    found = compare(records, target=target)
+    rows = []
+    for contender, row in zip(best, found.rows, strict=True):
+        told = contender.seconds / contender.steps if contender.steps else None
+        rows.append(
+            ConfirmedRow(
+                recipe=contender.recipe,
+                foretold_step_seconds=told,
+                measured_step_seconds=row.step_seconds,
+                steps=row.steps,
+                loss=row.loss_at_equal_time,
+                seconds_to_target=row.seconds_to_target,
+            )
+        )
+        foretold = "nothing" if told is None else seconds_text(told)
+        console.print(
+            f"{contender.recipe}: foretold {foretold} a step, measured {seconds_text(row.step_seconds)}"
+            + (
+                "" if row.loss_at_equal_time is None else f", {found.metric} {row.loss_at_equal_time:.4g} at equal time"
+            ),
+            markup=False,
+        )
+    return tuple(rows)

@@ -1,0 +1,164 @@
+"""Races of planted curves: who wins is known, and what may be spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+
+import pytest
+from support.planted_races import Planted, PlantedField, PlantedProgress
+
+from gossamer.advise.race import FINALISTS, Race, RaceError, RaceResult
+
+DENSE = Planted(step_seconds=1.0)
+BUDGET = 20_000.0
+
+
+def _field(count: int, winner: Planted | None = None) -> dict[str, Planted]:
+    """Dense and recipes that are worth from 0.5 to 2 of it, among them a planted winner."""
+    recipes = {"Dense()": DENSE}
+    for place in range(count):
+        worth = 0.5 + 1.5 * place / count
+        recipes[f"R{place}"] = Planted(step_seconds=0.5, efficiency=worth / 2)
+    return recipes | ({"W": winner} if winner else {})
+
+
+def _run(recipes: Mapping[str, Planted], seed: int = 0, budget: float = BUDGET) -> tuple[RaceResult, PlantedField]:
+    field = PlantedField(recipes, seed)
+    race = Race(
+        start=field.start,
+        baseline="Dense()",
+        challengers=[name for name in recipes if name != "Dense()"],
+        budget_seconds=budget,
+        now=field.now,
+    )
+    return race.run(), field
+
+
+WINNER = Planted(step_seconds=0.25, efficiency=0.75)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_planted_winner_stays(seed: int) -> None:
+    found, _ = _run(_field(15, WINNER), seed)
+    assert found.contenders[1].recipe == "W"
+    assert [len(rung.names) - 1 - len(rung.out) for rung in found.rungs] == [8, 4, 2, 2]
+
+
+def test_the_speedup_of_the_winner_is_about_what_was_planted() -> None:
+    found, _ = _run(_field(15, WINNER))
+    winner = next(each for each in found.contenders[1:] if each.learning_rate_factor == 1)
+    assert winner.against is not None
+    assert winner.against.speedup.low <= WINNER.speedup_over(DENSE) <= winner.against.speedup.high
+    assert winner.against.speedup.low > 2
+
+
+def test_where_the_worse_half_goes_on_the_planted_winner_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Race._place
+    monkeypatch.setattr(Race, "_place", lambda self, each: tuple(-part for part in place(self, each)))
+    found, _ = _run(_field(15, WINNER))
+    assert found.contenders[1].recipe != "W"
+
+
+def test_noise_alone_wins_no_more_often_than_said() -> None:
+    """Sixteen recipes that are Dense() but for their own noise: whose speedup is surely above one?"""
+    recipes = {"Dense()": DENSE} | {f"R{place}": DENSE for place in range(16)}
+    trials = 40
+    surely = seemingly = 0
+    for seed in range(trials):
+        found, _ = _run(recipes, seed, 8_000.0)
+        best = found.contenders[1]
+        if best.against is not None:
+            surely += best.against.speedup.low > 1
+            seemingly += best.against.speedup.value > 1
+    assert surely <= 0.05 * trials + 3 * sqrt(trials * 0.05 * 0.95)
+    assert seemingly > 0.3 * trials  # as often would a race that knows no interval find something in noise
+
+
+@pytest.mark.parametrize("budget", [3_000.0, 12_000.0, 40_000.0])
+def test_the_budget_is_kept(budget: float) -> None:
+    found, field = _run(_field(15, WINNER), 0, budget)
+    assert field.ledger.steps <= 1.1 * budget
+    assert field.ledger.steps >= 0.3 * budget or found.baseline.ended
+
+
+def test_a_budget_of_steps_is_kept() -> None:
+    field = PlantedField(_field(15, WINNER))
+    names = [name for name in field.recipes if name != "Dense()"]
+    Race(
+        start=field.start, baseline="Dense()", challengers=names, budget_seconds=1e9, most_steps=8000, now=lambda: 0.0
+    ).run()
+    assert 2000 <= field.ledger.steps <= 8800
+
+
+def test_jobs_are_closed_as_they_go_out_and_in_the_end() -> None:
+    _, field = _run(_field(15, WINNER))
+    assert field.ledger.open == set()
+    assert field.ledger.most_open == 17
+
+
+def test_the_baseline_is_tuned_as_the_winner_is() -> None:
+    found, _ = _run(_field(3, WINNER), budget=60_000.0)
+    tried = {(each.recipe, each.learning_rate_factor) for each in found.contenders}
+    assert {("Dense()", 0.5), ("Dense()", 2.0), ("W", 0.5), ("W", 2.0)} <= tried
+
+
+def test_a_winner_that_wants_another_rate_gets_it() -> None:
+    found, _ = _run(
+        {"Dense()": DENSE, "W": Planted(step_seconds=0.25, efficiency=0.75, best_factor=0.5)}, budget=60_000.0
+    )
+    assert (found.contenders[1].recipe, found.contenders[1].learning_rate_factor) == ("W", 0.5)
+
+
+def test_one_that_fails_goes_out_with_its_reason() -> None:
+    found, _ = _run(_field(3, Planted(step_seconds=0.25, fails_at=9)))
+    failed = next(each for each in found.contenders if each.recipe == "W")
+    assert failed.out == "failed: loss is nan at step 9"
+    assert found.contenders[1].recipe == "R2"
+
+
+def test_a_baseline_that_fails_is_an_error() -> None:
+    with pytest.raises(RaceError, match=r"itself failed after 19 steps.*nan at step 20"):
+        _run({"Dense()": Planted(step_seconds=1.0, fails_at=20), "W": WINNER})
+
+
+def test_a_script_that_ends_ends_the_race() -> None:
+    found, _ = _run({"Dense()": DENSE, "W": Planted(step_seconds=0.25, ends_at=100)})
+    assert found.seconds == 25.0
+    assert any("came to its end after 25 virtual seconds" in each for each in found.remarks)
+
+
+def test_few_steps_are_said() -> None:
+    found, _ = _run({"Dense()": DENSE, "W": WINNER}, budget=40.0)
+    assert any("steps only" in each for each in found.remarks)
+
+
+def test_no_more_take_part_than_the_budget_affords() -> None:
+    found, field = _run(_field(15, WINNER), budget=600.0)
+    raced = [each for each in found.contenders[1:] if each.learning_rate_factor == 1 and each.steps]
+    assert 2 <= len(raced) < 8
+    assert field.ledger.steps <= 1.15 * 600
+    assert any("recipes were not raced" in each for each in found.remarks)
+    assert found.rungs[0].seconds >= 8  # seconds of Dense() before the first go out
+
+
+def test_without_a_loss_it_says_how_to_log_one() -> None:
+    class Silent:
+        def advance(self, *, steps: int | None = None, seconds: float | None = None) -> PlantedProgress:
+            return PlantedProgress(1, 1.0, {}, 0.0, False, None, "")
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    with pytest.raises(RaceError, match=r"session\.log\(loss=loss\.item\(\)\)"):
+        Race(start=lambda recipe, factor: Silent(), baseline="Dense()", challengers=["W"], budget_seconds=1.0).run()
+
+
+def _halving_keeps(seed: int, count: int, margin: float) -> bool:
+    winner = Planted(step_seconds=0.5, efficiency=margin * 0.5 * (0.5 + 1.5 * (count - 1) / count))
+    found, _ = _run(_field(count, winner), seed, 12_000.0)
+    return any(each.recipe == "W" for each in found.contenders[1 : 1 + FINALISTS])
+
+
+def test_a_winner_by_a_tenth_is_among_the_last_two_in_nine_of_ten_races() -> None:
+    assert sum(_halving_keeps(seed, 15, 1.1) for seed in range(20)) >= 18
