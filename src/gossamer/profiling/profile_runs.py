@@ -26,6 +26,7 @@ from gossamer.errors import GossamerError
 from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
 from gossamer.events import Attached
 from gossamer.profiling.exchange_timer import time_stage
+from gossamer.profiling.load_meter import mean_load
 from gossamer.profiling.profiler import AT_ONCE, results
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
@@ -124,6 +125,7 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
             engine_seconds=mean([bucket.engine_seconds for bucket in same]),
             offering_seconds=fmean(bucket.offering_seconds for bucket in same),
             landing_seconds=fmean(bucket.landing_seconds for bucket in same),
+            spread_seconds=fmean(bucket.spread_seconds for bucket in same),
         )
 
     return replace(
@@ -131,6 +133,7 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
         backward_seconds=fmean(each.backward_seconds for each in found),
         rest_seconds=fmean(each.rest_seconds for each in found),
         timed_steps=[seconds for each in found for seconds in each.timed_steps],
+        other_load=mean_load([each.other_load for each in found]),
         buckets=[joint(same) for same in zip(*(each.buckets for each in found), strict=True)],
         site_buckets=[joint(same) for same in zip(*(each.site_buckets for each in found), strict=True)],
     )
