@@ -13,9 +13,9 @@ WORKERS = 4
 RATES, ROUND_TRIPS = (5e6, 10e9), (0.0001, 0.15)  # bits per second; seconds: log-uniform between
 SHARED_RATES, APART = (20e6, 500e6), (0.005, 0.15)  # of a line between two sites, and how far they are apart
 SITES_EVERY = 4  # of so many networks one has two sites
-FEWEST_STEPS, MOST_STEPS, AIM_SECONDS = 10, 60, 6.0
+FEWEST_STEPS, MOST_STEPS, AIM_SECONDS = 10, 40, 6.0
 LONGEST_SECONDS = 15.0  # of a run's steps; on slower networks other cases run
-WARM_UP = 5  # a record leaves out one of so many steps
+WARM_UP = 5  # a record leaves out one of so many steps, of fewer than fifty
 
 RECIPES = (
     "Dense()",
