@@ -71,12 +71,13 @@ def work(args: argparse.Namespace) -> None:
     if world.rank in to:
         serve(sockets[0], nbytes, len(rests))  # type: ignore[arg-type]
     if world.rank == 0:
+        there = {peer: each for peer, each in enumerate(sockets) if each is not None}
         rows, payload = [], bytes(nbytes)
         with ThreadPoolExecutor(len(to)) as pool:
             for rest in rests:
                 time.sleep(max(0.0, rest))
-                window, threshold = windows(sockets[far])  # type: ignore[arg-type]
-                spent = [pool.submit(timed, sockets[peer], payload) for peer in to]
+                window, threshold = windows(there[far])
+                spent = [pool.submit(timed, there[peer], payload) for peer in to]
                 rows.append((rest, spent[0].result(), window, threshold))
                 [each.result() for each in spent]
         print(f"RESULT {json.dumps(rows)}", flush=True)
@@ -108,25 +109,25 @@ def main(args: argparse.Namespace) -> None:
     told = next((line.partition("RESULT ")[2] for line in said.stdout.splitlines() if "RESULT " in line), "")
     if not told:
         sys.exit(f"no result:\n{said.stdout[-2000:]}{said.stderr[-2000:]}")
-    rows = json.loads(told)
-    model = foretold(
-        read_network(args.network, args.workers), int(1e6 * args.megabytes), [row[0] for row in rows], args.beside
-    )
-    print(
-        f"{args.network}, {args.megabytes:g} MB{', beside a near stream' if args.beside else ''}, load {os.getloadavg()[0]:.1f}"
-    )
+    show(args, json.loads(told))
+
+
+def show(args: argparse.Namespace, rows: list[tuple[float, float, int, int]]) -> None:
+    """A line for each rest."""
+    rests = [rest for rest, *_ in rows]
+    network = read_network(args.network, args.workers)
+    model = foretold(network, int(1e6 * args.megabytes), rests, args.beside)
+    beside = ", beside a near stream" if args.beside else ""
+    print(f"{args.network}, {args.megabytes:g} MB{beside}, load {os.getloadavg()[0]:.1f}")
     print(f"{'rest':>8} {'measured':>10} {'foretold':>10} {'ratio':>6} {'window':>8} {'threshold':>10}")
-    for rest in dict.fromkeys(row[0] for row in rows):
-        some = [(row, price) for row, price in zip(rows, model, strict=True) if row[0] == rest]
-        measured, price = (
-            statistics.median(each) for each in zip(*((row[1], price) for row, price in some), strict=True)
-        )
-        window, threshold = (int(statistics.median(row[place] for row, _ in some)) for place in (2, 3))
-        name = "cold" if rest == COLD else f"{rest:g} s"
-        limit = "none" if threshold > UNSET else str(threshold)
-        print(
-            f"{name:>8} {1000 * measured:>7.0f} ms {1000 * price:>7.0f} ms {measured / price:>6.2f} {window:>8} {limit:>10}"
-        )
+    for rest in dict.fromkeys(rests):
+        places = [place for place, other in enumerate(rests) if other == rest]
+        measured = statistics.median(rows[place][1] for place in places)
+        price = statistics.median(model[place] for place in places)
+        window, threshold = (int(statistics.median(rows[place][which] for place in places)) for which in (2, 3))
+        name, limit = "cold" if rest == COLD else f"{rest:g} s", "none" if threshold > UNSET else str(threshold)
+        cells = [f"{1000 * measured:>7.0f} ms", f"{1000 * price:>7.0f} ms", f"{measured / price:>6.2f}"]
+        print(f"{name:>8} {' '.join(cells)} {window:>8} {limit:>10}")
 
 
 if __name__ == "__main__":
