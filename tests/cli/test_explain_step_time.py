@@ -26,6 +26,9 @@ def test_a_step_is_foretold_for_a_network(tmp_path):
     assert f"{told['step_seconds']:.4f}" in output
     assert f"{told['waiting_share']:.1%} of the step" in output
     assert "foretold for 10mbit,20ms" in output
+    assert ", 80 %: " in output
+    assert "past forecasts" in output
+    assert told["interval"]["low_seconds"] < told["step_seconds"] < told["interval"]["high_seconds"]
     assert "as given" in output
 
 

@@ -12,7 +12,7 @@ from support.command_line import output_of, refusal
 from support.watched_runs import KINDS, made
 
 from gossamer.cli.explain import explain
-from gossamer.cli.foretold import read_forecast
+from gossamer.cli.foretold import read_forecast, verdict
 from gossamer.cli.watch import watch_command
 
 
@@ -29,6 +29,40 @@ def test_what_explain_wrote_is_a_forecast(tmp_path: Path) -> None:
     found = read_forecast(file)
     assert found["foretold_seconds_per_step"] == told["foretold"]["step_seconds"] > 0.1
     assert found["foretold_for"] == {"recipe": told["recipe"], "workers": 4, "network": "100mbit,20ms"}
+    low, high = (found["foretold_interval"][end] for end in ("low_seconds", "high_seconds"))
+    assert low < found["foretold_seconds_per_step"] < high
+    assert told["foretold"]["interval"].items() >= {"low_seconds": low, "high_seconds": high, "coverage": 0.8}.items()
+
+
+def test_a_forecast_without_an_interval_is_one(tmp_path: Path) -> None:
+    file = explained(tmp_path, "--network", "100mbit,20ms", "--step-seconds", "0.1")
+    told = json.loads(file.read_text())
+    del told["foretold"]["interval"]
+    file.write_text(json.dumps(told))
+    assert read_forecast(file).keys() == {"foretold_seconds_per_step", "foretold_for"}
+
+
+FORECAST = {
+    "foretold_seconds_per_step": 0.372,
+    "foretold_interval": {"low_seconds": 0.35, "high_seconds": 0.41, "coverage": 0.8},
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "where"), [(0.349, "outside"), (0.351, "inside"), (0.4, "inside"), (1.0, "outside")]
+)
+def test_what_is_measured_lies_inside_or_outside(seconds: float, where: str) -> None:
+    said = verdict(FORECAST, {"seconds_per_step": {"median": seconds}})
+    assert said is not None
+    assert "foretold: 372 ms, 80 %: 350 to 410 ms" in said
+    assert said.endswith(f"it is {where}.")
+
+
+def test_where_nothing_was_foretold_or_measured_nothing_is_said() -> None:
+    assert verdict({}, {"seconds_per_step": {"median": 1.0}}) is None
+    assert verdict(FORECAST, {"seconds_per_step": {"median": None}}) is None
+    alone = verdict({"foretold_seconds_per_step": 0.5}, {"seconds_per_step": {"median": 0.4}})
+    assert alone == "A step took 400 ms; foretold: 500 ms."
 
 
 def test_without_a_network_nothing_is_foretold(tmp_path: Path) -> None:
@@ -45,6 +79,8 @@ def test_without_a_network_nothing_is_foretold(tmp_path: Path) -> None:
         '{"foretold": 3, "recipe": "Dense()", "workers": 4}',
         '{"foretold": {"step_seconds": "soon", "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
         '{"foretold": {"step_seconds": 1e999, "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
+        '{"foretold": {"step_seconds": 1, "inputs": {"network": "lan"}, "interval": '
+        '{"low_seconds": 2, "high_seconds": 1, "coverage": 0.8}}, "recipe": "Dense()", "workers": 4}',
         '{"foretold": {"step_seconds": -1, "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
         "[" * 500,
     ],
@@ -64,3 +100,4 @@ def test_the_terminal_shows_it(tmp_path: Path) -> None:
     code, text = output_of(watch_command, "--terminal", str(tmp_path))
     assert code == 0
     assert "foretold" in text
+    assert "80 %: " in text

@@ -10,7 +10,7 @@ from gossamer.errors import GossamerError
 from gossamer.estimate.schedule_simulator import Trip, run_sites, run_turns
 from gossamer.estimate.step_simulator import BucketJob, run_step
 from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time, plan
-from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.estimate.workload_profile import BucketProfile, OtherLoad, WorkloadProfile
 from gossamer.network import read_network
 from gossamer.network.cost.op_cost import seconds
 from gossamer.recipes.recipe import resolve
@@ -139,7 +139,12 @@ def test_alone_there_is_nothing_to_wait_for():
     model = measured(buckets=[bucket(1, a=(10, 10))])
     told = estimate_step_time(resolve("Dense"), model, read_network("1mbit,1s", 1), 1)
     assert told == StepTimeEstimate(
-        step_seconds=24.0, waiting_seconds=0.0, wire_seconds=0.0, codec_seconds=0.0, inputs=told.inputs
+        step_seconds=24.0,
+        waiting_seconds=0.0,
+        wire_seconds=0.0,
+        codec_seconds=0.0,
+        inputs=told.inputs,
+        interval=told.interval,
     )
 
 
@@ -150,7 +155,7 @@ def test_more_hosts_than_workers_leave_the_rest_out():
 
 
 def test_measurements_survive_json():
-    model = measured(buckets=[bucket(1, a=(10, 10))])
+    model = measured(buckets=[bucket(1, a=(10, 10))], other_load=OtherLoad(cores=2, own=0.5))
     assert WorkloadProfile.from_json(model.to_json()) == model
 
 

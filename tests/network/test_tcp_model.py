@@ -1,3 +1,5 @@
+from collections import deque
+from contextlib import suppress
 from math import inf
 
 import pytest
@@ -98,3 +100,92 @@ def test_the_loss_that_allows_a_rate_is_the_bound_the_other_way_round():
         path = Path(round_trip_seconds=0.05, loss=loss)
         assert TCP.most_loss(0.05, TCP.most_bits_per_second(path)) == pytest.approx(loss, rel=0.01)
     assert TCP.most_loss(0.05, 0.0) == TCP.most_loss(0.0, 1e9) == 1.0
+
+
+# -- slow start on long paths, beside packets one by one and beside a closed form
+
+
+def by_packets(nbytes, line, round_trip, window):
+    """When the last of `nbytes` leaves, where every packet is acknowledged by itself a round trip later."""
+    now, under_way, unheard = 0.0, 0.0, deque()
+    while nbytes > 0:
+        while unheard and unheard[0][0] <= now:
+            _, heard = unheard.popleft()
+            under_way, window = under_way - heard, window + heard
+        packet = min(TCP.mtu_bytes, nbytes)
+        if under_way + packet > window + 1e-6:
+            now = unheard[0][0]
+            continue
+        now += 8 * packet / line
+        nbytes, under_way = nbytes - packet, under_way + packet
+        unheard.append((now + round_trip, packet))
+    return now
+
+
+def in_closed_form(nbytes, line, round_trip, window):
+    """A round trip for every window that does not fill the line, each twice as large as the one before.
+
+    source: Cardwell, Savage & Anderson 2000, INFOCOM, without loss and delayed acknowledgements
+    """
+    waited = 0.0
+    while nbytes > window and window < line / 8 * round_trip:
+        waited, nbytes, window = waited + round_trip, nbytes - window, 2 * window
+    return waited + 8 * nbytes / line
+
+
+COLD = [
+    (nbytes, line, round_trip)
+    for nbytes in (5e4, 1e6, 1e7)
+    for line in (5e6, 20e6, 1e8, 1e9)
+    for round_trip in (0.005, 0.02, 0.08, 0.15)
+]
+
+
+def check_cold(nbytes, line, round_trip, kind=Stream):
+    window = TCP.initial_window_bytes
+    told = kind(window).send(0.0, nbytes, line, Path(round_trip_seconds=round_trip), TCP)
+    assert told == pytest.approx(by_packets(nbytes, line, round_trip, window), rel=0.03)
+    assert told == pytest.approx(in_closed_form(nbytes, line, round_trip, window), rel=0.08)
+
+
+@pytest.mark.parametrize(("nbytes", "line", "round_trip"), COLD)
+def test_a_cold_stream_takes_as_long_as_its_packets(nbytes, line, round_trip):
+    check_cold(nbytes, line, round_trip)
+
+
+class InQuarters(Stream):
+    """Waits until there is room for a quarter of a window."""
+
+    def send(self, start, nbytes, line_bits_per_second, path, tcp):
+        rate, now, left = line_bits_per_second / 8, start, nbytes
+        while left > 0 and self.window_bytes < rate * path.round_trip_seconds:
+            self._hear(now)
+            part = min(left, self.window_bytes / 4)
+            if self._under_way_bytes + part > self.window_bytes + 1:
+                now = self._unheard[0][0]
+                continue
+            now, left = now + part / rate, left - part
+            self._unheard.append((now + path.round_trip_seconds, part))
+            self._under_way_bytes += part
+            self._most_bytes = max(self._most_bytes, self._under_way_bytes)
+        return now + left / rate
+
+
+class OneMoreEachTime(Stream):
+    """Grows by a packet in a round trip, as after slow start."""
+
+    def _hear(self, now):
+        before = self.window_bytes
+        super()._hear(now)
+        self.window_bytes = before + (self.window_bytes - before) * TCP.segment_bytes / before
+
+
+@pytest.mark.parametrize("broken", [InQuarters, OneMoreEachTime])
+def test_a_stream_that_starts_more_slowly_is_noticed(broken):
+    noticed = 0
+    for case in COLD:
+        with suppress(AssertionError):
+            check_cold(*case, broken)
+            continue
+        noticed += 1
+    assert noticed > len(COLD) / 4

@@ -90,6 +90,11 @@ def _run(run: SyntheticRun) -> Rows:
         "versions": {"gossamer": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
         "network": "100mbit,20ms",
         "foretold_seconds_per_step": 0.9 * run.step_seconds,
+        "foretold_interval": {
+            "low_seconds": 0.8 * run.step_seconds,
+            "high_seconds": 1.1 * run.step_seconds,
+            "coverage": 0.8,
+        },
         "foretold_for": {"recipe": "TopK(0.01)", "workers": run.ranks, "network": "100mbit,20ms"},
     }
     over = {"ended": run.at(run.steps) + 1, "how": "finished" if run.fails is None else "failed"}

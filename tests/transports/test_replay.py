@@ -63,6 +63,35 @@ def test_all_ranks_say_the_same():
     assert transport.all_gather_text("a") == ["a"] * 3
 
 
+def check_half_sums(monkeypatch, dtype, world):
+    """A rank sums its own part alone, as the mesh and the engine have it, and what it hears is what all say."""
+    summed, real = [], replay.half_decode
+
+    def counting(heard, total, divisor):
+        summed.append((len(heard), total.numel(), total.dtype))
+        return real(heard, total, divisor)
+
+    monkeypatch.setattr(replay, "half_decode", counting)
+    x = torch.randn(12 * world + 1).to(dtype)
+    for out in (None, torch.empty_like(x)):
+        mean = ReplayTransport(world).answer(AllReduceMean(x, out))
+        assert torch.equal(mean, x)
+        assert out is None or mean is out
+    assert summed == [(world, 13, torch.float32)] * 2
+
+
+@pytest.mark.parametrize("world", [2, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_costs_what_one_rank_has_to_sum(monkeypatch, dtype, world):
+    check_half_sums(monkeypatch, dtype, world)
+
+
+def test_a_sum_of_all_that_everyone_says_is_noticed(monkeypatch):
+    monkeypatch.setattr(replay, "WIDE_BYTES", 0)
+    with pytest.raises(AssertionError):
+        check_half_sums(monkeypatch, torch.bfloat16, 4)
+
+
 def test_parts_that_were_exchanged_are_gathered_from_whom_they_were_sent_to():
     transport, parts = ReplayTransport(2), tuple((torch.full((4,), float(rank)),) for rank in range(2))
     assert transport.answer(AllToAll(parts)) == [parts[0]] * 2

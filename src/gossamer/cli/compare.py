@@ -150,7 +150,7 @@ def _foretell(
             console.print(f"{recipe}: nothing could be foretold: {error}", markup=False)
             return None
     unsure = f" ({found.caution})" if found.caution else ""
-    console.print(f"{recipe} over {network}: foretold {seconds_text(found.step_seconds)} a step{unsure}", markup=False)
+    console.print(f"{recipe} over {network}: foretold {found} a step{unsure}", markup=False)
     return found
 
 

@@ -312,7 +312,10 @@ def _time_lines(traffic: TrafficEstimate, foretold: StepTimeEstimate) -> Iterato
     yield f"{what}, in seconds, foretold for {inputs['network']}{by}:"
     yield f"  {'computing':<28}{foretold.step_seconds - foretold.waiting_seconds:>20.4f}   {computing}"
     yield f"  {'waiting':<28}{foretold.waiting_seconds:>20.4f}   {foretold.waiting_share:.1%} of the step"
-    yield f"  {'total':<28}{foretold.step_seconds:>20.4f}"
+    yield f"  {'total':<28}{foretold.step_seconds:>20.4f}   {foretold}"
+    if foretold.interval is not None:
+        of = foretold.interval.kind.replace("all", "all kinds, since too few were like this one")
+        yield f"as wide as the errors of {foretold.interval.pairs} past forecasts were ({of})"
     yield (
         f"beside or after computing: {foretold.wire_seconds:.4f} waiting for answers, "
         f"{foretold.codec_seconds:.4f} compressing "

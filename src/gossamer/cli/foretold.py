@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from gossamer.core.json_text import read_json
+from gossamer.observe.record import Record
+from gossamer.observe.units import range_text, seconds_text, share_text
 
 WRITE = "Write gossamer explain RECIPE SCRIPT --network SPEC --json FILE, and then --foretold FILE"
 
@@ -23,11 +25,35 @@ def read_forecast(path: Path | None) -> Forecast:
         steps = told["foretold"] and float(told["foretold"]["step_seconds"])
         made_for = {"recipe": str(told["recipe"]), "workers": int(told["workers"])}
         made_for["network"] = told["foretold"] and str(told["foretold"]["inputs"]["network"])
+        interval = _interval(told["foretold"] and told["foretold"].get("interval"))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise click.BadParameter(f"{path} is no forecast ({problem or type(problem).__name__}). {WRITE}") from None
     if not steps or not 0 < steps < float("inf"):
         raise click.BadParameter(f"{path} foretells no step's seconds, for want of a network. {WRITE}")
-    return {"foretold_seconds_per_step": steps, "foretold_for": made_for}
+    return {"foretold_seconds_per_step": steps, "foretold_for": made_for, **interval}
+
+
+def _interval(told: Forecast | None) -> Forecast:
+    """None where an earlier version foretold one number alone."""
+    if not told:
+        return {}
+    numbers = {name: float(told[name]) for name in ("low_seconds", "high_seconds", "coverage")}
+    if not 0 < numbers["low_seconds"] <= numbers["high_seconds"] < float("inf"):
+        raise ValueError(f"from {told['low_seconds']} to {told['high_seconds']} seconds is no interval")
+    return {"foretold_interval": numbers}
+
+
+def verdict(forecast: Forecast, record: Record) -> str | None:
+    """Whether the median step of a record lies where it was foretold; None where nothing was, or no step ended."""
+    measured = record["seconds_per_step"]["median"]
+    if not forecast or not measured:
+        return None
+    said = f"A step took {seconds_text(measured)}; foretold: {seconds_text(forecast['foretold_seconds_per_step'])}"
+    if (interval := forecast.get("foretold_interval")) is None:
+        return f"{said}."
+    low, high = interval["low_seconds"], interval["high_seconds"]
+    where = "inside" if low <= measured <= high else "outside"
+    return f"{said}, {share_text(interval['coverage'])}: {range_text(low, high)}, and it is {where}."
 
 
 foretold_option = click.option(

@@ -27,7 +27,7 @@ from gossamer.cli.elastic import (
     read_elasticity,
 )
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
-from gossamer.cli.foretold import Forecast, foretold_option, read_forecast
+from gossamer.cli.foretold import Forecast, foretold_option, read_forecast, verdict
 from gossamer.cli.machine_links import machine_links
 from gossamer.cli.options import (
     Machines,
@@ -248,7 +248,9 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
             say(f"\n{lost}", error=True)
             say_how_to_go_on(live.progress.checkpoint)
             return 1
-        report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
+        record = report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
+        if record is not None and (told := verdict(around.forecast, record)):
+            terminal.note(told)
         if outcome.exit_code:
             explain_end(job, outcome, live.progress.checkpoint)
     return outcome.exit_code

@@ -41,17 +41,17 @@ def report(
     terminal: Terminal,
     json_file: Path | None,
     plot_file: Path | None,
-) -> None:
-    """Write the run's record, draw its picture, and show its table."""
+) -> records.Record | None:
+    """Write the run's record, draw its picture, and show its table; the record, where there is one."""
     if not directory.exists():
         terminal.note(REMOVED.format(logs=job.logs))
-        return
+        return None
     ranks = records.read_ranks(directory)
     if not ranks:
         if ended == "finished":
             terminal.note(NEVER_ATTACHED.format(script=job.script))
         records.discard_logs(directory)
-        return
+        return None
     record = records.merge(ranks, network, ended)
     kept = job.logs / "record.json"
     files = {"record": str(json_file or kept), "logs": str(job.logs)}
@@ -65,6 +65,7 @@ def report(
         plot([record], plot_file)
         files["picture"] = str(plot_file)
     terminal.table(record, files)
+    return record
 
 
 def explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None) -> None:

@@ -2,6 +2,7 @@
 
 traffic             bytes that each worker sends a step, by tensor group
 step_time           seconds of a step: a workload profile and a network in, a simulation in virtual time out
+calibration         the interval around a forecast, from past forecasts and what was then measured
 workload_profile    what a worker does in a step without a network: the numbers of a profile
 step_simulator      steps in virtual time: one communication thread a rank, pipelined buckets
 schedule_simulator  sync rounds in virtual time: rounds in flight while workers train

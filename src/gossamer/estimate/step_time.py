@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import hypot
 from statistics import fmean
 from typing import Any
 
@@ -13,20 +14,24 @@ import torch
 from gossamer.core.layout import Layout, dtype_of
 from gossamer.core.ops import AllGather, AllReduceMean, CollectiveOp, NeighborAllGather
 from gossamer.errors import GossamerError
+from gossamer.estimate import calibration
+from gossamer.estimate.calibration import ForecastInterval, network_class, recipe_family
 from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.schedule_simulator import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
 from gossamer.estimate.step_simulator import BucketJob, run_step
 from gossamer.estimate.traffic import mean_neighbors, neighbor_payload
-from gossamer.estimate.workload_profile import ENOUGH_STEPS, BucketProfile, WorkloadProfile
+from gossamer.estimate.workload_profile import ENOUGH_STEPS, BucketProfile, OtherLoad, WorkloadProfile
 from gossamer.network import Network
 from gossamer.network.cost.op_cost import NetworkCost
 from gossamer.network.tcp_model import ETHERNET, Tcp
+from gossamer.observe.units import seconds_text
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.participation import POLL_BYTES
 from gossamer.runtime.pipeline import DEPTH
 from gossamer.strategies import AveragingStage, GossipStage
 from gossamer.transports.mesh.collective_selector import check_wish, requested_collective
 
+NOTICED_SLOWDOWN = 1.02
 NOT_PREDICTABLE = (
     "how long a step takes is not foretold where workers do not wait for each other: try it by gossamer run"
 )
@@ -41,6 +46,11 @@ class StepTimeEstimate:
     wire_seconds: float  # of the communication thread, hidden behind computing or not
     codec_seconds: float  # likewise
     inputs: Mapping[str, Any]  # the numbers that the estimate follows from
+    interval: ForecastInterval | None = None  # where step_seconds will lie when it is measured; None where not asked
+
+    def __str__(self) -> str:
+        """372 ms, 80 %: 350 to 410 ms."""
+        return ", ".join([seconds_text(self.step_seconds), *([str(self.interval)] if self.interval else [])])
 
     @property
     def waiting_share(self) -> float:
@@ -48,7 +58,12 @@ class StepTimeEstimate:
 
     @property
     def caution(self) -> str | None:
-        """What to know of an estimate that follows from few steps; None where there were enough."""
+        """What to know of an estimate that follows from few steps, or from a busy machine; None where all was well."""
+        said = [told for told in (self._few_steps, self._busy_machine) if told]
+        return "; ".join(said) or None
+
+    @property
+    def _few_steps(self) -> str | None:
         timed, copies = self.inputs["timed_steps"], self.inputs["copies_measured_side_by_side"]
         if not timed or len(timed) >= ENOUGH_STEPS * copies:
             return None
@@ -56,6 +71,16 @@ class StepTimeEstimate:
             f"only {len(timed)} step{'s' * (len(timed) != 1)} could be timed, of {min(timed):.2g} to {max(timed):.2g} "
             "seconds: let the script make more for a surer estimate"
         )
+
+    @property
+    def _busy_machine(self) -> str | None:
+        load = OtherLoad(**self.inputs.get("other_load", {}))
+        if not load.is_much:
+            return None
+        others = f"other work kept {load.other + load.stolen:.1f} of {load.cores:.0f} cores busy while steps were timed"
+        if load.slowdown < NOTICED_SLOWDOWN:
+            return others
+        return f"{others}, which made them {load.slowdown:.2f} times as long: that is taken out, as if they were alone"
 
 
 def is_predictable(recipe: Recipe) -> bool:
@@ -75,8 +100,11 @@ def estimate_step_time(
     there = replace(network, hosts=network.hosts[:workers])
     collective = wish_of(recipe)
     found = _per_step(recipe, measured, there, workers, tcp, collective)
+    spread = input_spread(measured, found)
+    family, where = recipe_family(recipe), network_class(there)
     return StepTimeEstimate(
         step_seconds=found.seconds,
+        interval=calibration.shipped().interval(found.seconds, family, where, spread),
         waiting_seconds=found.waiting,
         wire_seconds=found.wire,
         codec_seconds=found.codec,
@@ -91,8 +119,18 @@ def estimate_step_time(
             "backward_passes": recipe.strategy.steady_stage.schedule.period,
             "copies_measured_side_by_side": measured.copies,
             "timed_steps": measured.timed_steps,
+            "other_load": asdict(measured.other_load),
         },
     )
+
+
+def input_spread(measured: WorkloadProfile, found: PerStep) -> float:
+    """The standard deviation of a forecast's logarithm, as far as the profile tells it: how much its steps and its
+    codec timings differed, each by its part in the step. Errors of the two are taken to be independent."""
+    steps = measured.step_spread * (1 - found.waiting / found.seconds)
+    whole = sum(sum(bucket.computing_seconds) for bucket in measured.buckets)  # of a round, of which a step has a part
+    codecs = measured.codec_spread_seconds * found.codec / whole / found.seconds if whole else 0.0
+    return hypot(steps, codecs)
 
 
 def wish_of(recipe: Recipe) -> str:

@@ -19,10 +19,12 @@ def measured(
     up: Sequence[float],
     down: Sequence[float],
     losses: Sequence[Sequence[float]] | None = None,
+    shared: Sequence[Sequence[float]] | None = None,
 ) -> Network:
     """The network whose hosts see `round_trips[i][j]` seconds between i and j, and `losses[i][j]` of packets lost.
 
-    up, down: bits per second that each host sends and receives. losses: None where nothing is lost.
+    up, down: bits per second that each host sends and receives. losses: None where nothing is lost. shared: bits per
+    second of the line between the sites of i and j, 0 where none is known; none are where it is empty.
     Both directions of a pair are measurements of the same path, of which the shorter counts. A path takes the median
     of its pairs.
     """
@@ -37,6 +39,7 @@ def measured(
         ends: Path(
             round_trip_seconds=median(seconds[a][b] for a, b in pairs),
             loss=median(losses[a][b] for a, b in pairs) if losses else 0.0,
+            bits_per_second=_of_shared_line(ends, [shared[a][b] for a, b in pairs] if shared else ()),
         )
         for ends, pairs in found.items()
     }
@@ -47,6 +50,12 @@ def measured(
     if len(sites) == 1:
         return Network(hosts=hosts, default=paths.get(frozenset(("",)), Path()))
     return Network(hosts=hosts, paths=paths)
+
+
+def _of_shared_line(ends: frozenset[str], rates: Sequence[float]) -> float | None:
+    """Only two sites share a line: what hosts of one of them share is not known by its rate."""
+    known = [rate for rate in rates if rate > 0]
+    return median(known) if known and len(ends) == 2 else None
 
 
 def sites_of(round_trips: Sequence[Sequence[float]]) -> list[list[int]]:

@@ -85,8 +85,9 @@ class Stream:
         now, left = start, nbytes
         while left > 0 and self.window_bytes < rate * path.round_trip_seconds:
             self._hear(now)
-            part = min(left, self.window_bytes / PARTS)
-            if self._under_way_bytes + part > self.window_bytes + 1:
+            room = self.window_bytes - self._under_way_bytes
+            part = min(left, self.window_bytes / PARTS, room)
+            if part < min(left, tcp.segment_bytes):
                 now = self._unheard[0][0]
                 continue
             now, left = now + part / rate, left - part

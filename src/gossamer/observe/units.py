@@ -55,6 +55,13 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / size:.3g} {name}" if seconds else "0 s"
 
 
+def range_text(low_seconds: float, high_seconds: float) -> str:
+    """350 to 410 ms; both with their units where these differ."""
+    low, high = seconds_text(low_seconds), seconds_text(high_seconds)
+    number, _, unit = low.partition(" ")
+    return f"{number} to {high}" if high.partition(" ")[2] == unit else f"{low} to {high}"
+
+
 def share_text(share: float) -> str:
     """A fraction as a percentage: 12 %."""
     return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, stdev
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -63,6 +63,7 @@ def _medians(found: Sequence[BucketTiming]) -> dict[str, Any]:
         "engine_seconds": np.median([each.engine for each in found], axis=0).tolist(),
         "offering_seconds": median(each.offering for each in found),
         "landing_seconds": median(each.landing for each in found),
+        "spread_seconds": stdev(sum(each.computing) + sum(each.engine) for each in found),
     }
 
 

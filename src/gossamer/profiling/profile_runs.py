@@ -29,6 +29,7 @@ from gossamer.profiling.exchange_timer import time_stage
 from gossamer.profiling.gradient_statistics import GradientStatistics
 from gossamer.profiling.profiler import AT_ONCE, results, statistics_file
 from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.profiling.load_meter import mean_load
 from gossamer.reducer.bucket import Bucket
 from gossamer.strategies import Stage
 
@@ -145,6 +146,7 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
             engine_seconds=mean([bucket.engine_seconds for bucket in same]),
             offering_seconds=fmean(bucket.offering_seconds for bucket in same),
             landing_seconds=fmean(bucket.landing_seconds for bucket in same),
+            spread_seconds=fmean(bucket.spread_seconds for bucket in same),
         )
 
     return replace(
@@ -152,6 +154,7 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
         backward_seconds=fmean(each.backward_seconds for each in found),
         rest_seconds=fmean(each.rest_seconds for each in found),
         timed_steps=[seconds for each in found for seconds in each.timed_steps],
+        other_load=mean_load([each.other_load for each in found]),
         buckets=[joint(same) for same in zip(*(each.buckets for each in found), strict=True)],
         site_buckets=[joint(same) for same in zip(*(each.site_buckets for each in found), strict=True)],
     )

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,9 +25,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gossamer.compressors import Dense
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, dtype_name
-from gossamer.estimate.workload_profile import ENOUGH_STEPS, STEADY, BucketProfile, WorkloadProfile
+from gossamer.estimate.workload_profile import ENOUGH_STEPS, STEADY, BucketProfile, OtherLoad, WorkloadProfile
 from gossamer.profiling.exchange_timer import Gradients, time_stage
 from gossamer.profiling.gradient_statistics import GradientObserver
+from gossamer.profiling.load_meter import LoadMeter
 from gossamer.profiling.user_script import run_as_main
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
@@ -119,6 +120,8 @@ class _StepProfiler:
     kept: list[_StepMoments] = field(default_factory=list)  # after all copies had warmed up
     early: list[_StepMoments] = field(default_factory=list)  # before that
     now: _StepMoments | None = None  # of the step that goes on
+    meter: LoadMeter = field(default_factory=lambda: LoadMeter(os.getppid()))
+    load: OtherLoad = field(default_factory=OtherLoad)  # while the steps that are kept were made
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         session = next(
@@ -210,9 +213,15 @@ class _StepProfiler:
         self.now.end = moment
         warm = self.steps > WARM_UP_STEPS and self.barrier.all_at(WARM)
         (self.kept if warm else self.early).append(self.now)
+        if len(self.kept) == ENOUGH_STEPS:
+            self.load = self.meter.stop()
+        elif not self.kept:
+            self.meter.start()
 
     def _finish(self, session: Session) -> None:
         """Time the codecs on this step's gradients, beside copies that do the same."""
+        if len(self.kept) < ENOUGH_STEPS:
+            self.load = self.meter.stop()
         fresh = self._gradients()
         measured = self._measured(session, fresh)
         self.barrier.arrive(CODECS)
@@ -251,11 +260,14 @@ class _StepProfiler:
     def _measured(self, session: Session, fresh: Gradients) -> WorkloadProfile:
         busy = self.barrier.copies * torch.get_num_threads()
         said = begun(session.model, session.optimizer, session.recipe, self.fragments, SimulatedGroup(1).transports[0])
+        self.meter.start()
         buckets, site_buckets = self._buckets(session, fresh)
+        beside, slowdown = self.meter.stop().slowdown, self.load.slowdown
+        buckets, site_buckets = ([_alone(each, slowdown, beside) for each in some] for some in (buckets, site_buckets))
         return WorkloadProfile(
             recipe=repr(session.recipe),
-            backward_seconds=median(step.backward - step.begin for step in self.kept),
-            rest_seconds=median(step.end - step.backward for step in self.kept),
+            backward_seconds=median(step.backward - step.begin for step in self.kept) / slowdown,
+            rest_seconds=median(step.end - step.backward for step in self.kept) / slowdown,
             buckets=buckets,
             control_bytes=said.control_bytes,
             buffer_bytes=_moving_buffers(session.model) if said.buffer_bytes else (),
@@ -264,7 +276,8 @@ class _StepProfiler:
             site_control_bytes=said.site_control_bytes,
             crowded=not self.buckets[0].flat.is_cuda and busy >= (os.cpu_count() or 1),
             copies=self.barrier.copies,
-            timed_steps=[step.end - step.begin for step in self.kept],
+            timed_steps=[(step.end - step.begin) / slowdown for step in self.kept],
+            other_load=self.load,
         )
 
 
@@ -281,6 +294,19 @@ def measured_bucket(
         ready_seconds=ready_seconds,
         fragment=fragment,
         **seconds,
+    )
+
+
+def _alone(bucket: BucketProfile, steps: float, codecs: float) -> BucketProfile:
+    """A bucket's seconds without other load, which made steps and codecs so many times as long."""
+    return replace(
+        bucket,
+        ready_seconds=bucket.ready_seconds / steps,
+        computing_seconds=[each / codecs for each in bucket.computing_seconds],
+        engine_seconds=[each / codecs for each in bucket.engine_seconds],
+        offering_seconds=bucket.offering_seconds / codecs,
+        landing_seconds=bucket.landing_seconds / codecs,
+        spread_seconds=bucket.spread_seconds / codecs,
     )
 
 

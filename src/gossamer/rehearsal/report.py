@@ -87,6 +87,7 @@ def summary(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> Iterator[str]:
     yield ""
     yield f"Encoding and decoding ran on the {os.cpu_count()} cores of this machine, which all workers share."
     yield from (_warning(row) for row in rows if _short_of_processors(plan, row))
+    yield from filter(None, map(_missed, rows))
 
 
 def _short_of_processors(plan: RehearsalPlan, row: RehearsalRow) -> bool:
@@ -98,6 +99,16 @@ def _warning(row: RehearsalRow) -> str:
         f"With {row.recipe} they were too few: workers kept {row.busy_cores:.2f} busy and woke "
         f"{seconds_text(row.late_seconds)} late in each step, so that row is slower than on machines of their own."
     )
+
+
+def _missed(row: RehearsalRow) -> str | None:
+    """Where a step took longer or shorter than 80 % of forecasts let one expect."""
+    if row.foretold is None or row.foretold.interval is None:
+        return None
+    if row.foretold.interval.holds(row.seconds_per_step * row.passes):
+        return None
+    measured = seconds_text(row.seconds_per_step * row.passes)
+    return f"With {row.recipe} a step took {measured}, outside of what was foretold: {row.foretold}."
 
 
 def _cells(plan: RehearsalPlan, row: RehearsalRow) -> tuple[str, ...]:

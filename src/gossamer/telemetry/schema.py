@@ -10,7 +10,8 @@ SCHEMA_VERSION = 1
 
 TABLES = """
 -- What holds for the whole run, each value as JSON: recipe, workers, script, started, ended, how, machine, versions,
--- network, parameters, foretold_seconds_per_step and foretold_for (recipe, workers, network)
+-- network, parameters, foretold_seconds_per_step, foretold_for (recipe, workers, network) and foretold_interval
+-- (low_seconds, high_seconds, coverage)
 CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 
 -- A rank and its latest attempt. state: starting, joined, training, waiting, saving, lost, left, finished, failed.

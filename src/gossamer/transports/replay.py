@@ -15,6 +15,9 @@ from gossamer.core.aggregation import Aggregation, AggregationContext, State
 from gossamer.core.layout import FlatTensors
 from gossamer.core.op_semantics import rank_order_mean
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, Payload
+from gossamer.kernels import half_decode
+
+WIDE_BYTES = 4  # of a number, from which on it is summed as it is
 
 
 @dataclass
@@ -109,6 +112,8 @@ class Echo:
 
     def answer(self, op: CollectiveOp) -> Any:
         match op:
+            case AllReduceMean(tensor, out) if tensor.element_size() < WIDE_BYTES:
+                return _half_mean(tensor, out, self._world)
             case AllReduceMean(tensor, out):
                 mean = rank_order_mean([tensor] * self._world)
                 return mean if out is None else out.copy_(mean)
@@ -121,6 +126,25 @@ class Echo:
             case AllToAll(parts):
                 self._parts = parts
         return op.meta_answer(self._world, 0)
+
+
+def _half_mean(tensor: Tensor, out: Tensor | None, world: int) -> Tensor:
+    """The work of one rank: its own part is widened, summed and rounded, and what is sent and heard in both rounds is
+    copied once, as by sockets. Of equal numbers the mean is the number itself."""
+    mean = torch.empty_like(tensor) if out is None else out
+    own, *others = tensor.reshape(-1).tensor_split(world)
+    _, *places = mean.view(-1).tensor_split(world)
+    heard, sent = own.new_empty((world, own.numel())), torch.empty_like(own)
+    heard.copy_(own)
+    for part in others:
+        sent[: part.numel()].copy_(part)
+    total = torch.empty(own.shape, device=own.device)  # float32
+    half_decode(heard.unbind(), total, world)
+    mean.view(-1)[: own.numel()].copy_(total)
+    for part, place in zip(others, places, strict=True):
+        sent.copy_(own)
+        place.copy_(part)
+    return mean
 
 
 def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:

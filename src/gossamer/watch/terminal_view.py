@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gossamer.errors import GossamerError
 from gossamer.observe.control_sequences import without_controls
-from gossamer.observe.units import bytes_text, seconds_text, share_text, short
+from gossamer.observe.units import bytes_text, range_text, seconds_text, share_text, short
 from gossamer.watch.curves import read_curve
 from gossamer.watch.log_lines import LogFilter, read_lines
 from gossamer.watch.runs import WatchedRun
@@ -99,8 +99,18 @@ def _numbers(summary: dict[str, Any]) -> str:
         told += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
         told += [f"{bytes_text(pace['bytes_sent'])} sent a step and rank"]
     if foretold := summary["run"].get("foretold_seconds_per_step"):
-        told.append(f"foretold {seconds_text(foretold)} a step")
+        told.append(f"foretold {seconds_text(foretold)} a step{_interval(summary)}")
     return " · ".join(told)
+
+
+def _interval(summary: dict[str, Any]) -> str:
+    """Where a step was foretold to lie, and whether it does."""
+    interval, pace = summary["run"].get("foretold_interval"), summary["pace"]
+    if not interval:
+        return ""
+    low, high = interval["low_seconds"], interval["high_seconds"]
+    where = f" ({'inside' if low <= pace['seconds'] <= high else 'outside'})" if pace else ""
+    return f", {share_text(interval['coverage'])}: {range_text(low, high)}{where}"
 
 
 def _ranks(ranks: list[dict[str, Any]], slow: set[int]) -> RenderableType:

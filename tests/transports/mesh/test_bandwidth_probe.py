@@ -11,7 +11,17 @@ from gossamer.network.cost.message_schedule import Hear, Send
 from gossamer.network.cost.message_simulator import Wires
 from gossamer.network.site_detection import sites_of
 from gossamer.transports.mesh import bandwidth_probe
-from gossamer.transports.mesh.bandwidth_probe import Rates, alike, all_alike, find, first_pairs, next_pairs, see
+from gossamer.transports.mesh.bandwidth_probe import (
+    Rates,
+    alike,
+    all_alike,
+    find,
+    find_shared,
+    first_pairs,
+    next_pairs,
+    see,
+    site_meetings,
+)
 
 NEAR = Path(round_trip_seconds=0.001)
 
@@ -219,3 +229,88 @@ def test_whoever_comes_last_though_nobody_has_met_it_is_left_out():
 
     with pytest.raises(AssertionError):
         check_everybody_meets(by_rank, CROWDS[0])
+
+
+# -- lines that sites share
+
+
+def two_sites(hosts, host_rate, shared_rate=None, round_trip=0.03, sites="nsns"):
+    host = {"up_bits_per_second": host_rate, "down_bits_per_second": host_rate}
+    return Network(
+        hosts=tuple(Host(site=sites[place % len(sites)], **host) for place in range(hosts)),
+        default=Path(round_trip_seconds=0.0002),
+        paths={frozenset("ns"): Path(round_trip_seconds=round_trip, bits_per_second=shared_rate)},
+    )
+
+
+def shared_in(network, look=find_shared):
+    seconds, meeting = round_trips(network), Meeting(network)
+    return look(sites_of(seconds), seconds, meeting), meeting
+
+
+SHARED = {
+    "an office line": (two_sites(4, 1e9, 100e6), 100e6),
+    "of eight": (two_sites(8, 1e9, 100e6), 100e6),
+    "hardly faster than a host": (two_sites(8, 50e6, 70e6), 70e6),
+    "three here, two there": (two_sites(5, 1e9, 100e6), 100e6),
+    "far": (two_sites(4, 100e6, 50e6, round_trip=0.15), 50e6),
+    "near": (two_sites(4, 1e9, 200e6, round_trip=0.002), 200e6),
+    "as fast as all hosts": (two_sites(4, 100e6, 200e6), None),
+    "none": (two_sites(4, 100e6), None),
+    "none, on fast hosts whose windows do not open in time": (two_sites(4, 10e9, round_trip=0.1), None),
+}
+
+
+def check_shared(case, look=find_shared):
+    network, rate = SHARED[case]
+    found, _ = shared_in(network, look)
+    assert found == (pytest.approx({(0, 1): rate}, rel=0.1) if rate else {})
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_a_line_that_sites_share_is_seen(case):
+    check_shared(case)
+
+
+def by_one_pair(sites, seconds, meet):
+    """What one pair sees is taken for what all share."""
+    nbytes = bandwidth_probe._fill([(0, 1)], seconds, meet)
+    return {(0, 1): 8 * bandwidth_probe.ETHERNET.wire_bytes(nbytes) / meet([(0, 1)], nbytes)[0, 1]}
+
+
+@pytest.mark.parametrize("case", ["as fast as all hosts", "none"])
+def test_what_a_pair_sees_alone_is_no_shared_line(case):
+    with pytest.raises(AssertionError):
+        check_shared(case, by_one_pair)
+
+
+@pytest.mark.parametrize(("hosts", "seconds"), [(4, 1.0), (8, 1.1), (64, 1.5)])
+def test_it_takes_about_a_second_however_many_there_are(hosts, seconds):
+    assert shared_in(two_sites(hosts, 1e9, 100e6))[1].now < seconds
+
+
+def test_three_sites_that_share_one_way_each():
+    network = Network(
+        hosts=tuple(Host(site=site, up_bits_per_second=1e9, down_bits_per_second=1e9) for site in "abcabc"),
+        default=Path(round_trip_seconds=0.0002),
+        paths={
+            frozenset("ab"): Path(round_trip_seconds=0.03, bits_per_second=100e6),
+            frozenset("bc"): Path(round_trip_seconds=0.03, bits_per_second=50e6),
+            frozenset("ac"): Path(round_trip_seconds=0.03),
+        },
+    )
+    assert shared_in(network)[0] == pytest.approx({(0, 1): 100e6, (1, 2): 50e6}, rel=0.1)
+
+
+def test_single_hosts_share_nothing_and_one_site_asks_nobody():
+    assert shared_in(two_sites(2, 1e9, 100e6, round_trip=0.03))[1].now == 0.0
+    assert shared_in(read_network("1gbit,1ms", 4))[1].now == 0.0
+
+
+def test_a_site_meets_one_other_at_a_time():
+    assert site_meetings([2, 2]) == [[(0, 1)]]
+    assert site_meetings([2, 1, 2]) == [[(0, 2)]]
+    assert site_meetings([2, 2, 2]) == [[(0, 1)], [(0, 2)], [(1, 2)]]
+    for meeting in (found := site_meetings([2] * 6)):
+        assert len({site for pair in meeting for site in pair}) == 2 * len(meeting)
+    assert sorted(pair for meeting in found for pair in meeting) == [(a, b) for a in range(6) for b in range(a + 1, 6)]

@@ -1,7 +1,9 @@
 """Link measurement: what is known of links, how it is written, and how it is found out."""
 
 import json
+import pathlib
 import socket
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,13 +11,16 @@ from support.mesh_group import Group
 
 from gossamer.core.ops import AllReduceMean
 from gossamer.kernels.library import library
-from gossamer.network import Path
+from gossamer.network import Path, read_network
+from gossamer.network.cost.cheapest_collective import candidates, table_seconds
 from gossamer.network.tcp_model import ETHERNET
 from gossamer.transports.mesh.bandwidth_probe import Rates
-from gossamer.transports.mesh.link_measurement import MOST_LOST, Links, losses, measure, meet
+from gossamer.transports.mesh.collective_selector import CollectiveSelector
+from gossamer.transports.mesh.link_measurement import MOST_LOST, Links, losses, measure, meet, shared
 from gossamer.transports.mesh.tcp_info import packets, round_trip_seconds
 from gossamer.transports.simulated import SimulatedGroup
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 FAR = 0.08
 TRIPS = tuple(tuple(0.0 if a == b else 0.001 if a % 2 == b % 2 else FAR for b in range(4)) for a in range(4))
 LOST = tuple(tuple(0.01 * ((a - b) % 2) for b in range(4)) for a in range(4))
@@ -56,6 +61,41 @@ def test_they_make_a_network():
     assert [host.down_bits_per_second for host in network.hosts] == list(LINKS.down)
     assert network.path(0, 1) == Path(round_trip_seconds=FAR, loss=0.01)
     assert network.path(0, 2) == Path(round_trip_seconds=0.001)
+
+
+# -- lines that sites share
+
+SHARED = tuple(tuple(1e8 * ((a - b) % 2) for b in range(4)) for a in range(4))
+
+
+def test_what_sites_share_is_written_read_and_a_line_of_the_network():
+    assert shared([[0, 2], [1, 3]], {(0, 1): 1e8}) == SHARED
+    assert shared([[0, 2], [1, 3]], {}) == ()
+    links = replace(LINKS, shared=SHARED)
+    assert Links.of(links.text) == links
+    before = json.loads(links.text)
+    del before["shared"]  # as it was written when nobody looked
+    assert Links.of(json.dumps(before)) == LINKS
+    assert links.network.path(0, 1) == Path(round_trip_seconds=FAR, loss=0.01, bits_per_second=1e8)
+    assert links.network.path(0, 2).bits_per_second is None
+    assert links.among((0, 1, 3)).shared == ((0.0, 1e8, 1e8), (1e8, 0.0, 0.0), (1e8, 0.0, 0.0))
+    assert links.among((0, 2)).network.is_uniform is False  # unlike rates; and no line between two sites
+
+
+def check_pick(links):
+    """`auto` on what was measured, beside the best table on the network as it is."""
+    network = read_network(str(ROOT / "examples/networks/two-offices.toml"), 4)
+    picked = CollectiveSelector("auto", links)(4_000_000, 4, (0, 1, 2, 3))
+    prices = {each: table_seconds(each, 4_000_000, 4, network) for each in candidates(network)}
+    assert prices[picked] < 1.05 * min(prices.values())
+
+
+def test_the_choice_is_the_best_on_a_line_that_two_offices_share():
+    trips = tuple(tuple(0.0002 if a // 2 == b // 2 else 0.03 for b in range(4)) for a in range(4))
+    links = replace(Links.alike(trips, 1e9), shared=shared([[0, 1], [2, 3]], {(0, 1): 1e8}))
+    check_pick(links)
+    with pytest.raises(AssertionError):  # as long as nobody looked
+        check_pick(replace(links, shared=()))
 
 
 # -- loss

@@ -1,13 +1,15 @@
 """Bandwidth probe: finds what each host can send and receive, by a few pairs that send to each other.
 
 A rate that a pair sees is that of the slower of two lines. So each host meets two others, and one that still seems slow
-meets a host that is known to be faster: then the slower line is its own.
+meets a host that is known to be faster: then the slower line is its own. A line that sites share is seen where all of
+their hosts send at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from statistics import median
 
 from gossamer.network.tcp_model import ETHERNET
@@ -113,6 +115,66 @@ def see(
             enough_bytes = min(enough_bytes, nbytes)
         left, nbytes = more, nbytes * GROWTH
     return found, enough_bytes
+
+
+def find_shared(
+    sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]], meet: Meet
+) -> dict[tuple[int, int], float]:
+    """Bits per second of the lines that hosts of two sites share, by the places of both in `sites`; the slower of its
+    directions. Sites between which nothing is shared, as far as can be seen, are left out.
+
+    All hosts of two sites send to each other at once, then one pair of them alone: where all are together much slower
+    than as many times that pair, something between them is full. A site meets one other at a time.
+    """
+    found: dict[tuple[int, int], float] = {}
+    for meeting in site_meetings([len(site) for site in sites]):
+        parties = {pair: [*zip(sites[pair[0]], sites[pair[1]], strict=False)] for pair in meeting}
+        flows = {pair: [flow for a, b in both for flow in ((a, b), (b, a))] for pair, both in parties.items()}
+        everyone = [flow for some in flows.values() for flow in some]
+        nbytes = _fill(everyone, round_trips, meet)
+        alone = meet([flow for some in flows.values() for flow in some[:2]], nbytes)
+        again = meet(everyone, nbytes)  # windows are now at least as open as they were for those that were alone
+        for pair, some in flows.items():
+            rates = [rate for way in (some[::2], some[1::2]) if (rate := _shared_rate(way, alone, again, nbytes))]
+            if rates:
+                found[pair] = two_digits(min(rates))
+    return found
+
+
+def _fill(flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], meet: Meet) -> int:
+    """Bytes in which all flows take long enough side by side; after that, their windows are open."""
+    nbytes = FIRST_BYTES
+    while True:
+        seconds = meet(flows, nbytes)
+        if nbytes * GROWTH > MOST_BYTES or all(seconds[flow] >= _enough_seconds(flow, round_trips) for flow in flows):
+            return nbytes
+        nbytes *= GROWTH
+
+
+def _shared_rate(
+    flows: Sequence[Flow], alone: Mapping[Flow, float], together: Mapping[Flow, float], nbytes: int
+) -> float | None:
+    """What flows of one direction have together, where that is much less than as many times the first of them alone."""
+    bits = 8 * ETHERNET.wire_bytes(nbytes)
+    all_rate = len(flows) * bits / max(NOTHING_SECONDS, *(together[flow] for flow in flows))
+    one_rate = bits / max(NOTHING_SECONDS, alone[flows[0]])
+    return max(all_rate, one_rate) if all_rate * ALIKE < len(flows) * one_rate else None
+
+
+def site_meetings(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Pairs of sites that may share a line, those of several hosts each, in as few meetings as a greedy choice finds;
+    in each of them a site meets one other."""
+    left = [pair for pair in combinations(range(len(sizes)), 2) if min(sizes[place] for place in pair) > 1]
+    meetings = []
+    while left:
+        busy, meeting = set[int](), []
+        for pair in left:
+            if busy.isdisjoint(pair):
+                busy.update(pair)
+                meeting.append(pair)
+        left = [pair for pair in left if pair not in meeting]
+        meetings.append(meeting)
+    return meetings
 
 
 def _enough_seconds(flow: Flow, round_trips: Sequence[Sequence[float]]) -> float:

@@ -35,6 +35,7 @@ class Links:
     up: tuple[float, ...]  # bits per second that each rank sends at most, headers included
     down: tuple[float, ...]  # likewise, receives
     losses: Matrix  # [i][j]: the share of packets lost between i and j; 0 where too few were to tell
+    shared: Matrix = ()  # [i][j]: bits per second that the sites of i and j have together between them; 0 where unknown
 
     @staticmethod
     def alike(round_trips: Matrix, bits_per_second: float) -> Links:
@@ -49,7 +50,13 @@ class Links:
         said = json.loads(text)
         if isinstance(said, list):
             return Links.alike(_matrix(said[0]), said[1])
-        return Links(_matrix(said["round_trips"]), tuple(said["up"]), tuple(said["down"]), _matrix(said["losses"]))
+        return Links(
+            _matrix(said["round_trips"]),
+            tuple(said["up"]),
+            tuple(said["down"]),
+            _matrix(said["losses"]),
+            _matrix(said.get("shared", ())),
+        )
 
     @property
     def text(self) -> str:
@@ -57,7 +64,7 @@ class Links:
 
     @property
     def network(self) -> Network:
-        return measured(self.round_trips, self.up, self.down, self.losses)
+        return measured(self.round_trips, self.up, self.down, self.losses, self.shared)
 
     def among(self, ranks: Sequence[int]) -> Links:
         """The links between some ranks."""
@@ -68,7 +75,8 @@ class Links:
         def between(matrix: Matrix) -> Matrix:
             return tuple(some(matrix[rank]) for rank in ranks)
 
-        return Links(between(self.round_trips), some(self.up), some(self.down), between(self.losses))
+        shared = between(self.shared) if self.shared else ()
+        return Links(between(self.round_trips), some(self.up), some(self.down), between(self.losses), shared)
 
 
 def _matrix(rows: Sequence[Sequence[float]]) -> Matrix:
@@ -89,7 +97,17 @@ def measure(transport: Transport, round_trips: list[float], packets: Callable[[]
     kinds = bandwidth_probe.alike if max(map(max, seen)) > NOISE_SECONDS else bandwidth_probe.all_alike
     up = kinds([found.up(rank) for rank in range(transport.world)])
     down = kinds([found.down(rank) for rank in range(transport.world)])
-    return Links(seen, up, down, losses(sites, seen, found, _told(transport, packets())))
+    lost = losses(sites, seen, found, _told(transport, packets()))
+    between = bandwidth_probe.find_shared(sites, seen, lambda flows, nbytes: meet(transport, flows, nbytes))
+    return Links(seen, up, down, lost, shared(sites, between))
+
+
+def shared(sites: Sequence[Sequence[int]], between: Mapping[tuple[int, int], float]) -> Matrix:
+    """Rates between sites, as a matrix of hosts; empty where no line is shared."""
+    site_of = {host: place for place, site in enumerate(sites) for host in site}
+    both = {**between, **{(b, a): rate for (a, b), rate in between.items()}}
+    hosts = range(len(site_of))
+    return _matrix([[both.get((site_of[a], site_of[b]), 0.0) for b in hosts] for a in hosts]) if between else ()
 
 
 def meet(transport: Transport, flows: Sequence[Flow], nbytes: int) -> Mapping[Flow, float]:

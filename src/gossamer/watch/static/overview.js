@@ -85,7 +85,7 @@ export function make({ run, runs, get }) {
     const told = await get(`${each.key}/time`, { cells: CELLS });
     const started = each.summary.run.started ?? told.at[0];
     const x = told.at.map((at) => at - started);
-    const foretold = each.summary.run.foretold_seconds_per_step, about = each.summary.run.foretold_for ?? {};
+    const foretold = each.summary.run.foretold_seconds_per_step, about = each.summary.run.foretold_for ?? {}, within = each.summary.run.foretold_interval;
     const lines = (names, call = {}) => stacked(names.map((name) => ({ label: call[name] ?? name, color: name, values: told.parts[name] })));
     if (told.steps) {
       parts.draw(x, lines(["compute", "waiting", "data"], { data: "data loading" }));
@@ -98,6 +98,7 @@ export function make({ run, runs, get }) {
     settle(inAll, h("table", {}, head, h("tbody", {},
       row("a step, on average", told.steps ? seconds(told.seconds_per_step) : "–", seconds(foretold)), row("steps a second", told.steps ? short(1 / told.seconds_per_step) : "–", short(1 / foretold)),
       foretold && told.steps ? row("longer than foretold", share(told.seconds_per_step / foretold - 1)) : null,
+      foretold && within ? row(`${share(within.coverage)} of the time`, told.steps ? (within.low_seconds <= told.seconds_per_step && told.seconds_per_step <= within.high_seconds ? "inside" : "outside") : "–", `${seconds(within.low_seconds)} to ${seconds(within.high_seconds)}`) : null,
       row("sent by all ranks", bytes(told.sent)), row("steps of all ranks", count(told.steps)), row("steps skipped", count(told.skipped)))),
     h("p", { className: "note" }, foretold ? `Foretold by gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " says before a run how long a step will take, and ", code("gossamer run --foretold"), " shows it here."]));
     settle(element.querySelector(".of-run"), recipeOf(each));
