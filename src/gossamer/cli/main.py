@@ -18,6 +18,7 @@ from gossamer.cli.record import record_command
 from gossamer.cli.rehearse import rehearse
 from gossamer.cli.resize import resize_command
 from gossamer.cli.run import run
+from gossamer.cli.simulated_costs import costs_command
 from gossamer.cli.stacks import stacks_command
 from gossamer.cli.terminal_encoding import write_plainly
 from gossamer.cli.trace import trace_command
@@ -43,6 +44,7 @@ for command in (
     checkpoint_command,
     explain,
     rehearse,
+    costs_command,
     doctor,
     recipes,
     bench,

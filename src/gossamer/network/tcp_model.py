@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 
 from gossamer.network.model import Path
@@ -96,6 +96,10 @@ class Stream:
             self._most_bytes = max(self._most_bytes, self._under_way_bytes)
         self.free_seconds = now + left / rate
         return self.free_seconds
+
+    def copy(self) -> Stream:
+        """One that has carried the same."""
+        return replace(self, _unheard=self._unheard.copy())
 
     def delay(self, seconds: float) -> None:
         """Move all that goes on by so many seconds."""

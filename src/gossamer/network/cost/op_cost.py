@@ -172,8 +172,7 @@ def op_costs(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT
     Raises NetworkError where so many ranks are not alike that their messages cannot all be played.
     """
     if is_alike(network) and collective != "engine":
-        choose = partial(wished_alike, collective, tcp=tcp)
-        return RepresentativeCost(UniformNetwork.of(network), choose, tcp)
+        return representative_cost(network, tcp, collective)
     if len(network.hosts) > MOST_UNLIKE:
         what = "the engine's collectives" if network.is_uniform else "hosts that are not all alike"
         raise NetworkError(
@@ -182,6 +181,11 @@ def op_costs(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT
             "collective of Gossamer's own, or for fewer workers."
         )
     return NetworkCost(network, tcp, collective)
+
+
+def representative_cost(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> RepresentativeCost:
+    """network: one that `is_uniform`."""
+    return RepresentativeCost(UniformNetwork.of(network), partial(wished_alike, collective, tcp=tcp), tcp)
 
 
 class NetworkCost:

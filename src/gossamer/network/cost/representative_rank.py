@@ -5,13 +5,13 @@ to rank q leaves when what some other rank sends to rank 0 leaves, and arrives w
 line in and the connections of one rank tell what a simulation of all ranks tells (message_simulator), in time that grows
 with a rank's messages instead of with those of all.
 
-Connections that have carried the same are kept as one TCP stream; only when each is free again is kept for each.
+Connections that have carried the same are kept as one TCP stream; only when each is free again is kept for each. Where
+they begin at different moments, behind another exchange that goes on, all acknowledgements come as those of the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
 
@@ -27,6 +27,7 @@ Peers = npt.NDArray[np.int64]
 ALIKE_ROUNDS = 32  # one after the other, after which all that follow take as long
 ALIKE = 1e-9  # of a round's seconds: two that differ by less are alike
 ROUNDING = 1e-15  # of the clock
+MOST_STREAMS = 64  # before those that have become alike are looked for
 FEWEST = 64  # connections there is room for: also of small groups whose table has a round more than ranks
 
 
@@ -89,7 +90,7 @@ class RepresentativeRank:
         self._free[peers] += seconds
         kinds, which = np.unique(self._kinds[peers], return_inverse=True)
         self._kinds[peers] = which.reshape(-1) + len(self._streams)
-        moved = [deepcopy(self._streams[kind]) for kind in kinds]
+        moved = [self._streams[kind].copy() for kind in kinds]
         for stream in moved:
             stream.delay(seconds)
         self._streams += moved
@@ -101,7 +102,7 @@ class RepresentativeRank:
         ups = _on_line(self._up, begins, bits / host.up_bits_per_second)
         left = np.maximum(ups, self._streamed(peers, begins, wire_bytes))
         self._up, self._free[peers] = float(ups[-1]), left
-        order = np.argsort(left, kind="stable")
+        order = np.argsort(left, kind="stable") if (left[1:] < left[:-1]).any() else slice(None)
         downs = _on_line(self._down, begins[order], bits / host.down_bits_per_second)
         self._down = float(downs[-1])
         return float(np.maximum(downs, left[order]).max()) + self.network.latency_seconds
@@ -109,21 +110,20 @@ class RepresentativeRank:
     def _streamed(self, peers: Peers, begins: Seconds, wire_bytes: float) -> Seconds:
         """When each connection could have sent its bytes, had it a line of its own."""
         path = self.network.path
-        for kind in np.unique(self._kinds[peers]):
-            self._streams[kind].hear(float(begins.min()))
-        self._merge()
+        for stream in self._streams:
+            stream.hear(float(begins.min()))
+        if len(self._streams) > MOST_STREAMS:
+            self._merge()
         rests = np.maximum(0, (begins - self._free[peers]) / (LEAST_TIMEOUT_SECONDS + path.round_trip_seconds))
-        firsts, which = _groups(np.stack([self._kinds[peers], rests.astype(np.int64), begins.view(np.int64)]))
-        ends = np.empty(len(firsts))
-        before = self._kinds[peers[firsts]]
+        firsts, which = _groups(self._kinds[peers] + len(self._streams) * rests.astype(np.int64))
+        took, before = np.empty(len(firsts)), self._kinds[peers[firsts]]
         self._kinds[peers] = which + len(self._streams)
         for group, place in enumerate(firsts):
-            stream = deepcopy(self._streams[before[group]])
+            stream, begin = self._streams[before[group]].copy(), float(begins[place])
             stream.free_seconds = float(self._free[peers[place]])
-            begin = float(begins[place])
-            ends[group] = stream.send(begin, wire_bytes, self.network.bits_per_second, path, self._tcp)
+            took[group] = stream.send(begin, wire_bytes, self.network.bits_per_second, path, self._tcp) - begin
             self._streams.append(stream)
-        return ends[which]
+        return begins + took[which]
 
     def _merge(self) -> None:
         """Keep one stream for all connections whose streams have become alike, and none that no connection has."""
@@ -135,11 +135,11 @@ class RepresentativeRank:
         self._kinds = np.array(merged, dtype=np.int64)[places.reshape(-1)]
 
 
-def _groups(columns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Which columns are equal: (where the first of each kind stands, which kind each column is)."""
-    if (columns == columns[:, :1]).all():
-        return np.zeros(1, dtype=np.int64), np.zeros(columns.shape[1], dtype=np.int64)
-    _, first, which = np.unique(columns.T, axis=0, return_index=True, return_inverse=True)
+def _groups(keys: Peers) -> tuple[Peers, Peers]:
+    """Which keys are equal: (where the first of each kind stands, which kind each one is)."""
+    if (keys == keys[0]).all():
+        return np.zeros(1, dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     return first, which.reshape(-1)
 
 

@@ -83,6 +83,6 @@ def _tree_end(nbytes: int, rank: RepresentativeRank, world: int, now: float) -> 
     """Up and down through all levels, two children at each."""
     depth, chunks = world.bit_length() - 1, ceil(nbytes / CHUNK_BYTES)
     for hop in range(2 * depth):  # each by a rank whose connections have carried nothing yet
-        now = rank.exchange(np.array([2 * hop + 1, 2 * hop + 2]), nbytes / chunks, now)
+        now = rank.exchange(np.array([2 * hop + 1, 2 * hop + 2])[: world - 1], nbytes / chunks, now)
     lines = np.arange(1, 4) if world > 4 else np.arange(1, 3)
     return rank.exchange(lines, nbytes / chunks, now, chunks - 1)
