@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -65,6 +65,17 @@ class Collective(ABC):
         """What `rank` of `world` does to have the sum; nothing where it is alone. rank: in range(world)."""
         require(0 <= rank < world, f"ranks of a world of {world} are 0 to {world - 1}, and {rank} is none of them")
         return tuple(self._hops(rank, world)) if world > 1 else ()
+
+    def unlike(self, world: int) -> Sequence[int]:
+        """Ranks of which one at least sends as many pieces, in as many messages, to as many others as any other rank."""
+        return (0,)
+
+    def busiest(self, world: int) -> int:
+        """The rank that sends most pieces; of equals the first of `unlike`."""
+        return max(self.unlike(world), key=lambda rank: self._pieces_sent(rank, world))
+
+    def _pieces_sent(self, rank: int, world: int) -> int:
+        return sum(len(hop.pieces) for hop in self.hops(rank, world) if hop.does is Does.SEND)
 
     def bytes_sent(self, rank: int, world: int, numel: int, itemsize: int) -> int:
         """Payload bytes that `rank` sends for a tensor of `numel` elements of `itemsize` bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +33,11 @@ class HierarchicalAllReduce(Collective):
     def pieces(self, world: int) -> int:
         nodes = self._nodes(world)
         return nodes.parts * nodes.count
+
+    def unlike(self, world: int) -> Sequence[int]:
+        """The first of a full node, and the first of the last one, which holds more parts where there are fewer ranks."""
+        nodes = self._nodes(world)
+        return 0, (nodes.count - 1) * nodes.parts
 
     def _hops(self, rank: int, world: int) -> Iterator[Hop]:
         nodes = self._nodes(world)

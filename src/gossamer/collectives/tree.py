@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,6 +25,10 @@ class TreeAllReduce(Collective):
 
     def pieces(self, world: int) -> int:
         return 1
+
+    def unlike(self, world: int) -> Sequence[int]:
+        """The root, and the first rank that may have a parent and two children."""
+        return range(min(world, 2))
 
     def _hops(self, rank: int, world: int) -> Iterator[Hop]:
         depth, deepest = _depth(rank), _depth(world - 1)

@@ -39,6 +39,8 @@ def decode_heard(
     pass over `out`. Where sums would leave the range, `out` shows in which tensors. Raises MalformedError, which names
     rank, step and where it can the tensor of `layout`, before anything is written. first: the rank of heard[0].
     """
+    if out.is_meta:  # a price has no numbers to add up, and may be asked for ten thousand payloads
+        return True
     try:
         decode(heard, out)
     except OutOfRange:

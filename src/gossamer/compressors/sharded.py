@@ -102,10 +102,7 @@ class Sharded(Wrapper):
     ) -> Aggregation:
         parts = _parts(self.inner, Itself(x.layout), at.world, x.flat.dtype)
         mine = parts[at.rank]
-        sent = tuple(
-            self._encode(part, part.of(x.flat), part.of_residual(residual), _at(at, "part", number))
-            for number, part in enumerate(parts)
-        )
+        sent = self._encode_parts(parts, x.flat, residual, at)
         heard = yield AllToAll(sent)
         agreed = scratch_like(mine.of(x.flat), accumulation_dtype(x.flat.dtype))
         finite = decode_heard(partial(self._decode, mine, divisor=at.world), heard, mine.layout, agreed, at)
@@ -115,7 +112,7 @@ class Sharded(Wrapper):
         answers = yield AllGather(told)
         mean = mean_buffer_like(x.flat, out)
         finite = True
-        for rank, (part, payload) in enumerate(zip(parts, answers, strict=True)):
+        for rank, (part, payload) in enumerate(() if mean.is_meta else zip(parts, answers, strict=True)):
             into = part.of(mean)
             if not decode_heard(partial(self._decode, part), [payload], part.layout, into, at, rank):
                 into.fill_(inf)
@@ -124,6 +121,18 @@ class Sharded(Wrapper):
             lost.sub_(mine.of(mean))
         own = partial(self._own, parts, sent, like, lost, at)
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
+
+    def _encode_parts(
+        self, parts: Sequence[OwnedPart], flat: Tensor, residual: Residual | None, at: AggregationContext
+    ) -> tuple[Payload, ...]:
+        """What travels to each worker. For a price one message stands for all, which are equally long."""
+        if flat.is_meta:
+            first = parts[0]
+            return (self._encode(first, first.of(flat), first.of_residual(residual), at),) * len(parts)
+        return tuple(
+            self._encode(part, part.of(flat), part.of_residual(residual), _at(at, "part", number))
+            for number, part in enumerate(parts)
+        )
 
     def _own(
         self,
@@ -205,11 +214,9 @@ def _parts(codec: Codec, same: Itself[Layout], world: int, dtype: torch.dtype) -
     parts = [
         _cut(layout, min(rank * size, layout.numel), min((rank + 1) * size, layout.numel)) for rank in range(world)
     ]
+    known: dict[tuple[int, ...], Payload] = {}  # by the sizes of its pieces, which most parts have alike
     messages = [
-        codec.encode(
-            FlatTensors(torch.empty(part.layout.numel, dtype=dtype, device="meta"), part.layout),
-            AggregationContext(world=world),
-        )
+        known.get(part.layout.sizes) or known.setdefault(part.layout.sizes, _message(codec, part.layout, world, dtype))
         for part in parts
         if part.layout.numel or part is parts[0]
     ]
@@ -221,6 +228,11 @@ def _parts(codec: Codec, same: Itself[Layout], world: int, dtype: torch.dtype) -
     return tuple(
         replace(part, shapes=shape, room=room, dtypes=dtypes) for part, shape in zip(parts, shapes, strict=True)
     )
+
+
+def _message(codec: Codec, layout: Layout, world: int, dtype: torch.dtype) -> Payload:
+    x = FlatTensors(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
+    return codec.encode(x, AggregationContext(world=world))
 
 
 def _cut(layout: Layout, start: int, stop: int) -> OwnedPart:

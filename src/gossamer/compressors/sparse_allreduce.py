@@ -116,6 +116,8 @@ class SparseSum(Wrapper):
         finite = decode_heard(partial(_added, mine, regions.rows, room), heard, None, left, at)
         answers = yield AllGather(_largest_sums(left, finite, regions, kept))
         mean = mean_buffer_like(x.flat, out)
+        if mean.is_meta:
+            return with_mean_in(AggregationResult(mean=mean, own_contribution=lambda: torch.empty_like(mean)), out)
         told = [_can_be_added(answer, kept, mean, rank, at) for rank, answer in enumerate(answers)]
         places, theirs = _told(answers, regions, kept, at)
         scatter(list(zip(places, theirs, strict=True)), mean)
@@ -142,6 +144,10 @@ class Entries:
 
     def messages(self, rows: int, room: int) -> tuple[Payload, ...]:
         """To each worker: the number of entries, and values and rows as if there were `room` of them."""
+        if self.values.is_meta:  # for a price one stands for all
+            count = self.values.new_empty(1, dtype=torch.int32)
+            blank = self.rows.new_empty(room)
+            return ((count, self.values.new_empty(room), encode_places(blank, rows, room)),) * len(self.counts)
         used = torch.tensor(self.counts, dtype=torch.int32, device=self.values.device).split(1)
         parts = zip(used, self.values.split(self.counts), self.rows.split(self.counts), strict=True)
         return tuple(

@@ -18,11 +18,13 @@ from gossamer.estimate import calibration
 from gossamer.estimate.calibration import ForecastInterval, network_class, recipe_family
 from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.schedule_simulator import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
-from gossamer.estimate.step_simulator import BucketJob, run_step
+from gossamer.estimate.step_simulator import AnswerTimes, BucketJob, run_step
 from gossamer.estimate.traffic import mean_neighbors, neighbor_payload
 from gossamer.estimate.workload_profile import ENOUGH_STEPS, BucketProfile, OtherLoad, WorkloadProfile
 from gossamer.network import Network
-from gossamer.network.cost.op_cost import NetworkCost
+from gossamer.network.cost.cheapest_collective import is_alike
+from gossamer.network.cost.op_cost import NetworkCost, op_costs, representative_cost
+from gossamer.network.cost.representative_cost import RepresentativeCost
 from gossamer.network.tcp_model import ETHERNET, Tcp
 from gossamer.observe.units import seconds_text
 from gossamer.recipes.recipe import Recipe
@@ -150,22 +152,23 @@ def _per_step(
     recipe: Recipe, measured: WorkloadProfile, network: Network, workers: int, tcp: Tcp, collective: str
 ) -> PerStep:
     """By the steady stage. A worker alone sends nothing."""
-    stage, cost = recipe.strategy.steady_stage, partial(NetworkCost, network, tcp, collective)
+    stage, cost = recipe.strategy.steady_stage, partial(op_costs, network, tcp, collective)
+    played = 1 if is_alike(network) else workers  # who stand for all
     if workers > 1 and stage.scheduled:
-        moves = trips(recipe, measured, workers)
+        moves = trips(recipe, measured, workers, played)
         if not isinstance(stage, AveragingStage) or stage.per_site is None:
-            return run_turns(moves, stage.schedule, measured, cost(), workers)
+            return run_turns(moves, stage.schedule, measured, cost(), played)
         size = stage.site_size(workers)
-        sites = _Sites(network, size, tcp, collective)
-        return run_sites(site_plan(measured, size), moves, stage.schedule, measured, sites, cost(), workers)
+        sites = _one_site(network, size, tcp, collective) if played == 1 else _Sites(network, size, tcp, collective)
+        return run_sites(site_plan(measured, size), moves, stage.schedule, measured, sites, cost(), played)
     jobs = plan(recipe, measured, workers)
     depths = (1, DEPTH) if len(jobs) > 1 else (DEPTH,)  # a session tries both, and keeps the faster one
-    found = [_reductions(jobs, stage.passes_per_step, measured, cost(), workers, each) for each in depths]
+    found = [_reductions(jobs, stage.passes_per_step, measured, cost(), played, each) for each in depths]
     return min(found, key=lambda each: each.seconds)
 
 
 def _reductions(
-    jobs: Sequence[BucketJob], passes: int, measured: WorkloadProfile, cost: NetworkCost, workers: int, depth: int
+    jobs: Sequence[BucketJob], passes: int, measured: WorkloadProfile, cost: AnswerTimes, workers: int, depth: int
 ) -> PerStep:
     """Backward passes before a step's last send nothing, and leave the optimizer nothing to do."""
     ends: Sequence[float] = [0.0] * workers
@@ -180,6 +183,11 @@ def _reductions(
         wire=fmean(step.wire),
         codec=fmean(step.codec),
     )
+
+
+def _one_site(network: Network, size: int, tcp: Tcp, collective: str) -> RepresentativeCost:
+    """Costs within a site that stands for all, of hosts that are all alike."""
+    return representative_cost(replace(network, hosts=network.hosts[:size]), tcp, collective)
 
 
 class _Sites:
@@ -211,11 +219,11 @@ def site_plan(measured: WorkloadProfile, size: int) -> list[BucketJob]:
     return _jobs(Recipe(), measured.site_buckets, size, measured.site_control_bytes)
 
 
-def trips(recipe: Recipe, measured: WorkloadProfile, workers: int) -> list[Trip]:
-    """One scheduled round of each fragment."""
+def trips(recipe: Recipe, measured: WorkloadProfile, workers: int, played: int | None = None) -> list[Trip]:
+    """One scheduled round of each fragment. played: of how many workers each one's part is told; None: of all."""
     stage = recipe.strategy.steady_stage
     if isinstance(stage, GossipStage):
-        return [_gossip_round(recipe, measured, workers)]
+        return [_gossip_round(recipe, measured, workers, played or workers)]
     return [_round(recipe, measured, workers, fragment) for fragment in range(stage.schedule.fragments)]
 
 
@@ -232,7 +240,7 @@ def _round(recipe: Recipe, measured: WorkloadProfile, workers: int, fragment: in
     )
 
 
-def _gossip_round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Trip:
+def _gossip_round(recipe: Recipe, measured: WorkloadProfile, workers: int, played: int) -> Trip:
     """All buckets leave in one operation, to the neighbors of the first round; each neighbor's are added alone."""
     messages = [neighbor_payload(recipe, Layout.of(each.shapes), dtype_of(each.dtype)) for each in measured.buckets]
     payload = (
@@ -241,8 +249,12 @@ def _gossip_round(recipe: Recipe, measured: WorkloadProfile, workers: int) -> Tr
     )
     topology = recipe.topology
     ops = tuple(
-        NeighborAllGather(payload, topology.weights(rank, workers, 0), topology.tells(rank, workers, 0))
-        for rank in range(workers)
+        NeighborAllGather(
+            payload,
+            tuple((peer, 0.0) for peer in topology.hears(rank, workers, 0)),  # what they weigh costs nothing
+            topology.tells(rank, workers, 0),
+        )
+        for rank in range(played)
     )
     encoding, decoding = (sum(each.computing_seconds[place] for each in measured.buckets) for place in (0, -1))
     job = BucketJob(rounds=[(encoding, ops, 0.0)], last_seconds=decoding * mean_neighbors(topology, workers))

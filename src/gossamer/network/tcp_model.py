@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 
 from gossamer.network.model import Path
@@ -84,7 +85,7 @@ class Stream:
         rate = min(line_bits_per_second, tcp.most_bits_per_second(path)) / 8
         now, left = start, nbytes
         while left > 0 and self.window_bytes < rate * path.round_trip_seconds:
-            self._hear(now)
+            self.hear(now)
             room = self.window_bytes - self._under_way_bytes
             part = min(left, self.window_bytes / PARTS, room)
             if part < min(left, tcp.segment_bytes):
@@ -97,7 +98,20 @@ class Stream:
         self.free_seconds = now + left / rate
         return self.free_seconds
 
-    def _hear(self, now: float) -> None:
+    def copy(self) -> Stream:
+        """One that has carried the same."""
+        return replace(self, _unheard=self._unheard.copy())
+
+    def delay(self, seconds: float) -> None:
+        """Move all that goes on by so many seconds."""
+        self.free_seconds += seconds
+        self._unheard = deque((moment + seconds, nbytes) for moment, nbytes in self._unheard)
+
+    def window(self) -> tuple[Hashable, ...]:
+        """All that the next bytes depend on, but when it is free again: two streams of equal windows are alike."""
+        return self.window_bytes, self._under_way_bytes, self._most_bytes, *self._unheard
+
+    def hear(self, now: float) -> None:
         """Take what is acknowledged by now. A window of which not even half was used does not grow: RFC 7661."""
         while self._unheard and self._unheard[0][0] <= now:
             _, heard = self._unheard.popleft()
@@ -112,6 +126,6 @@ class Stream:
         timeout = LEAST_TIMEOUT_SECONDS + path.round_trip_seconds
         halvings = int((start - self.free_seconds) / timeout)
         if halvings > 0:
-            self._hear(start)
+            self.hear(start)
             least = min(self.window_bytes, tcp.initial_window_bytes)
             self.window_bytes = max(least, self.window_bytes / 2.0 ** min(halvings, 60))

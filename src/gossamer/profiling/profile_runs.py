@@ -23,6 +23,7 @@ from gossamer.compressors import Compressor, Dense
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout, dtype_of
 from gossamer.errors import GossamerError
+from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadProfile
 from gossamer.events import Attached
 from gossamer.profiling.exchange_timer import time_stage
@@ -30,8 +31,9 @@ from gossamer.profiling.gradient_statistics import GradientStatistics
 from gossamer.profiling.profiler import AT_ONCE, results, statistics_file
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.profiling.load_meter import mean_load
+from gossamer.profiling.payload_growth import FEW, MOST_DECODED, grown, heard_bytes
 from gossamer.reducer.bucket import Bucket
-from gossamer.strategies import Stage
+from gossamer.strategies import GossipStage, Stage
 
 ENOUGH_BATCHES = 16  # whose gradients tell how a model's are made
 FEWEST_STEPS = 2  # before the first one ends, nothing is watched
@@ -226,7 +228,29 @@ def time_codec(dtype: str, layout: Layout, stage: Stage, compressor: Compressor,
         )
     kind = dtype_of(dtype)
     parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
-    buckets = [Bucket(parameters, compressor, AggregationContext(step=STEADY, world=workers))]
     fresh = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    (found,) = time_stage(stage, [buckets], compressor, workers, fresh)
-    return found
+
+    def timed(world: int) -> dict[str, Any]:
+        buckets = [Bucket(parameters, compressor, AggregationContext(step=STEADY, world=world))]
+        (found,) = time_stage(stage, [buckets], compressor, world, fresh)
+        return found
+
+    if workers <= MOST_DECODED or isinstance(stage, GossipStage):
+        return timed(workers)
+    worlds = (FEW, MOST_DECODED, workers)
+    ops = [trace_ops(Recipe(compressor=compressor), layout, kind, world) for world in worlds]
+    few, many = timed(FEW), timed(MOST_DECODED)
+    if len({len(each) for each in ops}) > 1:  # so many workers talk in another way
+        return _spread_over(many, len(ops[-1]))
+    return grown(
+        few, many, [[heard_bytes(op, world) for op in each] for each, world in zip(ops, worlds, strict=True)]
+    )
+
+
+def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:
+    """The same computing about so many operations: all of it before the first."""
+    computing, engine = sum(found["computing_seconds"]), sum(found["engine_seconds"])
+    return found | {
+        "computing_seconds": [computing, *[0.0] * ops],
+        "engine_seconds": [engine / max(1, ops)] * ops,
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.nn import Parameter
@@ -57,9 +59,13 @@ def _layer_shapes(width: int) -> dict[str, tuple[int, ...]]:
 
 def assumed(parameters: int, recipe: Recipe) -> Attached:
     """The Attached event of a session with a model of the assumed shapes, and AdamW."""
+    return attached_to(assumed_shapes(parameters), recipe)
+
+
+def attached_to(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Attached:
+    """The Attached event of a session with a model of these shapes, in float32, and AdamW."""
     model = {
-        name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta"))
-        for name, shape in assumed_shapes(parameters).items()
+        name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta")) for name, shape in shapes.items()
     }
     fragments = bucket_fragments(recipe.strategy.steady_stage, model, recipe.compressor, AggregationContext())
     alone = SimulatedGroup(1).transports[0]

@@ -115,8 +115,7 @@ class Echo:
             case AllReduceMean(tensor, out) if tensor.element_size() < WIDE_BYTES:
                 return _half_mean(tensor, out, self._world)
             case AllReduceMean(tensor, out):
-                mean = rank_order_mean([tensor] * self._world)
-                return mean if out is None else out.copy_(mean)
+                return _reduced(tensor, self._world, out)
             case Coalesced(ops):
                 return [self.answer(each) for each in ops]
             case InGroup(ranks, inner):
@@ -144,6 +143,14 @@ def _half_mean(tensor: Tensor, out: Tensor | None, world: int) -> Tensor:
     for part, place in zip(others, places, strict=True):
         sent.copy_(own)
         place.copy_(part)
+    return mean
+
+
+def _reduced(tensor: Tensor, world: int, out: Tensor | None) -> Tensor:
+    """The mean of equal tensors, for the work of one rank: it adds up its own part, and takes the others as they come."""
+    part = tensor.reshape(-1)[: -(-tensor.numel() // world)]
+    mean = tensor.clone() if out is None else out.copy_(tensor)
+    mean.view(-1)[: len(part)] = rank_order_mean([part] * world)
     return mean
 
 

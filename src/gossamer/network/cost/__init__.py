@@ -2,6 +2,9 @@
 
 op_cost              how long an operation takes: its price
 cheapest_collective  which collective computes a mean the fastest
+representative_rank    the messages of one rank where all do alike
+representative_tables  tables of hops by the messages of one rank
+representative_cost    operations by the messages of one rank, in groups of any size
 message_schedule     the messages of one rank in an operation, in order
 message_simulator    carries the messages of all ranks over the network's lines
 shared_link          lines between sites that many senders share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, groupby
 from math import inf
@@ -20,16 +20,24 @@ from gossamer.collectives import (
 from gossamer.errors import require
 from gossamer.network.cost.message_schedule import Moves, table_moves
 from gossamer.network.cost.message_simulator import Wires
+from gossamer.network.cost.representative_rank import UniformNetwork
+from gossamer.network.cost.representative_tables import AS_FAST, MOST_MEANS, REST_SECONDS, table_seconds_alike
 from gossamer.network.model import Host, Network, Path
 from gossamer.network.tcp_model import ETHERNET, Tcp
 
 SUMMED_BYTES = 4  # of an element at least, where sums may be taken on the way; smaller ones are summed by their owner
-AS_FAST = 1.001  # times the best price is the same price
 LONG_SECONDS = 0.005  # of a round trip, beyond which loss and jitter may hold a stream below what its line carries
-REST_SECONDS = 1.0  # of computing between one mean and the next, in which connections forget how fast they were
-MOST_MEANS = 4  # after which connections are as they will be before the next
+MOST_PLAYED = 32  # ranks of which every one's messages are played where all do alike; of more, one's
 
 Wish = Collective | str  # a table, "auto", or a name in COLLECTIVES
+
+
+def wished_alike(wish: Wish, nbytes: int, itemsize: int, network: UniformNetwork, tcp: Tcp = ETHERNET) -> Collective:
+    """The collective of a wish where all hosts are alike, whatever their number."""
+    if wish == "auto" and itemsize >= SUMMED_BYTES:
+        return fastest_alike(nbytes, itemsize, network, tcp)
+    pair = Network(hosts=(network.host,) * min(2, network.world), default=network.path)
+    return wished(wish, nbytes, itemsize, pair, tcp)
 
 
 def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = ETHERNET) -> Collective:
@@ -49,6 +57,8 @@ def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = 
         f"{wish!r} is no collective that could be priced: write auto, or one of {', '.join(COLLECTIVES)}",
     )
     match name:
+        case "auto" if is_alike(network):
+            return fastest_alike(nbytes, itemsize, UniformNetwork.of(network), tcp)
         case "auto":
             return fastest(nbytes, itemsize, network, tcp=tcp)
         case RingAllReduce.name:
@@ -76,6 +86,8 @@ def fastest(
     """
     if len(network.hosts) == 1:
         return DirectAllReduce()
+    if among is None and is_alike(network):
+        return fastest_alike(nbytes, itemsize, UniformNetwork.of(network), tcp)
     found = candidates(network) if among is None else tuple(among)
     return _fastest(nbytes, itemsize, network.hosts, network.default, frozenset(network.paths.items()), found, tcp)
 
@@ -92,10 +104,28 @@ def _fastest(
 ) -> Collective:
     network = Network(hosts=hosts, default=default, paths=dict(paths))
     prices = {each: table_seconds(each, nbytes, itemsize, network, tcp) for each in among}
-    best = min(prices.values())
-    sign = -1 if _is_long(network) else 1
+    return _of_equals(prices, len(hosts), _is_long(network))
+
+
+def _of_equals(prices: Mapping[Collective, float], world: int, long: bool) -> Collective:
+    best, sign = min(prices.values()), -1 if long else 1
     equals = (each for each in prices if prices[each] <= AS_FAST * best)
-    return min(equals, key=lambda each: sign * most_others(each, len(hosts)))
+    return min(equals, key=lambda each: sign * most_others(each, world))
+
+
+def is_alike(network: Network) -> bool:
+    """Whether one rank's messages tell what a collective takes here, and there are too many to play all of them."""
+    return len(network.hosts) > MOST_PLAYED and network.is_uniform
+
+
+@lru_cache(maxsize=1024)
+def fastest_alike(nbytes: int, itemsize: int, network: UniformNetwork, tcp: Tcp = ETHERNET) -> Collective:
+    """The collective that sums a tensor soonest where all hosts are alike, whatever their number."""
+    if network.world == 1:
+        return DirectAllReduce()
+    tables = (DirectAllReduce(), HalvingDoubling(), RingAllReduce(), TreeAllReduce())
+    prices = {each: table_seconds_alike(each, nbytes, itemsize, network, tcp) for each in tables}
+    return _of_equals(prices, network.world, network.path.round_trip_seconds > LONG_SECONDS)
 
 
 def _is_long(network: Network) -> bool:
@@ -136,7 +166,7 @@ def rested_seconds(
 
 def most_others(collective: Collective, world: int) -> int:
     """To how many others a rank sends, at most."""
-    tables = (collective.hops(rank, world) for rank in range(world))
+    tables = (collective.hops(rank, world) for rank in collective.unlike(world))
     return max(len({hop.peer for hop in table if hop.does is Does.SEND}) for table in tables)
 
 

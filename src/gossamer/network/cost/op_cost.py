@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from gossamer.collectives import Broadcast, Collective
@@ -17,7 +18,7 @@ from gossamer.core.ops import (
     NeighborAllGather,
     payload_bytes,
 )
-from gossamer.network.cost.cheapest_collective import SUMMED_BYTES, Wish, wished
+from gossamer.network.cost.cheapest_collective import SUMMED_BYTES, Wish, is_alike, wished, wished_alike
 from gossamer.network.cost.message_schedule import (
     Hear,
     Moves,
@@ -32,9 +33,13 @@ from gossamer.network.cost.message_schedule import (
     tree_broadcast,
 )
 from gossamer.network.cost.message_simulator import Wires
+from gossamer.network.cost.representative_cost import RepresentativeCost
+from gossamer.network.cost.representative_rank import UniformNetwork
 from gossamer.network.model import Network
+from gossamer.network.parse import NetworkError
 from gossamer.network.tcp_model import ETHERNET, Tcp
 
+MOST_UNLIKE = 256  # ranks whose messages are all played
 SMALL_BYTES = 2**20  # of a mean that goes straight to its owners, by the engine
 
 Chosen = Wish  # or "engine"
@@ -159,6 +164,28 @@ def seconds(op: CollectiveOp, network: Network, tcp: Tcp = ETHERNET, collective:
     """How long an operation takes when all ranks begin it at once, over connections that were idle."""
     world = len(network.hosts)
     return max(NetworkCost(network, tcp, collective).answer([op] * world, [0.0] * world))
+
+
+def op_costs(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> NetworkCost | RepresentativeCost:
+    """Costs of operations that all ranks begin alike: of every rank's messages, or of one's that stand for all.
+
+    Raises NetworkError where so many ranks are not alike that their messages cannot all be played.
+    """
+    if is_alike(network) and collective != "engine":
+        return representative_cost(network, tcp, collective)
+    if len(network.hosts) > MOST_UNLIKE:
+        what = "the engine's collectives" if network.is_uniform else "hosts that are not all alike"
+        raise NetworkError(
+            f"{what} are foretold by playing the messages of all workers, which takes minutes for {MOST_UNLIKE} of them "
+            f"and hours for {len(network.hosts):,}. Ask for a network of equal hosts, such as 1gbit,1ms, and a "
+            "collective of Gossamer's own, or for fewer workers."
+        )
+    return NetworkCost(network, tcp, collective)
+
+
+def representative_cost(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> RepresentativeCost:
+    """network: one that `is_uniform`."""
+    return RepresentativeCost(UniformNetwork.of(network), partial(wished_alike, collective, tcp=tcp), tcp)
 
 
 class NetworkCost:
