@@ -87,5 +87,7 @@ FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
     (Feedback(Chain(TopK(density=0.1), Int8())), lambda n: (n - 1) * chained(0.1)),
     (Warmup(TopK(density=0.1), steps=1), lambda n: ring(n, MEAN_OF_ALL)),
     (Warmup(TopK(density=0.1), steps=0), lambda n: (n - 1) * sparse(sizes())),
+    (Adaptive(TopK(density=0.1)), lambda n: (n - 1) * (sparse(sizes()) + 8 * len(sizes()))),
+    (Feedback(Adaptive(TopK(density=0.1))), lambda n: (n - 1) * (sparse(sizes()) + 8 * len(sizes()))),
     (Route(TopK(density=0.1), names="k*"), lambda n: (n - 1) * sparse([528]) + ring(n, 4 * (240 + 20 + 48 + 270 + 1))),
 ]

@@ -100,12 +100,11 @@ class Adaptive(Wrapper):
     def _measured(self, x: FlatTensors, state: State, at: AggregationContext, sending: Aggregation) -> Aggregation:
         """What is sent, and beside it in some steps what the next numbers of entries follow from."""
         known = state[FORM]
-        if x.flat.is_meta or (at.step % self.every and bool(known.flat.any())):
+        if at.step % self.every and (x.flat.is_meta or bool(known.flat.any())):
             sent = yield from sending
         else:
-            energies = [float(energy(tensor)) for _, tensor in x.items()]
-            sent, heard = yield from coalesce([sending, _add_up(energies, x.flat, at)])
-            known = _written(heard, x.layout)
+            sent, energies = yield from coalesce([sending, _energies(x, at)])
+            known = _written(energies, x.layout)
         return replace(sent, next_state=State({FORM: known, **sent.next_state}))
 
 
@@ -140,9 +139,12 @@ def _bounded(factor: float, weights: Sequence[float], sizes: Sequence[int]) -> l
     return [min(float(size), max(1.0, factor * weight)) for weight, size in zip(weights, sizes, strict=True)]
 
 
-def _add_up(mine: Sequence[float], like: Tensor, at: AggregationContext) -> Script:
+def _energies(x: FlatTensors, at: AggregationContext) -> Script:
     """The energy of each tensor on all ranks together; what is no number counts as nothing."""
-    heard = yield AllGather((like.new_tensor(mine, dtype=torch.float64),))
+    mine = torch.stack([energy(tensor) for _, tensor in x.items()])
+    heard = yield AllGather((mine,))
+    if x.flat.is_meta:
+        return [0.0] * len(x.layout)
     for rank, payload in enumerate(heard):
         with sent_by(rank, at):
             expect_tensors([payload], 1)
