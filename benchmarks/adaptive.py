@@ -10,7 +10,6 @@ them. What was trained is kept in --json, and not trained again.
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import exp, inf, log
@@ -74,10 +73,15 @@ def adaptive(density: float) -> str:
     return f"Adaptive(TopK(density={density:g}))"
 
 
+def densest(densities: Sequence[float]) -> float:
+    """One density more, so that a line goes on to where TopK is as good."""
+    return 3 * max(densities)
+
+
 def jobs(args: argparse.Namespace) -> list[Job]:
     """Seed by seed, and what is compared first, so that a part of them tells something already."""
-    compared = [text(density) for density in args.densities for text in (top_k, adaptive)]
-    wanted = [*compared, top_k(max(args.densities) * 3), *BESIDE]
+    pairs = [text(density) for density in args.densities for text in (top_k, adaptive)]
+    wanted = [*pairs, top_k(densest(args.densities)), *BESIDE]
     return [Job(task, text, seed, args.steps) for seed in range(args.seeds) for text in wanted for task in args.tasks]
 
 
@@ -98,13 +102,11 @@ def train_all(args: argparse.Namespace) -> dict[Job, Run]:
     """All wanted runs, kept ones and new ones; the file is written after every run."""
     wanted = jobs(args)
     runs = {key(run): run for run in read(args.json) if is_current(run)}
-    missing, until = [job for job in wanted if job not in runs], time.monotonic() + args.minutes * 60
+    missing = [] if args.kept else [job for job in wanted if job not in runs]
     for count, run in enumerate(done(do, missing, args.processes, one_thread), start=1):
         runs[key(run)] = run
         write(args.json, {"machine": machine(), "runs": list(runs.values())})
         print(f"{count} of {len(missing)}: {run['task']}, {run['compressor']}", file=sys.stderr, flush=True)
-        if time.monotonic() > until:
-            break
     return {job: runs[job] for job in wanted if job in runs}
 
 
@@ -133,15 +135,21 @@ def measured(runs: Mapping[Job, Run], task: str) -> dict[str, Measured]:
     }
 
 
+def compared(found: Mapping[str, Measured], densities: Sequence[float]) -> Iterator[tuple[float, Measured, Measured]]:
+    """(density, TopK, Adaptive) where both were trained."""
+    for density in densities:
+        if {top_k(density), adaptive(density)} <= found.keys():
+            yield density, found[top_k(density)], found[adaptive(density)]
+
+
 def table(task: str, found: Mapping[str, Measured], densities: Sequence[float]) -> Iterator[str]:
-    ends = [found[top_k(density)] for density in (*densities, max(densities) * 3) if top_k(density) in found]
+    ends = [found[top_k(density)] for density in (*densities, densest(densities)) if top_k(density) in found]
     curve = Curve(tuple(sorted((each.sent, each.losses.mean) for each in ends if each.losses.mean < inf)))
     yield f"### {task}\n"
-    yield f"{KNOWN[task].about}.\n"
+    yield f"{KNOWN[task].about}; {len(ends[0].losses.values)} seeds.\n"
     yield "| density | TopK | sent | Adaptive(TopK) | sent | loss over TopK's for these bytes | TopK's bytes |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
-    for density in densities:
-        plain, spread = found[top_k(density)], found[adaptive(density)]
+    for density, plain, spread in compared(found, densities):
         takes = curve.bytes_for(spread.losses.mean)
         cells = [
             f"{density:g}", str(plain.losses), bytes_text(plain.sent), str(spread.losses), bytes_text(spread.sent),
@@ -155,12 +163,14 @@ def table(task: str, found: Mapping[str, Measured], densities: Sequence[float]) 
 
 
 def summary(runs: Mapping[Job, Run], args: argparse.Namespace) -> str:
-    """In how many cases it is better for as many bytes, and by how much."""
-    ratios: dict[str, list[float]] = {}
-    for task in args.tasks:
-        found = measured(runs, task)
-        for density in args.densities:
-            ratios.setdefault(task, []).append(found[adaptive(density)].losses.mean / found[top_k(density)].losses.mean)
+    """In how many cases it ends lower with as many entries, and by how much."""
+    ratios = {
+        task: [
+            spread.losses.mean / plain.losses.mean
+            for _, plain, spread in compared(measured(runs, task), args.densities)
+        ]
+        for task in args.tasks
+    }
     every = [ratio for each in ratios.values() for ratio in each]
     means = ", ".join(f"{task} {statistics.geometric_mean(each):.3f}" for task, each in ratios.items())
     return (
@@ -170,10 +180,11 @@ def summary(runs: Mapping[Job, Run], args: argparse.Namespace) -> str:
 
 
 def page_part(runs: Mapping[Job, Run], args: argparse.Namespace) -> str:
-    seeds = len({job.seed for job in runs})
     about = (
-        f"Four workers, simulated in one process, with real aggregations; {args.steps} steps, {seeds} seeds, mean ± "
-        "standard deviation of the training loss of fixed samples; sent: by a worker in a step, on average."
+        f"Four workers, simulated in one process, with real aggregations, {args.steps} steps; mean over seeds ± "
+        "standard deviation of the training loss of fixed samples; sent: by a worker in a step. TopK's bytes: how many "
+        "times as many it takes to end as low; -: no density that was trained does.\n\n"
+        "Adaptive spreads the entries of TopK over the tensors: sqrt(n E) of each size n and energy E, for what waits."
     )
     tables = ["\n".join(table(task, measured(runs, task), args.densities)) for task in args.tasks]
     return "\n\n".join([about, provenance(), summary(runs, args), *tables])
@@ -197,7 +208,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--processes", type=int, default=1, help="trainings at once")
-    parser.add_argument("--minutes", type=float, default=inf, help="then tell of the seeds that are complete")
+    parser.add_argument("--kept", action="store_true", help="train nothing, and tell of what is kept")
     parser.add_argument("--json", type=Path, default=Path("runs/adaptive.json"), metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="a few steps, in files of their own")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables there")
