@@ -25,6 +25,7 @@ COMPRESSORS = {
     "DGC": ["DGC(density=0.01, warmup=20)"],
     "Chain": ["Chain(TopK(density=0.01), Int8())"],
     "Warmup": ["Warmup(TopK(density=0.01), steps=10)"],
+    "Adaptive": [],  # benchmarks/adaptive.py compares it with what it spreads
     "OneBitAdam": ["OneBitAdam(warmup=40)"],
     "DeMo": [],  # its learning rates are others
     "Feedback": [],

@@ -6,7 +6,19 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes, sparse
 
-from gossamer.compressors import Chain, Compressor, Feedback, OneBit, PowerSGD, RandomK, Route, TopK, TwoBit, Warmup
+from gossamer.compressors import (
+    Adaptive,
+    Chain,
+    Compressor,
+    Feedback,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    Route,
+    TopK,
+    TwoBit,
+    Warmup,
+)
 from gossamer.compressors.int8 import Int8
 from gossamer.compressors.qsgd import QSGD
 from gossamer.compressors.threshold import Threshold
@@ -38,6 +50,12 @@ EXACT: list[Compressor] = [
     Feedback(Warmup(TopK(density=0.05))),
     Feedback(Warmup(Chain(TopK(density=0.05), Int8()))),
     Feedback(Warmup(RandomK(density=0.01))),
+    Adaptive(TopK(density=0.1), every=2),
+    Feedback(Adaptive(TopK(density=0.1), every=1)),
+    Feedback(Adaptive(TopK(density=0.1), every=2)),
+    Feedback(Adaptive(Chain(TopK(density=0.1), Int8()), every=2)),
+    Feedback(Route(Adaptive(TopK(density=0.3), every=2))),
+    Feedback(Warmup(Adaptive(TopK(density=0.1), every=2), steps=2)),
     Route(Feedback(TopK(density=0.1)), names="k*"),
 ]
 ROUNDED: list[Compressor] = []
@@ -69,5 +87,7 @@ FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
     (Feedback(Chain(TopK(density=0.1), Int8())), lambda n: (n - 1) * chained(0.1)),
     (Warmup(TopK(density=0.1), steps=1), lambda n: ring(n, MEAN_OF_ALL)),
     (Warmup(TopK(density=0.1), steps=0), lambda n: (n - 1) * sparse(sizes())),
+    (Adaptive(TopK(density=0.1)), lambda n: (n - 1) * (sparse(sizes()) + 8 * len(sizes()))),
+    (Feedback(Adaptive(TopK(density=0.1))), lambda n: (n - 1) * (sparse(sizes()) + 8 * len(sizes()))),
     (Route(TopK(density=0.1), names="k*"), lambda n: (n - 1) * sparse([528]) + ring(n, 4 * (240 + 20 + 48 + 270 + 1))),
 ]

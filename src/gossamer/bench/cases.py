@@ -30,6 +30,7 @@ KERNELS: Variants = {
     "Sharded": ["Sharded(TopK(density=0.01))", "Sharded(Int8())"],
     "SparseSum": ["SparseSum(TopK(density=0.01))"],
     "Warmup": [],
+    "Adaptive": [],
     "AdamUpdate": [],
     "CompressedAdam": [],
     "MicroAdam": [],

@@ -5,6 +5,7 @@ wrapper         compressors around another: error_feedback, route, sharded, hier
 dense           everything, in full or half precision
 int8, float4, sign_magnitude, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize: what they share
 topk, threshold, dgc, sparse_allreduce                         few entries; index_regions: who adds up which of them
+adaptive        as many entries, spread over the tensors by what waiting costs
 arc_topk, shared_mask, randomk  few entries at the same places on all ranks; shared_places: their mean; row_blocks,
                 mask_parts: how places are found, by rows or by parts
 powersgd        two thin factors of a matrix
@@ -22,6 +23,7 @@ distortion      how much of a random input a compressor loses
 """
 
 from gossamer.compressors.adam_update import AdamUpdate
+from gossamer.compressors.adaptive import Adaptive
 from gossamer.compressors.arc_topk import ARCTopK
 from gossamer.compressors.base import Codec, Compressor
 from gossamer.compressors.chain import Chain
@@ -56,6 +58,7 @@ __all__ = [
     "QSGD",
     "ARCTopK",
     "AdamUpdate",
+    "Adaptive",
     "Chain",
     "Codec",
     "CompressedAdam",

@@ -72,6 +72,15 @@ class Compressor(Term, ABC):
         remember the same. Empty where it has no number of entries to choose."""
         return ()
 
+    def counts(self, sizes: Sequence[int]) -> Sequence[int]:
+        """How many entries travel of tensors of these sizes; none where it has no number of entries to choose."""
+        return ()
+
+    def with_counts(self, counts: tuple[int, ...]) -> Compressor | None:
+        """The same with so many entries of each tensor of a layout, in its order, which remembers the same; None where
+        it has no number of entries to choose."""
+        return None
+
     @property
     def must_be_outermost(self) -> bool:
         """Whether no compressor but Route may stand around it."""

@@ -49,6 +49,13 @@ class Chain(Codec):
     def denser(self) -> Sequence[Chain]:
         return [replace(self, first=first) for first in self.first.denser()]
 
+    def counts(self, sizes: Sequence[int]) -> Sequence[int]:
+        return self.first.counts(sizes)
+
+    def with_counts(self, counts: tuple[int, ...]) -> Chain | None:
+        first = self.first.with_counts(counts)
+        return None if first is None else replace(self, first=first)
+
     def chosen(self, layout: Layout) -> Layout:
         """The layout of the values that `first` chooses: k in one dimension per tensor."""
         return chosen(layout.names, tuple(self.first.counts(layout.sizes)))

@@ -56,6 +56,9 @@ class Sparse(Codec):
     @abstractmethod
     def denser(self) -> Sequence[Sparse]: ...
 
+    def with_counts(self, counts: tuple[int, ...]) -> Sparse | None:
+        return None
+
     @abstractmethod
     def counts(self, sizes: Sequence[int]) -> Sequence[int]:
         """How many entries travel of tensors of these sizes."""
@@ -102,8 +105,27 @@ class TopK(Sparse):
     def counts(self, sizes: Sequence[int]) -> Sequence[int]:
         return shares(self.density, tuple(sizes))
 
+    def with_counts(self, counts: tuple[int, ...]) -> LargestEntries:
+        return LargestEntries(counts)
+
     def select(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
         return largest(x.flat, x.layout.sizes, self.counts(x.layout.sizes), residual)
+
+
+@dataclass(frozen=True, repr=False)
+class LargestEntries(Sparse):
+    """Keep so many of the largest entries of each tensor of one layout, in its order: top-k whose k differ."""
+
+    of_each: tuple[int, ...]
+
+    def denser(self) -> Sequence[LargestEntries]:
+        return ()
+
+    def counts(self, sizes: Sequence[int]) -> Sequence[int]:
+        return self.of_each
+
+    def select(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
+        return largest(x.flat, x.layout.sizes, self.of_each, residual)
 
 
 def entries_bytes(count: int, x: FlatTensors) -> int:

@@ -120,6 +120,12 @@ OTHER_NAMES = (
     OtherName(("EF21",), "Richtarik et al. 2021", "Feedback(TopK(density=0.01), rule='ef21')"),
     OtherName(("gTopK", "Ok-Topk", "global top-k"), "sums of few entries", "SparseSum(TopK(density=0.01))"),
     OtherName(("sparsification", "MSTopK", "gradient dropping"), "few entries", "TopK(density=0.01)"),
+    OtherName(
+        ("L-GreCo", "layer-wise compression"),
+        "Markov et al. 2024",
+        "Adaptive(TopK(density=0.01))",
+        "a square root of sizes and energies says how many entries of each tensor travel, no bound of an error",
+    ),
     OtherName(("1bit-adam", "01-adam", "zero-one adam"), "DeepSpeed", "OneBitAdam(warmup=1000)"),
     OtherName(("1bit-lamb", "OneBitLamb"), "DeepSpeed", "OneBitAdam(warmup=1000)", _NO_LAMB),
     OtherName(("qadam", "QAdamOptimizer"), "Bagua", "OneBitAdam(warmup=1000, inner=Int8())"),
